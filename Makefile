@@ -1,0 +1,55 @@
+# Every command a person needs. The environment is made on first use, in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODEL ?= smollm2-135m
+
+.PHONY: demo test check lint types architecture protos protos-check env clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
+	@echo "make test   all tests, against a real Redis and the real model"
+	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
+	@echo "make protos regenerate protos/v1 from the .proto files"
+
+env: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[all]"
+	@touch $@
+
+demo: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/laps-sd demo --model $(MODEL)
+
+test: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m pytest
+
+check: lint types architecture protos-check compose-check test
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: env
+	$(BIN)/mypy
+
+architecture: env
+	$(BIN)/lint-imports
+
+compose-check: env
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+
+protos: env
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \
+	    --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+	    --mypy_out=. --mypy_grpc_out=. protos/v1/*.proto
+
+protos-check: protos
+	@git diff --exit-code -- protos/v1 || (echo "protos/v1 is out of date: run 'make protos' and commit" && false)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

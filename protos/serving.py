@@ -1,0 +1,131 @@
+"""What every service does alike: channels, servers with health and reflection, logs, signals. No service's own logic."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos.errors import RequestError
+
+PUBLIC_MESSAGE_BYTES = 4 << 20
+LINK_MESSAGE_BYTES = 64 << 20  # a ModelInfo carries a whole tokenizer
+
+_KEEPALIVE: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Without these two, long decodes die of `too_many_pings`.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+]
+
+
+def options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Channel and server options, equal on both ends."""
+    return [
+        *_KEEPALIVE,
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.so_reuseport", 0),  # two services on one port is a mistake, never a load balancer
+        # A peer that died must be found again within a second or so, not after the default two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+    ]
+
+
+def channel(target: str, max_message_bytes: int = LINK_MESSAGE_BYTES) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(target, options=options(max_message_bytes))
+
+
+class Server:
+    """A gRPC server with grpc.health.v1 and reflection: `""` is liveness, each service's name its readiness."""
+
+    def __init__(self, services: Sequence[str], max_message_bytes: int) -> None:
+        self.grpc = grpc.aio.server(options=options(max_message_bytes))
+        self._services = tuple(services)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+
+    async def start(self, host: str, port: int) -> int:
+        """Bind and serve; returns the port (another than asked for if that was 0). Raises OSError if it is taken."""
+        try:
+            bound = self.grpc.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self.set_ready(False)
+        await self.grpc.start()
+        return int(bound)
+
+    async def set_ready(self, ready: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in self._services:
+            await self._health.set(service, status)
+
+    async def stop(self, grace_s: float) -> None:
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace_s)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> None:
+    """End a call with the status of `error`. Never returns: grpc raises AbortError."""
+    await context.abort(error.code, error.message, trailing_metadata=error.trailers)
+
+
+def configure_logs(service: str, level: str = "info") -> structlog.stdlib.BoundLogger:
+    """Structured logs, one JSON object a line on stderr. Bind request ids as `request_id`; never log prompt text."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger().bind(service=service)
+    return logger
+
+
+@asynccontextmanager
+async def stop_signals() -> AsyncIterator[asyncio.Event]:
+    """An event that SIGTERM and SIGINT set, in place of ending the process."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        yield stopping
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
+    """Return when the first of them does, the others cancelled; what it raises is raised."""
+    tasks = [asyncio.ensure_future(wait()) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError, Exception):
+                await task
