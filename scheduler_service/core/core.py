@@ -1,0 +1,304 @@
+"""The scheduling core: observe events, plan rounds. The live service and the simulator are two shells around it.
+
+`observe` folds an event into the state and says what came of it; `plan` says what a worker shall run. Both are
+deterministic: equal inputs give equal plans. Nothing here waits, reads a clock or speaks to anybody.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator
+
+from scheduler_service.core import kv
+from scheduler_service.core.beliefs import FleetLength
+from scheduler_service.core.entry import Entry, Worker
+from scheduler_service.core.lifecycle import Move, State
+from scheduler_service.core.policies import Policy
+from scheduler_service.core.ranking import Key, Ranking
+from scheduler_service.core.types import (
+    Advanced,
+    AlreadySubmitted,
+    Cancelled,
+    Changed,
+    CostProfile,
+    Effect,
+    Ended,
+    Event,
+    Finish,
+    Plan,
+    QueueIsFull,
+    Record,
+    Request,
+    Round,
+    Run,
+    StepDone,
+    Submitted,
+    Tick,
+    View,
+    WorkerDown,
+    WorkerUp,
+)
+
+
+class Core:
+    """`draft_len`: tokens proposed per round. `prefill_chunk`: tokens of prompt computed in one round."""
+
+    def __init__(self, policy: Policy, *, draft_len: int = 4, prefill_chunk: int = 256, max_live: int = 10_000) -> None:
+        self.policy = policy
+        self.draft_len = draft_len
+        self.prefill_chunk = prefill_chunk
+        self.max_live = max_live
+        self.entries: dict[str, Entry] = {}
+        self.workers: dict[str, Worker] = {}
+        self.length = FleetLength()
+        self._unplaced = Ranking()
+        self._deadlines: list[tuple[float, str]] = []
+        # One profile for all: it only has to order requests. The first worker's, so that keys stay comparable.
+        self._cost: CostProfile | None = None
+        self._slots = 1
+
+    # ---- observe ----
+
+    def observe(self, event: Event, now: float) -> tuple[Effect, ...]:
+        """Fold `event`. Raises QueueIsFull, AlreadySubmitted or IllegalMove, and then nothing has changed."""
+        match event:
+            case StepDone():
+                return self._step_done(event, now)
+            case Submitted(request):
+                return self._submitted(request)
+            case Cancelled(id):
+                entry = self.entries.get(id)
+                return (self._end(entry, Move.CANCEL, None),) if entry else ()
+            case WorkerUp():
+                return self._worker_up(event)
+            case WorkerDown(name):
+                return self._worker_down(name)
+            case Tick():
+                return self._expire(now)
+
+    def _submitted(self, request: Request) -> tuple[Effect, ...]:
+        if request.id in self.entries:
+            raise AlreadySubmitted(request.id)
+        if len(self.entries) >= self.max_live:
+            raise QueueIsFull(f"{len(self.entries)} requests are waiting or running")
+        return (Changed(self._adopt(Entry(request)).record()),)
+
+    def _adopt(self, entry: Entry) -> Entry:
+        self.entries[entry.request.id] = entry
+        if entry.request.deadline is not None:
+            heapq.heappush(self._deadlines, (entry.request.deadline, entry.request.id))
+        self._rank(entry)
+        return entry
+
+    def _worker_up(self, up: WorkerUp) -> tuple[Effect, ...]:
+        lost = self._worker_down(up.worker)
+        if self._cost is None:
+            self._cost, self._slots = up.cost, up.slots
+        worker = self.workers[up.worker] = Worker(up, up.blocks)
+        for held in up.held:
+            entry = self.entries.get(held.id)
+            if entry and entry.home is None and entry.placement == held.placement:
+                self._place(entry, up.worker, move=False)
+                entry.blocks = worker.blocks_for(entry.tokens)
+                entry.prefill_owed = 0  # or more, as its next report will say
+                worker.free_blocks -= entry.blocks
+        return lost
+
+    def _worker_down(self, name: str) -> tuple[Effect, ...]:
+        worker = self.workers.pop(name, None)
+        if worker is None:
+            return ()
+        effects: list[Effect] = []
+        for key in list(worker.ranking):
+            entry = self.entries[key[-1]]
+            worker.ranking.remove(key)
+            entry.home, entry.key = None, ()
+            entry.lose_kv()
+            self._rank(entry)
+            effects.append(Changed(entry.record()))
+        return tuple(effects)
+
+    def _step_done(self, step: StepDone, now: float) -> tuple[Effect, ...]:
+        worker = self.workers[step.worker]
+        worker.free_blocks = step.free_blocks
+        effects: list[Effect] = []
+        ran: set[str] = set()
+        for row in step.rounds:
+            entry = self.entries.get(row.id)
+            if not entry or (entry.home, entry.placement, entry.emitted) != (step.worker, row.placement, row.start):
+                continue  # stale: it was moved, ended, or its worker ran ahead of what is durable
+            entry.blocks = row.blocks
+            entry.prefill_owed = row.prefill_owed
+            if row.skipped:
+                continue
+            ran.add(row.id)
+            effects.append(self._round_done(entry, row, now - step.duration_s))
+        for id in sorted(worker.running - ran):
+            entry = self.entries.get(id)
+            if entry and entry.home == step.worker and entry.state is State.RUNNING:
+                entry.move(Move.PREEMPT)
+                entry.preemptions += 1
+                self._rank(entry)
+                effects.append(Changed(entry.record()))
+        worker.running = {id for id in ran if id in self.entries}
+        return tuple(effects)
+
+    def _round_done(self, entry: Entry, row: Round, began: float) -> Effect:
+        if entry.state is not State.RUNNING:
+            entry.move(Move.RUN)
+        if entry.started is None:
+            entry.started = began
+        entry.emitted += row.new
+        entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
+        if row.new and not row.prefilled:
+            entry.rounds += 1
+            entry.acceptance = entry.acceptance.after(row.drafted, row.accepted)
+        if row.finish is Finish.ERROR:
+            return self._end(entry, Move.FAIL, row.finish, row.start)
+        if row.finish is not None:
+            self.length.observe(entry.emitted)
+            return self._end(entry, Move.FINISH, row.finish, row.start)
+        if not entry.perceptible:
+            entry.perceptible = self.policy.perceives(self._view(entry))
+        self._rank(entry)
+        return Advanced(entry.record(), row.start)
+
+    def _expire(self, now: float) -> tuple[Effect, ...]:
+        effects: list[Effect] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, id = heapq.heappop(self._deadlines)
+            entry = self.entries.get(id)
+            if entry is not None:
+                effects.append(self._end(entry, Move.EXPIRE, None))
+        return tuple(effects)
+
+    def _end(self, entry: Entry, move: Move, finish: Finish | None, start: int | None = None) -> Ended:
+        entry.move(move)
+        self._ranking(entry).remove(entry.key)
+        del self.entries[entry.request.id]
+        return Ended(entry.record(), finish, start)
+
+    # ---- order ----
+
+    @property
+    def cost(self) -> CostProfile:
+        return self._cost or CostProfile()
+
+    def _view(self, entry: Entry) -> View:
+        request = entry.request
+        predicted = self.length.predict(request.predicted_tokens, request.max_tokens)
+        prefill_s = self.cost.prefill_token_s
+        return View(
+            request=request,
+            attained_s=entry.rounds * self.cost.round_s(self.draft_len, self._slots) + entry.prefilled * prefill_s,
+            rounds=entry.rounds,
+            emitted=entry.emitted,
+            acceptance=entry.acceptance,
+            predicted_tokens=max(predicted, entry.emitted),
+            prefill_s=request.prompt_tokens * prefill_s,
+            perceptible=entry.perceptible,
+        )
+
+    def _ranking(self, entry: Entry) -> Ranking:
+        return self._unplaced if entry.home is None else self.workers[entry.home].ranking
+
+    def _rank(self, entry: Entry) -> None:
+        """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
+        ranking = self._ranking(entry)
+        if entry.key:
+            ranking.remove(entry.key)
+        entry.claim = self.policy.claim(self._view(entry), self.cost, self.draft_len, self._slots)
+        # A running request keeps its place against an equal claim: only a strictly higher one preempts.
+        waits = entry.state is not State.RUNNING
+        first = waits and not self.policy.preemptive
+        request = entry.request
+        entry.key = (first, request.klass, *entry.claim, waits, request.arrival, request.id)
+        ranking.add(entry.key)
+
+    def _place(self, entry: Entry, home: str, *, move: bool = True) -> None:
+        """Make `home` its worker. Its KV elsewhere is given up: what the old home still reports is stale."""
+        self._ranking(entry).remove(entry.key)
+        entry.key = ()
+        entry.home = home
+        if move:
+            entry.lose_kv()
+            entry.placement += 1
+        self._rank(entry)
+
+    # ---- plan ----
+
+    def plan(self, name: str) -> Plan:
+        """What the worker shall run from now on. Places waiting requests on it, and claims some of another's if it
+        would be idle while those wait."""
+        worker = self.workers[name]
+        rank: list[Entry] = []
+        for key in list(self._best(worker, 2 * worker.up.slots)):
+            entry = self.entries[key[-1]]
+            if entry.home is None:
+                self._place(entry, name)
+            rank.append(entry)
+        while len(rank) < worker.up.slots and (claimed := self._claimable(name)) is not None:
+            self._place(claimed, name)
+            rank.append(claimed)
+        rank, drop = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)))
+        for entry in drop:
+            entry.lose_kv()
+            self._rank(entry)
+        draft_len = min(self.draft_len, worker.up.max_draft)
+        return Plan(
+            tuple(Run(entry.request.id, entry.placement, draft_len, self.prefill_chunk) for entry in rank),
+            tuple(entry.request.id for entry in drop),
+        )
+
+    def _best(self, worker: Worker, limit: int) -> Iterator[Key]:
+        """The best of what the worker has and of what has no home yet."""
+        for count, key in enumerate(heapq.merge(worker.ranking, self._unplaced)):
+            if count == limit:
+                return
+            yield key
+
+    def _claimable(self, name: str) -> Entry | None:
+        """The best request that waits at another worker beyond that one's slots."""
+        donors = [w for other, w in self.workers.items() if other != name and w.vacancy < 0]
+        if not donors:
+            return None
+        donor = min(donors, key=lambda w: w.vacancy)
+        waiting = list(donor.ranking)[donor.up.slots :]
+        return next((e for key in waiting if (e := self.entries[key[-1]]).state is not State.RUNNING), None)
+
+    def hungriest(self) -> str | None:
+        """The worker that a new request is best offered to first."""
+        return max(self.workers, key=lambda name: self.workers[name].vacancy, default=None)
+
+    # ---- what others may ask ----
+
+    def position(self, id: str) -> int:
+        """How many live requests go before it, wherever they are placed."""
+        key = self.entries[id].key
+        rankings = (self._unplaced, *(worker.ranking for worker in self.workers.values()))
+        return sum(ranking.before(key) for ranking in rankings)
+
+    def remaining_s(self, id: str) -> float:
+        """Nominal seconds that it still needs, by the estimate of LAPS-SD."""
+        entry = self.entries[id]
+        view = self._view(entry)
+        left = max(1, view.predicted_tokens - entry.emitted)
+        rounds = left / (self.draft_len * entry.acceptance.mean + 1)
+        return rounds * self.cost.round_s(self.draft_len, self._slots) + entry.prefill_owed * self.cost.prefill_token_s
+
+    def wait_s(self, id: str, sample: int = 256) -> float:
+        """Estimated seconds until it runs: the work of those before it, shared by all slots."""
+        ahead = self.position(id)
+        slots = sum(worker.up.slots for worker in self.workers.values())
+        if not slots or ahead < slots or self.entries[id].state is State.RUNNING:
+            return 0.0
+        everybody = (self._unplaced, *(worker.ranking for worker in self.workers.values()))
+        first = [key[-1] for _, key in zip(range(min(ahead, sample)), heapq.merge(*everybody), strict=False)]
+        return ahead * sum(map(self.remaining_s, first)) / len(first) / slots
+
+    # ---- across restarts ----
+
+    def snapshot(self) -> Iterator[Record]:
+        return (entry.record() for entry in self.entries.values())
+
+    def restore(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self._adopt(Entry.restored(record))

@@ -1,0 +1,92 @@
+"""What the core keeps of one live request and of one worker. Changed by the core alone."""
+
+from dataclasses import dataclass, field
+
+from scheduler_service.core.beliefs import Acceptance
+from scheduler_service.core.lifecycle import Move, State, after
+from scheduler_service.core.policies import Claim
+from scheduler_service.core.ranking import Key, Ranking
+from scheduler_service.core.types import Record, Request, WorkerUp
+
+
+@dataclass(slots=True)
+class Entry:
+    request: Request
+    state: State = State.WAITING
+    home: str | None = None  # the worker it is placed on
+    placement: int = 0  # grows with every move
+    emitted: int = 0
+    rounds: int = 0  # of decoding; prefill is counted in tokens
+    prefilled: int = 0  # tokens of its own prompt computed at least once
+    prefill_owed: int = 0  # tokens to be computed before it can draft
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    perceptible: bool = False
+    preemptions: int = 0
+    started: float | None = None
+    blocks: int = 0  # of KV on its home worker
+    claim: Claim = Claim(1, 0, 0.0)
+    key: Key = ()  # where it stands in its ranking
+
+    def __post_init__(self) -> None:
+        self.prefill_owed = self.tokens
+
+    @property
+    def tokens(self) -> int:
+        return self.request.prompt_tokens + self.emitted
+
+    def move(self, move: Move) -> None:
+        """Raises IllegalMove and changes nothing."""
+        self.state = after(self.state, move)
+
+    def lose_kv(self) -> None:
+        if self.state is not State.WAITING:
+            self.move(Move.EVICT)
+        self.blocks = 0
+        self.prefill_owed = self.tokens
+
+    def record(self) -> Record:
+        return Record(
+            request=self.request,
+            state=self.state,
+            placement=self.placement,
+            emitted=self.emitted,
+            rounds=self.rounds,
+            prefilled=self.prefilled,
+            acceptance=self.acceptance,
+            perceptible=self.perceptible,
+            level=self.claim.level,
+            key=self.claim.key,
+            preemptions=self.preemptions,
+            started=self.started,
+        )
+
+    @classmethod
+    def restored(cls, record: Record) -> "Entry":
+        """As a new scheduler finds it: placed nowhere until a worker says that it still holds its KV."""
+        return cls(
+            request=record.request,
+            placement=record.placement,
+            emitted=record.emitted,
+            rounds=record.rounds,
+            prefilled=record.prefilled,
+            acceptance=record.acceptance,
+            perceptible=record.perceptible,
+            preemptions=record.preemptions,
+            started=record.started,
+        )
+
+
+@dataclass(slots=True)
+class Worker:
+    up: WorkerUp
+    free_blocks: int
+    ranking: Ranking = field(default_factory=Ranking)  # of the requests whose home it is
+    running: set[str] = field(default_factory=set)  # ran in its last round
+
+    @property
+    def vacancy(self) -> int:
+        """Slots that its own requests leave free; negative when some of them wait."""
+        return self.up.slots - len(self.ranking)
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.up.block_tokens)

@@ -1,0 +1,39 @@
+"""The order of requests, one policy a file. A policy is a pure function from a view to a claim: lower goes first."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from scheduler_service.core.policies.base import Claim, Policy
+from scheduler_service.core.policies.fcfs import Fcfs
+from scheduler_service.core.policies.laps_sd import LapsSd
+
+POLICIES: dict[str, type[Policy]] = {"fcfs": Fcfs, "laps-sd": LapsSd, "default": LapsSd}
+
+__all__ = ["POLICIES", "Claim", "Fcfs", "LapsSd", "Policy", "make_policy"]
+
+
+def make_policy(name: str, settings: Iterable[str] = ()) -> Policy:
+    """The policy of that name with `name=value` settings. Raises ValueError that says what is wrong and what is known."""
+    if name not in POLICIES:
+        raise ValueError(f"policy: unknown policy {name!r}; known: {', '.join(POLICIES)}")
+    kind = POLICIES[name]
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    values: dict[str, object] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or key not in fields:
+            known = ", ".join(fields) or "none"
+            raise ValueError(f"policy-set: {setting!r} is not name=value with a setting of {name}; known: {known}")
+        values[key] = _parse(setting, text.strip(), fields[key].default)
+    return kind(**values)
+
+
+def _parse(setting: str, text: str, default: object) -> object:
+    """`text` as a value of the default's type."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        return type(default)(text)  # type: ignore[call-arg]
+    except (KeyError, ValueError):
+        raise ValueError(f"policy-set: {setting!r} is not a {type(default).__name__}") from None

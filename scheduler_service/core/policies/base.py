@@ -1,0 +1,34 @@
+"""The port that every policy fills. No policy lives here."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from scheduler_service.core.types import CostProfile, View
+
+
+class Claim(NamedTuple):
+    """A request's place in the order, compared field by field, lower first."""
+
+    level: int  # queue level from 1, the highest
+    tier: int  # within the level
+    key: float  # within the tier
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Settings are the fields of the dataclass. A claim changes only when the view does."""
+
+    preemptive: ClassVar[bool]
+
+    @property
+    def levels(self) -> int:
+        """Number of queues."""
+        return 1
+
+    def perceives(self, view: View) -> bool:
+        """Whether the request becomes perceptible now; asked after each of its rounds until it says yes once."""
+        return False
+
+    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
+        """`draft_len` and `slots`: the reference round in which nominal seconds are counted."""
+        raise NotImplementedError

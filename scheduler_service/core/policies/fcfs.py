@@ -1,0 +1,15 @@
+"""First come, first served; what serving systems do today. Nothing is preempted."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from scheduler_service.core.policies.base import Claim, Policy
+from scheduler_service.core.types import CostProfile, View
+
+
+@dataclass(frozen=True, slots=True)
+class Fcfs(Policy):
+    preemptive: ClassVar[bool] = False
+
+    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
+        return Claim(1, 0, view.request.arrival)

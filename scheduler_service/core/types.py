@@ -1,0 +1,211 @@
+"""What goes into the core and what comes out: requests, events, effects, plans. Plain data; no behaviour of note.
+
+Times are seconds, sizes tokens or blocks. Nothing here holds the true output length of a request.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from scheduler_service.core.beliefs import Acceptance
+from scheduler_service.core.lifecycle import State
+
+
+class RequestClass(IntEnum):
+    """Served in this order."""
+
+    INTERACTIVE = 1
+    DEFAULT = 2
+    BATCH = 3
+
+
+class Finish(Enum):
+    """Why the worker ended a request."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: str
+    arrival: float
+    prompt_tokens: int
+    max_tokens: int
+    klass: RequestClass = RequestClass.DEFAULT
+    deadline: float | None = None
+    predicted_tokens: int | None = None  # the client's hint
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """Seconds of the parts of a round, as measured by a worker at warm-up."""
+
+    draft_s: float = 0.001
+    verify_s: float = 0.03
+    verify_slope_s: float = 0.003
+    prefill_token_s: float = 0.001
+
+    def round_s(self, draft_len: int, batch: int) -> float:
+        """Nominal seconds of a round of `batch` requests with `draft_len` drafts each."""
+        return draft_len * self.draft_s + self.verify_s + self.verify_slope_s * (batch - 1)
+
+
+# ---- events: what happened ----
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """KV of a request that a worker still has when it attaches."""
+
+    id: str
+    placement: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUp:
+    worker: str
+    slots: int
+    blocks: int
+    block_tokens: int
+    max_draft: int
+    cost: CostProfile
+    held: tuple[Held, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDown:
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One row of a report, without its token ids: those stay in the shell."""
+
+    id: str
+    placement: int
+    start: int  # output tokens before
+    new: int  # output tokens emitted
+    drafted: int
+    accepted: int
+    prefilled: int
+    prefill_owed: int
+    blocks: int
+    finish: Finish | None = None
+    skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    worker: str
+    rounds: tuple[Round, ...]
+    free_blocks: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed: what is past its deadline expires."""
+
+
+Event = Submitted | Cancelled | WorkerUp | WorkerDown | StepDone | Tick
+
+# ---- effects: what the shell has to store and to tell ----
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything about a request that outlives a scheduler. `Core.restore` takes it back."""
+
+    request: Request
+    state: State
+    placement: int
+    emitted: int
+    rounds: int
+    prefilled: int
+    acceptance: Acceptance
+    perceptible: bool
+    level: int
+    key: float
+    preemptions: int
+    started: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Its record changed, no tokens were emitted."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """A round of it counts. A row of a report without this effect was stale: its tokens must be dropped."""
+
+    record: Record
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last that is heard of it. With a round of its own, `start` says where that round's tokens begin."""
+
+    record: Record
+    finish: Finish | None
+    start: int | None = None
+
+
+Effect = Changed | Advanced | Ended
+
+# ---- decisions ----
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    id: str
+    placement: int
+    draft_len: int
+    prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Desired state of one worker: `rank` best first, longer than its slots, so that vacant places fill themselves."""
+
+    rank: tuple[Run, ...]
+    drop: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a policy may see of a request."""
+
+    request: Request
+    attained_s: float  # nominal seconds of service so far (DESIGN: never wall time)
+    rounds: int
+    emitted: int
+    acceptance: Acceptance
+    predicted_tokens: int  # of output in all; never below what was emitted
+    prefill_s: float  # nominal seconds of its whole prompt
+    perceptible: bool
+
+
+# ---- errors ----
+
+
+class QueueIsFull(Exception):
+    """As many live requests as the settings allow."""
+
+
+class AlreadySubmitted(Exception):
+    """A request of that id is live."""

@@ -1,0 +1,7 @@
+"""Durable queue state: the port, its implementation on Redis and its twin in memory. No scheduling."""
+
+from scheduler_service.store.memory import MemoryStore
+from scheduler_service.store.port import Fenced, Store, Stored, StoreUnavailable, Verdict, Write
+from scheduler_service.store.redis import RedisStore
+
+__all__ = ["Fenced", "MemoryStore", "RedisStore", "Store", "StoreUnavailable", "Stored", "Verdict", "Write"]

@@ -1,0 +1,69 @@
+"""A record as the fields of a Redis hash, and back. Readable with redis-cli; nothing else reads or writes them."""
+
+import json
+from collections.abc import Mapping
+
+from scheduler_service.core.beliefs import Acceptance
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.types import Record, Request, RequestClass
+
+
+def of_request(request: Request) -> dict[str, str]:
+    """What never changes."""
+    return {
+        "arrival": repr(request.arrival),
+        "prompt_tokens": str(request.prompt_tokens),
+        "max_tokens": str(request.max_tokens),
+        "class": str(int(request.klass)),
+        "deadline": _optional(request.deadline),
+        "predicted_tokens": _optional(request.predicted_tokens),
+    }
+
+
+def of_record(record: Record) -> dict[str, str]:
+    """What changes. `emitted` and `level` are written by the script: it checks them."""
+    return {
+        "state": record.state.value,
+        "placement": str(record.placement),
+        "rounds": str(record.rounds),
+        "prefilled": str(record.prefilled),
+        "drafted": str(record.acceptance.drafted),
+        "accepted": str(record.acceptance.accepted),
+        "means": json.dumps([round(mean, 6) for mean in record.acceptance.means], separators=(",", ":")),
+        "perceptible": str(int(record.perceptible)),
+        "key": repr(record.key),
+        "preemptions": str(record.preemptions),
+        "started": _optional(record.started),
+    }
+
+
+def to_record(id: str, fields: Mapping[str, str]) -> Record:
+    """Raises KeyError or ValueError if a field is missing or malformed."""
+    request = Request(
+        id=id,
+        arrival=float(fields["arrival"]),
+        prompt_tokens=int(fields["prompt_tokens"]),
+        max_tokens=int(fields["max_tokens"]),
+        klass=RequestClass(int(fields["class"])),
+        deadline=float(fields["deadline"]) if fields["deadline"] else None,
+        predicted_tokens=int(fields["predicted_tokens"]) if fields["predicted_tokens"] else None,
+    )
+    means = tuple(json.loads(fields["means"]))
+    return Record(
+        request=request,
+        state=State(fields["state"]),
+        placement=int(fields["placement"]),
+        emitted=int(fields["emitted"]),
+        rounds=int(fields["rounds"]),
+        prefilled=int(fields["prefilled"]),
+        acceptance=Acceptance(int(fields["drafted"]), int(fields["accepted"]), means),
+        perceptible=fields["perceptible"] == "1",
+        level=int(fields["level"]),
+        key=float(fields["key"]),
+        preemptions=int(fields["preemptions"]),
+        started=float(fields["started"]) if fields["started"] else None,
+    )
+
+
+def _optional(value: float | int | None) -> str:
+    return "" if value is None else repr(value)

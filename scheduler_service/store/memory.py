@@ -1,0 +1,62 @@
+"""The store's twin in memory, for tests and experiments: the same contract, nothing durable."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from scheduler_service.store.port import Fenced, Stored, Verdict, Write
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._requests: dict[str, Stored] = {}
+        self._finished = self._tokens = 0
+
+    async def lead(self, now_ms: int) -> int:
+        self._epoch = max(self._epoch + 1, now_ms)
+        return self._epoch
+
+    async def commit(self, epoch: int, writes: Sequence[Write]) -> list[Verdict]:
+        if epoch != self._epoch:
+            raise Fenced("another leader has taken over")
+        return [self._write(write) for write in writes]
+
+    def _write(self, write: Write) -> Verdict:
+        id = write.record.request.id
+        stored = self._requests.get(id)
+        if write.submit is not None:
+            if stored is None:
+                stored = Stored(replace(write.record, emitted=0), write.submit, b"", None)
+            elif stored.submit != write.submit or stored.record.emitted or stored.ending:
+                return Verdict.EXISTS
+        elif stored is None:
+            return Verdict.STALE
+        emitted, log = stored.record.emitted, stored.log
+        applied_before = write.start is not None and emitted == write.record.emitted > write.start
+        if stored.ending is not None:
+            repeated = applied_before or (write.start is None and write.ending is not None)
+            return Verdict.APPLIED if repeated else Verdict.STALE
+        if write.start is not None and not applied_before:
+            if emitted != write.start:
+                return Verdict.STALE
+            emitted, log = write.record.emitted, log + write.log
+        record = replace(write.record, emitted=emitted)
+        self._requests[id] = Stored(record, stored.submit, log, write.ending)
+        if write.ending is not None and write.finished_tokens is not None:
+            self._finished += 1
+            self._tokens += write.finished_tokens
+        return Verdict.APPLIED
+
+    async def live(self) -> AsyncIterator[Stored]:
+        for stored in sorted(self._requests.values(), key=lambda s: (s.record.level, s.record.key)):
+            if stored.ending is None:
+                yield stored
+
+    async def get(self, id: str) -> Stored | None:
+        return self._requests.get(id)
+
+    async def fleet(self) -> tuple[int, int]:
+        return self._finished, self._tokens
+
+    async def close(self) -> None:
+        return
