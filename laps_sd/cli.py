@@ -1,0 +1,23 @@
+"""The `laps-sd` command: registers each command's function. What a command does lives in that command's module."""
+
+import typer
+
+from laps_sd.generate import generate
+
+app = typer.Typer(name="laps-sd", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def laps_sd() -> None:
+    """LLM serving with speculative decoding, ordered by LAPS-SD for the lowest mean latency."""
+
+
+app.command()(generate)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""A small asyncio client of `laps_sd.v1.Inference`. No retries, and no opinion on what is printed."""
+
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.errors import RETRY_AFTER_KEY, NotServing, RequestError, from_code
+from protos.serving import PUBLIC_MESSAGE_BYTES, channel
+from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+SERVICE = "laps_sd.v1.Inference"
+UNARY_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpecDecode:
+    """`accepted_per_round`: one entry per round that drafted or that is not the first one, which is prefill."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_per_round: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer. `timings_ms`: `queue` as the server saw it, `ttft` and `e2el` as the client did."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # stop, length or cancelled
+    usage: dict[str, int]
+    spec_decode: SpecDecode
+    timings_ms: dict[str, float]
+    preemptions: int
+
+
+@dataclass(slots=True)
+class Collector:
+    """Folds the chunks of one answer, in order, into a Completion."""
+
+    started: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    request_id: str = ""
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    rounds: list[types_pb2.Round] = field(default_factory=list)
+    final: inference_pb2.Final | None = None
+
+    def add(self, chunk: inference_pb2.GenerateResponse) -> None:
+        if self.first is None and chunk.token_ids:
+            self.first = time.monotonic()
+        self.request_id = chunk.request_id
+        self.text.append(chunk.text)
+        self.token_ids.extend(chunk.token_ids)
+        self.rounds.extend(chunk.rounds)
+        if chunk.HasField("final"):
+            self.final = chunk.final
+
+    def completion(self) -> Completion:
+        """Raises ValueError before the last chunk."""
+        if self.final is None:
+            raise ValueError("the answer has no last chunk yet")
+        now, final = time.monotonic(), self.final
+        reason = types_pb2.FinishReason.Name(final.finish_reason).removeprefix("FINISH_REASON_").lower()
+        return Completion(
+            request_id=self.request_id,
+            text="".join(self.text),
+            token_ids=self.token_ids,
+            finish_reason=reason,
+            usage={
+                "prompt_tokens": final.usage.prompt_tokens,
+                "completion_tokens": final.usage.completion_tokens,
+            },
+            spec_decode=SpecDecode(
+                num_drafts=final.spec_decode.num_drafts,
+                num_draft_tokens=final.spec_decode.num_draft_tokens,
+                num_accepted_tokens=final.spec_decode.num_accepted_tokens,
+                accepted_per_round=[r.accepted for i, r in enumerate(self.rounds) if r.drafted > 0 or i > 0],
+            ),
+            timings_ms={
+                "queue": final.queue_ms,
+                "ttft": ((self.first or now) - self.started) * 1e3,
+                "e2el": (now - self.started) * 1e3,
+            },
+            preemptions=final.preemptions,
+        )
+
+
+class Client:
+    """Usage: `async with Client("127.0.0.1:50051") as client: print((await client.complete(prompt="Hi")).text)`.
+
+    Every call raises a RequestError (protos/errors.py). `params` are the fields of GenerateRequest by name; write
+    `request_class` for `class`, and enums as their numbers or names.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    async def __aenter__(self) -> Self:
+        self._channel = channel(self.target, PUBLIC_MESSAGE_BYTES)
+        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        timeout_s: float | None = None,
+        **params: Any,
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Chunks as they come. Closing the iterator hangs up, which does what `on_disconnect` says."""
+        if "request_class" in params:
+            params["class"] = params.pop("request_class")
+        if messages is not None:
+            params["chat"] = {"messages": [dict(message) for message in messages]}
+        if prompt is not None:
+            params["prompt"] = prompt
+        with _request_errors():
+            call = self._stub.Generate(inference_pb2.GenerateRequest(**params), timeout=timeout_s)
+            try:
+                async for chunk in call:
+                    yield chunk
+            finally:
+                call.cancel()
+
+    async def complete(self, prompt: str | None = None, **params: Any) -> Completion:
+        """The whole answer of `generate`, which takes the same arguments."""
+        collector = Collector()
+        async for chunk in self.generate(prompt, **params):
+            collector.add(chunk)
+        return collector.completion()
+
+    async def cancel(self, request_id: str) -> None:
+        with _request_errors():
+            await self._stub.Cancel(inference_pb2.CancelRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S)
+
+    async def status(self, request_id: str) -> types_pb2.RequestStatus:
+        with _request_errors():
+            request = inference_pb2.GetRequestRequest(request_id=request_id)
+            return await self._stub.GetRequest(request, timeout=UNARY_TIMEOUT_S)
+
+    async def stats(self) -> types_pb2.ServerStats:
+        with _request_errors():
+            return await self._stub.Stats(inference_pb2.StatsRequest(), timeout=UNARY_TIMEOUT_S)
+
+    async def ready(self, timeout_s: float) -> None:
+        """Returns once a warmed worker serves; raises NotServing after `timeout_s` seconds."""
+        watch = health_pb2_grpc.HealthStub(self._channel).Watch(
+            health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s, wait_for_ready=True
+        )
+        try:
+            async for answer in watch:
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        except grpc.aio.AioRpcError as error:
+            raise NotServing(f"{self.target} is not ready after {timeout_s:g} s") from error
+        finally:
+            watch.cancel()
+        raise NotServing(f"{self.target} ended before it was ready")
+
+
+@contextmanager
+def _request_errors() -> Iterator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise request_error(error) from error
+
+
+def request_error(error: grpc.aio.AioRpcError) -> RequestError:
+    """The RequestError that a status stands for."""
+    trailers = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
+    retry_after_ms = int(trailers.get(RETRY_AFTER_KEY, 0))
+    return from_code(error.code().value[0], error.details() or error.code().name, retry_after_ms)

@@ -1,0 +1,125 @@
+"""`laps-sd generate`: one prompt to a running server, its answer on stdout. No serving logic."""
+
+import asyncio
+import json
+import signal
+import sys
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from laps_sd.client import Client, Collector, Completion
+from protos.errors import BadInput, RequestError
+
+INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
+
+
+class Class(StrEnum):
+    interactive = "interactive"
+    default = "default"
+    batch = "batch"
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="One user message, or with --raw the text to be continued.")],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:50051",
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 256, or what the context leaves.")] = None,
+    min_tokens: Annotated[int, typer.Option(min=0)] = 0,
+    temperature: Annotated[float | None, typer.Option(help="0 to 2; 0, the default, is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Over 0, up to 1.")] = None,
+    top_k: Annotated[int, typer.Option(min=0, help="0: all.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Default: drawn by the server.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends the text; repeatable.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens.")] = False,
+    predicted_tokens: Annotated[int | None, typer.Option(min=1, help="A guess of the length, for the order.")] = None,
+    request_class: Annotated[Class, typer.Option("--class")] = Class.default,
+    system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="A table of statistics on stderr.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the text.")] = False,
+) -> None:
+    """Stream the answer to PROMPT from a running server."""
+    if raw and system is not None:
+        raise typer.BadParameter("a raw prompt takes no system message", param_hint="--system")
+    params: dict[str, Any] = {
+        "min_tokens": min_tokens,
+        "top_k": top_k,
+        "stop": stop or [],
+        "ignore_eos": ignore_eos,
+        "request_class": f"REQUEST_CLASS_{request_class.name.upper()}",
+        # Optional fields: left out, the server's default holds.
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "predicted_tokens": predicted_tokens,
+    }
+    if raw:
+        params["prompt"] = prompt
+    else:
+        system_message = [] if system is None else [{"role": "system", "content": system}]
+        params["messages"] = [*system_message, {"role": "user", "content": prompt}]
+    try:
+        completion = asyncio.run(_stream(server, params, echo=not as_json))
+    except RequestError as error:
+        hint = " (use --raw for a model without a chat template)" if _lacks_template(error) else ""
+        typer.echo(f"laps-sd: {error.code.name}: {error.message}{hint}", err=True)
+        raise typer.Exit(1) from error
+    if completion is None:
+        raise typer.Exit(INTERRUPTED)
+    if as_json:
+        typer.echo(json.dumps(asdict(completion), ensure_ascii=False))
+    if stats:
+        _print_stats(completion)
+
+
+async def _stream(server: str, params: dict[str, Any], *, echo: bool) -> Completion | None:
+    """The answer, written to stdout as it comes if `echo`. None: interrupted, and hanging up cancelled the request."""
+    task = asyncio.ensure_future(_collect(server, params, echo=echo))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+    finally:
+        if echo:
+            print(flush=True)
+
+
+async def _collect(server: str, params: dict[str, Any], *, echo: bool) -> Completion:
+    collector = Collector()
+    async with Client(server) as client:
+        async for chunk in client.generate(**params):
+            collector.add(chunk)
+            if echo and chunk.text:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+    return collector.completion()
+
+
+def _lacks_template(error: RequestError) -> bool:
+    return isinstance(error, BadInput) and error.message.startswith("chat: ") and "template" in error.message
+
+
+def _print_stats(completion: Completion) -> None:
+    spec, timings = completion.spec_decode, completion.timings_ms
+    rate = spec.num_accepted_tokens / spec.num_draft_tokens if spec.num_draft_tokens else 0.0
+    tokens = completion.usage["completion_tokens"]
+    rows = {
+        "finish reason": completion.finish_reason,
+        "tokens": f"{completion.usage['prompt_tokens']} in, {tokens} out",
+        "speculation": f"{spec.num_accepted_tokens} of {spec.num_draft_tokens} accepted ({rate:.0%}), "
+        f"{spec.num_drafts} drafts",
+        "queue": f"{timings['queue']:.1f} ms",
+        "first token": f"{timings['ttft']:.1f} ms",
+        "whole answer": f"{timings['e2el']:.1f} ms",
+        "preemptions": str(completion.preemptions),
+    }
+    table = Table(show_header=False, box=None)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(stderr=True).print(table)
