@@ -1,4 +1,4 @@
-"""What every service does alike: channels, servers with health and reflection, logs, signals. No service's own logic."""
+"""What every service does alike: channels, servers with health and reflection, logs, signals; no service's own logic."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -45,6 +45,19 @@ def options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 def channel(target: str, max_message_bytes: int = LINK_MESSAGE_BYTES) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(target, options=options(max_message_bytes))
+
+
+In_co = TypeVar("In_co", covariant=True)
+Out_contra = TypeVar("Out_contra", contravariant=True)
+
+
+class Stream(Protocol[In_co, Out_contra]):
+    """A bidirectional call, as its handler sees it."""
+
+    async def read(self) -> In_co | object:
+        """The next message, or something that is none once the peer has hung up."""
+
+    async def write(self, message: Out_contra) -> None: ...
 
 
 class Server:

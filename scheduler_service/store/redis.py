@@ -95,7 +95,8 @@ class RedisStore:
     async def _read(self, ids: Sequence[str]) -> list[Stored | None]:
         pipeline = self._redis.pipeline(transaction=True)
         for id in ids:
-            pipeline.hgetall(self.keys.request(id)).get(self.keys.log(id))
+            pipeline.hgetall(self.keys.request(id))
+            pipeline.get(self.keys.log(id))
         answers = await _guarded(pipeline.execute())
         return [_stored(id, answers[2 * i], answers[2 * i + 1]) for i, id in enumerate(ids)]
 

@@ -13,7 +13,7 @@ __all__ = ["POLICIES", "Claim", "Fcfs", "LapsSd", "Policy", "make_policy"]
 
 
 def make_policy(name: str, settings: Iterable[str] = ()) -> Policy:
-    """The policy of that name with `name=value` settings. Raises ValueError that says what is wrong and what is known."""
+    """The policy of that name with `name=value` settings. Raises ValueError that says what is wrong."""
     if name not in POLICIES:
         raise ValueError(f"policy: unknown policy {name!r}; known: {', '.join(POLICIES)}")
     kind = POLICIES[name]

@@ -1,0 +1,70 @@
+"""Starts the scheduler service: takes over the queue in Redis, then serves workers and gateways until SIGTERM."""
+
+import asyncio
+import sys
+import time
+
+import structlog
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
+
+from protos.serving import LINK_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
+from protos.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
+from scheduler_service.config import Settings
+from scheduler_service.gateways import GatewayLink
+from scheduler_service.leader import Leader
+from scheduler_service.store import Fenced, RedisStore, StoreUnavailable
+from scheduler_service.workers import WorkerLink
+
+SERVICES = ("laps_sd.v1.WorkerLink", "laps_sd.v1.GatewayLink")
+TAKE_OVER_TIMEOUT_S = 30.0
+STOP_GRACE_S = 1.0
+FLUSH_TIMEOUT_S = 5.0
+
+
+async def serve(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT. Raises StoreUnavailable, Fenced or OSError."""
+    store = RedisStore(settings.redis_url, namespace=settings.namespace, keep_s=settings.keep_s)
+    leader = Leader(settings, store)
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception_type(StoreUnavailable),
+        wait=wait_exponential(multiplier=0.05, max=1.0),
+        stop=stop_after_delay(TAKE_OVER_TIMEOUT_S),
+        reraise=True,
+    ):
+        with attempt:
+            await leader.lead()
+    server = Server(SERVICES, LINK_MESSAGE_BYTES)
+    worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(leader), server.grpc)
+    gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(leader), server.grpc)
+    async with stop_signals() as stopping:
+        port = await server.start(settings.host, settings.port)
+        await server.set_ready(True)
+        structlog.get_logger().info("serving", host=settings.host, port=port)
+        try:
+            await first_of(stopping.wait, leader.run)
+        finally:
+            await server.stop(STOP_GRACE_S)
+            await store.close()
+
+
+def main() -> int:
+    try:
+        settings = CliApp.run(Settings)
+    except ValidationError as error:
+        for problem in error.errors():
+            print(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+        return 2
+    log = configure_logs("scheduler", settings.log_level)
+    started = time.monotonic()
+    try:
+        asyncio.run(serve(settings))
+    except (StoreUnavailable, Fenced, OSError) as error:
+        log.error("stopped", reason=str(error), after_s=round(time.monotonic() - started, 1))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The scheduler's settings, read once from flags and LAPS_SD_SCHEDULER_* variables, and refused at start if wrong."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from scheduler_service.core.policies import Policy, make_policy
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="LAPS_SD_SCHEDULER_",
+        cli_prog_name="python -m scheduler_service",
+        cli_kebab_case=True,
+        cli_avoid_json=False,
+        frozen=True,
+    )
+
+    host: str = "127.0.0.1"
+    port: int = Field(50052, ge=0, le=65535, description="serves workers and gateways alike; 0: any free port")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="also unix:///path/to.sock")
+    namespace: str = Field("laps-sd", pattern=r"^[A-Za-z0-9._-]+$", description="prefix of every key in Redis")
+    policy: str = "default"
+    policy_set: list[str] = Field(default=[], description="name=value, as often as needed")
+    draft_len: int = Field(4, ge=0, le=64, description="tokens proposed per round")
+    prefill_chunk: int = Field(256, ge=1, description="tokens of prompt computed in one round")
+    max_live: int = Field(10_000, ge=1, description="requests waiting or running; more are refused")
+    max_pending_steps: int = Field(16, ge=1, description="reports planned ahead of Redis; then planning waits for it")
+    max_lag: int = Field(16, ge=1, description="rounds that a worker may run ahead of its last command")
+    worker_timeout_s: float = Field(30.0, gt=0, description="a worker not heard of for so long is lost")
+    keep_s: int = Field(600, ge=1, description="how long an ended request can still be asked for")
+    event_log: Path | None = Field(None, description="append every event and plan here, as JSON lines")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+
+    @model_validator(mode="after")
+    def _policy_exists(self) -> Self:
+        self.make_policy()
+        return self
+
+    def make_policy(self) -> Policy:
+        return make_policy(self.policy, self.policy_set)

@@ -1,0 +1,62 @@
+"""Every event with its time and every plan, as JSON lines: a debugger, and a replay that rebuilds each plan exactly."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import TypeAdapter
+
+from scheduler_service.core.core import Core
+from scheduler_service.core.types import (
+    Cancelled,
+    Event,
+    Plan,
+    Record,
+    StepDone,
+    Submitted,
+    Tick,
+    WorkerDown,
+    WorkerUp,
+)
+
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    kind.__name__: TypeAdapter(kind) for kind in (Submitted, Cancelled, WorkerUp, WorkerDown, StepDone, Tick)
+}
+_PLAN = TypeAdapter(Plan)
+_RECORD = TypeAdapter(Record)
+
+
+class EventLog:
+    """Buffered by the operating system; never flushed to disk on purpose: it is a debugger, not a journal."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO = path.open("a", buffering=1)
+
+    def restored(self, record: Record) -> None:
+        self._write(restored=_RECORD.dump_python(record, mode="json"))
+
+    def event(self, now: float, event: Event) -> None:
+        kind = type(event).__name__
+        self._write(now=now, kind=kind, event=_KINDS[kind].dump_python(event, mode="json"))
+
+    def plan(self, worker: str, plan: Plan) -> None:
+        self._write(worker=worker, plan=_PLAN.dump_python(plan, mode="json"))
+
+    def _write(self, **line: object) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def replay(path: Path, core: Core) -> Iterator[tuple[str, Plan, Plan]]:
+    """Feed the log of one scheduler's life to a fresh core: (worker, plan as logged, plan as rebuilt)."""
+    with path.open() as lines:
+        for line in map(json.loads, lines):
+            if "restored" in line:
+                core.restore([_RECORD.validate_python(line["restored"], strict=False)])
+            elif "event" in line:
+                core.observe(_KINDS[line["kind"]].validate_python(line["event"], strict=False), line["now"])
+            else:
+                yield line["worker"], _PLAN.validate_python(line["plan"], strict=False), core.plan(line["worker"])

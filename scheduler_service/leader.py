@@ -1,0 +1,432 @@
+"""The live shell around the core: observe, plan, send; then store and relay. One event loop owns all of its state.
+
+A report is answered at once; what it brought is written in the background, and only what is durable is relayed.
+No transport lives here: workers.py and gateways.py hold the streams.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from protos.errors import BadInput, DuplicateRequest, NotServing, QueueFull, RequestError, UnknownRequest
+from protos.serving import first_of
+from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import types_pb2 as types_pb
+from protos.v1 import worker_link_pb2 as worker_pb
+from scheduler_service import translate
+from scheduler_service.config import Settings
+from scheduler_service.core.core import Core
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.types import (
+    Cancelled,
+    Effect,
+    Ended,
+    Event,
+    Finish,
+    QueueIsFull,
+    StepDone,
+    Submitted,
+    Tick,
+    WorkerDown,
+)
+from scheduler_service.event_log import EventLog
+from scheduler_service.gateways import GatewayOutbox
+from scheduler_service.persister import Persister
+from scheduler_service.store import Store, Stored, Verdict, Write
+from scheduler_service.store.rounds import LoggedRound, decode, encode
+from scheduler_service.workers import WorkerSession
+
+TICK_S = 0.1
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A live request's payload and output. `output` runs ahead of `log`, which holds what is durable."""
+
+    submit: gateway_pb.Submit
+    output: list[int] = field(default_factory=list)
+    log: bytearray = field(default_factory=bytearray)
+    durable_tokens: int = 0
+    stored: bool = False
+    followers: set[GatewayOutbox] = field(default_factory=set)
+
+
+class Leader:
+    def __init__(self, settings: Settings, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self.settings = settings
+        self.core = Core(
+            settings.make_policy(),
+            draft_len=settings.draft_len,
+            prefill_chunk=settings.prefill_chunk,
+            max_live=settings.max_live,
+        )
+        self.epoch = 0
+        self.model: gateway_pb.ModelInfo | None = None
+        self.sessions: dict[str, WorkerSession] = {}
+        self.outboxes: set[GatewayOutbox] = set()
+        self.counts: Counter[str] = Counter()
+        self.command_delays_s: deque[float] = deque(maxlen=4096)
+        self._store = store
+        self._clock = clock
+        self._tracked: dict[str, Tracked] = {}
+        self._event_log = EventLog(settings.event_log) if settings.event_log else None
+        self._log = structlog.get_logger()
+
+    async def lead(self) -> None:
+        """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable."""
+        self.epoch = await self._store.lead(int(self._clock() * 1000))
+        self.core.length.finished, self.core.length.tokens = await self._store.fleet()
+        async for stored in self._store.live():
+            self._restore(stored)
+        self.persister = Persister(self._store, self.epoch, self.settings.max_pending_steps, self._durable)
+        self._log.info("leading", epoch=self.epoch, restored=len(self._tracked), policy=self.settings.policy)
+
+    def _restore(self, stored: Stored) -> None:
+        rounds = list(decode(stored.log))
+        output = [token for round in rounds for token in round.tokens]
+        submit = gateway_pb.Submit.FromString(stored.submit)
+        self._tracked[stored.record.request.id] = Tracked(submit, output, bytearray(stored.log), len(output), True)
+        self.core.restore([stored.record])
+        if self._event_log:
+            self._event_log.restored(stored.record)
+
+    async def run(self) -> None:
+        """Until cancelled, or Fenced is raised. What is ready to be stored is stored; deadlines pass."""
+        await first_of(self.persister.run, self._tick)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._apply(self._observe(Tick()), {})
+
+    def _observe(self, event: Event) -> tuple[Effect, ...]:
+        now = self._clock()
+        effects = self.core.observe(event, now)
+        if self._event_log and (effects or not isinstance(event, Tick)):
+            self._event_log.event(now, event)
+        return effects
+
+    # ---- workers ----
+
+    def attach(self, hello: worker_pb.Hello) -> WorkerSession:
+        """A worker's new connection; its old one, if any, is void. Raises RequestError if it does not belong here."""
+        if self.model is None:
+            self.model = hello.model
+        elif hello.model.fingerprint != self.model.fingerprint:
+            raise BadInput("model", f"{hello.model.name} differs from what the other workers run: {self.model.name}")
+        if (old := self.sessions.get(hello.worker_id)) is not None:
+            old.close()
+        # What it holds is known to it, yet must be admitted again: its tokens are truncated to the durable ones.
+        session = WorkerSession(hello.worker_id, hello.session, sent={held.request_id: -1 for held in hello.held})
+        self.sessions[hello.worker_id] = session
+        self._apply(self._observe(translate.to_worker_up(hello)), {})
+        self._wake_all()
+        self._announce()
+        return session
+
+    def detach(self, session: WorkerSession) -> None:
+        """Its requests continue elsewhere with the tokens that they have, or here when it comes back."""
+        if self.sessions.get(session.worker) is not session:
+            return
+        session.close()
+        del self.sessions[session.worker]
+        self._apply(self._observe(WorkerDown(session.worker)), {})
+        self._wake_all()
+        self._announce()
+
+    def report(self, session: WorkerSession, report: worker_pb.StepReport, received_at: float) -> None:
+        """A step's report: observe it and have the next command sent. `received_at`: time.perf_counter()."""
+        stale = (report.session, report.epoch) != (session.id, self.epoch) or session.closed.is_set()
+        if stale or not report.rows:  # without rows it is a heartbeat
+            return
+        session.count(report)
+        step = translate.to_step_done(session.worker, report)
+        effects = self._observe(step)
+        session.reported_at = received_at
+        session.wake.set()
+        self._count(step, effects)
+        self._apply(effects, {row.request_id: row for row in report.rows})
+
+    def command(self, session: WorkerSession) -> worker_pb.StepCommand:
+        """The newest desired state of that worker."""
+        worker = session.worker
+        plan = self.core.plan(worker)
+        if self._event_log:
+            self._event_log.plan(worker, plan)
+        entries = self.core.entries
+        forget = [id for id in session.sent if id not in entries or entries[id].home != worker]
+        for id in forget:
+            del session.sent[id]
+        admit = [self._admit(run.id, run.placement) for run in plan.rank if session.sent.get(run.id) != run.placement]
+        session.sent.update((run.id, run.placement) for run in plan.rank)
+        session.seq += 1
+        for other in self.sessions.values():
+            if other is not session and any(payload.request_id in other.sent for payload in admit):
+                other.wake.set()  # its request was moved here: it has to forget it
+        return worker_pb.StepCommand(
+            epoch=self.epoch,
+            session=session.id,
+            seq=session.seq,
+            seen_step=session.seen_step,
+            admit=admit,
+            rank=translate.of_plan(plan),
+            drop=plan.drop,
+            forget=forget,
+        )
+
+    def _admit(self, id: str, placement: int) -> worker_pb.Admit:
+        tracked = self._tracked[id]
+        return worker_pb.Admit(
+            request_id=id,
+            placement=placement,
+            tokens=[*tracked.submit.prompt, *tracked.output],
+            prompt_len=len(tracked.submit.prompt),
+            sampling=tracked.submit.sampling,
+            limits=tracked.submit.limits,
+        )
+
+    def _wake_all(self) -> None:
+        for session in self.sessions.values():
+            session.wake.set()
+
+    # ---- gateways ----
+
+    def link(self, outbox: GatewayOutbox) -> None:
+        self.outboxes.add(outbox)
+        outbox.serving(self._serving())
+
+    def unlink(self, outbox: GatewayOutbox) -> None:
+        """A lost gateway costs no request: each goes on, and is followed again by offset."""
+        self.outboxes.discard(outbox)
+        for id in outbox.follows:
+            if id in self._tracked:
+                self._tracked[id].followers.discard(outbox)
+
+    async def submit(self, submit: gateway_pb.Submit, outbox: GatewayOutbox) -> None:
+        id = submit.request_id
+        if (known := self._tracked.get(id)) is not None and known.submit == submit:
+            await self.follow(gateway_pb.Follow(request_id=id), outbox)  # sent again, since the answer was lost
+            return
+        try:
+            self._admissible(submit, known)
+            effects = self._observe(Submitted(translate.to_request(submit, self._clock())))
+        except QueueIsFull as error:
+            outbox.refuse(id, QueueFull(str(error), retry_after_ms=self._retry_after_ms()))
+        except RequestError as error:
+            outbox.refuse(id, error)
+        else:
+            tracked = self._tracked[id] = Tracked(submit)
+            self._follow(id, tracked, outbox)
+            self.counts["submitted"] += 1
+            payload = submit.SerializeToString(deterministic=True)
+            self.persister.put([Write(effect.record, submit=payload) for effect in effects])
+            if (worker := self.core.hungriest()) is not None:
+                self.sessions[worker].wake.set()
+
+    def _admissible(self, submit: gateway_pb.Submit, known: Tracked | None) -> None:
+        if known is not None:
+            raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")
+        if self.model is None or not self.sessions:
+            raise NotServing("no warmed worker", retry_after_ms=1000)
+        if self.persister.full:
+            raise NotServing("the store is behind", retry_after_ms=1000)
+        tokens, context = len(submit.prompt) + submit.limits.max_tokens, self.model.context_tokens
+        if not submit.prompt or not submit.limits.max_tokens:
+            raise BadInput("prompt" if not submit.prompt else "max_tokens", "must not be empty")
+        if tokens > context:
+            raise BadInput("max_tokens", f"prompt and output are {tokens} tokens, the context holds {context}")
+
+    async def follow(self, follow: gateway_pb.Follow, outbox: GatewayOutbox) -> None:
+        """Everything durable from the offset on, round by round; then what comes."""
+        id, offset = follow.request_id, follow.offset
+        if (tracked := self._tracked.get(id)) is not None:
+            self._follow(id, tracked, outbox)
+            self._replay(id, tracked.log, offset, outbox)
+            return
+        stored = await self._store.get(id)
+        if stored is None:
+            outbox.refuse(id, UnknownRequest(f"request {id} is unknown, or ended too long ago"))
+        elif stored.ending is None:  # it became live while we looked
+            outbox.refuse(id, NotServing(f"request {id} is being taken over", retry_after_ms=100))
+        else:
+            outbox.accepted(id)
+            self._replay(id, stored.log, offset, outbox)
+            ending = gateway_pb.Ending.FromString(stored.ending)
+            outbox.delta(gateway_pb.Delta(request_id=id, start=stored.record.emitted, ending=ending))
+
+    def _follow(self, id: str, tracked: Tracked, outbox: GatewayOutbox) -> None:
+        tracked.followers.add(outbox)
+        outbox.follows.add(id)
+        if tracked.stored:
+            outbox.accepted(id)
+
+    def _replay(self, id: str, log: bytes | bytearray, offset: int, outbox: GatewayOutbox) -> None:
+        for round in decode(bytes(log)):
+            if round.start + len(round.tokens) > offset:
+                outbox.delta(_delta(id, round))
+
+    def cancel(self, id: str) -> None:
+        """At once; for a request that is not live, nothing."""
+        self._apply(self._observe(Cancelled(id)), {})
+
+    def _serving(self) -> gateway_pb.Serving:
+        return gateway_pb.Serving(ready=bool(self.sessions), model=self.model if self.sessions else None)
+
+    def _announce(self) -> None:
+        for outbox in self.outboxes:
+            outbox.serving(self._serving())
+
+    def _retry_after_ms(self) -> int:
+        """About when the next place falls vacant: what one live request still needs, over all slots."""
+        slots = sum(worker.up.slots for worker in self.core.workers.values())
+        some = next(iter(self.core.entries), None)
+        return max(100, round(1000 * self.core.remaining_s(some) / slots)) if slots and some else 1000
+
+    # ---- store, then relay ----
+
+    def _apply(self, effects: Sequence[Effect], rows: Mapping[str, worker_pb.Row]) -> None:
+        """Hand the effects of an event to the store; a row without an effect was stale, and its tokens are dropped."""
+        if effects:
+            self.persister.put([self._write(effect, rows.get(effect.record.request.id)) for effect in effects])
+
+    def _write(self, effect: Effect, row: worker_pb.Row | None) -> Write:
+        record, id = effect.record, effect.record.request.id
+        start, log, ending, finished = None, b"", None, None
+        if row is not None and row.tokens and getattr(effect, "start", None) is not None:
+            self._tracked[id].output.extend(row.tokens)
+            start, log = row.start, encode(row.tokens, row.drafted, row.accepted)
+        if isinstance(effect, Ended):
+            message = row.error if row is not None else ""
+            ending = translate.to_ending(record, effect.finish, self._clock(), message).SerializeToString()
+            if record.state is State.FINISHED:
+                finished = record.emitted
+            self.counts[record.state.value] += 1
+            for session in self.sessions.values():
+                if id in session.sent:
+                    session.wake.set()
+        return Write(record, start=start, log=log, ending=ending, finished_tokens=finished)
+
+    def _durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
+        """What is durable may be told."""
+        for write, verdict in written:
+            id = write.record.request.id
+            tracked = self._tracked.get(id)
+            if tracked is None:
+                continue
+            if verdict is Verdict.EXISTS:
+                self._withdraw(id, tracked)
+            elif verdict is Verdict.STALE:
+                self._log.error("stale_write", request_id=id, start=write.start)
+            else:
+                self._relay(id, tracked, write)
+
+    def _relay(self, id: str, tracked: Tracked, write: Write) -> None:
+        if write.submit is not None:
+            tracked.stored = True
+            for outbox in tracked.followers:
+                outbox.accepted(id)
+        delta = gateway_pb.Delta(request_id=id, start=tracked.durable_tokens)
+        if write.start is not None:
+            tracked.log += write.log
+            delta.CopyFrom(_delta(id, next(decode(write.log)), write.start))
+            tracked.durable_tokens = write.record.emitted
+        if write.ending is not None:
+            delta.ending.MergeFromString(write.ending)
+            del self._tracked[id]
+        if write.start is not None or write.ending is not None:
+            for outbox in tracked.followers:
+                outbox.delta(delta)
+
+    def _withdraw(self, id: str, tracked: Tracked) -> None:
+        """A request of that id ended before our time: the store knows it, the core must not run it again."""
+        self._observe(Cancelled(id))
+        del self._tracked[id]
+        for outbox in tracked.followers:
+            outbox.refuse(id, DuplicateRequest(f"request_id: {id} was used before"))
+
+    # ---- what others may ask ----
+
+    async def status(self, id: str) -> types_pb.RequestStatus:
+        """Raises UnknownRequest, StoreUnavailable."""
+        now = self._clock()
+        if (entry := self.core.entries.get(id)) is None:
+            if (stored := await self._store.get(id)) is None:
+                raise UnknownRequest(f"request {id} is unknown, or ended too long ago")
+            status = translate.to_status(stored.record, now)
+            if stored.ending is not None:
+                status.finish_reason = gateway_pb.Ending.FromString(stored.ending).finish_reason
+            return status
+        status = translate.to_status(entry.record(), now)
+        status.position = self.core.position(id)
+        status.worker_id = entry.home or ""
+        if self.sessions:
+            status.estimated_start = now + self.core.wait_s(id) if entry.started is None else entry.started
+            status.estimated_end = now + self.core.wait_s(id) + self.core.remaining_s(id)
+        return status
+
+    def stats(self) -> types_pb.ServerStats:
+        states = Counter(entry.state for entry in self.core.entries.values())
+        levels = Counter(entry.claim.level for entry in self.core.entries.values())
+        delays = sorted(self.command_delays_s)
+        counts = self.counts
+        return types_pb.ServerStats(
+            policy=self.settings.policy,
+            model=self.model.name if self.model else "",
+            waiting=states[State.WAITING],
+            running=states[State.RUNNING],
+            paused=states[State.PAUSED],
+            queue_lengths=[levels[level] for level in range(1, self.core.policy.levels + 1)],
+            workers=map(self._worker_status, self.sessions.values()),
+            submitted=counts["submitted"],
+            finished=counts["finished"],
+            cancelled=counts["cancelled"],
+            preemptions=counts["preemptions"],
+            output_tokens=counts["tokens"],
+            num_drafts=counts["drafts"],
+            num_draft_tokens=counts["drafted"],
+            num_accepted_tokens=counts["accepted"],
+            report_to_command_p50_ms=_percentile_ms(delays, 0.50),
+            report_to_command_p99_ms=_percentile_ms(delays, 0.99),
+            epoch=self.epoch,
+        )
+
+    def _worker_status(self, session: WorkerSession) -> types_pb.WorkerStatus:
+        worker = self.core.workers[session.worker]
+        return types_pb.WorkerStatus(
+            worker_id=session.worker,
+            slots=worker.up.slots,
+            running=len(worker.running),
+            placed=len(worker.ranking),
+            free_blocks=worker.free_blocks,
+            blocks=worker.up.blocks,
+            rounds=session.rounds,
+            idle_share=session.idle_share,
+        )
+
+    def _count(self, step: StepDone, effects: Iterable[Effect]) -> None:
+        counted = {effect.record.request.id for effect in effects if getattr(effect, "start", None) is not None}
+        self.counts["preemptions"] += sum(1 for effect in effects if effect.record.state is State.PAUSED)
+        for row in step.rounds:
+            if row.id in counted and row.finish is not Finish.ERROR:
+                self.counts["tokens"] += row.new
+                self.counts["drafts"] += row.drafted > 0
+                self.counts["drafted"] += row.drafted
+                self.counts["accepted"] += row.accepted
+
+
+def _delta(id: str, round: LoggedRound, start: int | None = None) -> gateway_pb.Delta:
+    return gateway_pb.Delta(
+        request_id=id,
+        start=round.start if start is None else start,
+        tokens=round.tokens,
+        drafted=round.drafted,
+        accepted=round.accepted,
+    )
+
+
+def _percentile_ms(ordered_s: Sequence[float], share: float) -> float:
+    return 1000 * ordered_s[min(len(ordered_s) - 1, int(share * len(ordered_s)))] if ordered_s else 0.0

@@ -1,0 +1,91 @@
+"""Writes to the store in the background and in order, then says what became durable. It decides nothing."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import structlog
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
+from scheduler_service.store import Store, StoreUnavailable, Verdict, Write
+
+Batch = Sequence[Write]
+MAX_WRITES_PER_COMMIT = 512
+
+
+class Persister:
+    """One batch per report. `durable` is told of every write, in order, after the commit that holds it."""
+
+    def __init__(
+        self, store: Store, epoch: int, max_pending: int, durable: Callable[[Sequence[tuple[Write, Verdict]]], None]
+    ) -> None:
+        self._store, self._epoch, self._max_pending, self._durable = store, epoch, max_pending, durable
+        self._pending: deque[Batch] = deque()
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def full(self) -> bool:
+        """Planning has to wait: as many reports are on their way as the settings allow."""
+        return not self._room.is_set()
+
+    async def room(self) -> None:
+        await self._room.wait()
+
+    def put(self, batch: Batch) -> None:
+        """Never waits. Bounded by its callers: a worker reports at most `max_lag` rounds without a new plan, and
+        submissions are refused while it is full."""
+        self._pending.append(batch)
+        self._work.set()
+        self._idle.clear()
+        if len(self._pending) >= self._max_pending:
+            self._room.clear()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises Fenced when another leader took over."""
+        while True:
+            await self._work.wait()
+            await self._commit_some()
+            if not self._pending:
+                self._work.clear()
+                self._idle.set()
+            if len(self._pending) < self._max_pending:
+                self._room.set()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Until everything put so far is durable. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            await self._idle.wait()
+
+    async def _commit_some(self) -> None:
+        """As many batches as fit into one commit: under load each costs less, and none waits for company."""
+        writes: list[Write] = []
+        taken = 0
+        for batch in self._pending:
+            if taken and len(writes) + len(batch) > MAX_WRITES_PER_COMMIT:
+                break
+            writes += batch
+            taken += 1
+        if writes:
+            verdicts = await self._commit(writes)
+            self._durable(list(zip(writes, verdicts, strict=True)))
+        for _ in range(taken):
+            self._pending.popleft()
+
+    async def _commit(self, writes: list[Write]) -> list[Verdict]:
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(StoreUnavailable),
+            wait=wait_exponential(multiplier=0.05, max=1.0),
+            before_sleep=_warn,
+        ):
+            with attempt:
+                return await self._store.commit(self._epoch, writes)
+        raise AssertionError("retried for ever")
+
+
+def _warn(state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    structlog.get_logger().warning("store_unavailable", attempt=state.attempt_number, error=str(error))

@@ -1,0 +1,127 @@
+"""Between the wire's messages and the core's data. No state, no decisions."""
+
+from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import types_pb2 as types_pb
+from protos.v1 import worker_link_pb2 as worker_pb
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.types import (
+    CostProfile,
+    Finish,
+    Held,
+    Plan,
+    Record,
+    Request,
+    RequestClass,
+    Round,
+    StepDone,
+    WorkerUp,
+)
+
+_FINISH = {
+    types_pb.FINISH_REASON_STOP: Finish.STOP,
+    types_pb.FINISH_REASON_LENGTH: Finish.LENGTH,
+    types_pb.FINISH_REASON_ERROR: Finish.ERROR,
+}
+_REASON = {
+    State.CANCELLED: types_pb.FINISH_REASON_CANCELLED,
+    State.EXPIRED: types_pb.FINISH_REASON_DEADLINE,
+    State.FAILED: types_pb.FINISH_REASON_ERROR,
+}
+
+
+def to_request(submit: gateway_pb.Submit, arrival: float) -> Request:
+    """`arrival`: seconds since the Unix epoch."""
+    return Request(
+        id=submit.request_id,
+        arrival=arrival,
+        prompt_tokens=len(submit.prompt),
+        max_tokens=submit.limits.max_tokens,
+        klass=RequestClass(getattr(submit, "class") or RequestClass.DEFAULT),
+        deadline=submit.deadline_unix_ms / 1000 if submit.deadline_unix_ms else None,
+        predicted_tokens=submit.predicted_tokens if submit.HasField("predicted_tokens") else None,
+    )
+
+
+def to_worker_up(hello: worker_pb.Hello) -> WorkerUp:
+    return WorkerUp(
+        worker=hello.worker_id,
+        slots=hello.slots,
+        blocks=hello.blocks,
+        block_tokens=hello.block_tokens,
+        max_draft=hello.max_draft,
+        cost=CostProfile(
+            hello.cost.draft_s, hello.cost.verify_s, hello.cost.verify_slope_s, hello.cost.prefill_token_s
+        ),
+        held=tuple(Held(held.request_id, held.placement) for held in hello.held),
+    )
+
+
+def to_step_done(worker: str, report: worker_pb.StepReport) -> StepDone:
+    return StepDone(
+        worker=worker,
+        rounds=tuple(map(_to_round, report.rows)),
+        free_blocks=report.free_blocks,
+        duration_s=(report.draft_us + report.verify_us + report.other_us) / 1e6,
+    )
+
+
+def _to_round(row: worker_pb.Row) -> Round:
+    return Round(
+        id=row.request_id,
+        placement=row.placement,
+        start=row.start,
+        new=len(row.tokens),
+        drafted=row.drafted,
+        accepted=row.accepted,
+        prefilled=row.prefilled,
+        prefill_owed=row.prefill_owed,
+        blocks=row.blocks,
+        finish=_FINISH.get(row.finish),
+        skipped=row.skipped != worker_pb.SKIP_UNSPECIFIED,
+    )
+
+
+def of_plan(plan: Plan) -> list[worker_pb.Run]:
+    return [
+        worker_pb.Run(request_id=run.id, draft_len=run.draft_len, prefill_tokens=run.prefill_tokens)
+        for run in plan.rank
+    ]
+
+
+def to_ending(record: Record, finish: Finish | None, now: float, message: str = "") -> gateway_pb.Ending:
+    reason = (
+        types_pb.FINISH_REASON_STOP
+        if finish is Finish.STOP
+        else types_pb.FINISH_REASON_LENGTH
+        if finish is Finish.LENGTH
+        else _REASON[record.state]
+    )
+    return gateway_pb.Ending(
+        finish_reason=reason,
+        queue_ms=queue_time_s(record, now) * 1000,
+        preemptions=record.preemptions,
+        rounds=record.rounds,
+        message=message,
+    )
+
+
+def queue_time_s(record: Record, now: float) -> float:
+    """From submission to its first round; until `now` if it never ran."""
+    return max(0.0, (now if record.started is None else record.started) - record.request.arrival)
+
+
+def to_status(record: Record, now: float) -> types_pb.RequestStatus:
+    """All but what the queue alone knows: position, worker, estimates."""
+    return types_pb.RequestStatus(
+        request_id=record.request.id,
+        state=record.state.value if record.state.live else "finished",
+        queue_level=record.level,
+        perceptible=record.perceptible,
+        submitted_at=record.request.arrival,
+        preemptions=record.preemptions,
+        prompt_tokens=record.request.prompt_tokens,
+        output_tokens=record.emitted,
+        rounds=record.rounds,
+        acceptance_rate=record.acceptance.mean,
+        queue_time_s=queue_time_s(record, now),
+    )

@@ -1,0 +1,122 @@
+"""The workers' end of the scheduler: streams and sessions. What to run is decided elsewhere."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from protos.errors import BadInput, RequestError
+from protos.serving import Stream, abort, first_of
+from protos.v1 import worker_link_pb2 as pb
+from protos.v1 import worker_link_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from scheduler_service.leader import Leader
+
+PROTOCOL = 1
+HELLO_TIMEOUT_S = 10.0
+MAX_SLOTS = 1024
+
+
+@dataclass(slots=True, eq=False)
+class WorkerSession:
+    """One connection of one worker."""
+
+    worker: str
+    id: str
+    sent: dict[str, int]  # placement under which each request that it knows was admitted
+    seq: int = 0
+    seen_step: int = 0
+    reported_at: float | None = None  # of the report that the next command answers
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # a command is due
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    rounds: int = 0
+    busy_us: int = 0
+    idle_us: int = 0
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def count(self, report: pb.StepReport) -> None:
+        self.seen_step = report.step
+        self.rounds += 1
+        self.busy_us += report.draft_us + report.verify_us + report.other_us
+        self.idle_us += report.idle_us
+
+    @property
+    def idle_share(self) -> float:
+        total = self.busy_us + self.idle_us
+        return self.idle_us / total if total else 0.0
+
+
+class WorkerLink(rpc.WorkerLinkServicer):
+    def __init__(self, leader: "Leader") -> None:
+        self._leader = leader
+        self._log = structlog.get_logger()
+
+    async def Attach(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
+        try:
+            hello = await self._hello(context)
+            session = self._leader.attach(hello)
+        except RequestError as error:
+            self._log.warning("worker_refused", reason=error.message)
+            await abort(context, error)
+            return
+        log = self._log.bind(worker=session.worker)
+        log.info("worker_attached", slots=hello.slots, blocks=hello.blocks, held=len(hello.held))
+        try:
+            welcome = pb.Welcome(epoch=self._leader.epoch, max_lag=self._leader.settings.max_lag)
+            await context.write(pb.ToWorker(welcome=welcome))
+            await first_of(
+                lambda: self._read(session, context), lambda: self._write(session, context), session.closed.wait
+            )
+        except TimeoutError:
+            log.warning("worker_silent", timeout_s=self._leader.settings.worker_timeout_s)
+        finally:
+            log.info("worker_detached")
+            self._leader.detach(session)
+
+    async def _hello(self, stream: Stream[pb.FromWorker, pb.ToWorker]) -> pb.Hello:
+        """Its first message. Raises BadInput if that is not a Hello that we understand."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                message = await stream.read()
+        except TimeoutError:
+            raise BadInput("hello", f"none came within {HELLO_TIMEOUT_S:.0f} s") from None
+        if not isinstance(message, pb.FromWorker) or not message.HasField("hello"):
+            raise BadInput("hello", "must be the first message")
+        hello = message.hello
+        if hello.protocol != PROTOCOL:
+            raise BadInput("protocol", f"{hello.protocol} is not {PROTOCOL}")
+        if not hello.worker_id or not hello.session:
+            raise BadInput("worker_id" if not hello.worker_id else "session", "must not be empty")
+        if not 1 <= hello.slots <= MAX_SLOTS:
+            raise BadInput("slots", f"must be from 1 to {MAX_SLOTS}")
+        if not hello.block_tokens or not hello.blocks:
+            raise BadInput("block_tokens" if not hello.block_tokens else "blocks", "must be at least 1")
+        return hello
+
+    async def _read(self, session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:
+        while True:
+            async with asyncio.timeout(self._leader.settings.worker_timeout_s):
+                message = await stream.read()
+            if not isinstance(message, pb.FromWorker):
+                return  # it hung up
+            self._leader.report(session, message.report, time.perf_counter())
+
+    async def _write(self, session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:
+        """Desired state: planned when it can be sent, so that several events make one command."""
+        while True:
+            await session.wake.wait()
+            if self._leader.persister.full:
+                await self._leader.persister.room()
+            if session.closed.is_set():
+                return
+            session.wake.clear()
+            command = self._leader.command(session)
+            reported_at, session.reported_at = session.reported_at, None
+            await stream.write(pb.ToWorker(command=command))
+            if reported_at is not None:
+                self._leader.command_delays_s.append(time.perf_counter() - reported_at)
