@@ -1,4 +1,4 @@
-"""What every service does alike: channels, servers with health and reflection, logs, signals; no service's own logic."""
+"""What every service does alike: channels, servers with health and reflection, logs, signals. No service lives here."""
 
 import asyncio
 import logging

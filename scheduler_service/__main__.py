@@ -20,7 +20,6 @@ from scheduler_service.workers import WorkerLink
 SERVICES = ("laps_sd.v1.WorkerLink", "laps_sd.v1.GatewayLink")
 TAKE_OVER_TIMEOUT_S = 30.0
 STOP_GRACE_S = 1.0
-FLUSH_TIMEOUT_S = 5.0
 
 
 async def serve(settings: Settings) -> None:

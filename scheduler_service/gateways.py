@@ -11,6 +11,7 @@ from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import gateway_link_pb2_grpc as rpc
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
+from scheduler_service.insight import request_status
 from scheduler_service.store import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
 
     async def GetRequest(self, request: inference_pb.GetRequestRequest, context: Any) -> types_pb.RequestStatus:  # noqa: N802
         try:
-            return await self._leader.status(request.request_id)
+            return await request_status(self._leader, request.request_id)
         except RequestError as error:
             await abort(context, error)
         except StoreUnavailable as error:
@@ -113,7 +114,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
         raise AssertionError("abort raises")
 
     async def Stats(self, request: inference_pb.StatsRequest, context: Any) -> types_pb.ServerStats:  # noqa: N802
-        return self._leader.stats()
+        return self._leader.insight.stats(self._leader)
 
 
 async def _overflow(outbox: GatewayOutbox) -> None:

@@ -6,8 +6,7 @@ No transport lives here: workers.py and gateways.py hold the streams.
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -15,7 +14,6 @@ import structlog
 from protos.errors import BadInput, DuplicateRequest, NotServing, QueueFull, RequestError, UnknownRequest
 from protos.serving import first_of
 from protos.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service import translate
 from scheduler_service.config import Settings
@@ -26,15 +24,14 @@ from scheduler_service.core.types import (
     Effect,
     Ended,
     Event,
-    Finish,
     QueueIsFull,
-    StepDone,
     Submitted,
     Tick,
     WorkerDown,
 )
 from scheduler_service.event_log import EventLog
 from scheduler_service.gateways import GatewayOutbox
+from scheduler_service.insight import Insight
 from scheduler_service.persister import Persister
 from scheduler_service.store import Store, Stored, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode, encode
@@ -68,21 +65,20 @@ class Leader:
         self.model: gateway_pb.ModelInfo | None = None
         self.sessions: dict[str, WorkerSession] = {}
         self.outboxes: set[GatewayOutbox] = set()
-        self.counts: Counter[str] = Counter()
-        self.command_delays_s: deque[float] = deque(maxlen=4096)
-        self._store = store
-        self._clock = clock
+        self.insight = Insight()
+        self.store = store
+        self.clock = clock
         self._tracked: dict[str, Tracked] = {}
         self._event_log = EventLog(settings.event_log) if settings.event_log else None
         self._log = structlog.get_logger()
 
     async def lead(self) -> None:
         """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable."""
-        self.epoch = await self._store.lead(int(self._clock() * 1000))
-        self.core.length.finished, self.core.length.tokens = await self._store.fleet()
-        async for stored in self._store.live():
+        self.epoch = await self.store.lead(int(self.clock() * 1000))
+        self.core.length.finished, self.core.length.tokens = await self.store.fleet()
+        async for stored in self.store.live():
             self._restore(stored)
-        self.persister = Persister(self._store, self.epoch, self.settings.max_pending_steps, self._durable)
+        self.persister = Persister(self.store, self.epoch, self.settings.max_pending_steps, self._durable)
         self._log.info("leading", epoch=self.epoch, restored=len(self._tracked), policy=self.settings.policy)
 
     def _restore(self, stored: Stored) -> None:
@@ -104,7 +100,7 @@ class Leader:
             self._apply(self._observe(Tick()), {})
 
     def _observe(self, event: Event) -> tuple[Effect, ...]:
-        now = self._clock()
+        now = self.clock()
         effects = self.core.observe(event, now)
         if self._event_log and (effects or not isinstance(event, Tick)):
             self._event_log.event(now, event)
@@ -148,7 +144,7 @@ class Leader:
         effects = self._observe(step)
         session.reported_at = received_at
         session.wake.set()
-        self._count(step, effects)
+        self.insight.step_done(step, effects)
         self._apply(effects, {row.request_id: row for row in report.rows})
 
     def command(self, session: WorkerSession) -> worker_pb.StepCommand:
@@ -213,7 +209,7 @@ class Leader:
             return
         try:
             self._admissible(submit, known)
-            effects = self._observe(Submitted(translate.to_request(submit, self._clock())))
+            effects = self._observe(Submitted(translate.to_request(submit, self.clock())))
         except QueueIsFull as error:
             outbox.refuse(id, QueueFull(str(error), retry_after_ms=self._retry_after_ms()))
         except RequestError as error:
@@ -221,7 +217,7 @@ class Leader:
         else:
             tracked = self._tracked[id] = Tracked(submit)
             self._follow(id, tracked, outbox)
-            self.counts["submitted"] += 1
+            self.insight.counts["submitted"] += 1
             payload = submit.SerializeToString(deterministic=True)
             self.persister.put([Write(effect.record, submit=payload) for effect in effects])
             if (worker := self.core.hungriest()) is not None:
@@ -247,7 +243,7 @@ class Leader:
             self._follow(id, tracked, outbox)
             self._replay(id, tracked.log, offset, outbox)
             return
-        stored = await self._store.get(id)
+        stored = await self.store.get(id)
         if stored is None:
             outbox.refuse(id, UnknownRequest(f"request {id} is unknown, or ended too long ago"))
         elif stored.ending is None:  # it became live while we looked
@@ -301,10 +297,10 @@ class Leader:
             start, log = row.start, encode(row.tokens, row.drafted, row.accepted)
         if isinstance(effect, Ended):
             message = row.error if row is not None else ""
-            ending = translate.to_ending(record, effect.finish, self._clock(), message).SerializeToString()
+            ending = translate.to_ending(record, effect.finish, self.clock(), message).SerializeToString()
             if record.state is State.FINISHED:
                 finished = record.emitted
-            self.counts[record.state.value] += 1
+            self.insight.counts[record.state.value] += 1
             for session in self.sessions.values():
                 if id in session.sent:
                     session.wake.set()
@@ -348,75 +344,6 @@ class Leader:
         for outbox in tracked.followers:
             outbox.refuse(id, DuplicateRequest(f"request_id: {id} was used before"))
 
-    # ---- what others may ask ----
-
-    async def status(self, id: str) -> types_pb.RequestStatus:
-        """Raises UnknownRequest, StoreUnavailable."""
-        now = self._clock()
-        if (entry := self.core.entries.get(id)) is None:
-            if (stored := await self._store.get(id)) is None:
-                raise UnknownRequest(f"request {id} is unknown, or ended too long ago")
-            status = translate.to_status(stored.record, now)
-            if stored.ending is not None:
-                status.finish_reason = gateway_pb.Ending.FromString(stored.ending).finish_reason
-            return status
-        status = translate.to_status(entry.record(), now)
-        status.position = self.core.position(id)
-        status.worker_id = entry.home or ""
-        if self.sessions:
-            status.estimated_start = now + self.core.wait_s(id) if entry.started is None else entry.started
-            status.estimated_end = now + self.core.wait_s(id) + self.core.remaining_s(id)
-        return status
-
-    def stats(self) -> types_pb.ServerStats:
-        states = Counter(entry.state for entry in self.core.entries.values())
-        levels = Counter(entry.claim.level for entry in self.core.entries.values())
-        delays = sorted(self.command_delays_s)
-        counts = self.counts
-        return types_pb.ServerStats(
-            policy=self.settings.policy,
-            model=self.model.name if self.model else "",
-            waiting=states[State.WAITING],
-            running=states[State.RUNNING],
-            paused=states[State.PAUSED],
-            queue_lengths=[levels[level] for level in range(1, self.core.policy.levels + 1)],
-            workers=map(self._worker_status, self.sessions.values()),
-            submitted=counts["submitted"],
-            finished=counts["finished"],
-            cancelled=counts["cancelled"],
-            preemptions=counts["preemptions"],
-            output_tokens=counts["tokens"],
-            num_drafts=counts["drafts"],
-            num_draft_tokens=counts["drafted"],
-            num_accepted_tokens=counts["accepted"],
-            report_to_command_p50_ms=_percentile_ms(delays, 0.50),
-            report_to_command_p99_ms=_percentile_ms(delays, 0.99),
-            epoch=self.epoch,
-        )
-
-    def _worker_status(self, session: WorkerSession) -> types_pb.WorkerStatus:
-        worker = self.core.workers[session.worker]
-        return types_pb.WorkerStatus(
-            worker_id=session.worker,
-            slots=worker.up.slots,
-            running=len(worker.running),
-            placed=len(worker.ranking),
-            free_blocks=worker.free_blocks,
-            blocks=worker.up.blocks,
-            rounds=session.rounds,
-            idle_share=session.idle_share,
-        )
-
-    def _count(self, step: StepDone, effects: Iterable[Effect]) -> None:
-        counted = {effect.record.request.id for effect in effects if getattr(effect, "start", None) is not None}
-        self.counts["preemptions"] += sum(1 for effect in effects if effect.record.state is State.PAUSED)
-        for row in step.rounds:
-            if row.id in counted and row.finish is not Finish.ERROR:
-                self.counts["tokens"] += row.new
-                self.counts["drafts"] += row.drafted > 0
-                self.counts["drafted"] += row.drafted
-                self.counts["accepted"] += row.accepted
-
 
 def _delta(id: str, round: LoggedRound, start: int | None = None) -> gateway_pb.Delta:
     return gateway_pb.Delta(
@@ -426,7 +353,3 @@ def _delta(id: str, round: LoggedRound, start: int | None = None) -> gateway_pb.
         drafted=round.drafted,
         accepted=round.accepted,
     )
-
-
-def _percentile_ms(ordered_s: Sequence[float], share: float) -> float:
-    return 1000 * ordered_s[min(len(ordered_s) - 1, int(share * len(ordered_s)))] if ordered_s else 0.0

@@ -24,8 +24,6 @@ class Persister:
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def full(self) -> bool:
@@ -40,7 +38,6 @@ class Persister:
         submissions are refused while it is full."""
         self._pending.append(batch)
         self._work.set()
-        self._idle.clear()
         if len(self._pending) >= self._max_pending:
             self._room.clear()
 
@@ -51,14 +48,8 @@ class Persister:
             await self._commit_some()
             if not self._pending:
                 self._work.clear()
-                self._idle.set()
             if len(self._pending) < self._max_pending:
                 self._room.set()
-
-    async def flush(self, timeout_s: float) -> None:
-        """Until everything put so far is durable. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_s):
-            await self._idle.wait()
 
     async def _commit_some(self) -> None:
         """As many batches as fit into one commit: under load each costs less, and none waits for company."""

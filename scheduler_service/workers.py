@@ -119,4 +119,4 @@ class WorkerLink(rpc.WorkerLinkServicer):
             reported_at, session.reported_at = session.reported_at, None
             await stream.write(pb.ToWorker(command=command))
             if reported_at is not None:
-                self._leader.command_delays_s.append(time.perf_counter() - reported_at)
+                self._leader.insight.command_delays_s.append(time.perf_counter() - reported_at)

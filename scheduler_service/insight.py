@@ -1,0 +1,99 @@
+"""What others may ask of the scheduler: the state of a request, and figures of the service. It changes nothing."""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from protos.errors import UnknownRequest
+from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import types_pb2 as types_pb
+from scheduler_service import translate
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.types import Effect, Finish, StepDone
+
+if TYPE_CHECKING:
+    from scheduler_service.leader import Leader
+    from scheduler_service.workers import WorkerSession
+
+
+class Insight:
+    """Counters of one scheduler process, and the delays of its last commands."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.command_delays_s: deque[float] = deque(maxlen=4096)
+
+    def step_done(self, step: StepDone, effects: Iterable[Effect]) -> None:
+        counted = {effect.record.request.id for effect in effects if getattr(effect, "start", None) is not None}
+        self.counts["preemptions"] += sum(1 for effect in effects if effect.record.state is State.PAUSED)
+        for row in step.rounds:
+            if row.id in counted and row.finish is not Finish.ERROR:
+                self.counts["tokens"] += row.new
+                self.counts["drafts"] += row.drafted > 0
+                self.counts["drafted"] += row.drafted
+                self.counts["accepted"] += row.accepted
+
+    def stats(self, leader: "Leader") -> types_pb.ServerStats:
+        entries = leader.core.entries.values()
+        states = Counter(entry.state for entry in entries)
+        levels = Counter(entry.claim.level for entry in entries)
+        delays = sorted(self.command_delays_s)
+        counts = self.counts
+        return types_pb.ServerStats(
+            policy=leader.settings.policy,
+            model=leader.model.name if leader.model else "",
+            waiting=states[State.WAITING],
+            running=states[State.RUNNING],
+            paused=states[State.PAUSED],
+            queue_lengths=[levels[level] for level in range(1, leader.core.policy.levels + 1)],
+            workers=[_worker_status(leader, session) for session in leader.sessions.values()],
+            submitted=counts["submitted"],
+            finished=counts["finished"],
+            cancelled=counts["cancelled"],
+            preemptions=counts["preemptions"],
+            output_tokens=counts["tokens"],
+            num_drafts=counts["drafts"],
+            num_draft_tokens=counts["drafted"],
+            num_accepted_tokens=counts["accepted"],
+            report_to_command_p50_ms=_percentile_ms(delays, 0.50),
+            report_to_command_p99_ms=_percentile_ms(delays, 0.99),
+            epoch=leader.epoch,
+        )
+
+
+async def request_status(leader: "Leader", id: str) -> types_pb.RequestStatus:
+    """Why am I waiting? Raises UnknownRequest, StoreUnavailable."""
+    now, core = leader.clock(), leader.core
+    if (entry := core.entries.get(id)) is not None:
+        status = translate.to_status(entry.record(), now)
+        status.position = core.position(id)
+        status.worker_id = entry.home or ""
+        if leader.sessions:
+            wait_s = core.wait_s(id)
+            status.estimated_start = now + wait_s if entry.started is None else entry.started
+            status.estimated_end = now + wait_s + core.remaining_s(id)
+        return status
+    if (stored := await leader.store.get(id)) is None:
+        raise UnknownRequest(f"request {id} is unknown, or ended too long ago")
+    status = translate.to_status(stored.record, now)
+    if stored.ending is not None:
+        status.finish_reason = gateway_pb.Ending.FromString(stored.ending).finish_reason
+    return status
+
+
+def _worker_status(leader: "Leader", session: "WorkerSession") -> types_pb.WorkerStatus:
+    worker = leader.core.workers[session.worker]
+    return types_pb.WorkerStatus(
+        worker_id=session.worker,
+        slots=worker.up.slots,
+        running=len(worker.running),
+        placed=len(worker.ranking),
+        free_blocks=worker.free_blocks,
+        blocks=worker.up.blocks,
+        rounds=session.rounds,
+        idle_share=session.idle_share,
+    )
+
+
+def _percentile_ms(ordered_s: Sequence[float], share: float) -> float:
+    return 1000 * ordered_s[min(len(ordered_s) - 1, int(share * len(ordered_s)))] if ordered_s else 0.0
