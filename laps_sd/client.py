@@ -151,11 +151,14 @@ class Client:
     async def status(self, request_id: str) -> types_pb2.RequestStatus:
         with _request_errors():
             request = inference_pb2.GetRequestRequest(request_id=request_id)
-            return await self._stub.GetRequest(request, timeout=UNARY_TIMEOUT_S)
+            status: types_pb2.RequestStatus = await self._stub.GetRequest(request, timeout=UNARY_TIMEOUT_S)
+            return status
 
     async def stats(self) -> types_pb2.ServerStats:
         with _request_errors():
-            return await self._stub.Stats(inference_pb2.StatsRequest(), timeout=UNARY_TIMEOUT_S)
+            request = inference_pb2.StatsRequest()
+            stats: types_pb2.ServerStats = await self._stub.Stats(request, timeout=UNARY_TIMEOUT_S)
+            return stats
 
     async def ready(self, timeout_s: float) -> None:
         """Returns once a warmed worker serves; raises NotServing after `timeout_s` seconds."""

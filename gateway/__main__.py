@@ -1,0 +1,34 @@
+"""`python -m gateway`: settings, logs, signals. What is served is put together in app.py."""
+
+import asyncio
+import sys
+
+from pydantic_settings import CliApp
+
+from gateway.app import running, write_ready_file
+from gateway.config import Settings
+from protos.serving import configure_logs, stop_signals
+
+
+async def serve(settings: Settings) -> None:
+    log = configure_logs("gateway", settings.log_level)
+    async with stop_signals() as stopping, running(settings) as gateway:
+        log.info("listening", grpc=gateway.grpc, http=gateway.http)
+        if settings.ready_file is not None:
+            write_ready_file(settings.ready_file, gateway)
+        await stopping.wait()
+        log.info("draining", live=len(gateway.link.feeds))
+        await gateway.drain(settings.drain_s)
+    log.info("stopped")
+
+
+def main() -> None:
+    settings = CliApp.run(Settings)
+    try:
+        asyncio.run(serve(settings))
+    except OSError as error:  # a taken port is a sentence, not a traceback
+        sys.exit(f"gateway: {error}")
+
+
+if __name__ == "__main__":
+    main()

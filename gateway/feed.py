@@ -1,0 +1,91 @@
+"""One request's answer on its way from the link to its client. Knows offsets and rounds; neither text nor RPC."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from protos.errors import Lost, RequestError
+from protos.v1 import gateway_link_pb2, types_pb2
+
+
+@dataclass(slots=True)
+class Batch:
+    """All that came since the last one was taken. `start`: output tokens before it."""
+
+    start: int
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[types_pb2.Round] = field(default_factory=list)
+    ending: gateway_link_pb2.Ending | None = None
+
+
+class Feed:
+    """Deltas in, batches out. While the client is slow they grow into one batch: memory is bounded by max_tokens."""
+
+    def __init__(self, submit: gateway_link_pb2.Submit) -> None:
+        self.submit = submit
+        self.accepted = False
+        self.cancelled = False
+        self.resumed = False  # it outlived a connection
+        self.received = 0  # output tokens so far: the offset to follow from
+        self._batch = Batch(0)
+        self._gap_end: int | None = None  # set: a gap was seen and a follow from `received` is under way
+        self._error: RequestError | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
+
+    def put(self, delta: gateway_link_pb2.Delta) -> bool:
+        """Take a delta in; what was seen before is cut off. Returns False on a gap: then follow from `received`.
+
+        A second gap ends the feed with Lost. Deltas that were already on their way behind the first are no second one.
+        """
+        end = delta.start + len(delta.tokens)
+        if delta.start > self.received:
+            return self._gap(delta.start, end)
+        self._gap_end = None if delta.tokens or delta.HasField("ending") else self._gap_end
+        new = delta.tokens[self.received - delta.start :]
+        if new:
+            self._batch.tokens.extend(new)
+            self._batch.rounds.append(types_pb2.Round(tokens=len(new), drafted=delta.drafted, accepted=delta.accepted))
+            self.received = end
+        if delta.HasField("ending"):
+            self._batch.ending = delta.ending
+        if new or delta.HasField("ending"):
+            self._wake.set()
+        return True
+
+    def _gap(self, start: int, end: int) -> bool:
+        if self._gap_end is None:
+            self._gap_end = end
+            return False
+        if start == self._gap_end:
+            self._gap_end = end
+        else:
+            self.fail(Lost(f"output tokens {self.received} to {start} are missing"))
+        return True
+
+    def resume(self) -> None:
+        """On a new connection nothing is on its way any more."""
+        self._gap_end = None
+
+    def fail(self, error: RequestError) -> None:
+        """End the feed: what is already here is still taken first."""
+        self._error = self._error or error
+        self._wake.set()
+
+    async def take(self) -> Batch:
+        """The next batch, with at least one token or the ending. Raises RequestError once the feed has failed."""
+        await self._wake.wait()
+        self._wake.clear()
+        batch, self._batch = self._batch, Batch(self.received)
+        if not batch.tokens and batch.ending is None:
+            assert self._error is not None
+            raise self._error
+        if self._error is not None:
+            self._wake.set()
+        return batch
+
+    @property
+    def ended(self) -> bool:
+        return self._batch.ending is not None or self._error is not None

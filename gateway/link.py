@@ -1,0 +1,240 @@
+"""The one stream to the scheduler, kept for ever: submits, follows, cancels up; deltas down to their feeds. No text."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import TypeAlias, TypeVar
+
+import grpc
+import structlog
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+
+from gateway.feed import Feed
+from gateway.text import TextModel
+from protos.errors import NotServing, from_code
+from protos.serving import Stream, channel, first_of
+from protos.v1 import gateway_link_pb2, gateway_link_pb2_grpc, inference_pb2, types_pb2
+
+BACKOFF_MIN_S = 0.1
+BACKOFF_MAX_S = 1.0
+GREETING_TIMEOUT_S = 5.0  # from dialling to the scheduler's first message
+QUEUE_PER_REQUEST = 4  # messages upward that may wait, for each live request
+
+Answer = TypeVar("Answer")
+Call: TypeAlias = Stream[gateway_link_pb2.ToGateway, gateway_link_pb2.FromGateway]
+
+
+class LinkDown(Exception):
+    """The stream ended before the scheduler's first message."""
+
+
+class Link:
+    """`on_ready` is told whenever the scheduler becomes ready, or is no longer (also: cannot be reached)."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        max_requests: int,
+        reconnect_timeout_s: float,
+        rpc_timeout_s: float,
+        on_ready: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        self.ready = False
+        self.model: TextModel | None = None
+        self.feeds: dict[str, Feed] = {}  # live requests, those included whose cancel is on its way
+        self._target = target
+        self._queue_size = QUEUE_PER_REQUEST * max_requests
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._rpc_timeout_s = rpc_timeout_s
+        self._on_ready = on_ready
+        self._channel = channel(target)
+        self._stub = gateway_link_pb2_grpc.GatewayLinkStub(self._channel)
+        self._upward: asyncio.Queue[gateway_link_pb2.FromGateway] | None = None  # None: not connected
+        self._stuck = asyncio.Event()  # the queue upward is full
+        self._give_up: asyncio.TimerHandle | None = None
+        self._patient_until = 0.0  # until then a request that outlived a connection is not refused, but asked again
+        self._log = structlog.get_logger()
+
+    # What the service does with it.
+
+    def submit(self, submit: gateway_link_pb2.Submit) -> Feed:
+        """Send a request and register its feed. Raises NotServing while there is no connection."""
+        if self._upward is None:
+            raise NotServing("the scheduler cannot be reached", retry_after_ms=1000)
+        feed = self.feeds[submit.request_id] = Feed(submit)
+        self._send(gateway_link_pb2.FromGateway(submit=submit))
+        return feed
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at once, and surely: a live one is cancelled again after a broken connection."""
+        if (feed := self.feeds.get(request_id)) is not None:
+            feed.cancelled = True
+        self._send(gateway_link_pb2.FromGateway(cancel=gateway_link_pb2.Cancel(request_id=request_id)))
+
+    def detach(self, request_id: str) -> None:
+        """Nobody listens any more; the request runs on."""
+        self.feeds.pop(request_id, None)
+
+    async def get_request(self, request: inference_pb2.GetRequestRequest) -> types_pb2.RequestStatus:
+        return await self._ask(self._stub.GetRequest(request, timeout=self._rpc_timeout_s))
+
+    async def stats(self, request: inference_pb2.StatsRequest) -> types_pb2.ServerStats:
+        return await self._ask(self._stub.Stats(request, timeout=self._rpc_timeout_s))
+
+    async def _ask(self, call: Awaitable[Answer]) -> Answer:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise NotServing("the scheduler cannot be reached", retry_after_ms=1000) from error
+            raise from_code(error.code().value[0], error.details() or error.code().name) from error
+
+    # The connection.
+
+    async def run(self) -> None:
+        """Keep the stream until cancelled."""
+        try:
+            while True:
+                # An attempt that got through ends its series without an exception: the next one starts afresh.
+                async for attempt in AsyncRetrying(
+                    retry=retry_if_exception_type((LinkDown, grpc.aio.AioRpcError)),
+                    wait=wait_random_exponential(multiplier=BACKOFF_MIN_S, min=BACKOFF_MIN_S, max=BACKOFF_MAX_S),
+                ):
+                    with attempt:
+                        await self._converse()
+                await asyncio.sleep(BACKOFF_MIN_S)
+        finally:
+            if self._give_up is not None:
+                self._give_up.cancel()
+            await self._channel.close()
+
+    async def _converse(self) -> None:
+        """One stream, until it breaks. Raises LinkDown or AioRpcError if the scheduler never said anything."""
+        upward: asyncio.Queue[gateway_link_pb2.FromGateway] = asyncio.Queue(self._queue_size)
+        self._stuck.clear()
+        call = self._stub.Link(_drain(upward))
+        try:
+            try:
+                async with asyncio.timeout(GREETING_TIMEOUT_S):
+                    message = await call.read()
+            except TimeoutError:
+                raise LinkDown("the scheduler does not answer") from None
+            if not isinstance(message, gateway_link_pb2.ToGateway):
+                raise LinkDown(f"the scheduler closed the link: {await call.details()}")
+            self._connected(upward)
+            await self._receive(message)
+            with suppress(grpc.aio.AioRpcError):
+                await first_of(lambda: self._read(call), self._stuck.wait)
+        finally:
+            call.cancel()
+            await self._disconnected()
+
+    async def _read(self, call: Call) -> None:
+        while isinstance(message := await call.read(), gateway_link_pb2.ToGateway):
+            await self._receive(message)
+
+    def _connected(self, upward: "asyncio.Queue[gateway_link_pb2.FromGateway]") -> None:
+        self._upward = upward
+        self._log.info("scheduler_linked", scheduler=self._target, live=len(self.feeds))
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
+        self._patient_until = asyncio.get_running_loop().time() + self._reconnect_timeout_s
+        for feed in list(self.feeds.values()):
+            feed.resumed = True
+            self._resume(feed)
+
+    async def _disconnected(self) -> None:
+        if self._upward is None:
+            return
+        self._upward = None
+        self._log.warning("scheduler_lost", scheduler=self._target, live=len(self.feeds))
+        self._give_up = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._fail_all)
+        await self._set_ready(False)
+
+    def _fail_all(self) -> None:
+        feeds, self.feeds = self.feeds, {}
+        for feed in feeds.values():
+            feed.fail(NotServing(f"the scheduler could not be reached for {self._reconnect_timeout_s:g} s"))
+
+    def _resume(self, feed: Feed) -> None:
+        """Say again what the scheduler may not know: an unacknowledged submission, else where to go on from."""
+        if self.feeds.get(feed.request_id) is not feed or feed.ended:
+            return
+        feed.resume()
+        if feed.accepted:
+            self._follow(feed)
+        else:
+            self._send(gateway_link_pb2.FromGateway(submit=feed.submit))
+        if feed.cancelled:
+            self.cancel(feed.request_id)
+
+    def _follow(self, feed: Feed) -> None:
+        follow = gateway_link_pb2.Follow(request_id=feed.request_id, offset=feed.received)
+        self._send(gateway_link_pb2.FromGateway(follow=follow))
+
+    def _send(self, message: gateway_link_pb2.FromGateway) -> None:
+        if self._upward is None:
+            return  # the next connection says it again
+        try:
+            self._upward.put_nowait(message)
+        except asyncio.QueueFull:
+            # A scheduler that does not read: the next connection starts with the present state of every request.
+            self._log.warning("scheduler_does_not_read")
+            self._stuck.set()
+
+    # What comes down.
+
+    async def _receive(self, message: gateway_link_pb2.ToGateway) -> None:
+        if message.HasField("serving"):
+            await self._serve(message.serving)
+        for request_id in message.accepted:
+            if (feed := self.feeds.get(request_id)) is not None:
+                feed.accepted = True
+        for refusal in message.refusals:
+            self._refuse(refusal)
+        for delta in message.deltas:
+            if (feed := self.feeds.get(delta.request_id)) is not None:
+                feed.accepted = True  # only what is durable is relayed
+                if not feed.put(delta):
+                    self._log.warning("delta_gap", request_id=delta.request_id, at=feed.received, got=delta.start)
+                    self._follow(feed)
+                if feed.ended:
+                    del self.feeds[delta.request_id]
+
+    def _refuse(self, refusal: gateway_link_pb2.Refusal) -> None:
+        if (feed := self.feeds.get(refusal.request_id)) is None:
+            return
+        error = from_code(refusal.code, refusal.message, refusal.retry_after_ms)
+        loop = asyncio.get_running_loop()
+        if feed.resumed and isinstance(error, NotServing) and loop.time() < self._patient_until:
+            # A scheduler that has just come up may still wait for its workers, or for Redis.
+            loop.call_later(max(refusal.retry_after_ms / 1000, BACKOFF_MIN_S), self._resume, feed)
+        else:
+            del self.feeds[refusal.request_id]
+            feed.fail(error)
+
+    async def _serve(self, serving: gateway_link_pb2.Serving) -> None:
+        if serving.HasField("model") and (self.model is None or self.model.fingerprint != serving.model.fingerprint):
+            try:
+                self.model = await asyncio.to_thread(TextModel, serving.model)
+            except ValueError as error:
+                self._log.error("model_unusable", reason=str(error))
+                self.model = None
+            else:
+                self._log.info("model", name=self.model.name, fingerprint=self.model.fingerprint)
+        await self._set_ready(serving.ready and self.model is not None)
+
+    async def _set_ready(self, ready: bool) -> None:
+        if ready != self.ready:
+            self.ready = ready
+            self._log.info("readiness", ready=ready)
+            await self._on_ready(ready)
+
+
+async def _drain(
+    queue: "asyncio.Queue[gateway_link_pb2.FromGateway]",
+) -> AsyncIterator[gateway_link_pb2.FromGateway]:
+    while True:
+        yield await queue.get()

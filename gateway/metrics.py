@@ -1,0 +1,45 @@
+"""What Prometheus sees of the gateway: vLLM's names with the prefix `laps_sd_`. Counts only; decides nothing."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+_LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+class Metrics:
+    """One registry per gateway. Times are in seconds."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"laps_sd_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _LATENCY_S) -> Histogram:
+            return Histogram(f"laps_sd_{name}", text, buckets=buckets, registry=registry)
+
+        self.requests = counter("requests", "Calls of Generate that ended, by gRPC status", "status")
+        self.success = counter("request_success", "Finished requests, by finish reason", "finished_reason")
+        self.live = Gauge("laps_sd_num_requests_live", "Requests submitted and not finished", registry=registry)
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests")
+        self.generation_tokens = counter("generation_tokens", "Output tokens of finished requests")
+        self.preemptions = counter("num_preemptions", "Preemptions of finished requests")
+        self.num_drafts = counter("spec_decode_num_drafts", "Rounds that drafted")
+        self.num_draft_tokens = counter("spec_decode_num_draft_tokens", "Drafted tokens")
+        self.num_accepted_tokens = counter("spec_decode_num_accepted_tokens", "Accepted draft tokens")
+        self.queue_time = histogram("request_queue_time_seconds", "From submission to the first round")
+        self.ttft = histogram("time_to_first_token_seconds", "From the call to the first output token")
+        self.e2e = histogram("e2e_request_latency_seconds", "From the call to its end")
+        self.tpot = histogram(
+            "request_time_per_output_token_seconds", "(e2e - ttft) / (output tokens - 1)", _PER_TOKEN_S
+        )
+
+    def serve(self, host: str, port: int) -> int:
+        """Serve /metrics from a thread; returns the bound port. Raises OSError if the port is taken."""
+        server, _ = start_http_server(port, addr=host, registry=self.registry)
+        self._server = server
+        return int(server.server_port)
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

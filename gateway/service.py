@@ -1,0 +1,253 @@
+"""laps_sd.v1.Inference: what the public calls do. The link, text and validation live beside it."""
+
+import asyncio
+import functools
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import structlog
+
+from gateway import validate
+from gateway.config import Settings
+from gateway.feed import Batch, Feed
+from gateway.link import Link
+from gateway.metrics import Metrics
+from protos.errors import (
+    REQUEST_ID_KEY,
+    BadInput,
+    DeadlinePassed,
+    Failed,
+    NotServing,
+    QueueFull,
+    RequestError,
+    UnknownRequest,
+)
+from protos.serving import abort
+from protos.v1 import gateway_link_pb2, inference_pb2, inference_pb2_grpc, types_pb2
+
+TENANT = "default"  # until requests are authenticated
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Context: TypeAlias = Any  # grpc.aio.ServicerContext: grpc is not typed
+Handler = Callable[["Inference", Request, Context], Awaitable[Response]]
+
+
+def answers_errors(handler: Handler[Request, Response]) -> Handler[Request, Response]:
+    """The one place where an exception becomes a status."""
+
+    @functools.wraps(handler)
+    async def call(self: "Inference", request: Request, context: Context) -> Response:
+        try:
+            return await handler(self, request, context)
+        except RequestError as error:
+            answer = error
+        except Exception:
+            self.log.exception("unexpected", call=handler.__name__)
+            answer = Failed("internal error")
+        await abort(context, answer)
+        raise AssertionError("abort raises")
+
+    return call
+
+
+class Inference(inference_pb2_grpc.InferenceServicer):
+    def __init__(self, settings: Settings, link: Link, metrics: Metrics) -> None:
+        self.draining = False
+        self.log = structlog.get_logger()
+        self._settings = settings
+        self._link = link
+        self._metrics = metrics
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new; return when all streams have ended, or after `timeout_s`."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            self.log.warning("drain_timed_out", live=self._running)
+
+    # A coroutine that writes, and no async generator: grpc.aio cancels it as soon as the client hangs up, even while a
+    # write waits for a slow reader.
+    @answers_errors
+    async def Generate(  # type: ignore[override] # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> None:
+        self._running += 1
+        self._idle.clear()
+        status = grpc.StatusCode.CANCELLED
+        try:
+            await self._generate(request, context)
+            status = grpc.StatusCode.OK
+        except RequestError as error:
+            status = error.code
+            raise
+        finally:
+            self._metrics.requests.labels(status.name).inc()
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
+        answer = Answer()
+        if self.draining or not self._link.ready or (model := self._link.model) is None:
+            raise NotServing("draining" if self.draining else "no warmed worker", retry_after_ms=1000)
+        timeout_s = min(context.time_remaining() or self._settings.request_timeout_s, self._settings.request_timeout_s)
+        validate.check_fields(request, model.vocab_size)
+        prompt = await validate.encode_input(request, model, self._settings.max_input_bytes)
+        submit = gateway_link_pb2.Submit(
+            request_id=uuid.uuid4().hex,
+            prompt=prompt,
+            sampling=validate.sampling(request),
+            limits=validate.limits(request, len(prompt), model.context_tokens),
+            tenant=TENANT,
+            deadline_unix_ms=int((time.time() + timeout_s) * 1000),
+            on_disconnect=request.on_disconnect or types_pb2.ON_DISCONNECT_CANCEL,
+            **{"class": getattr(request, "class") or types_pb2.REQUEST_CLASS_DEFAULT},
+        )
+        if request.HasField("predicted_tokens"):
+            submit.predicted_tokens = min(request.predicted_tokens, submit.limits.max_tokens)
+        if len(self._link.feeds) >= self._settings.max_requests:
+            raise QueueFull(
+                f"{self._settings.max_requests} live requests at this gateway",
+                retry_after_ms=self._settings.retry_after_ms,
+            )
+        feed = self._link.submit(submit)
+        log = self.log.bind(request_id=feed.request_id)
+        log.info("submitted", prompt_tokens=len(prompt), max_tokens=submit.limits.max_tokens)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await context.send_initial_metadata(((REQUEST_ID_KEY, feed.request_id),))
+                detokenizer = model.detokenizer(submit.limits.stop, submit.limits.min_tokens)
+                while answer.ending is None:
+                    batch = await feed.take()
+                    answer.add(batch)
+                    chunk = inference_pb2.GenerateResponse(
+                        request_id=feed.request_id,
+                        text=detokenizer.push(batch.tokens),
+                        token_ids=batch.tokens,
+                        offset=batch.start,
+                        rounds=batch.rounds,
+                    )
+                    if batch.ending is not None:
+                        chunk.text += detokenizer.finish()
+                        chunk.final.CopyFrom(answer.final(len(prompt)))
+                    await context.write(chunk)
+        except TimeoutError:
+            raise DeadlinePassed(f"not finished within {timeout_s:g} s") from None
+        finally:
+            self._leave(feed)
+            log.info("ended", **answer.summary())
+        self._count(answer, len(prompt))
+
+    def _leave(self, feed: Feed) -> None:
+        """However the stream ended: work that nobody waits for any more is ended, unless it was to run on."""
+        if self._link.feeds.get(feed.request_id) is not feed:
+            return
+        if feed.submit.on_disconnect == types_pb2.ON_DISCONNECT_DETACH:
+            self._link.detach(feed.request_id)
+        else:
+            self._link.cancel(feed.request_id)
+
+    def _count(self, answer: "Answer", prompt_tokens: int) -> None:
+        metrics, final = self._metrics, answer.final(prompt_tokens)
+        metrics.success.labels(_name(final.finish_reason)).inc()
+        metrics.prompt_tokens.inc(prompt_tokens)
+        metrics.generation_tokens.inc(answer.tokens)
+        metrics.preemptions.inc(final.preemptions)
+        metrics.num_drafts.inc(final.spec_decode.num_drafts)
+        metrics.num_draft_tokens.inc(final.spec_decode.num_draft_tokens)
+        metrics.num_accepted_tokens.inc(final.spec_decode.num_accepted_tokens)
+        metrics.queue_time.observe(final.queue_ms / 1000)
+        e2e_s = time.monotonic() - answer.started
+        metrics.e2e.observe(e2e_s)
+        if answer.ttft_s is not None:
+            metrics.ttft.observe(answer.ttft_s)
+            if answer.tokens > 1:
+                metrics.tpot.observe((e2e_s - answer.ttft_s) / (answer.tokens - 1))
+
+    @answers_errors
+    async def Cancel(  # noqa: N802
+        self, request: inference_pb2.CancelRequest, context: Context
+    ) -> inference_pb2.CancelResponse:
+        if _required_id(request.request_id) not in self._link.feeds:
+            await self._link.get_request(inference_pb2.GetRequestRequest(request_id=request.request_id))
+        self._link.cancel(request.request_id)
+        return inference_pb2.CancelResponse()
+
+    @answers_errors
+    async def GetRequest(  # noqa: N802
+        self, request: inference_pb2.GetRequestRequest, context: Context
+    ) -> types_pb2.RequestStatus:
+        _required_id(request.request_id)
+        return await self._link.get_request(request)
+
+    @answers_errors
+    async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> types_pb2.ServerStats:  # noqa: N802
+        return await self._link.stats(request)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What is counted of one stream while it passes."""
+
+    started: float = field(default_factory=time.monotonic)
+    ttft_s: float | None = None
+    tokens: int = 0
+    spec_decode: inference_pb2.SpecDecode = field(default_factory=inference_pb2.SpecDecode)
+    ending: gateway_link_pb2.Ending | None = None
+
+    def add(self, batch: Batch) -> None:
+        """Raises DeadlinePassed or Failed if the batch ends the request in a way that is a status."""
+        if batch.tokens and self.ttft_s is None:
+            self.ttft_s = time.monotonic() - self.started
+        self.tokens += len(batch.tokens)
+        for round in batch.rounds:
+            self.spec_decode.num_drafts += round.drafted > 0
+            self.spec_decode.num_draft_tokens += round.drafted
+            self.spec_decode.num_accepted_tokens += round.accepted
+        self.ending = batch.ending
+        if batch.ending is None:
+            return
+        if batch.ending.finish_reason == types_pb2.FINISH_REASON_DEADLINE:
+            raise DeadlinePassed(f"the deadline passed after {self.tokens} output tokens")
+        if batch.ending.finish_reason == types_pb2.FINISH_REASON_ERROR:
+            raise Failed(batch.ending.message or "the worker could not run the request")
+
+    def final(self, prompt_tokens: int) -> inference_pb2.Final:
+        assert self.ending is not None
+        return inference_pb2.Final(
+            finish_reason=self.ending.finish_reason,
+            usage=inference_pb2.Usage(prompt_tokens=prompt_tokens, completion_tokens=self.tokens),
+            spec_decode=self.spec_decode,
+            queue_ms=self.ending.queue_ms,
+            preemptions=self.ending.preemptions,
+            rounds=self.ending.rounds,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        reason = _name(self.ending.finish_reason) if self.ending is not None else "broken off"
+        return {
+            "finish_reason": reason,
+            "output_tokens": self.tokens,
+            "e2e_s": round(time.monotonic() - self.started, 4),
+        }
+
+
+def _name(reason: types_pb2.FinishReason.ValueType) -> str:
+    return types_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
+
+
+def _required_id(request_id: str) -> str:
+    if not request_id:
+        raise BadInput("request_id", "missing")
+    if len(request_id) > 128:
+        raise UnknownRequest("request_id: unknown")
+    return request_id

@@ -1,0 +1,158 @@
+"""Text to tokens and back, as the workers' model has it. Knows neither requests nor RPC."""
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from protos.v1 import gateway_link_pb2
+
+
+class NoTemplate(Exception):
+    """The model has no chat template."""
+
+
+class TextModel:
+    """Tokenizer and chat template of one fingerprint. Raises ValueError if `info` cannot be used."""
+
+    def __init__(self, info: gateway_link_pb2.ModelInfo) -> None:
+        self.name = info.name
+        self.fingerprint = info.fingerprint
+        self.context_tokens = info.context_tokens
+        self.vocab_size = info.vocab_size
+        self._special_tokens = dict(info.special_tokens)
+        try:
+            self._tokenizer = Tokenizer.from_str(gzip.decompress(info.tokenizer_json).decode())
+            self._template = _environment().from_string(info.chat_template) if info.chat_template else None
+        except Exception as error:  # the tokenizers library raises bare Exceptions
+            raise ValueError(f"model {info.name}: unusable tokenizer or chat template: {error}") from error
+        # A request that does not fit is refused, never cut.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Token ids of a raw prompt, with the special tokens that the tokenizer's post-processing adds."""
+        return self._encode(prompt, add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids up to where the assistant's turn begins. Raises NoTemplate, and jinja2.TemplateError if the
+        template refuses the messages. The template writes its own special tokens, so none are added."""
+        if self._template is None:
+            raise NoTemplate
+        text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # A batch of one: unlike `encode` it releases the interpreter's lock.
+        encoding = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        return list(encoding.ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def detokenizer(self, stop: Sequence[str] = (), min_tokens: int = 0) -> "Detokenizer":
+        return Detokenizer(self._tokenizer, stop, min_tokens)
+
+
+class Detokenizer:
+    """Output tokens to text, as they come: never half a character, nothing from a stop string on. A stop string that
+    is complete before token number `min_tokens` does not count."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = StopCutter(stop)
+        self._min_tokens = min_tokens
+        self._token_ids: list[int] = []
+        self._decoded_chars = 0
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        return "".join(self._push(token_id) for token_id in token_ids)
+
+    def _push(self, token_id: int) -> str:
+        self._token_ids.append(token_id)
+        text = self._stream.step(self._tokenizer, token_id)
+        if text is None:
+            return ""
+        self._decoded_chars += len(text)
+        return self._stop.push(text, armed=self._armed)
+
+    def finish(self) -> str:
+        """What was withheld: an incomplete character (as the replacement character), the beginning of a stop."""
+        text = self._tokenizer.decode(self._token_ids, skip_special_tokens=True)
+        return self._stop.push(text[self._decoded_chars :], armed=self._armed) + self._stop.flush()
+
+    @property
+    def _armed(self) -> bool:
+        return len(self._token_ids) >= self._min_tokens
+
+
+class StopCutter:
+    """Cuts a text at the stop string that is complete first (of two that end together, at the longer one), and
+    withholds what may still become one."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(stop)
+        self._held = ""
+        self._cut = False
+
+    def push(self, text: str, *, armed: bool = True) -> str:
+        """What may be shown by now. Not `armed`: stop strings that end in `text` do not count."""
+        if self._cut:
+            return ""
+        if not self._stop:
+            return text
+        old, self._held = len(self._held), self._held + text
+        if armed and (match := self._first_match(old)) is not None:
+            self._cut = True
+            return self._held[:match]
+        keep = self._longest_beginning()
+        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return shown
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return "" if self._cut else held
+
+    def _first_match(self, old: int) -> int | None:
+        """Where the stop string begins that ends first, and beyond the first `old` characters."""
+        matches = []
+        for stop in self._stop:
+            begin = self._held.find(stop, max(0, old - len(stop) + 1))
+            if begin >= 0:
+                matches.append((begin + len(stop), begin))
+        return min(matches)[1] if matches else None
+
+    def _longest_beginning(self) -> int:
+        """Length of the longest end of the held text that a stop string begins with, short of a whole one."""
+        longest = max(len(stop) for stop in self._stop) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(len(stop) > length and stop.startswith(self._held[-length:]) for stop in self._stop):
+                return length
+        return 0
+
+
+def _environment() -> jinja2.Environment:
+    """As transformers renders chat templates (utils/chat_template_utils.py): sandboxed, nothing escaped."""
+
+    def raise_exception(message: str) -> NoReturn:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    def strftime_now(layout: str) -> str:
+        return datetime.now().strftime(layout)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment

@@ -1,0 +1,106 @@
+"""What a request must be: every field checked, every refusal a BadInput that names the field. No I/O but encoding."""
+
+import asyncio
+import secrets
+
+import jinja2
+
+from gateway.text import NoTemplate, TextModel
+from protos.errors import BadInput
+from protos.v1 import inference_pb2, types_pb2
+
+ROLES = ("system", "user", "assistant")
+MAX_STOPS = 8
+MAX_STOP_CHARS = 128
+DEFAULT_MAX_TOKENS = 256
+THREAD_ABOVE_BYTES = 4096  # smaller inputs take less than a millisecond or two of the event loop
+
+
+def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
+    """All that can be told without the prompt's tokens. Comparisons are written so that NaN fails them."""
+    if request.HasField("temperature") and not 0 <= request.temperature <= 2:
+        raise BadInput("temperature", f"must be in [0, 2], not {request.temperature:g}")
+    if request.HasField("top_p") and not 0 < request.top_p <= 1:
+        raise BadInput("top_p", f"must be in (0, 1], not {request.top_p:g}")
+    if request.top_k > vocab_size:
+        raise BadInput("top_k", f"{request.top_k} exceeds the vocabulary of {vocab_size}")
+    if request.HasField("max_tokens") and request.max_tokens < 1:
+        raise BadInput("max_tokens", "must be at least 1")
+    if request.HasField("predicted_tokens") and request.predicted_tokens < 1:
+        raise BadInput("predicted_tokens", "must be at least 1")
+    if len(request.stop) > MAX_STOPS:
+        raise BadInput("stop", f"{len(request.stop)} strings; at most {MAX_STOPS}")
+    if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in request.stop):
+        raise BadInput("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
+    if getattr(request, "class") not in types_pb2.RequestClass.values():
+        raise BadInput("class", f"unknown value {getattr(request, 'class')}")
+    if request.on_disconnect not in types_pb2.OnDisconnect.values():
+        raise BadInput("on_disconnect", f"unknown value {request.on_disconnect}")
+
+
+async def encode_input(request: inference_pb2.GenerateRequest, model: TextModel, max_bytes: int) -> list[int]:
+    """The prompt's token ids. Long inputs are encoded in a thread, so that no other stream waits for them."""
+    field = request.WhichOneof("input")
+    if field is None:
+        raise BadInput("input", "give either prompt or chat")
+    texts = [request.prompt] if field == "prompt" else [message.content for message in request.chat.messages]
+    size = sum(len(text.encode()) for text in texts)
+    if size > max_bytes:
+        raise BadInput(field, f"{size} bytes; at most {max_bytes}")
+    if size > THREAD_ABOVE_BYTES:
+        prompt = await asyncio.to_thread(_encode, request, model)
+    else:
+        prompt = _encode(request, model)
+    if not prompt:
+        raise BadInput(field, "must not be empty")
+    if len(prompt) >= model.context_tokens:
+        raise BadInput(
+            field, f"{len(prompt)} tokens leave no room for one more in the context of {model.context_tokens}"
+        )
+    return prompt
+
+
+def _encode(request: inference_pb2.GenerateRequest, model: TextModel) -> list[int]:
+    if request.WhichOneof("input") == "prompt":
+        if not request.prompt:
+            raise BadInput("prompt", "must not be empty")
+        return model.encode_prompt(request.prompt)
+    messages = [{"role": message.role, "content": message.content} for message in request.chat.messages]
+    if not messages:
+        raise BadInput("chat", "must have at least one message")
+    for number, message in enumerate(messages):
+        if message["role"] not in ROLES:
+            role = message["role"][:32]
+            raise BadInput("chat", f"messages[{number}]: unknown role {role!r}; known are {', '.join(ROLES)}")
+    try:
+        return model.encode_chat(messages)
+    except NoTemplate:
+        raise BadInput("chat", f"the model {model.name} has no chat template; send a prompt") from None
+    except jinja2.TemplateError as error:
+        raise BadInput("chat", f"the model's template refuses the messages: {error}") from error
+
+
+def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_tokens: int) -> types_pb2.Limits:
+    """The context rule: an explicit max_tokens must fit beside the prompt; the default takes what is left of it."""
+    left = context_tokens - prompt_tokens
+    max_tokens = request.max_tokens if request.HasField("max_tokens") else min(DEFAULT_MAX_TOKENS, left)
+    if max_tokens > left:
+        raise BadInput(
+            "max_tokens",
+            f"prompt of {prompt_tokens} tokens + max_tokens {max_tokens} exceeds the context of {context_tokens}; "
+            f"at most {left}",
+        )
+    if request.min_tokens > max_tokens:
+        raise BadInput("min_tokens", f"{request.min_tokens} exceeds max_tokens {max_tokens}")
+    return types_pb2.Limits(
+        max_tokens=max_tokens, min_tokens=request.min_tokens, stop=request.stop, ignore_eos=request.ignore_eos
+    )
+
+
+def sampling(request: inference_pb2.GenerateRequest) -> types_pb2.Sampling:
+    return types_pb2.Sampling(
+        temperature=request.temperature,
+        top_p=request.top_p if request.HasField("top_p") else 1.0,
+        top_k=request.top_k,
+        seed=request.seed if request.HasField("seed") else secrets.randbits(63),
+    )
