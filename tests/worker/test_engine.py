@@ -1,0 +1,191 @@
+"""How requests end in the engine, and what it does when memory or a request is bad."""
+
+import pytest
+
+from tests.worker.harness import Driver, Tiny
+from worker_service.engine.draft import NgramDrafter
+from worker_service.engine.profile import measure
+from worker_service.engine.types import Finish, Limits, Run, Sampling, Skip
+
+SAMPLED = Sampling(temperature=1.0, seed=11)
+
+
+def run_one(tiny: Tiny, limits: Limits, prompt: str = "The quick brown fox", sampling: Sampling = SAMPLED) -> Driver:
+    driver = Driver(tiny.engine())
+    driver.admit("r", tiny.prompt(prompt), limits, sampling)
+    driver.finish_all()
+    return driver
+
+
+def free_text(tiny: Tiny, tokens: int = 24) -> list[int]:
+    return run_one(tiny, Limits(max_tokens=tokens, ignore_eos=True)).outputs["r"]
+
+
+def eos_engine(tiny: Tiny, eos: int) -> Driver:
+    return Driver(tiny.engine(eos_ids=frozenset({eos})))
+
+
+def test_max_tokens_ends_with_length(tiny: Tiny) -> None:
+    driver = run_one(tiny, Limits(max_tokens=5, ignore_eos=True))
+    assert len(driver.outputs["r"]) == 5
+    assert driver.finished["r"] is Finish.LENGTH
+
+
+def test_the_models_context_ends_with_length(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(context_tokens=20))
+    prompt = tiny.prompt("dog")
+    driver.admit("r", prompt, Limits(max_tokens=500, ignore_eos=True))
+    driver.finish_all()
+    assert len(prompt) + len(driver.outputs["r"]) == 20
+    assert driver.finished["r"] is Finish.LENGTH
+
+
+def test_eos_is_the_last_token(tiny: Tiny) -> None:
+    text = free_text(tiny)
+    driver = eos_engine(tiny, text[6])
+    driver.admit("r", tiny.prompt("The quick brown fox"), Limits(max_tokens=24), SAMPLED)
+    driver.finish_all()
+    assert driver.outputs["r"] == text[: text.index(text[6]) + 1]
+    assert driver.finished["r"] is Finish.STOP
+
+
+def test_ignore_eos_goes_on_after_it(tiny: Tiny) -> None:
+    text = free_text(tiny)
+    driver = eos_engine(tiny, text[6])
+    driver.admit("r", tiny.prompt("The quick brown fox"), Limits(max_tokens=24, ignore_eos=True), SAMPLED)
+    driver.finish_all()
+    assert driver.outputs["r"] == text
+
+
+def test_min_tokens_keeps_eos_from_being_drawn(tiny: Tiny) -> None:
+    text = free_text(tiny)
+    driver = eos_engine(tiny, text[2])
+    driver.admit("r", tiny.prompt("The quick brown fox"), Limits(max_tokens=12, min_tokens=9), SAMPLED)
+    driver.finish_all()
+    assert len(driver.outputs["r"]) > 9
+    assert text[2] not in driver.outputs["r"][:9]
+
+
+@pytest.mark.parametrize("draft_len", [0, 6])
+def test_a_stop_string_across_token_borders_ends_with_the_token_that_completes_it(tiny: Tiny, draft_len: int) -> None:
+    tokens = free_text(tiny)
+    piece = [tiny.tokenizer.decode([token]) for token in tokens]
+    at = next(i for i in range(4, 20) if all(p.isascii() and p for p in piece[i : i + 2]))
+    stop = piece[at][-1] + piece[at + 1][:1]
+    first = next(i for i in range(1, 25) if stop in tiny.tokenizer.decode(tokens[:i]))
+
+    driver = Driver(tiny.engine())
+    driver.admit("r", tiny.prompt("The quick brown fox"), Limits(24, stop=("never", stop), ignore_eos=True), SAMPLED)
+    driver.finish_all(draft_len=lambda _: draft_len)
+    assert driver.outputs["r"] == tokens[:first]
+    assert driver.finished["r"] is Finish.STOP
+
+
+def test_a_stop_string_before_min_tokens_does_not_count(tiny: Tiny) -> None:
+    tokens = free_text(tiny)
+    texts = [tiny.tokenizer.decode([token]) for token in tokens]
+    once = next(t for i, t in enumerate(texts) if i < 10 and t.isascii() and t and "".join(texts).count(t) == 1)
+    driver = run_one(tiny, Limits(24, min_tokens=12, stop=(once,), ignore_eos=True))
+    assert driver.outputs["r"] == tokens
+
+
+def test_a_stop_string_is_found_after_the_request_came_back(tiny: Tiny) -> None:
+    tokens = free_text(tiny)
+    piece = [tiny.tokenizer.decode([token]) for token in tokens]
+    at = next(i for i in range(4, 20) if all(p.isascii() and p for p in piece[i : i + 2]))
+    stop = piece[at][-1] + piece[at + 1][:1]
+    whole = run_one(tiny, Limits(24, stop=(stop,), ignore_eos=True))
+    length = len(whole.outputs["r"])
+    whole.readmit("r", length - 1, placement=2)
+    whole.finish_all()
+    assert len(whole.outputs["r"]) == length
+    assert whole.finished["r"] is Finish.STOP
+
+
+def test_the_lowest_ranked_waits_when_blocks_run_out(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(blocks=4, block_tokens=4))
+    for name in ("first", "second"):
+        driver.admit(name, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], Limits(max_tokens=2, ignore_eos=True))
+    ranking = [Run("first", 0, 64), Run("second", 0, 64)]
+    first, second = driver.step(ranking)
+    assert (first.skipped, second.skipped) == (None, None)  # the second computes as much as there is place for
+    assert (second.prefilled, second.prefill_owed) == (4, 6)
+    rows = {row.request_id: row for row in driver.step(ranking)}
+    assert rows["first"].finish is Finish.LENGTH
+    assert rows["second"].skipped is Skip.NO_BLOCKS
+    driver.finish_all()
+    assert driver.finished["second"] is Finish.LENGTH
+
+
+def test_ranked_below_a_skipped_one_nobody_takes_blocks(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(blocks=2, block_tokens=4))
+    driver.admit("holder", [5, 6, 7, 8], Limits(max_tokens=9, ignore_eos=True))
+    driver.admit("full", [5, 6, 7, 8], Limits(max_tokens=9, ignore_eos=True))
+    driver.step([Run("full", 0, 4), Run("holder", 0, 3)])
+    driver.admit("new", [5], Limits(max_tokens=9, ignore_eos=True))
+    rows = driver.step([Run("full", 0, 4), Run("new", 0, 4), Run("holder", 0, 4)])
+    assert [row.skipped for row in rows] == [Skip.NO_BLOCKS, Skip.NO_BLOCKS, None]
+
+
+def test_slots_bound_a_round_and_the_finished_leave_their_place(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine())
+    for name in "abc":
+        driver.admit(name, tiny.prompt("dog"), Limits(max_tokens=1 if name == "a" else 9, ignore_eos=True))
+    ranking = [Run(name, 0, 64) for name in "abc"]
+    assert [row.request_id for row in driver.step(ranking, slots=2)] == ["a", "b"]
+    assert [row.request_id for row in driver.step(ranking, slots=2)] == ["b", "c"]
+
+
+def test_a_long_prompt_is_computed_in_chunks_and_its_first_token_comes_with_the_last(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine())
+    driver.admit("r", list(range(10, 20)), Limits(max_tokens=9, ignore_eos=True))
+    rows = [driver.step([Run("r", 4, 4)])[0] for _ in range(3)]
+    assert [(row.prefilled, row.prefill_owed, len(row.tokens), row.drafted) for row in rows] == [
+        (4, 6, 0, 0),
+        (4, 2, 0, 0),
+        (2, 0, 1, 0),
+    ]
+
+
+def test_a_request_that_lost_its_kv_owes_all_but_its_last_token(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine())
+    driver.admit("r", list(range(10, 20)), Limits(max_tokens=9, ignore_eos=True))
+    driver.step([Run("r", 0, 64)])
+    driver.engine.drop("r")
+    row = driver.step([Run("r", 0, 6)])[0]
+    assert (row.prefilled, row.prefill_owed, row.tokens) == (6, 4, ())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prompt_len", "problem"),
+    [([3, 99_999], 2, "99999"), ([], 0, "prompt"), ([3], 2, "prompt"), ([3] * 1024, 1024, "context")],
+)
+def test_a_bad_request_fails_alone(tiny: Tiny, tokens: list[int], prompt_len: int, problem: str) -> None:
+    driver = Driver(tiny.engine())
+    driver.admit("good", tiny.prompt("dog"), Limits(max_tokens=4))
+    driver.outputs["bad"] = []
+    driver.engine.admit("bad", 1, tokens, prompt_len, Sampling(), Limits(max_tokens=4))
+    rows = {row.request_id: row for row in driver.step([Run("bad", 0, 9), Run("good", 0, 9)], slots=1)}
+    assert rows["bad"].finish is Finish.ERROR
+    assert problem in rows["bad"].error
+    assert rows["good"].tokens
+
+
+def test_ngram_drafts_follow_the_most_recent_longest_match() -> None:
+    drafter = NgramDrafter()
+    assert drafter.propose([1, 2, 3, 9, 1, 2, 3, 8, 7, 2, 3], 2) == [8, 7]
+    assert drafter.propose([1, 2, 3, 9, 1, 2, 3, 8, 7, 2, 3, 55], 2) == []
+    assert NgramDrafter().propose([1, 2, 3, 9, 5, 2, 3, 8, 1, 2, 3], 1) == [9]  # of three tokens, before two
+
+
+def test_ngram_drafts_go_on_repeating_past_the_end() -> None:
+    assert NgramDrafter().propose([9, 1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
+
+
+def test_warm_up_measures_all_costs_and_leaves_nothing(tiny: Tiny) -> None:
+    engine = tiny.engine(blocks=64)
+    cost = measure(engine, slots=4)
+    assert min(cost.draft_s, cost.verify_s, cost.prefill_token_s) > 0
+    assert cost.verify_slope_s >= 0
+    assert not engine.held()
+    assert engine.free_blocks == engine.blocks

@@ -1,0 +1,276 @@
+"""The engine: admitted requests, and rounds of draft and verify over them. No threads, no clocks but its stopwatch, no
+RPC, no order of its own: each round is given a ranking."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from worker_service.engine.draft import Drafter
+from worker_service.engine.hooks import LogitsContext, LogitsHook, suppress_eos
+from worker_service.engine.kv import KV
+from worker_service.engine.request import EngineRequest
+from worker_service.engine.sampling import draw
+from worker_service.engine.stop import StopStrings
+from worker_service.engine.target import Segment, Target
+from worker_service.engine.types import Finish, Held, Limits, Row, Run, Sampling, Skip, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one request does in one round: compute `feed`, its own tokens and then its drafts."""
+
+    request: EngineRequest
+    feed: list[int]
+    drafts: list[int]
+    prefilled: int
+    samples: bool  # false: a chunk of prefill that others will follow
+
+    @property
+    def draws(self) -> int:
+        return len(self.drafts) + 1 if self.samples else 0
+
+
+class Engine:
+    """Not thread-safe: construct it anywhere, then use it from the model's thread alone."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        eos_ids: frozenset[int],
+        context_tokens: int,
+        blocks: int,
+        block_tokens: int = 64,
+        max_draft: int = 8,
+        drafter: Callable[[], Drafter],
+        hooks: Sequence[LogitsHook] = (suppress_eos,),
+    ) -> None:
+        """`model`: a causal LM of the transformers library, in eval mode; its attention function is replaced.
+
+        `drafter` makes the drafter of one request; `context_tokens` bounds prompt and output together.
+        """
+        self._target = Target(model)
+        self._tokenizer = tokenizer.backend_tokenizer
+        self._eos_ids, self._context_tokens = eos_ids, context_tokens
+        self._pool = self._target.new_pool(blocks, block_tokens)
+        self._max_draft = max_draft
+        self._new_drafter = drafter
+        self._hooks = tuple(hooks)
+        self._requests: dict[str, EngineRequest] = {}
+
+    @property
+    def blocks(self) -> int:
+        return self._pool.blocks
+
+    @property
+    def free_blocks(self) -> int:
+        return self._pool.free_blocks
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._pool.block_tokens)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._target.vocab_size
+
+    def bind_thread(self, threads: int) -> None:
+        """Give torch `threads` in the calling thread, 0: all cores. Torch keeps this number for each thread."""
+        if threads:
+            torch.set_num_threads(threads)
+
+    def admit(
+        self,
+        request_id: str,
+        placement: int,
+        tokens: Sequence[int],
+        prompt_len: int,
+        sampling: Sampling,
+        limits: Limits,
+    ) -> None:
+        """Take a request, with all its `tokens` so far: the truth. KV of one that is known is cut to what agrees.
+
+        A request that cannot be run is taken too: its next row says why.
+        """
+        known = self._requests.pop(request_id, None)
+        kv = known.kv if known else KV(self._pool)
+        if known:
+            agreed = next(
+                (i for i, (a, b) in enumerate(zip(known.tokens, tokens, strict=False)) if a != b), len(tokens)
+            )
+            kv.truncate(max(min(agreed, len(tokens) - 1), 0))
+        request = EngineRequest(
+            request_id,
+            placement,
+            tokens,
+            prompt_len,
+            sampling,
+            limits,
+            kv=kv,
+            drafter=self._new_drafter(),
+            stops=StopStrings(self._tokenizer, limits.stop, tokens[prompt_len:]),
+            eos_ids=self._eos_ids,
+            context_tokens=self._context_tokens,
+        )
+        request.error = self._problem(request)
+        self._requests[request_id] = request
+
+    def forget(self, request_id: str) -> None:
+        """Finished, cancelled or moved: give back all it holds. Unknown ids are no error."""
+        request = self._requests.pop(request_id, None)
+        if request:
+            request.kv.release()
+
+    def drop(self, request_id: str) -> None:
+        """Give back its KV; when it runs again it is rebuilt from its tokens. Unknown ids are no error."""
+        request = self._requests.get(request_id)
+        if request:
+            request.kv.release()
+
+    def held(self) -> list[Held]:
+        """All that is admitted and not forgotten, finished or not."""
+        return [Held(r.id, r.placement, r.output_tokens) for r in self._requests.values()]
+
+    def runnable(self, run: Run) -> bool:
+        """Whether a round with this place of a ranking could do something."""
+        request = self._requests.get(run.request_id)
+        if request is None or request.finish is not None:
+            return False
+        return bool(request.error) or request.prefill_owed <= 0 or run.prefill_tokens > 0
+
+    def step(self, runs: Sequence[Run], slots: int) -> StepResult:
+        """One round of the first `slots` runnable requests of a ranking, best first: plan, verify, accept.
+
+        Errors of one request end that request; an exception of the forward pass is the caller's to handle.
+        """
+        with torch.inference_mode():
+            begun = perf_counter()
+            work, rows, draft_s = self._plan(runs, slots)
+            verify_begun = perf_counter()
+            segments = [
+                Segment(w.request.kv, w.request.kv.length - len(w.feed), w.feed, len(w.feed) - w.draws) for w in work
+            ]
+            logits = self._target.forward(segments) if work else None
+            verify_s = perf_counter() - verify_begun
+            if logits is not None:
+                rows += self._accept(work, self._draw(work, logits))
+            other_s = perf_counter() - begun - draft_s - verify_s
+        return StepResult(tuple(rows), self._pool.free_blocks, draft_s, verify_s, other_s)
+
+    def _plan(self, runs: Sequence[Run], slots: int) -> tuple[list[_Work], list[Row], float]:
+        """Who runs what, with KV for it; rows of those that cannot run; seconds spent drafting."""
+        work: list[_Work] = []
+        rows: list[Row] = []
+        skipped = 0
+        draft_s = 0.0
+        for run in {run.request_id: run for run in runs}.values():
+            if len(work) == slots or skipped == slots:
+                break
+            if not self.runnable(run):
+                continue
+            request = self._requests[run.request_id]
+            if request.error or request.left <= 0:
+                request.finish = Finish.ERROR if request.error else Finish.LENGTH
+                request.kv.release()
+                rows.append(self._row(request, request.output_tokens))
+                continue
+            # Once one had to wait for blocks, those ranked lower must not take any.
+            room = request.kv.own_room if skipped else request.kv.room
+            if room <= 0:
+                skipped += 1
+                rows.append(self._row(request, request.output_tokens, skipped=Skip.NO_BLOCKS))
+                continue
+            begun = perf_counter()
+            work.append(self._work(request, run, room))
+            draft_s += perf_counter() - begun
+        return work, rows, draft_s
+
+    def _work(self, request: EngineRequest, run: Run, room: int) -> _Work:
+        owed = request.prefill_owed
+        tokens = request.tokens[request.kv.length :]
+        drafts: list[int] = []
+        if owed > 0:
+            prefilled = min(owed, run.prefill_tokens, room)
+            # The last token of output, if there is one, comes along with the end of the prefill.
+            samples = prefilled == owed and len(tokens) <= room
+            tokens = tokens if samples else tokens[:prefilled]
+        else:
+            prefilled, samples = 0, True
+            k = min(run.draft_len, self._max_draft, request.left - 1, room - 1)
+            drafts = request.drafter.propose(request.tokens, k)[: max(k, 0)]
+        feed = tokens + drafts
+        request.kv.extend(len(feed))
+        return _Work(request, feed, drafts, prefilled, samples)
+
+    def _draw(self, work: Sequence[_Work], logits: torch.Tensor) -> list[int]:
+        """The target's token at every position that samples, all works' one after the other."""
+        draws = []
+        begin = 0
+        for w in work:
+            if not w.samples:
+                continue
+            request = w.request
+            own = logits[begin : begin + w.draws]
+            begin += w.draws
+            context = LogitsContext(request.tokens, w.drafts, request.output_tokens, request.limits, self._eos_ids)
+            for hook in self._hooks:
+                own = hook(own, context)
+            draws.append(draw(own, request.sampling, request.output_tokens))
+        result: list[int] = torch.cat(draws).tolist() if draws else []
+        return result
+
+    def _accept(self, work: Sequence[_Work], drawn: list[int]) -> list[Row]:
+        """Keep drafts while they equal what the target drew, and its own token after them."""
+        rows = []
+        begin = 0
+        for w in work:
+            request, start = w.request, w.request.output_tokens
+            sampled = drawn[begin : begin + w.draws]
+            begin += w.draws
+            accepted = 0
+            while accepted < len(w.drafts) and w.drafts[accepted] == sampled[accepted]:
+                accepted += 1
+            emitted = request.extend(sampled[: accepted + 1])
+            if request.finish is None:
+                request.kv.truncate(len(request.tokens) - 1)
+            else:
+                request.kv.release()
+            rows.append(
+                self._row(
+                    request,
+                    start,
+                    tokens=tuple(emitted),
+                    drafted=len(w.drafts),
+                    accepted=min(accepted, len(emitted)),
+                    prefilled=w.prefilled,
+                )
+            )
+        return rows
+
+    @staticmethod
+    def _row(request: EngineRequest, start: int, **fields: Any) -> Row:
+        owed = 0 if request.finish else max(request.prefill_owed, 0)
+        return Row(
+            request.id,
+            request.placement,
+            start,
+            blocks=request.kv.blocks,
+            prefill_owed=owed,
+            finish=request.finish,
+            error=request.error,
+            **fields,
+        )
+
+    def _problem(self, request: EngineRequest) -> str:
+        """Why it cannot be run; empty if it can."""
+        if not 0 < request.prompt_len <= len(request.tokens):
+            return f"tokens: {len(request.tokens)} cannot begin with a prompt of {request.prompt_len}"
+        strange = next((token for token in request.tokens if not 0 <= token < self.vocab_size), None)
+        if strange is not None:
+            return f"tokens: {strange} is not in the vocabulary of {self.vocab_size}"
+        if request.prompt_len >= self._context_tokens:
+            return f"tokens: a prompt of {request.prompt_len} leaves no place in a context of {self._context_tokens}"
+        return ""
