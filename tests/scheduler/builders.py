@@ -1,0 +1,85 @@
+"""Short ways to make the core's data in tests, and a worker that runs plans without a model."""
+
+from scheduler_service.core.core import Core
+from scheduler_service.core.policies import make_policy
+from scheduler_service.core.types import (
+    CostProfile,
+    Effect,
+    Finish,
+    Held,
+    Request,
+    RequestClass,
+    Round,
+    StepDone,
+    Submitted,
+    WorkerUp,
+)
+
+COST = CostProfile(draft_s=0.0, verify_s=1.0, verify_slope_s=0.0, prefill_token_s=0.0)
+
+
+def request(id: str, arrival: float = 0.0, *, prompt: int = 4, max_tokens: int = 1000, **more: object) -> Request:
+    return Request(id, arrival, prompt, max_tokens, **more)  # type: ignore[arg-type]
+
+
+def worker_up(name: str = "w", slots: int = 1, blocks: int = 1000, held: tuple[Held, ...] = ()) -> WorkerUp:
+    return WorkerUp(name, slots, blocks, block_tokens=16, max_draft=4, cost=COST, held=held)
+
+
+def core(policy: str = "laps-sd", *settings: str, **options: int) -> Core:
+    return Core(make_policy(policy, settings), **options)
+
+
+class FakeWorker:
+    """Runs the newest plan: a request's prefill first, then `emit` tokens a round until its true length."""
+
+    def __init__(
+        self, core: Core, lengths: dict[str, int], name: str = "w", slots: int = 1, blocks: int = 1000
+    ) -> None:
+        self.core, self.lengths, self.name, self.slots, self.blocks = core, lengths, name, slots, blocks
+        self.output: dict[str, int] = {}
+        self.resident: dict[str, int] = {}  # placement by request with KV
+        self.ran: list[tuple[str, ...]] = []
+        self.now = 0.0
+        core.observe(worker_up(name, slots, blocks), self.now)
+
+    def submit(self, *ids: str, **more: object) -> None:
+        for id in ids:
+            self.core.observe(Submitted(request(id, self.now, **more)), self.now)  # type: ignore[arg-type]
+
+    def step(self, emit: int = 1, drafted: int = 4) -> tuple[Effect, ...]:
+        """One round of the worker; a second passes."""
+        plan = self.core.plan(self.name)
+        for id in plan.drop:
+            self.resident.pop(id, None)
+        rows = [self._row(run.id, run.placement, emit, drafted) for run in plan.rank[: self.slots]]
+        self.ran.append(tuple(row.id for row in rows))
+        self.now += 1
+        return self.core.observe(StepDone(self.name, tuple(rows), self._free(), 1.0), self.now)
+
+    def run(self, rounds: int, emit: int = 1) -> list[str]:
+        """Which request ran alone in each of the rounds."""
+        for _ in range(rounds):
+            self.step(emit)
+        return [ids[0] if ids else "" for ids in self.ran[-rounds:]]
+
+    def _row(self, id: str, placement: int, emit: int, drafted: int) -> Round:
+        entry = self.core.entries[id]
+        start = entry.emitted
+        prefill = 0 if self.resident.get(id) == placement else entry.tokens
+        self.resident[id] = placement
+        new = min(1 if prefill else emit, self.lengths[id] - start)
+        done = start + new >= self.lengths[id]
+        if done:
+            del self.resident[id]
+        blocks = -(-(entry.tokens + new) // 16)
+        drafts = 0 if prefill else drafted
+        finish = Finish.STOP if done else None
+        return Round(id, placement, start, new, drafts, min(drafts, max(0, new - 1)), prefill, 0, blocks, finish)
+
+    def _free(self) -> int:
+        held = sum(-(-self.core.entries[id].tokens // 16) for id in self.resident if id in self.core.entries)
+        return self.blocks - held
+
+
+__all__ = ["COST", "Core", "FakeWorker", "RequestClass", "core", "request", "worker_up"]

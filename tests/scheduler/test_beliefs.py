@@ -1,0 +1,51 @@
+"""What is believed of acceptance and length."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_service.core.beliefs import MAX_WINDOW, Acceptance, FleetLength
+
+
+def observed(*rounds: tuple[int, int]) -> Acceptance:
+    belief = Acceptance()
+    for drafted, accepted in rounds:
+        belief = belief.after(drafted, accepted)
+    return belief
+
+
+def test_acceptance_is_weighted_by_drafted_tokens() -> None:
+    assert observed((4, 4), (1, 0), (3, 0)).mean == 0.5
+
+
+def test_a_round_without_drafts_is_no_sample_but_counts_for_stability() -> None:
+    before = observed((4, 2), (4, 2))
+    after = before.after(0, 0)
+    assert after.mean == before.mean
+    assert not before.stable(window=3, epsilon=0.1)
+    assert after.stable(window=3, epsilon=0.1)
+
+
+def test_a_mean_that_moves_is_not_stable() -> None:
+    assert not observed((4, 4), (4, 0)).stable(window=2, epsilon=0.4)
+    assert observed((4, 4), (4, 0)).stable(window=2, epsilon=0.5)
+
+
+@given(st.lists(st.tuples(st.integers(0, 16), st.integers(0, 16)).map(lambda r: (max(r), min(r))), max_size=80))
+def test_acceptance_stays_in_its_range_and_its_memory_bounded(rounds: list[tuple[int, int]]) -> None:
+    belief = observed(*rounds)
+    assert 0.0 <= belief.mean <= 1.0
+    assert len(belief.means) == min(len(rounds), MAX_WINDOW)
+
+
+def test_length_is_the_hint_else_the_fleets_mean_else_the_limit() -> None:
+    length = FleetLength()
+    assert length.predict(None, 100) == 100
+    length.observe(10)
+    length.observe(30)
+    assert length.predict(None, 100) == 20
+    assert length.predict(7, 100) == 7
+
+
+def test_a_predicted_length_never_exceeds_the_limit() -> None:
+    assert FleetLength(1, 500).predict(None, 100) == 100
+    assert FleetLength().predict(500, 100) == 100

@@ -1,0 +1,133 @@
+"""Laws of the core that hold whatever happens in whatever order; hypothesis drives it."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scheduler_service.core.core import Core
+from scheduler_service.core.types import Cancelled, Ended, Plan, StepDone, Submitted, WorkerDown
+from tests.scheduler.builders import FakeWorker, core, request, worker_up
+
+POLICIES = st.sampled_from(["fcfs", "laps-sd"])
+WORKERS = ("u", "v")
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 60)),
+        st.tuples(st.just("step"), st.sampled_from(WORKERS)),
+        st.tuples(st.just("cancel"), st.integers(0, 20)),
+        st.tuples(st.just("lose"), st.sampled_from(WORKERS)),
+    ),
+    max_size=120,
+)
+
+
+class Fleet:
+    """Two workers of two slots under random events; each of them carries out what the core plans."""
+
+    def __init__(self, policy: str) -> None:
+        self.core: Core = core(policy)
+        self.lengths: dict[str, int] = {}
+        self.ended: list[str] = []
+        self.plans: list[Plan] = []
+        self.workers = {name: FakeWorker(self.core, self.lengths, name, slots=2, blocks=40) for name in WORKERS}
+        self.now = 0.0
+
+    def do(self, verb: str, what: object) -> None:
+        self.now += 1
+        effects: tuple[object, ...] = ()
+        if verb == "submit":
+            id = f"r{len(self.lengths)}"
+            self.lengths[id] = int(what)  # type: ignore[call-overload]
+            effects = self.core.observe(Submitted(request(id, self.now)), self.now)
+        elif verb == "step":
+            worker = self.workers[str(what)]
+            worker.now = self.now
+            effects = worker.step(emit=3)
+            self.plans.append(self.core.plan(worker.name))
+        elif verb == "cancel":
+            effects = self.core.observe(Cancelled(f"r{what}"), self.now)
+        elif verb == "lose":
+            name = str(what)
+            effects = self.core.observe(WorkerDown(name), self.now)
+            self.workers[name] = FakeWorker(self.core, self.lengths, name, slots=2, blocks=40)
+        self.ended += [effect.record.request.id for effect in effects if isinstance(effect, Ended)]
+        self.check()
+
+    def check(self) -> None:
+        homes = [entry.home for entry in self.core.entries.values()]
+        for name, worker in self.core.workers.items():
+            assert len(worker.ranking) == homes.count(name)
+        assert len(self.core._unplaced) == homes.count(None)
+
+    def drain(self) -> None:
+        for _ in range(5000):
+            if not self.core.entries:
+                return
+            for name in WORKERS:
+                self.do("step", name)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(POLICIES, ACTIONS)
+def test_every_request_ends_exactly_once(policy: str, actions: list[tuple[str, object]]) -> None:
+    fleet = Fleet(policy)
+    for action in actions:
+        fleet.do(*action)
+    fleet.drain()
+    assert sorted(fleet.ended) == sorted(fleet.lengths)
+
+
+@settings(max_examples=40, deadline=None)
+@given(POLICIES, ACTIONS)
+def test_equal_inputs_give_equal_plans(policy: str, actions: list[tuple[str, object]]) -> None:
+    first, second = Fleet(policy), Fleet(policy)
+    for action in actions:
+        first.do(*action)
+        second.do(*action)
+    assert first.plans == second.plans
+
+
+@settings(max_examples=40, deadline=None)
+@given(POLICIES, ACTIONS)
+def test_a_plan_lists_each_request_once_and_on_one_worker(policy: str, actions: list[tuple[str, object]]) -> None:
+    fleet = Fleet(policy)
+    for action in actions:
+        fleet.do(*action)
+    placed = {run.id: [] for name in WORKERS for run in fleet.core.plan(name).rank}
+    for name in WORKERS:
+        for run in fleet.core.plan(name).rank:
+            placed[run.id].append(name)
+    assert all(len(set(where)) == len(where) == 1 for where in placed.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=3, max_size=12))
+def test_no_slot_idles_while_a_request_waits(lengths: list[int]) -> None:
+    worker = FakeWorker(core(), {f"r{i}": length for i, length in enumerate(lengths)}, slots=2)
+    worker.submit(*worker.lengths)
+    while worker.core.entries:
+        live = len(worker.core.entries)
+        worker.step()
+        assert len(worker.ran[-1]) == min(2, live)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 30))
+def test_a_stale_report_never_changes_the_output(lengths: list[int], rounds: int) -> None:
+    worker = FakeWorker(core(), {f"r{i}": length for i, length in enumerate(lengths)}, slots=2)
+    worker.submit(*worker.lengths)
+    for _ in range(rounds):
+        plan = worker.core.plan("w")
+        rows = [worker._row(run.id, run.placement, 1, 0) for run in plan.rank[:2]]
+        worker.core.observe(StepDone("w", tuple(rows), 100, 1.0), 1.0)
+        before = {id: entry.emitted for id, entry in worker.core.entries.items()}
+        worker.core.observe(StepDone("w", tuple(rows), 100, 1.0), 2.0)
+        assert {id: entry.emitted for id, entry in worker.core.entries.items()} == before
+
+
+def test_a_worker_that_comes_back_empty_changes_no_output() -> None:
+    fleet = Fleet("laps-sd")
+    for _ in range(6):
+        fleet.do("submit", 20)
+    fleet.do("step", "u")
+    fleet.core.observe(worker_up("u", slots=2), 9.0)
+    assert all(entry.home != "u" for entry in fleet.core.entries.values())

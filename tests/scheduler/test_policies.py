@@ -1,0 +1,92 @@
+"""Policies: who goes before whom, and which settings they take."""
+
+import pytest
+
+from scheduler_service.core.beliefs import Acceptance
+from scheduler_service.core.policies import Claim, Policy, make_policy
+from scheduler_service.core.types import View
+from tests.scheduler.builders import COST, request
+
+
+def view(**changes: object) -> View:
+    values: dict[str, object] = {
+        "request": request("a", arrival=5.0),
+        "attained_s": 0.0,
+        "rounds": 0,
+        "emitted": 0,
+        "acceptance": Acceptance(),
+        "predicted_tokens": 100,
+        "prefill_s": 0.0,
+        "perceptible": False,
+    }
+    return View(**values | changes)  # type: ignore[arg-type]
+
+
+def claim(policy: Policy, seen: View) -> Claim:
+    return policy.claim(seen, COST, draft_len=4, slots=1)
+
+
+def test_fcfs_orders_by_arrival_alone() -> None:
+    assert claim(make_policy("fcfs"), view(attained_s=99.0, predicted_tokens=1)) == (1, 0, 5.0)
+
+
+@pytest.mark.parametrize(("attained_s", "level"), [(0, 1), (9.9, 1), (10, 2), (19.9, 2), (20, 3), (79, 4), (1e9, 6)])
+def test_attained_service_demotes_through_queues_of_doubling_size(attained_s: float, level: int) -> None:
+    """With q0 = 10 rounds of one second: [0, 10), [10, 20), [20, 40), [40, 80), [80, 160), the rest."""
+    assert claim(make_policy("laps-sd"), view(attained_s=attained_s)).level == level
+
+
+def test_a_perceptible_request_is_ordered_by_the_papers_estimate() -> None:
+    """L = 100, n = 4, A = 0.25: 100 / (4 * 0.25 + 1) = 50 rounds of a second."""
+    seen = view(perceptible=True, acceptance=Acceptance(80, 20))
+    assert claim(make_policy("laps-sd"), seen) == (4, 0, 50.0)
+
+
+def test_within_a_queue_the_perceptible_go_first() -> None:
+    policy = make_policy("laps-sd")
+    blind = view(attained_s=45.0, request=request("early", arrival=0.0))
+    perceptible = view(perceptible=True, acceptance=Acceptance(80, 20))
+    assert claim(policy, perceptible) < claim(policy, blind)
+
+
+def test_the_key_remaining_subtracts_what_was_served() -> None:
+    seen = view(perceptible=True, acceptance=Acceptance(80, 20), attained_s=30.0)
+    assert claim(make_policy("laps-sd", ["key=remaining"]), seen).key == 20.0
+
+
+def test_the_destination_stay_keeps_the_queue_of_attained_service() -> None:
+    seen = view(perceptible=True, acceptance=Acceptance(80, 20), attained_s=3.0)
+    assert claim(make_policy("laps-sd", ["destination=stay"]), seen) == (1, 0, 50.0)
+
+
+def test_an_overrun_prediction_still_looks_unfinished() -> None:
+    seen = view(perceptible=True, acceptance=Acceptance(80, 0), emitted=200, predicted_tokens=200, attained_s=200.0)
+    assert claim(make_policy("laps-sd", ["key=remaining"]), seen).key > 0
+
+
+def test_it_becomes_perceptible_after_a_window_of_steady_rounds() -> None:
+    policy = make_policy("laps-sd", ["window=3", "epsilon=0.1"])
+    assert not policy.perceives(view(acceptance=Acceptance(8, 4, (0.5, 0.5))))
+    assert policy.perceives(view(acceptance=Acceptance(12, 6, (0.5, 0.55, 0.5))))
+    assert not policy.perceives(view(acceptance=Acceptance(12, 6, (0.7, 0.55, 0.5))))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "complaint"),
+    [
+        ("nonesuch", "", "unknown policy 'nonesuch'; known: fcfs, laps-sd"),
+        ("laps-sd", "speed=1", "'speed=1' is not name=value with a setting of laps-sd"),
+        ("laps-sd", "queues", "'queues' is not name=value"),
+        ("laps-sd", "queues=many", "'queues=many' is not a int"),
+        ("laps-sd", "queues=0", "queues must be from 1 to 16"),
+        ("laps-sd", "epsilon=nan", "epsilon must be from 0 to 1"),
+        ("laps-sd", "window=33", "window must be from 1 to 32"),
+        ("laps-sd", "first-queue-rounds=0", "first_queue_rounds must be at least 1"),
+        ("laps-sd", "length_margin=-1", "length_margin must be from 0 to 10"),
+        ("laps-sd", "key=shortest", "key must be total or remaining"),
+        ("laps-sd", "destination=top", "destination must be estimate or stay"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(name: str, setting: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint.replace("(", r"\(")):
+        make_policy(name, [setting] if setting else [])
