@@ -1,0 +1,337 @@
+"""The live scheduler over real gRPC and a real Redis, with scripted workers and gateways."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from protos.v1 import inference_pb2 as inference_pb
+from protos.v1 import types_pb2 as types_pb
+from protos.v1 import worker_link_pb2 as worker_pb
+from scheduler_service.core.core import Core
+from scheduler_service.core.policies import make_policy
+from scheduler_service.event_log import replay
+from scheduler_service.leader import Leader
+from scheduler_service.store import RedisStore, StoreUnavailable, Verdict, Write
+from tests.scheduler.live import WAIT_S, ScriptedGateway, ScriptedWorker, scheduler
+
+STOP = types_pb.FINISH_REASON_STOP
+
+
+class Switch(RedisStore):
+    """A store whose connection can be cut."""
+
+    cut = False
+
+    async def commit(self, epoch: int, writes: list[Write]) -> list[Verdict]:  # type: ignore[override]
+        if self.cut:
+            raise StoreUnavailable("cut")
+        return await super().commit(epoch, writes)
+
+
+@pytest.fixture
+async def store(redis_url: str, namespace: str) -> AsyncIterator[Switch]:
+    made = Switch(redis_url, namespace=namespace)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def live(store: Switch) -> AsyncIterator[tuple[Leader, ScriptedWorker, ScriptedGateway]]:
+    async with scheduler(store, policy="fcfs", max_pending_steps=2) as (leader, target):
+        gateway = ScriptedGateway(target)
+        worker = await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        yield leader, worker, gateway
+        await gateway.close()
+        await worker.close()
+
+
+Live = tuple[Leader, ScriptedWorker, ScriptedGateway]
+
+
+async def drain(worker: ScriptedWorker) -> None:
+    while True:
+        await worker.next_command()
+
+
+async def test_a_request_is_in_redis_before_it_is_acknowledged(live: Live, store: Switch) -> None:
+    _, _, gateway = live
+    await gateway.submit("a")
+    await gateway.until(lambda: "a" in gateway.accepted)
+    stored = await store.get("a")
+    assert stored is not None
+    assert stored.record.request.prompt_tokens == 3
+
+
+async def test_tokens_reach_the_gateway_only_when_they_are_durable(live: Live, store: Switch) -> None:
+    _, worker, gateway = live
+    await gateway.submit("a")
+    await gateway.until(lambda: "a" in gateway.accepted)
+    await worker.until("a")
+    store.cut = True
+    await worker.report(worker.row("a", 0, 7, 8))
+    await worker.next_command()  # planned without waiting for Redis
+    assert "a" not in gateway.tokens
+    store.cut = False
+    await gateway.until(lambda: gateway.tokens.get("a") == [7, 8])
+    assert (await store.get("a")).record.emitted == 2  # type: ignore[union-attr]
+
+
+async def test_planning_stops_at_the_bound_while_redis_is_down(live: Live, store: Switch) -> None:
+    leader, worker, gateway = live
+    await gateway.submit("a")
+    await gateway.until(lambda: "a" in gateway.accepted)
+    await worker.until("a")
+    store.cut = True
+    for start in range(3):
+        await worker.report(worker.row("a", start, 7))
+    while not leader.persister.full:
+        await worker.next_command()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(drain(worker), 0.05)
+    store.cut = False
+    await gateway.until(lambda: gateway.tokens.get("a") == [7, 7, 7])
+
+
+async def test_a_payload_is_sent_once(live: Live) -> None:
+    _, worker, gateway = live
+    await gateway.submit("a", 5, 6)
+    await worker.until("a")
+    assert list(worker.command.admit[0].tokens) == [5, 6]
+    await worker.report(worker.row("a", 0, 7))
+    command = await worker.next_command()
+    assert [run.request_id for run in command.rank] == ["a"]
+    assert not command.admit
+
+
+async def test_a_finished_request_is_told_forgotten_and_kept_for_questions(live: Live) -> None:
+    _, worker, gateway = live
+    await gateway.submit("a")
+    await worker.until("a")
+    await worker.report(worker.row("a", 0, 7, 2, finish=STOP))
+    await gateway.until(lambda: "a" in gateway.endings)
+    assert gateway.endings["a"].finish_reason == STOP
+    assert gateway.tokens["a"] == [7, 2]
+    assert list((await worker.until()).forget) == ["a"]
+    status = await gateway.unary.GetRequest(inference_pb.GetRequestRequest(request_id="a"), timeout=WAIT_S)
+    assert (status.state, status.output_tokens, status.finish_reason) == ("finished", 2, STOP)
+
+
+async def test_cancel_ends_at_once_and_the_worker_forgets(live: Live) -> None:
+    _, worker, gateway = live
+    await gateway.submit("a")
+    await worker.until("a")
+    await gateway.cancel("a")
+    await gateway.until(lambda: "a" in gateway.endings)
+    assert gateway.endings["a"].finish_reason == types_pb.FINISH_REASON_CANCELLED
+    assert list((await worker.until()).forget) == ["a"]
+
+
+async def test_a_deadline_ends_a_request(live: Live) -> None:
+    _, _, gateway = live
+    await gateway.submit("a", deadline_unix_ms=1)
+    await gateway.until(lambda: "a" in gateway.endings)
+    assert gateway.endings["a"].finish_reason == types_pb.FINISH_REASON_DEADLINE
+
+
+async def test_why_am_i_waiting_is_answered(live: Live) -> None:
+    _, worker, gateway = live
+    await gateway.submit("a")
+    await gateway.submit("b")
+    await worker.until("a", "b")
+    await worker.report(worker.row("a", 0, 7))
+    await gateway.until(lambda: gateway.tokens.get("a") == [7])
+    status = await gateway.unary.GetRequest(inference_pb.GetRequestRequest(request_id="b"), timeout=WAIT_S)
+    assert (status.state, status.position, status.queue_level) == ("waiting", 1, 1)
+    assert status.estimated_end > status.estimated_start > status.submitted_at
+
+
+async def test_an_unknown_request_is_not_found(live: Live) -> None:
+    _, _, gateway = live
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await gateway.unary.GetRequest(inference_pb.GetRequestRequest(request_id="x"), timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_second_gateway_follows_from_an_offset(live: Live) -> None:
+    _, worker, gateway = live
+    await gateway.submit("a")
+    await worker.until("a")
+    await worker.report(worker.row("a", 0, 7))
+    await worker.report(worker.row("a", 1, 8, 9))
+    await gateway.until(lambda: gateway.tokens.get("a") == [7, 8, 9])
+    second = ScriptedGateway(gateway.target)
+    second.tokens["a"] = [7]
+    await second.follow("a", 1)
+    await second.until(lambda: second.tokens["a"] == [7, 8, 9])
+    await second.close()
+
+
+async def test_a_resubmission_is_accepted_once_more_and_runs_once(live: Live) -> None:
+    leader, _, gateway = live
+    await gateway.submit("a")
+    await gateway.until(lambda: "a" in gateway.accepted)
+    gateway.accepted.clear()
+    await gateway.submit("a")
+    await gateway.until(lambda: "a" in gateway.accepted)
+    assert len(leader.core.entries) == 1
+
+
+async def test_another_request_under_a_live_id_is_refused(live: Live) -> None:
+    _, _, gateway = live
+    await gateway.submit("a", 1)
+    await gateway.submit("a", 2)
+    await gateway.until(lambda: "a" in gateway.refused)
+    assert gateway.refused["a"].code == grpc.StatusCode.ALREADY_EXISTS.value[0]
+
+
+async def test_what_exceeds_the_context_is_refused(live: Live) -> None:
+    _, _, gateway = live
+    await gateway.submit("a", *range(1, 10), max_tokens=250)
+    await gateway.until(lambda: "a" in gateway.refused)
+    assert gateway.refused["a"].message == "max_tokens: prompt and output are 259 tokens, the context holds 256"
+
+
+async def test_without_a_worker_nothing_is_admitted(store: Switch) -> None:
+    async with scheduler(store) as (_, target):
+        gateway = ScriptedGateway(target)
+        await gateway.submit("a")
+        await gateway.until(lambda: "a" in gateway.refused)
+        assert gateway.refused["a"].code == grpc.StatusCode.UNAVAILABLE.value[0]
+        assert gateway.refused["a"].retry_after_ms > 0
+        await gateway.close()
+
+
+async def test_a_full_queue_refuses_with_a_hint(store: Switch) -> None:
+    async with scheduler(store, max_live=1) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await gateway.submit("b")
+        await gateway.until(lambda: "b" in gateway.refused)
+        assert gateway.refused["b"].code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert gateway.refused["b"].retry_after_ms > 0
+        await gateway.close()
+        await worker.close()
+
+
+async def test_a_restarted_scheduler_reads_redis_back_and_goes_on(redis_url: str, namespace: str) -> None:
+    store = RedisStore(redis_url, namespace=namespace)
+    async with scheduler(store) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await worker.until("a")
+        await worker.report(worker.row("a", 0, 7, 8))
+        await gateway.until(lambda: gateway.tokens.get("a") == [7, 8])
+        await worker.report(worker.row("a", 2, 9, 9, 9))
+        await gateway.close()
+        await worker.close()
+    first_epoch = worker.welcome.epoch
+    async with scheduler(store) as (leader, target):
+        durable = leader.core.entries["a"].emitted
+        worker = await ScriptedWorker(target).attach(worker_pb.Held(request_id="a", placement=1, output_tokens=5))
+        assert worker.welcome.epoch > first_epoch
+        gateway = ScriptedGateway(target)
+        gateway.tokens["a"] = [7, 8]
+        await gateway.follow("a", 2)
+        await worker.until("a")
+        assert list(worker.command.admit[0].tokens)[:5] == [1, 2, 3, 7, 8]
+        assert worker.command.admit[0].placement == 1
+        await worker.report(worker.row("a", durable, 4, finish=STOP))
+        await gateway.until(lambda: "a" in gateway.endings)
+        assert gateway.tokens["a"][-1] == 4
+        await gateway.close()
+        await worker.close()
+    await store.close()
+
+
+async def test_a_finished_request_can_be_followed_after_a_restart(redis_url: str, namespace: str) -> None:
+    store = RedisStore(redis_url, namespace=namespace)
+    async with scheduler(store) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await worker.until("a")
+        await worker.report(worker.row("a", 0, 7, 8, finish=STOP))
+        await gateway.until(lambda: "a" in gateway.endings)
+        await gateway.close()
+        await worker.close()
+    async with scheduler(store) as (_, target):
+        gateway = ScriptedGateway(target)
+        await gateway.follow("a")
+        await gateway.until(lambda: "a" in gateway.endings)
+        assert gateway.tokens["a"] == [7, 8]
+        await gateway.close()
+    await store.close()
+
+
+async def test_a_lost_workers_request_continues_on_another(store: Switch) -> None:
+    async with scheduler(store) as (_, target):
+        gateway, first = ScriptedGateway(target), await ScriptedWorker(target, "first").attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await first.until("a")
+        await first.report(first.row("a", 0, 7, 8))
+        await gateway.until(lambda: gateway.tokens.get("a") == [7, 8])
+        second = await ScriptedWorker(target, "second").attach()
+        await first.close()
+        await second.until("a")
+        assert second.admitted["a"].placement == 2
+        assert list(second.admitted["a"].tokens) == [1, 2, 3, 7, 8]
+        await second.report(second.row("a", 2, 9, finish=STOP))
+        await gateway.until(lambda: "a" in gateway.endings)
+        assert gateway.tokens["a"] == [7, 8, 9]
+        await gateway.close()
+        await second.close()
+
+
+async def test_a_silent_worker_is_lost(store: Switch) -> None:
+    async with scheduler(store, worker_timeout_s=0.2) as (leader, target):
+        worker = await ScriptedWorker(target).attach()
+        gateway = ScriptedGateway(target)
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.until(lambda: not gateway.serving.ready)
+        assert not leader.core.workers
+        await gateway.close()
+        await worker.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"protocol": 9}, "protocol: 9 is not 1"),
+        ({"slots": 5000}, "slots: must be from 1 to 1024"),
+        ({"model": {"fingerprint": "other"}}, "model: scripted differs"),
+    ],
+)
+async def test_a_worker_that_does_not_belong_here_is_refused(
+    live: Live, change: dict[str, object], complaint: str
+) -> None:
+    _, worker, _ = live
+    stranger = ScriptedWorker(worker.target, "stranger")
+    with pytest.raises(grpc.aio.AioRpcError, match=complaint):
+        await stranger.attach(**change)
+    await stranger.close()
+
+
+async def test_the_event_log_replays_to_the_same_plans(store: Switch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("log") / "events.jsonl"
+    async with scheduler(store, event_log=path) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        for id in "ab":
+            await gateway.submit(id)
+        await worker.until("a", "b")
+        for start in range(12):
+            await worker.report(worker.row("a", start, 7, drafted=4))
+        await worker.until("b", "a")
+        await worker.report(worker.row("b", 0, 9, finish=STOP))
+        await gateway.until(lambda: "b" in gateway.endings)
+        await gateway.close()
+        await worker.close()
+    plans = list(replay(path, Core(make_policy("laps-sd"))))
+    assert len(plans) > 3
+    assert all(logged == rebuilt for _, logged, rebuilt in plans)
