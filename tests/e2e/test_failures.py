@@ -1,0 +1,95 @@
+"""Processes die while answers stream: the client sees a pause, then the same text."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from laps_sd.client import Client, Collector, Completion
+from tests.e2e.stack import Stack, running_stack
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(180)
+
+GREEDY: dict[str, Any] = {"prompt": "Once upon a time there was a queue.", "max_tokens": 600, "ignore_eos": True}
+SEEDED: dict[str, Any] = {**GREEDY, "prompt": "In the queue there were", "temperature": 1.0, "seed": 7}
+
+
+async def all_three(client: Client, started: asyncio.Event | None = None) -> list[Completion]:
+    """Two greedy requests and a seeded one at once; `started` is set when each has some tokens."""
+    waiting = 3
+
+    async def one(params: dict[str, Any]) -> Completion:
+        nonlocal waiting
+        collector = Collector()
+        async for chunk in client.generate(**params):
+            if chunk.offset >= 20 > chunk.offset - len(chunk.token_ids) and started is not None:
+                waiting -= 1
+                if not waiting:
+                    started.set()
+            collector.add(chunk)
+        return collector.completion()
+
+    return await asyncio.gather(one(GREEDY), one(SEEDED), one({**GREEDY, "prompt": "The quick brown fox"}))
+
+
+async def texts_around(stack: Stack, disaster: Any) -> None:
+    """The texts with a disaster in the middle equal those without."""
+    async with Client(stack.grpc) as client:
+        expected = [answer.token_ids for answer in await all_three(client)]
+        started = asyncio.Event()
+        streams = asyncio.create_task(all_three(client, started))
+        async with asyncio.timeout(60):
+            await started.wait()
+        assert not streams.done(), "too fast: nothing was running when the disaster struck"
+        disaster()
+        async with asyncio.timeout(90):
+            assert [answer.token_ids for answer in await streams] == expected
+
+
+async def test_a_scheduler_killed_mid_stream_is_only_a_pause(tiny_model: Path, tmp_path: Path) -> None:
+    async with running_stack(tiny_model, tmp_path, "--slots", "3") as stack:
+        await texts_around(stack, lambda: stack.child("scheduler_service").kill())
+
+
+async def test_a_worker_killed_mid_stream_changes_no_token(tiny_model: Path, tmp_path: Path) -> None:
+    async with running_stack(tiny_model, tmp_path, "--workers", "2", "--slots", "2") as stack:
+        await texts_around(stack, lambda: stack.child("worker_service").kill())
+
+
+async def test_the_only_worker_killed_mid_stream_comes_back(tiny_model: Path, tmp_path: Path) -> None:
+    async with running_stack(tiny_model, tmp_path, "--slots", "3") as stack:
+        await texts_around(stack, lambda: stack.child("worker_service").kill())
+
+
+async def test_redis_killed_mid_stream_is_only_a_pause(tiny_model: Path, tmp_path: Path) -> None:
+    async with running_stack(tiny_model, tmp_path, "--slots", "3") as stack:
+        (redis,) = [child for child in stack.children() if child.name() in ("valkey-server", "redis-server")]
+        await texts_around(stack, redis.kill)
+
+
+async def something_emitted(client: Client) -> bool:
+    return (await client.stats()).output_tokens > 0
+
+
+async def test_sigterm_drains_and_leaves_no_process_behind(tiny_model: Path, tmp_path: Path) -> None:
+    async with running_stack(tiny_model, tmp_path) as stack, Client(stack.grpc) as client:
+        answer = asyncio.create_task(client.complete(**GREEDY))
+        await until(lambda: something_emitted(client))
+        children = stack.children()
+        assert await stack.stop() == 0
+        assert len((await answer).token_ids) == 600
+        _, alive = psutil.wait_procs(children, timeout=1)
+        assert not alive
+
+
+async def test_children_die_with_their_parent(tiny_model: Path, tmp_path: Path) -> None:
+    async with running_stack(tiny_model, tmp_path) as stack:
+        children = stack.children()
+        stack.process.send_signal(signal.SIGKILL)
+        await stack.process.wait()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, 10)
+        assert not alive

@@ -1,0 +1,163 @@
+"""What a client sees of the whole stack: real processes, real Redis, a tiny model on one worker of one slot."""
+
+import asyncio
+import json
+import sys
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from laps_sd.client import Client
+from protos.errors import DeadlinePassed, UnknownRequest
+from protos.v1 import types_pb2
+from tests.e2e.stack import Stack
+from tests.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = {"prompt": "Once upon a time there was a queue.", "max_tokens": 900, "ignore_eos": True}
+SHORT = {"prompt": "A short request", "max_tokens": 5, "ignore_eos": True}
+
+
+async def test_a_short_request_overtakes_a_long_one(client: Client) -> None:
+    long = asyncio.create_task(client.complete(**LONG))
+    await until_emitted(client, tokens=100)
+    short = await client.complete(**SHORT)
+    assert not long.done()
+    assert len(short.token_ids) == 5
+    assert (await long).preemptions >= 1
+
+
+async def test_the_first_chunk_comes_well_before_the_last(client: Client) -> None:
+    offsets = [chunk.offset async for chunk in client.generate(**{**LONG, "max_tokens": 100})]
+    assert len(offsets) > 10
+    assert offsets == sorted(offsets)
+
+
+async def test_offsets_and_rounds_account_for_every_token(client: Client) -> None:
+    tokens = rounds = 0
+    async for chunk in client.generate(**{**LONG, "max_tokens": 60}):
+        assert chunk.offset == tokens
+        tokens += len(chunk.token_ids)
+        rounds += sum(round.tokens for round in chunk.rounds)
+        assert all(round.accepted <= round.drafted for round in chunk.rounds)
+    assert tokens == rounds == 60
+
+
+async def test_cancel_ends_the_stream_with_that_reason(client: Client) -> None:
+    stream = client.generate(**LONG)
+    first = await anext(stream)
+    await client.cancel(first.request_id)
+    *_, last = [chunk async for chunk in stream]
+    assert last.final.finish_reason == types_pb2.FINISH_REASON_CANCELLED
+    assert (await client.status(first.request_id)).state == "finished"
+
+
+async def test_a_client_that_hangs_up_ends_its_request(client: Client) -> None:
+    stream = client.generate(**LONG)
+    first = await anext(stream)
+    await stream.aclose()
+    await until_finished(client, first.request_id)
+    status = await client.status(first.request_id)
+    assert status.finish_reason == types_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_a_detached_request_runs_on_without_its_client(client: Client) -> None:
+    stream = client.generate(**{**LONG, "max_tokens": 200}, on_disconnect=types_pb2.ON_DISCONNECT_DETACH)
+    first = await anext(stream)
+    await stream.aclose()
+    await until_finished(client, first.request_id)
+    status = await client.status(first.request_id)
+    assert (status.finish_reason, status.output_tokens) == (types_pb2.FINISH_REASON_LENGTH, 200)
+
+
+async def test_why_am_i_waiting(client: Client) -> None:
+    stream = client.generate(**LONG)
+    first = await anext(stream)
+    status = await client.status(first.request_id)
+    assert (status.state, status.position, status.worker_id) == ("running", 0, "worker-0")
+    assert 1 <= status.queue_level <= 6
+    assert status.estimated_end > status.estimated_start
+    await stream.aclose()
+
+
+async def test_an_unknown_request_is_not_found(client: Client) -> None:
+    for ask in (client.status, client.cancel):
+        with pytest.raises(UnknownRequest):
+            await ask("nobody")
+
+
+async def test_a_seed_gives_the_same_text_again(client: Client) -> None:
+    sampled = {**LONG, "max_tokens": 60, "temperature": 1.0, "seed": 11}
+    first, second = await client.complete(**sampled), await client.complete(**sampled)
+    other = await client.complete(**{**sampled, "seed": 12})
+    assert first.token_ids == second.token_ids != other.token_ids
+
+
+async def test_a_stop_string_ends_the_text_before_it(client: Client) -> None:
+    whole = await client.complete(**{**LONG, "max_tokens": 60})
+    stop = whole.text[20:23]
+    cut = await client.complete(**{**LONG, "max_tokens": 60}, stop=[stop])
+    assert cut.finish_reason == "stop"
+    assert cut.text == whole.text[: whole.text.index(stop)]
+
+
+async def test_a_deadline_is_never_disguised_as_length(client: Client) -> None:
+    with pytest.raises(DeadlinePassed):
+        await client.complete(**LONG, timeout_s=0.2)
+
+
+async def test_stats_tell_of_the_worker_and_the_delays(client: Client) -> None:
+    await client.complete(**SHORT)
+    stats = await client.stats()
+    assert (stats.policy, len(stats.workers), stats.workers[0].slots) == ("laps-sd", 1, 1)
+    assert 0 < stats.report_to_command_p50_ms <= stats.report_to_command_p99_ms
+    assert stats.num_accepted_tokens <= stats.num_draft_tokens
+
+
+async def test_reflection_lists_the_public_service(stack: Stack) -> None:
+    async with grpc.aio.insecure_channel(stack.grpc) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(timeout=10)
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        answer = await call.read()
+        call.cancel()
+    assert "laps_sd.v1.Inference" in [service.name for service in answer.list_services_response.service]
+
+
+async def test_the_command_line_prints_the_documented_object(stack: Stack) -> None:
+    command = ["generate", "Hello there", "--server", stack.grpc, "--max-tokens", "8", "--ignore-eos", "--json"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "laps_sd", *command, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    answer = json.loads(out)
+    assert process.returncode == 0
+    assert answer["usage"]["completion_tokens"] == len(answer["token_ids"]) == 8
+    assert answer["finish_reason"] == "length"
+    assert sum(answer["spec_decode"]["accepted_per_round"]) == answer["spec_decode"]["num_accepted_tokens"]
+    assert answer["timings_ms"]["ttft"] <= answer["timings_ms"]["e2el"]
+    assert set(answer) == {
+        "request_id", "text", "token_ids", "finish_reason", "usage", "spec_decode", "timings_ms", "preemptions",
+    }  # fmt: skip
+
+
+# ---- waiting on conditions ----
+
+
+async def until_emitted(client: Client, tokens: int) -> None:
+    """Until that many tokens more were emitted."""
+    before = (await client.stats()).output_tokens
+
+    async def emitted() -> bool:
+        return (await client.stats()).output_tokens >= before + tokens
+
+    await until(emitted)
+
+
+async def until_finished(client: Client, request_id: str) -> None:
+    async def finished() -> bool:
+        return (await client.status(request_id)).state == "finished"
+
+    await until(finished)
