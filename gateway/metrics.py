@@ -1,5 +1,7 @@
 """What Prometheus sees of the gateway: vLLM's names with the prefix `laps_sd_`. Counts only; decides nothing."""
 
+import threading
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -36,10 +38,13 @@ class Metrics:
 
     def serve(self, host: str, port: int) -> int:
         """Serve /metrics from a thread; returns the bound port. Raises OSError if the port is taken."""
-        server, _ = start_http_server(port, addr=host, registry=self.registry)
-        self._server = server
-        return int(server.server_port)
+        self._server, _ = start_http_server(port, addr=host, registry=self.registry)
+        return int(self._server.server_port)
 
     def stop(self) -> None:
+        """Not waited for: the server's loop looks for its end only twice a second."""
+        threading.Thread(target=self._close, name="metrics stop").start()
+
+    def _close(self) -> None:
         self._server.shutdown()
         self._server.server_close()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import sys
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
@@ -85,19 +84,19 @@ async def _stream(server: str, params: dict[str, Any], *, echo: bool) -> Complet
         return await task
     except asyncio.CancelledError:
         return None
-    finally:
-        if echo:
-            print(flush=True)
 
 
 async def _collect(server: str, params: dict[str, Any], *, echo: bool) -> Completion:
     collector = Collector()
-    async with Client(server) as client:
-        async for chunk in client.generate(**params):
-            collector.add(chunk)
-            if echo and chunk.text:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
+    try:
+        async with Client(server) as client:
+            async for chunk in client.generate(**params):
+                collector.add(chunk)
+                if echo:
+                    print(chunk.text, end="", flush=True)
+    finally:
+        if echo and collector.text:
+            print()
     return collector.completion()
 
 

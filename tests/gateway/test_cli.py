@@ -1,0 +1,89 @@
+"""`laps-sd generate` as a person runs it: a process, its stdout, its exit status."""
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+
+from protos.v1 import types_pb2
+from tests.gateway.harness import WAIT_S, ending, ids, stack
+
+
+async def generate(server: str, *arguments: str) -> Process:
+    command = [sys.executable, "-m", "laps_sd.cli", "generate", "the fox", "--server", server, *arguments]
+    return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+
+
+async def output(process: Process) -> tuple[int, str, str]:
+    out, err = await asyncio.wait_for(process.communicate(), WAIT_S * 2)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_json_is_one_object_with_the_promised_keys() -> None:
+    async with stack() as (_, link, client):
+        options = ["--json", "--raw", "--max-tokens", "9", "--seed", "7", "--stop", ".", "--class", "batch"]
+        process = await generate(client.target, *options)
+        submit = await link.accept()
+        assert (submit.limits.max_tokens, submit.sampling.seed, list(submit.limits.stop)) == (9, 7, ["."])
+        assert getattr(submit, "class") == types_pb2.REQUEST_CLASS_BATCH
+        await link.delta(submit, 0, ids("end"))
+        await link.delta(submit, len(ids("end")), [40], drafted=4, accepted=0, ending=ending(preemptions=1))
+        code, out, _ = await output(process)
+    answer = json.loads(out)
+    timings = answer.pop("timings_ms")
+    assert code == 0
+    assert answer == {
+        "request_id": submit.request_id,
+        "text": answer["text"],
+        "token_ids": [*ids("end"), 40],
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": len(submit.prompt), "completion_tokens": len(ids("end")) + 1},
+        "spec_decode": {
+            "num_drafts": 1,
+            "num_draft_tokens": 4,
+            "num_accepted_tokens": 0,
+            "accepted_per_round": [0],
+        },
+        "preemptions": 1,
+    }
+    assert answer["text"].startswith("end")
+    assert timings.keys() == {"queue", "ttft", "e2el"}
+    assert 0 < timings["ttft"] <= timings["e2el"]
+
+
+async def test_text_is_printed_as_it_comes_and_stats_go_to_stderr() -> None:
+    async with stack() as (_, link, client):
+        process = await generate(client.target, "--stats", "--system", "be brief")
+        submit = await link.accept()
+        assert list(submit.prompt) == ids("<bos>system: be brief\n<bos>user: the fox\nassistant: ")
+        await link.delta(submit, 0, ids("jumps"))
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.read(5), WAIT_S) == b"jumps"
+        await link.delta(submit, len(ids("jumps")), ending=ending())
+        code, out, err = await output(process)
+        assert (code, out) == (0, "\n")
+        assert "finish reason" in err
+
+
+async def test_an_error_is_one_line_and_exit_1() -> None:
+    async with stack() as (_, _, client):
+        code, out, err = await output(await generate(client.target, "--temperature", "3"))
+    assert (code, out) == (1, "")
+    assert err == "laps-sd: INVALID_ARGUMENT: temperature: must be in [0, 2], not 3\n"
+
+
+async def test_bad_usage_is_exit_2() -> None:
+    code, _, err = await output(await generate("127.0.0.1:1", "--raw", "--system", "x"))
+    assert code == 2
+    assert "raw" in err
+
+
+async def test_ctrl_c_cancels_the_request_and_exits_130() -> None:
+    async with stack() as (_, link, client):
+        process = await generate(client.target)
+        submit = await link.accept()
+        process.send_signal(signal.SIGINT)
+        assert (await link.next("cancel")).request_id == submit.request_id
+        assert (await output(process))[0] == 130

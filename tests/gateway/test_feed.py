@@ -1,0 +1,62 @@
+"""Offsets: nothing twice, nothing missing, however deltas arrive."""
+
+import pytest
+
+from gateway.feed import Feed
+from protos.errors import Lost, NotServing
+from protos.v1 import gateway_link_pb2 as pb
+from tests.gateway.harness import ending
+
+
+def delta(start: int, *tokens: int, drafted: int = 0, accepted: int = 0, end: bool = False) -> pb.Delta:
+    return pb.Delta(start=start, tokens=tokens, drafted=drafted, accepted=accepted, ending=ending() if end else None)
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return Feed(pb.Submit(request_id="r"))
+
+
+async def test_what_a_slow_reader_missed_is_one_batch(feed: Feed) -> None:
+    for start in range(0, 100, 2):
+        feed.put(delta(start, start, start + 1, drafted=4, accepted=1))
+    batch = await feed.take()
+    assert (batch.start, batch.tokens, len(batch.rounds)) == (0, list(range(100)), 50)
+
+
+async def test_tokens_seen_before_are_cut_off(feed: Feed) -> None:
+    feed.put(delta(0, 1, 2, 3))
+    await feed.take()
+    feed.put(delta(0, 1, 2, 3))
+    feed.put(delta(2, 3, 4))
+    batch = await feed.take()
+    assert (batch.start, batch.tokens) == (3, [4])
+
+
+async def test_a_gap_asks_for_a_follow_and_the_replay_fills_it(feed: Feed) -> None:
+    assert feed.put(delta(0, 1))
+    assert not feed.put(delta(2, 3))
+    assert feed.put(delta(3, 4))  # was on its way behind the gap already
+    for each in (delta(1, 2), delta(2, 3), delta(3, 4)):
+        assert feed.put(each)
+    assert (await feed.take()).tokens == [1, 2, 3, 4]
+
+
+async def test_a_replay_that_leaves_the_gap_is_data_loss(feed: Feed) -> None:
+    feed.put(delta(5, 6))
+    feed.put(delta(5, 6))
+    with pytest.raises(Lost, match="0 to 5"):
+        await feed.take()
+
+
+async def test_what_came_before_an_error_is_delivered_first(feed: Feed) -> None:
+    feed.put(delta(0, 1))
+    feed.fail(NotServing("gone"))
+    assert (await feed.take()).tokens == [1]
+    with pytest.raises(NotServing):
+        await feed.take()
+
+
+async def test_an_ending_without_tokens_is_a_batch(feed: Feed) -> None:
+    feed.put(delta(0, end=True))
+    assert (await feed.take()).ending == ending()

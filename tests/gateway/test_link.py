@@ -1,0 +1,196 @@
+"""The link outlives the scheduler: followed by offset, submitted again, a pause with a bound; readiness and drain."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from laps_sd.client import SERVICE, Client
+from protos.errors import Lost, NotServing
+from protos.v1 import gateway_link_pb2 as pb
+from protos.v1 import types_pb2
+from tests.gateway.harness import TOKENIZER, WAIT_S, Scheduler, ending, gateway, ids, model_info, stack
+from tests.gateway.test_stream import begin, finish
+
+HEALTH = health_pb2.HealthCheckResponse
+
+
+async def readiness(target: str, service: str = SERVICE) -> int:
+    async with grpc.aio.insecure_channel(target) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+        return int(answer.status)
+
+
+async def test_a_restarted_scheduler_is_followed_by_offset_and_the_client_sees_no_seam() -> None:
+    async with stack() as (scheduler, link, client):
+        task, submit = await begin(client, link)
+        tokens = ids("the quick brown fox jumps")
+        await link.delta(submit, 0, tokens[:3])
+        await scheduler.stop()
+        await scheduler.start()
+        link = await scheduler.link()
+        follow = await link.next("follow")
+        assert (follow.request_id, follow.offset) == (submit.request_id, 3)
+        await link.delta(submit, 0, tokens[:3])  # a round that was seen before
+        await link.delta(submit, 3, tokens[3:], ending=ending())
+        assert (await finish(task)).token_ids == tokens
+
+
+async def test_an_unacknowledged_submission_is_sent_again() -> None:
+    async with stack() as (scheduler, link, client):
+        task = asyncio.create_task(client.complete("the fox"))
+        submit = await link.next("submit")
+        link.cut.set()
+        link = await scheduler.link()
+        assert await link.accept() == submit
+        await link.delta(submit, 0, [40], ending=ending())
+        assert (await finish(task)).token_ids == [40]
+
+
+async def test_a_cancel_survives_the_connection_that_should_have_carried_it() -> None:
+    async with stack() as (scheduler, link, client):
+        task, submit = await begin(client, link)
+        await scheduler.stop()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await scheduler.start()
+        link = await scheduler.link()
+        kinds = [await asyncio.wait_for(link.received.get(), WAIT_S) for _ in range(2)]
+        assert kinds[0].follow.request_id == kinds[1].cancel.request_id == submit.request_id
+
+
+async def test_a_scheduler_that_is_not_yet_able_is_asked_again() -> None:
+    async with stack() as (scheduler, link, client):
+        task, submit = await begin(client, link)
+        link.cut.set()
+        link = await scheduler.link()
+        await link.next("follow")
+        code = grpc.StatusCode.UNAVAILABLE.value[0]
+        await link.send(refusals=[{"request_id": submit.request_id, "code": code, "retry_after_ms": 1}])
+        assert (await link.next("follow")).request_id == submit.request_id
+        await link.delta(submit, 0, [40], ending=ending())
+        await finish(task)
+
+
+async def test_the_pause_has_an_end() -> None:
+    async with stack(reconnect_timeout_s=0.2) as (scheduler, link, client):
+        task, _ = await begin(client, link)
+        await scheduler.stop()
+        with pytest.raises(NotServing, match="0.2 s"):
+            await finish(task)
+
+
+async def test_a_gap_is_followed_once_then_data_loss() -> None:
+    async with stack() as (_, link, client):
+        task, submit = await begin(client, link)
+        await link.delta(submit, 5, [40])
+        assert (await link.next("follow")).offset == 0
+        await link.delta(submit, 5, [40])
+        with pytest.raises(Lost):
+            await finish(task)
+
+
+async def test_a_new_fingerprint_brings_its_own_tokenizer() -> None:
+    async with stack() as (_, link, client):
+        template = "<eos>{{ messages[0].content }}"
+        await link.send(serving=pb.Serving(ready=True, model=model_info(template=template, fingerprint="two")))
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                task = asyncio.create_task(client.complete(messages=[{"role": "user", "content": "a"}]))
+                submit = await link.accept()
+                await link.delta(submit, 0, [40], ending=ending())
+                await finish(task)
+                if list(submit.prompt) == [TOKENIZER.token_to_id("<eos>"), *ids("a")]:
+                    break
+
+
+async def test_ready_only_with_a_warmed_worker() -> None:
+    scheduler = Scheduler()
+    scheduler.serving = pb.Serving(ready=False)
+    await scheduler.start()
+    async with gateway(scheduler) as served, Client(served.grpc) as client:
+        link = await scheduler.link()
+        assert await readiness(served.grpc) == HEALTH.NOT_SERVING
+        assert await readiness(served.grpc, "") == HEALTH.SERVING
+        with pytest.raises(NotServing, match="no warmed worker"):
+            await client.complete("a")
+        await link.send(serving=pb.Serving(ready=True, model=model_info()))
+        await client.ready(WAIT_S)
+    await scheduler.stop()
+
+
+async def test_without_a_scheduler_every_call_is_unavailable() -> None:
+    async with stack() as (scheduler, _, client):
+        await scheduler.stop()
+        for call in (client.stats(), client.status("r"), client.cancel("r"), client.complete("a")):
+            with pytest.raises(NotServing):
+                await call
+
+
+async def test_reflection_lists_the_service() -> None:
+    async with stack() as (_, _, client):
+        stub = reflection_pb2_grpc.ServerReflectionStub(client._channel)
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        call = stub.ServerReflectionInfo(iter([ask]), timeout=WAIT_S)
+        answer = await call.read()
+        names = {service.name for service in answer.list_services_response.service}
+        assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+async def test_finished_requests_are_counted() -> None:
+    scheduler = Scheduler()
+    await scheduler.start()
+    async with gateway(scheduler) as served, Client(served.grpc) as client:
+        link = await scheduler.link()
+        await client.ready(WAIT_S)
+        task, submit = await begin(client, link)
+        await link.delta(submit, 0, [40, 41], drafted=4, accepted=1, ending=ending(preemptions=3))
+        await finish(task)
+        url = f"http://{served.http}/metrics"
+        body = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=WAIT_S).read().decode())
+    await scheduler.stop()
+    for line in (
+        'laps_sd_request_success_total{finished_reason="stop"} 1.0',
+        "laps_sd_spec_decode_num_draft_tokens_total 4.0",
+        "laps_sd_spec_decode_num_accepted_tokens_total 1.0",
+        "laps_sd_num_preemptions_total 3.0",
+        "laps_sd_time_to_first_token_seconds_count 1.0",
+    ):
+        assert line in body
+
+
+async def test_sigterm_lets_running_streams_end_then_exits_0(tmp_path: Path) -> None:
+    scheduler = Scheduler()
+    await scheduler.start()
+    ready_file = tmp_path / "ready.json"
+    arguments = ["--grpc-port", "0", "--http-port", "0", "--scheduler", f"127.0.0.1:{scheduler.port}"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", *arguments, "--ready-file", str(ready_file), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        link = await asyncio.wait_for(scheduler.link(), 30)
+        async with Client(json.loads(ready_file.read_text())["grpc"]) as client:
+            await client.ready(WAIT_S)
+            task, submit = await begin(client, link)
+            os.kill(process.pid, signal.SIGTERM)
+            while await readiness(client.target) == HEALTH.SERVING:
+                pass
+            with pytest.raises(NotServing, match="draining"):
+                await client.complete("too late")
+            end = ending(types_pb2.FINISH_REASON_STOP)
+            await link.delta(submit, 0, ids("end"), ending=end)
+            assert (await finish(task)).text == "end"
+        assert await asyncio.wait_for(process.wait(), WAIT_S) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await scheduler.stop()

@@ -1,0 +1,186 @@
+"""Generate from end to end against a scripted scheduler: chunks, endings, refusals, disconnects, deadlines."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from laps_sd.client import Completion
+from protos.errors import DeadlinePassed, Failed, QueueFull, RequestError, UnknownRequest
+from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from tests.gateway.harness import WAIT_S, Link, ending, ids, stack
+
+
+async def begin(client: Any, link: Link, **params: Any) -> tuple["asyncio.Task[Completion]", Any]:
+    """A running `complete` and the accepted submission."""
+    task = asyncio.create_task(client.complete("the fox", **params))
+    return task, await link.accept()
+
+
+async def finish(task: "asyncio.Task[Completion]") -> Completion:
+    return await asyncio.wait_for(task, WAIT_S)
+
+
+async def test_text_streams_before_the_answer_is_whole() -> None:
+    async with stack() as (_, link, client):
+        stream = client.generate("the fox")
+        first = asyncio.ensure_future(anext(stream))
+        submit = await link.accept()
+        await link.delta(submit, 0, ids("jumps"), drafted=4, accepted=3)
+        chunk = await asyncio.wait_for(first, WAIT_S)
+        assert (chunk.text, list(chunk.token_ids), chunk.offset) == ("jumps", ids("jumps"), 0)
+        assert chunk.request_id == submit.request_id
+        assert not chunk.HasField("final")
+        await stream.aclose()
+
+
+async def test_an_answer_carries_its_statistics() -> None:
+    async with stack() as (_, link, client):
+        task, submit = await begin(client, link)
+        tokens = ids("jumps 123")
+        await link.delta(submit, 0, tokens[:1])
+        await link.delta(submit, 1, tokens[1:3], drafted=4, accepted=1)
+        end = ending(types_pb2.FINISH_REASON_LENGTH, queue_ms=12.5, preemptions=2, rounds=3)
+        await link.delta(submit, 3, tokens[3:], drafted=4, accepted=0, ending=end)
+        done = await finish(task)
+        assert (done.text, done.token_ids, done.finish_reason) == ("jumps 123", tokens, "length")
+        assert done.usage == {"prompt_tokens": len(submit.prompt), "completion_tokens": len(tokens)}
+        spec = done.spec_decode
+        assert (spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens) == (2, 8, 1)
+        assert spec.accepted_per_round == [1, 0]
+        assert (done.timings_ms["queue"], done.preemptions) == (12.5, 2)
+
+
+async def test_a_stop_string_is_no_part_of_the_text() -> None:
+    async with stack() as (_, link, client):
+        task, submit = await begin(client, link, stop=["dog"])
+        await link.delta(submit, 0, ids("the d"))
+        await link.delta(submit, len(ids("the d")), ids("og"), ending=ending())
+        assert (await finish(task)).text == "the "
+
+
+async def test_a_slow_reader_gets_what_it_missed_in_one_chunk() -> None:
+    async with stack() as (_, link, client):
+        stream = client.generate("the fox", max_tokens=50)
+        first = asyncio.ensure_future(anext(stream))
+        submit = await link.accept()
+        deltas = [{"request_id": submit.request_id, "start": i, "tokens": [40]} for i in range(50)]
+        await link.send(deltas=[*deltas[:-1], {**deltas[-1], "ending": ending()}])
+        chunks = [await asyncio.wait_for(first, WAIT_S), *[chunk async for chunk in stream]]
+        assert len(chunks) == 1
+        assert (len(chunks[0].token_ids), len(chunks[0].rounds)) == (50, 50)
+
+
+async def test_the_request_id_is_in_the_initial_metadata() -> None:
+    async with stack() as (_, link, client):
+        stub = inference_pb2_grpc.InferenceStub(client._channel)
+        call = stub.Generate(inference_pb2.GenerateRequest(prompt="a"), timeout=WAIT_S)
+        submit = await link.accept()
+        assert dict(await call.initial_metadata())["x-request-id"] == submit.request_id
+        call.cancel()
+
+
+async def test_a_cancelled_request_ends_with_a_last_chunk() -> None:
+    async with stack() as (_, link, client):
+        task, submit = await begin(client, link)
+        await client.cancel(submit.request_id)
+        assert (await link.next("cancel")).request_id == submit.request_id
+        await link.delta(submit, 0, ending=ending(types_pb2.FINISH_REASON_CANCELLED))
+        assert (await finish(task)).finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [(types_pb2.FINISH_REASON_DEADLINE, DeadlinePassed), (types_pb2.FINISH_REASON_ERROR, Failed)],
+)
+async def test_an_ending_that_is_no_answer_is_a_status(reason: int, error: type[RequestError]) -> None:
+    async with stack() as (_, link, client):
+        task, submit = await begin(client, link)
+        await link.delta(submit, 0, ending=ending(reason, message="it broke"))
+        with pytest.raises(error):
+            await finish(task)
+
+
+async def test_a_refusal_keeps_its_hint() -> None:
+    async with stack() as (_, link, client):
+        task = asyncio.create_task(client.complete("a"))
+        submit = await link.next("submit")
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        refusal = {"request_id": submit.request_id, "code": code, "message": "full", "retry_after_ms": 700}
+        await link.send(refusals=[refusal])
+        with pytest.raises(QueueFull, match="full") as refused:
+            await finish(task)
+        assert refused.value.retry_after_ms == 700
+
+
+async def test_live_requests_are_bounded() -> None:
+    async with stack(max_requests=1, retry_after_ms=250) as (_, link, client):
+        task, submit = await begin(client, link)
+        with pytest.raises(QueueFull) as refused:
+            await client.complete("one too many")
+        assert refused.value.retry_after_ms == 250
+        await link.delta(submit, 0, [40], ending=ending())
+        await finish(task)
+        again, submit = await begin(client, link)
+        await link.delta(submit, 0, [40], ending=ending())
+        await finish(again)
+
+
+async def test_a_client_that_hangs_up_cancels() -> None:
+    async with stack() as (_, link, client):
+        task, submit = await begin(client, link)
+        task.cancel()
+        assert (await link.next("cancel")).request_id == submit.request_id
+
+
+async def test_a_client_that_hangs_up_on_a_detached_request_leaves_it_running() -> None:
+    async with stack() as (_, link, client):
+        task, _ = await begin(client, link, on_disconnect="ON_DISCONNECT_DETACH")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        # What the gateway says next is the next request's submission: no cancel came before it.
+        other, submit = await begin(client, link)
+        await link.delta(submit, 0, [40], ending=ending())
+        await finish(other)
+        assert link.received.empty()
+
+
+async def test_a_deadline_goes_to_the_scheduler_and_holds_here_too() -> None:
+    async with stack(request_timeout_s=0.2) as (_, link, client):
+        task, submit = await begin(client, link)
+        assert submit.deadline_unix_ms > 0
+        with pytest.raises(DeadlinePassed):
+            await finish(task)
+        assert (await link.next("cancel")).request_id == submit.request_id
+
+
+async def test_a_calls_own_deadline_is_the_requests() -> None:
+    async with stack() as (_, link, client):
+        long, distant = await begin(client, link)
+        short, near = await begin(client, link, timeout_s=2.0)
+        assert distant.deadline_unix_ms - near.deadline_unix_ms > 0
+        assert distant.deadline_unix_ms - near.deadline_unix_ms > 3_000_000
+        long.cancel()
+        short.cancel()
+
+
+async def test_status_and_stats_come_from_the_scheduler() -> None:
+    async with stack() as (scheduler, _, client):
+        scheduler.known["r"] = types_pb2.RequestStatus(request_id="r", state="paused", queue_level=2)
+        assert (await client.status("r")).queue_level == 2
+        assert (await client.stats()).waiting == 3
+
+
+@pytest.mark.parametrize("call", ["status", "cancel"])
+async def test_an_unknown_request_is_not_found(call: str) -> None:
+    async with stack() as (_, _, client):
+        with pytest.raises(UnknownRequest, match="nobody"):
+            await getattr(client, call)("nobody")
+
+
+async def test_a_request_of_another_gateway_can_be_cancelled() -> None:
+    async with stack() as (scheduler, link, client):
+        scheduler.known["elsewhere"] = types_pb2.RequestStatus(request_id="elsewhere", state="running")
+        await client.cancel("elsewhere")
+        assert (await link.next("cancel")).request_id == "elsewhere"

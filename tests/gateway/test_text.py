@@ -1,0 +1,103 @@
+"""Text to tokens and back: templates, incomplete characters, stop strings."""
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.text import NoTemplate, StopCutter, TextModel
+from tests.gateway.harness import TOKENIZER, ids, model_info
+
+MODEL = TextModel(model_info())
+
+
+def test_a_raw_prompt_gets_the_tokenizers_special_tokens() -> None:
+    assert MODEL.encode_prompt("the fox") == [TOKENIZER.token_to_id("<bos>"), *ids("the fox")]
+
+
+def test_a_chat_has_only_the_special_tokens_of_its_template() -> None:
+    assert MODEL.encode_chat([{"role": "user", "content": "hi"}]) == ids("<bos>user: hi\nassistant: ")
+
+
+def test_a_template_may_refuse_the_messages() -> None:
+    with pytest.raises(jinja2.TemplateError, match="system must come first"):
+        MODEL.encode_chat([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}])
+
+
+def test_a_template_cannot_reach_into_python() -> None:
+    model = TextModel(model_info(template="{{ messages.__class__.__mro__ }}"))
+    with pytest.raises(jinja2.exceptions.SecurityError):
+        model.encode_chat([{"role": "user", "content": "a"}])
+
+
+def test_tojson_escapes_nothing_for_html() -> None:
+    model = TextModel(model_info(template="{{ messages[0].content | tojson }}"))
+    assert TOKENIZER.decode(model.encode_chat([{"role": "user", "content": "<é>"}])) == '"<é>"'
+
+
+def test_a_model_without_template_says_so() -> None:
+    with pytest.raises(NoTemplate):
+        TextModel(model_info(template="")).encode_chat([{"role": "user", "content": "a"}])
+
+
+def test_an_unusable_tokenizer_is_a_value_error() -> None:
+    info = model_info()
+    info.tokenizer_json = b"not gzip"
+    with pytest.raises(ValueError, match="unusable"):
+        TextModel(info)
+
+
+def test_half_a_character_is_withheld_until_it_is_whole() -> None:
+    detokenizer = MODEL.detokenizer()
+    first, *rest = ids("é")
+    assert detokenizer.push([first]) == ""
+    assert detokenizer.push(rest) == "é"
+
+
+def test_half_a_character_at_the_end_becomes_the_replacement_character() -> None:
+    detokenizer = MODEL.detokenizer()
+    assert detokenizer.push(ids("a") + ids("é")[:1]) + detokenizer.finish() == "a\ufffd"
+
+
+def test_special_tokens_are_no_text() -> None:
+    detokenizer = MODEL.detokenizer()
+    assert detokenizer.push([*ids("end"), TOKENIZER.token_to_id("<eos>")]) + detokenizer.finish() == "end"
+
+
+def test_the_beginning_of_a_stop_string_is_withheld_then_released() -> None:
+    cutter = StopCutter(["END"])
+    assert cutter.push("the E") == "the "
+    assert cutter.push("agle") == "Eagle"
+    assert cutter.push(" EN") == " "
+    assert cutter.flush() == "EN"
+
+
+def test_a_stop_string_before_min_tokens_does_not_count() -> None:
+    tokens = ids("a.b.c")
+    detokenizer = MODEL.detokenizer(["."], min_tokens=len(ids("a.")) + 1)
+    assert detokenizer.push(tokens) + detokenizer.finish() == "a.b"
+
+
+def cut(text: str, stops: list[str]) -> str:
+    """The rule, read off one character at a time."""
+    for end in range(1, len(text) + 1):
+        done = [stop for stop in stops if text[:end].endswith(stop)]
+        if done:
+            return text[: end - max(map(len, done))]
+    return text
+
+
+@given(
+    tokens=st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40)
+    | st.text(alphabet="aé€🦊\ufffd .", max_size=20).map(ids),
+    stops=st.lists(st.text(alphabet="aeh é\ufffd", min_size=1, max_size=3), max_size=3),
+    data=st.data(),
+)
+def test_deltas_add_up_to_the_whole_text_cut_at_the_stop(
+    tokens: list[int], stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=6)))
+    detokenizer = MODEL.detokenizer(stops)
+    bounds = zip([0, *cuts], [*cuts, len(tokens)], strict=True)
+    text = "".join(detokenizer.push(tokens[begin:end]) for begin, end in bounds) + detokenizer.finish()
+    assert text == cut(MODEL.decode(tokens), stops)

@@ -1,0 +1,105 @@
+"""Bad input, field by field: INVALID_ARGUMENT with a message that starts with the field's name; and the defaults."""
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from gateway import validate
+from gateway.text import TextModel
+from protos.errors import BadInput
+from protos.v1 import inference_pb2
+from tests.gateway.harness import CONTEXT_TOKENS, ids, model_info, stack
+
+MODEL = TextModel(model_info())
+LONG = "the " * 200
+
+
+def chat(*messages: tuple[str, str]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in messages]}
+
+
+BAD = [
+    ({}, "input: give either prompt or chat"),
+    ({"prompt": ""}, "prompt: must not be empty"),
+    ({"prompt": LONG}, "prompt: 202 tokens leave no room"),
+    ({"prompt": "x" * 4001}, "prompt: 4001 bytes; at most 4000"),
+    ({"chat": chat()}, "chat: must have at least one message"),
+    ({"chat": chat(("robot", "hi"))}, "chat: messages[0]: unknown role 'robot'"),
+    ({"chat": chat(("user", "hi"), ("system", "late"))}, "chat: the model's template refuses"),
+    ({"chat": chat(("user", LONG))}, "chat: "),
+    ({"prompt": "a", "temperature": math.nan}, "temperature: must be in [0, 2]"),
+    ({"prompt": "a", "temperature": -0.1}, "temperature: must be in [0, 2]"),
+    ({"prompt": "a", "temperature": 2.1}, "temperature: must be in [0, 2]"),
+    ({"prompt": "a", "temperature": math.inf}, "temperature: must be in [0, 2]"),
+    ({"prompt": "a", "top_p": 0.0}, "top_p: must be in (0, 1]"),
+    ({"prompt": "a", "top_p": 1.1}, "top_p: must be in (0, 1]"),
+    ({"prompt": "a", "top_p": math.nan}, "top_p: must be in (0, 1]"),
+    ({"prompt": "a", "top_k": MODEL.vocab_size + 1}, "top_k: "),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1"),
+    (
+        {"prompt": "a", "max_tokens": 63},
+        "max_tokens: prompt of 2 tokens + max_tokens 63 exceeds the context of 64; at most 62",
+    ),
+    ({"prompt": "a", "max_tokens": 2**32 - 1}, "max_tokens: prompt of 2 tokens"),
+    ({"prompt": "a", "max_tokens": 4, "min_tokens": 5}, "min_tokens: 5 exceeds max_tokens 4"),
+    ({"prompt": "a", "min_tokens": 63}, "min_tokens: 63 exceeds max_tokens 62"),
+    ({"prompt": "a", "stop": ["."] * 9}, "stop: 9 strings; at most 8"),
+    ({"prompt": "a", "stop": [""]}, "stop: each string must have 1 to 128"),
+    ({"prompt": "a", "stop": ["x" * 129]}, "stop: each string must have 1 to 128"),
+    ({"prompt": "a", "predicted_tokens": 0}, "predicted_tokens: must be at least 1"),
+    ({"prompt": "a", "request_class": 9}, "class: unknown value 9"),
+    ({"prompt": "a", "on_disconnect": 9}, "on_disconnect: unknown value 9"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD, ids=[message[:40] for _, message in BAD])
+async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -> None:
+    request = inference_pb2.GenerateRequest(**{"class" if k == "request_class" else k: v for k, v in fields.items()})
+    with pytest.raises(BadInput) as refusal:
+        validate.check_fields(request, MODEL.vocab_size)
+        prompt = await validate.encode_input(request, MODEL, max_bytes=4000)
+        validate.limits(request, len(prompt), MODEL.context_tokens)
+    assert refusal.value.message.startswith(message)
+
+
+async def test_a_chat_for_a_model_without_template_is_refused() -> None:
+    request = inference_pb2.GenerateRequest(chat=chat(("user", "hi")))
+    with pytest.raises(BadInput, match=r"^chat: .*no chat template"):
+        await validate.encode_input(request, TextModel(model_info(template="")), max_bytes=4000)
+
+
+async def test_bad_input_reaches_the_client_as_a_status_and_never_the_scheduler() -> None:
+    async with stack() as (_, link, client):
+        with pytest.raises(BadInput, match="^temperature: "):
+            await client.complete("a", temperature=3.0)
+        assert link.received.empty()
+
+
+async def test_a_long_prompt_is_encoded_like_a_short_one() -> None:
+    text = "the quick brown fox " * 600
+    model = TextModel(model_info(context_tokens=100_000))
+    request = inference_pb2.GenerateRequest(prompt=text)
+    assert len(text) > validate.THREAD_ABOVE_BYTES
+    assert await validate.encode_input(request, model, max_bytes=1 << 20) == [model.encode_prompt("a")[0], *ids(text)]
+
+
+def test_the_default_of_max_tokens_takes_what_the_context_leaves() -> None:
+    request = inference_pb2.GenerateRequest(prompt="a")
+    assert validate.limits(request, 60, CONTEXT_TOKENS).max_tokens == 4
+    assert validate.limits(request, 60, 4096).max_tokens == 256
+
+
+def test_a_seed_is_drawn_anew_for_each_request_unless_given() -> None:
+    request = inference_pb2.GenerateRequest(prompt="a")
+    assert validate.sampling(request).seed != validate.sampling(request).seed
+    request.seed = 2**64 - 1
+    assert validate.sampling(request).seed == 2**64 - 1
+
+
+async def test_a_guess_above_max_tokens_is_clipped() -> None:
+    async with stack() as (_, link, client):
+        task = asyncio.create_task(client.complete("a", max_tokens=5, predicted_tokens=50))
+        assert (await link.accept()).predicted_tokens == 5
+        task.cancel()
