@@ -1,0 +1,21 @@
+"""The documentation tells the truth where a test can check it."""
+
+import re
+from pathlib import Path
+
+from scheduler_service.core.lifecycle import TRANSITIONS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_drawn_life_cycle_is_the_table() -> None:
+    drawn = set(re.findall(r"^    (\w+) --> (\w+) : (\w+)$", (ROOT / "ARCHITECTURE.md").read_text(), re.M))
+    table = {(s.value, then.value, move.value) for s, moves in TRANSITIONS.items() for move, then in moves.items()}
+    assert drawn == table
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = re.findall(r"`((?:protos|gateway|scheduler_service|worker_service|laps_sd)/[\w/]+\.\w+)`", text)
+    assert len(named) > 8
+    assert [path for path in named if not (ROOT / path).exists()] == []
