@@ -16,7 +16,7 @@ from protos.serving import PUBLIC_MESSAGE_BYTES, Server
 from protos.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-STOP_GRACE_S = 1.0  # for what is still running after the drain to be told of its end
+STOP_GRACE_S = 1.0  # for streams that outlived the drain to be told, and for the last words to the scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Gateway:
         """Not ready any more; running streams may end within `timeout_s`."""
         self.service.draining = True
         await self.server.set_ready(False)
-        await self.service.drain(timeout_s)
+        await self.service.drain(timeout_s, STOP_GRACE_S)
 
 
 @asynccontextmanager
@@ -63,6 +63,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             yield Gateway(f"{settings.host}:{grpc_port}", f"{settings.host}:{http_port}", service, link, server)
         finally:
             await server.stop(STOP_GRACE_S)
+            await link.flush(STOP_GRACE_S)
             linking.cancel()
             with suppress(asyncio.CancelledError):
                 await linking

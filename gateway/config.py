@@ -23,7 +23,6 @@ class Settings(BaseSettings):
     scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler")
     ready_file: Path | None = Field(None, description="written with the bound ports, as JSON, once they are bound")
     max_requests: int = Field(1024, ge=1, description="live requests; above: RESOURCE_EXHAUSTED")
-    retry_after_ms: int = Field(1000, ge=1, description="hint that goes with RESOURCE_EXHAUSTED")
     max_input_bytes: int = Field(1 << 20, ge=1, description="UTF-8 bytes of a prompt, or of a chat's messages together")
     request_timeout_s: float = Field(3600, gt=0, description="longest life of a request")
     reconnect_timeout_s: float = Field(30, gt=0, description="how long streams survive without a scheduler")

@@ -24,6 +24,7 @@ class Feed:
         self.submit = submit
         self.accepted = False
         self.cancelled = False
+        self.ended = False
         self.resumed = False  # it outlived a connection
         self.received = 0  # output tokens so far: the offset to follow from
         self._batch = Batch(0)
@@ -51,6 +52,7 @@ class Feed:
             self.received = end
         if delta.HasField("ending"):
             self._batch.ending = delta.ending
+            self.ended = True
         if new or delta.HasField("ending"):
             self._wake.set()
         return True
@@ -65,8 +67,9 @@ class Feed:
             self.fail(Lost(f"output tokens {self.received} to {start} are missing"))
         return True
 
-    def resume(self) -> None:
-        """On a new connection nothing is on its way any more."""
+    def on_new_link(self) -> None:
+        """What was on its way on the old one never comes."""
+        self.resumed = True
         self._gap_end = None
 
     def fail(self, error: RequestError) -> None:
@@ -85,7 +88,3 @@ class Feed:
         if self._error is not None:
             self._wake.set()
         return batch
-
-    @property
-    def ended(self) -> bool:
-        return self._batch.ending is not None or self._error is not None

@@ -11,12 +11,13 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponen
 
 from gateway.feed import Feed
 from gateway.text import TextModel
-from protos.errors import NotServing, from_code
+from protos.errors import Lost, NotServing, RequestError, UnknownRequest, from_code
 from protos.serving import Stream, channel, first_of
 from protos.v1 import gateway_link_pb2, gateway_link_pb2_grpc, inference_pb2, types_pb2
 
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 1.0
+RETRY_AFTER_MS = 1000
 GREETING_TIMEOUT_S = 5.0  # from dialling to the scheduler's first message
 QUEUE_PER_REQUEST = 4  # messages upward that may wait, for each live request
 
@@ -61,7 +62,7 @@ class Link:
     def submit(self, submit: gateway_link_pb2.Submit) -> Feed:
         """Send a request and register its feed. Raises NotServing while there is no connection."""
         if self._upward is None:
-            raise NotServing("the scheduler cannot be reached", retry_after_ms=1000)
+            raise NotServing("the scheduler cannot be reached", retry_after_ms=RETRY_AFTER_MS)
         feed = self.feeds[submit.request_id] = Feed(submit)
         self._send(gateway_link_pb2.FromGateway(submit=submit))
         return feed
@@ -76,6 +77,17 @@ class Link:
         """Nobody listens any more; the request runs on."""
         self.feeds.pop(request_id, None)
 
+    def fail_all(self, error: RequestError) -> None:
+        """Tell every live request's stream, not the scheduler."""
+        for feed in self.feeds.values():
+            feed.fail(error)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Return when all has been sent, or after `timeout_s`."""
+        if self._upward is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._upward.join(), timeout_s)
+
     async def get_request(self, request: inference_pb2.GetRequestRequest) -> types_pb2.RequestStatus:
         return await self._ask(self._stub.GetRequest(request, timeout=self._rpc_timeout_s))
 
@@ -87,7 +99,7 @@ class Link:
             return await call
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise NotServing("the scheduler cannot be reached", retry_after_ms=1000) from error
+                raise NotServing("the scheduler cannot be reached", retry_after_ms=RETRY_AFTER_MS) from error
             raise from_code(error.code().value[0], error.details() or error.code().name) from error
 
     # The connection.
@@ -142,7 +154,6 @@ class Link:
             self._give_up = None
         self._patient_until = asyncio.get_running_loop().time() + self._reconnect_timeout_s
         for feed in list(self.feeds.values()):
-            feed.resumed = True
             self._resume(feed)
 
     async def _disconnected(self) -> None:
@@ -150,19 +161,18 @@ class Link:
             return
         self._upward = None
         self._log.warning("scheduler_lost", scheduler=self._target, live=len(self.feeds))
-        self._give_up = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._fail_all)
+        self._give_up = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._lost)
         await self._set_ready(False)
 
-    def _fail_all(self) -> None:
-        feeds, self.feeds = self.feeds, {}
-        for feed in feeds.values():
-            feed.fail(NotServing(f"the scheduler could not be reached for {self._reconnect_timeout_s:g} s"))
+    def _lost(self) -> None:
+        self.fail_all(NotServing(f"the scheduler could not be reached for {self._reconnect_timeout_s:g} s"))
+        self.feeds.clear()
 
     def _resume(self, feed: Feed) -> None:
         """Say again what the scheduler may not know: an unacknowledged submission, else where to go on from."""
-        if self.feeds.get(feed.request_id) is not feed or feed.ended:
+        if self.feeds.get(feed.request_id) is not feed:
             return
-        feed.resume()
+        feed.on_new_link()
         if feed.accepted:
             self._follow(feed)
         else:
@@ -212,6 +222,8 @@ class Link:
             # A scheduler that has just come up may still wait for its workers, or for Redis.
             loop.call_later(max(refusal.retry_after_ms / 1000, BACKOFF_MIN_S), self._resume, feed)
         else:
+            if feed.accepted and isinstance(error, UnknownRequest):
+                error = Lost(f"the scheduler no longer knows the request: {error.message}")
             del self.feeds[refusal.request_id]
             feed.fail(error)
 
@@ -238,3 +250,4 @@ async def _drain(
 ) -> AsyncIterator[gateway_link_pb2.FromGateway]:
     while True:
         yield await queue.get()
+        queue.task_done()

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -29,7 +28,7 @@ from protos.errors import (
 from protos.serving import abort
 from protos.v1 import gateway_link_pb2, inference_pb2, inference_pb2_grpc, types_pb2
 
-TENANT = "default"  # until requests are authenticated
+RETRY_AFTER_MS = 1000
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -66,13 +65,20 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take nothing new; return when all streams have ended, or after `timeout_s`."""
+    async def drain(self, timeout_s: float, grace_s: float) -> None:
+        """Take nothing new; running streams may end within `timeout_s`, those that do not are told within `grace_s`."""
         self.draining = True
+        if not await self._idle_within(timeout_s):
+            self.log.warning("drain_timed_out", live=self._running)
+            self._link.fail_all(NotServing("the gateway stopped before the answer was whole"))
+            await self._idle_within(grace_s)
+
+    async def _idle_within(self, timeout_s: float) -> bool:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
-            self.log.warning("drain_timed_out", live=self._running)
+            return False
+        return True
 
     # A coroutine that writes, and no async generator: grpc.aio cancels it as soon as the client hangs up, even while a
     # write waits for a slow reader.
@@ -97,31 +103,20 @@ class Inference(inference_pb2_grpc.InferenceServicer):
 
     async def _generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
         answer = Answer()
-        if self.draining or not self._link.ready or (model := self._link.model) is None:
-            raise NotServing("draining" if self.draining else "no warmed worker", retry_after_ms=1000)
-        timeout_s = min(context.time_remaining() or self._settings.request_timeout_s, self._settings.request_timeout_s)
-        validate.check_fields(request, model.vocab_size)
-        prompt = await validate.encode_input(request, model, self._settings.max_input_bytes)
-        submit = gateway_link_pb2.Submit(
-            request_id=uuid.uuid4().hex,
-            prompt=prompt,
-            sampling=validate.sampling(request),
-            limits=validate.limits(request, len(prompt), model.context_tokens),
-            tenant=TENANT,
-            deadline_unix_ms=int((time.time() + timeout_s) * 1000),
-            on_disconnect=request.on_disconnect or types_pb2.ON_DISCONNECT_CANCEL,
-            **{"class": getattr(request, "class") or types_pb2.REQUEST_CLASS_DEFAULT},
+        settings, model = self._settings, self._link.model
+        if self.draining or not self._link.ready or model is None:
+            raise NotServing("draining" if self.draining else "no warmed worker", retry_after_ms=RETRY_AFTER_MS)
+        if max(self._running, len(self._link.feeds) + 1) > settings.max_requests:
+            problem = f"{settings.max_requests} live requests at this gateway"
+            raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
+        timeout_s = min(context.time_remaining() or settings.request_timeout_s, settings.request_timeout_s)
+        submit = await validate.submission(
+            request, model, timeout_s=timeout_s, max_input_bytes=settings.max_input_bytes
         )
-        if request.HasField("predicted_tokens"):
-            submit.predicted_tokens = min(request.predicted_tokens, submit.limits.max_tokens)
-        if len(self._link.feeds) >= self._settings.max_requests:
-            raise QueueFull(
-                f"{self._settings.max_requests} live requests at this gateway",
-                retry_after_ms=self._settings.retry_after_ms,
-            )
+        prompt_tokens = len(submit.prompt)
         feed = self._link.submit(submit)
         log = self.log.bind(request_id=feed.request_id)
-        log.info("submitted", prompt_tokens=len(prompt), max_tokens=submit.limits.max_tokens)
+        log.info("submitted", prompt_tokens=prompt_tokens, max_tokens=submit.limits.max_tokens)
         try:
             async with asyncio.timeout(timeout_s):
                 await context.send_initial_metadata(((REQUEST_ID_KEY, feed.request_id),))
@@ -138,14 +133,14 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                     )
                     if batch.ending is not None:
                         chunk.text += detokenizer.finish()
-                        chunk.final.CopyFrom(answer.final(len(prompt)))
+                        chunk.final.CopyFrom(answer.final(prompt_tokens))
                     await context.write(chunk)
         except TimeoutError:
             raise DeadlinePassed(f"not finished within {timeout_s:g} s") from None
         finally:
             self._leave(feed)
             log.info("ended", **answer.summary())
-        self._count(answer, len(prompt))
+        self._count(answer, prompt_tokens)
 
     def _leave(self, feed: Feed) -> None:
         """However the stream ended: work that nobody waits for any more is ended, unless it was to run on."""

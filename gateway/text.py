@@ -10,13 +10,14 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from protos.v1 import gateway_link_pb2
 
+REPLACEMENT = "\ufffd"  # what bytes decode to that are not, or not yet, a character
 
-class NoTemplate(Exception):
-    """The model has no chat template."""
+
+class BadChat(ValueError):
+    """Messages that cannot be rendered: there is no chat template, or it refuses them."""
 
 
 class TextModel:
@@ -42,11 +43,14 @@ class TextModel:
         return self._encode(prompt, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids up to where the assistant's turn begins. Raises NoTemplate, and jinja2.TemplateError if the
-        template refuses the messages. The template writes its own special tokens, so none are added."""
+        """Token ids up to where the assistant's turn begins; the template writes its own special tokens, so none are
+        added. Raises BadChat."""
         if self._template is None:
-            raise NoTemplate
-        text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            raise BadChat(f"the model {self.name} has no chat template; send a prompt")
+        try:
+            text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+        except Exception as error:  # a template is a program: whatever it raises is its refusal
+            raise BadChat(f"the model's template refuses the messages: {error}") from error
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -63,31 +67,43 @@ class TextModel:
 
 class Detokenizer:
     """Output tokens to text, as they come: never half a character, nothing from a stop string on. A stop string that
-    is complete before token number `min_tokens` does not count."""
+    is complete before token number `min_tokens` does not count.
+
+    The library's own DecodeStream raises on bytes that are no UTF-8 (byte fallback), which a sampled output may hold.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = StopCutter(stop)
         self._min_tokens = min_tokens
         self._token_ids: list[int] = []
         self._decoded_chars = 0
+        self._context: list[int] = []  # the tokens last shown: some decode differently at the beginning of a text
+        self._context_chars = 0
+        self._fresh: list[int] = []
 
     def push(self, token_ids: Iterable[int]) -> str:
         return "".join(self._push(token_id) for token_id in token_ids)
 
     def _push(self, token_id: int) -> str:
         self._token_ids.append(token_id)
-        text = self._stream.step(self._tokenizer, token_id)
-        if text is None:
-            return ""
+        self._fresh.append(token_id)
+        text = self._decode(self._context + self._fresh)
+        if len(text) <= self._context_chars or text.endswith(REPLACEMENT):
+            return ""  # a special token, or half a character
+        text = text[self._context_chars :]
+        self._context, self._fresh = self._fresh, []
+        self._context_chars = len(self._decode(self._context))
         self._decoded_chars += len(text)
         return self._stop.push(text, armed=self._armed)
 
     def finish(self) -> str:
-        """What was withheld: an incomplete character (as the replacement character), the beginning of a stop."""
-        text = self._tokenizer.decode(self._token_ids, skip_special_tokens=True)
+        """What was withheld: half a character (as the replacement character), the beginning of a stop string."""
+        text = self._decode(self._token_ids)
         return self._stop.push(text[self._decoded_chars :], armed=self._armed) + self._stop.flush()
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     @property
     def _armed(self) -> bool:

@@ -1,19 +1,41 @@
-"""What a request must be: every field checked, every refusal a BadInput that names the field. No I/O but encoding."""
+"""What a request must be: every field checked, every refusal a BadInput that names the field. Sends nothing."""
 
 import asyncio
 import secrets
+import time
+import uuid
 
-import jinja2
-
-from gateway.text import NoTemplate, TextModel
+from gateway.text import BadChat, TextModel
 from protos.errors import BadInput
-from protos.v1 import inference_pb2, types_pb2
+from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
 
 ROLES = ("system", "user", "assistant")
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
 DEFAULT_MAX_TOKENS = 256
+TENANT = "default"  # until requests are authenticated
 THREAD_ABOVE_BYTES = 4096  # smaller inputs take less than a millisecond or two of the event loop
+
+
+async def submission(
+    request: inference_pb2.GenerateRequest, model: TextModel, *, timeout_s: float, max_input_bytes: int
+) -> gateway_link_pb2.Submit:
+    """What the scheduler gets for a request that may live `timeout_s` seconds. Raises BadInput."""
+    check_fields(request, model.vocab_size)
+    prompt = await encode_input(request, model, max_input_bytes)
+    submit = gateway_link_pb2.Submit(
+        request_id=uuid.uuid4().hex,
+        prompt=prompt,
+        sampling=sampling(request),
+        limits=limits(request, len(prompt), model.context_tokens),
+        tenant=TENANT,
+        deadline_unix_ms=int((time.time() + timeout_s) * 1000),
+        on_disconnect=request.on_disconnect or types_pb2.ON_DISCONNECT_CANCEL,
+        **{"class": getattr(request, "class") or types_pb2.REQUEST_CLASS_DEFAULT},
+    )
+    if request.HasField("predicted_tokens"):
+        submit.predicted_tokens = min(request.predicted_tokens, submit.limits.max_tokens)
+    return submit
 
 
 def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
@@ -74,10 +96,8 @@ def _encode(request: inference_pb2.GenerateRequest, model: TextModel) -> list[in
             raise BadInput("chat", f"messages[{number}]: unknown role {role!r}; known are {', '.join(ROLES)}")
     try:
         return model.encode_chat(messages)
-    except NoTemplate:
-        raise BadInput("chat", f"the model {model.name} has no chat template; send a prompt") from None
-    except jinja2.TemplateError as error:
-        raise BadInput("chat", f"the model's template refuses the messages: {error}") from error
+    except BadChat as error:
+        raise BadInput("chat", str(error)) from error
 
 
 def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_tokens: int) -> types_pb2.Limits:

@@ -84,7 +84,19 @@ async def test_the_pause_has_an_end() -> None:
     async with stack(reconnect_timeout_s=0.2) as (scheduler, link, client):
         task, _ = await begin(client, link)
         await scheduler.stop()
-        with pytest.raises(NotServing, match="0.2 s"):
+        with pytest.raises(NotServing, match=r"0\.2 s"):
+            await finish(task)
+
+
+async def test_a_request_that_the_scheduler_forgot_is_data_loss() -> None:
+    async with stack() as (scheduler, link, client):
+        task, submit = await begin(client, link)
+        link.cut.set()
+        link = await scheduler.link()
+        await link.next("follow")
+        code = grpc.StatusCode.NOT_FOUND.value[0]
+        await link.send(refusals=[{"request_id": submit.request_id, "code": code, "message": "unknown"}])
+        with pytest.raises(Lost):
             await finish(task)
 
 
@@ -96,6 +108,21 @@ async def test_a_gap_is_followed_once_then_data_loss() -> None:
         await link.delta(submit, 5, [40])
         with pytest.raises(Lost):
             await finish(task)
+        assert (await link.next("cancel")).request_id == submit.request_id
+
+
+async def test_streams_that_outlive_the_drain_are_told_and_cancelled() -> None:
+    scheduler = Scheduler()
+    await scheduler.start()
+    async with gateway(scheduler) as served, Client(served.grpc) as client:
+        link = await scheduler.link()
+        await client.ready(WAIT_S)
+        task, submit = await begin(client, link)
+        await served.drain(0)
+        with pytest.raises(NotServing, match="stopped"):
+            await finish(task)
+        assert (await link.next("cancel")).request_id == submit.request_id
+    await scheduler.stop()
 
 
 async def test_a_new_fingerprint_brings_its_own_tokenizer() -> None:

@@ -1,11 +1,11 @@
 """Text to tokens and back: templates, incomplete characters, stop strings."""
 
-import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
-from gateway.text import NoTemplate, StopCutter, TextModel
+from gateway.text import BadChat, Detokenizer, StopCutter, TextModel
 from tests.gateway.harness import TOKENIZER, ids, model_info
 
 MODEL = TextModel(model_info())
@@ -20,13 +20,13 @@ def test_a_chat_has_only_the_special_tokens_of_its_template() -> None:
 
 
 def test_a_template_may_refuse_the_messages() -> None:
-    with pytest.raises(jinja2.TemplateError, match="system must come first"):
+    with pytest.raises(BadChat, match="system must come first"):
         MODEL.encode_chat([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}])
 
 
 def test_a_template_cannot_reach_into_python() -> None:
     model = TextModel(model_info(template="{{ messages.__class__.__mro__ }}"))
-    with pytest.raises(jinja2.exceptions.SecurityError):
+    with pytest.raises(BadChat, match="unsafe"):
         model.encode_chat([{"role": "user", "content": "a"}])
 
 
@@ -36,7 +36,7 @@ def test_tojson_escapes_nothing_for_html() -> None:
 
 
 def test_a_model_without_template_says_so() -> None:
-    with pytest.raises(NoTemplate):
+    with pytest.raises(BadChat, match="no chat template"):
         TextModel(model_info(template="")).encode_chat([{"role": "user", "content": "a"}])
 
 
@@ -57,6 +57,15 @@ def test_half_a_character_is_withheld_until_it_is_whole() -> None:
 def test_half_a_character_at_the_end_becomes_the_replacement_character() -> None:
     detokenizer = MODEL.detokenizer()
     assert detokenizer.push(ids("a") + ids("é")[:1]) + detokenizer.finish() == "a\ufffd"
+
+
+def test_bytes_that_are_no_text_end_no_stream() -> None:
+    """Byte fallback: a run of bytes that turns out to be no UTF-8 decodes to less than it did before."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"a": 256}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    detokenizer = Detokenizer(tokenizer, (), 0)
+    assert detokenizer.push([*b"(\xf0", 256, *"é".encode()]).endswith("aé")
 
 
 def test_special_tokens_are_no_text() -> None:

@@ -58,9 +58,7 @@ BAD = [
 async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -> None:
     request = inference_pb2.GenerateRequest(**{"class" if k == "request_class" else k: v for k, v in fields.items()})
     with pytest.raises(BadInput) as refusal:
-        validate.check_fields(request, MODEL.vocab_size)
-        prompt = await validate.encode_input(request, MODEL, max_bytes=4000)
-        validate.limits(request, len(prompt), MODEL.context_tokens)
+        await validate.submission(request, MODEL, timeout_s=1, max_input_bytes=4000)
     assert refusal.value.message.startswith(message)
 
 
@@ -72,7 +70,7 @@ async def test_a_chat_for_a_model_without_template_is_refused() -> None:
 
 async def test_bad_input_reaches_the_client_as_a_status_and_never_the_scheduler() -> None:
     async with stack() as (_, link, client):
-        with pytest.raises(BadInput, match="^temperature: "):
+        with pytest.raises(BadInput, match=r"^temperature: "):
             await client.complete("a", temperature=3.0)
         assert link.received.empty()
 
