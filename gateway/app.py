@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,15 +58,14 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     http_port = metrics.serve(settings.host, settings.http_port)
     try:
         grpc_port = await server.start(settings.host, settings.grpc_port)
-        linking = asyncio.create_task(link.run(), name="scheduler link")
-        try:
-            yield Gateway(f"{settings.host}:{grpc_port}", f"{settings.host}:{http_port}", service, link, server)
-        finally:
-            await server.stop(STOP_GRACE_S)
-            await link.flush(STOP_GRACE_S)
-            linking.cancel()
-            with suppress(asyncio.CancelledError):
-                await linking
+        async with asyncio.TaskGroup() as tasks:  # a link that fails ends the gateway: its starter starts it again
+            linking = tasks.create_task(link.run(), name="scheduler link")
+            try:
+                yield Gateway(f"{settings.host}:{grpc_port}", f"{settings.host}:{http_port}", service, link, server)
+            finally:
+                await server.stop(STOP_GRACE_S)
+                await link.flush(STOP_GRACE_S)
+                linking.cancel()
     finally:
         metrics.stop()
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+RETRY_AFTER_MS = 1000  # hint to a client that the gateway itself refuses
+
 
 class Settings(BaseSettings):
     """The front door of LAPS-SD: text in, streamed text out."""

@@ -9,6 +9,7 @@ import grpc
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
+from gateway.config import RETRY_AFTER_MS
 from gateway.feed import Feed
 from gateway.text import TextModel
 from protos.errors import Lost, NotServing, RequestError, UnknownRequest, from_code
@@ -17,7 +18,6 @@ from protos.v1 import gateway_link_pb2, gateway_link_pb2_grpc, inference_pb2, ty
 
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 1.0
-RETRY_AFTER_MS = 1000
 GREETING_TIMEOUT_S = 5.0  # from dialling to the scheduler's first message
 QUEUE_PER_REQUEST = 4  # messages upward that may wait, for each live request
 
@@ -68,9 +68,14 @@ class Link:
         return feed
 
     def cancel(self, request_id: str) -> None:
-        """End a request at once, and surely: a live one is cancelled again after a broken connection."""
+        """End a request at once, and surely: one that is live here is cancelled again after a broken connection.
+
+        Raises NotServing if that cannot be promised: not live here, and no connection.
+        """
         if (feed := self.feeds.get(request_id)) is not None:
             feed.cancelled = True
+        elif self._upward is None:
+            raise NotServing("the scheduler cannot be reached", retry_after_ms=RETRY_AFTER_MS)
         self._send(gateway_link_pb2.FromGateway(cancel=gateway_link_pb2.Cancel(request_id=request_id)))
 
     def detach(self, request_id: str) -> None:
@@ -165,8 +170,8 @@ class Link:
         await self._set_ready(False)
 
     def _lost(self) -> None:
+        # The feeds stay: whoever leaves one now marks it cancelled, which the next connection passes on.
         self.fail_all(NotServing(f"the scheduler could not be reached for {self._reconnect_timeout_s:g} s"))
-        self.feeds.clear()
 
     def _resume(self, feed: Feed) -> None:
         """Say again what the scheduler may not know: an unacknowledged submission, else where to go on from."""

@@ -4,15 +4,15 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import structlog
 
 from gateway import validate
-from gateway.config import Settings
-from gateway.feed import Batch, Feed
+from gateway.answer import Answer
+from gateway.config import RETRY_AFTER_MS, Settings
+from gateway.feed import Feed
 from gateway.link import Link
 from gateway.metrics import Metrics
 from protos.errors import (
@@ -26,9 +26,7 @@ from protos.errors import (
     UnknownRequest,
 )
 from protos.serving import abort
-from protos.v1 import gateway_link_pb2, inference_pb2, inference_pb2_grpc, types_pb2
-
-RETRY_AFTER_MS = 1000
+from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -109,7 +107,8 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         if max(self._running, len(self._link.feeds) + 1) > settings.max_requests:
             problem = f"{settings.max_requests} live requests at this gateway"
             raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
-        timeout_s = min(context.time_remaining() or settings.request_timeout_s, settings.request_timeout_s)
+        remaining_s = context.time_remaining()  # None: the call has no deadline
+        timeout_s = settings.request_timeout_s if remaining_s is None else min(remaining_s, settings.request_timeout_s)
         submit = await validate.submission(
             request, model, timeout_s=timeout_s, max_input_bytes=settings.max_input_bytes
         )
@@ -151,9 +150,9 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         else:
             self._link.cancel(feed.request_id)
 
-    def _count(self, answer: "Answer", prompt_tokens: int) -> None:
+    def _count(self, answer: Answer, prompt_tokens: int) -> None:
         metrics, final = self._metrics, answer.final(prompt_tokens)
-        metrics.success.labels(_name(final.finish_reason)).inc()
+        metrics.success.labels(answer.finish_reason).inc()
         metrics.prompt_tokens.inc(prompt_tokens)
         metrics.generation_tokens.inc(answer.tokens)
         metrics.preemptions.inc(final.preemptions)
@@ -187,57 +186,6 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     @answers_errors
     async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> types_pb2.ServerStats:  # noqa: N802
         return await self._link.stats(request)
-
-
-@dataclass(slots=True)
-class Answer:
-    """What is counted of one stream while it passes."""
-
-    started: float = field(default_factory=time.monotonic)
-    ttft_s: float | None = None
-    tokens: int = 0
-    spec_decode: inference_pb2.SpecDecode = field(default_factory=inference_pb2.SpecDecode)
-    ending: gateway_link_pb2.Ending | None = None
-
-    def add(self, batch: Batch) -> None:
-        """Raises DeadlinePassed or Failed if the batch ends the request in a way that is a status."""
-        if batch.tokens and self.ttft_s is None:
-            self.ttft_s = time.monotonic() - self.started
-        self.tokens += len(batch.tokens)
-        for round in batch.rounds:
-            self.spec_decode.num_drafts += round.drafted > 0
-            self.spec_decode.num_draft_tokens += round.drafted
-            self.spec_decode.num_accepted_tokens += round.accepted
-        self.ending = batch.ending
-        if batch.ending is None:
-            return
-        if batch.ending.finish_reason == types_pb2.FINISH_REASON_DEADLINE:
-            raise DeadlinePassed(f"the deadline passed after {self.tokens} output tokens")
-        if batch.ending.finish_reason == types_pb2.FINISH_REASON_ERROR:
-            raise Failed(batch.ending.message or "the worker could not run the request")
-
-    def final(self, prompt_tokens: int) -> inference_pb2.Final:
-        assert self.ending is not None
-        return inference_pb2.Final(
-            finish_reason=self.ending.finish_reason,
-            usage=inference_pb2.Usage(prompt_tokens=prompt_tokens, completion_tokens=self.tokens),
-            spec_decode=self.spec_decode,
-            queue_ms=self.ending.queue_ms,
-            preemptions=self.ending.preemptions,
-            rounds=self.ending.rounds,
-        )
-
-    def summary(self) -> dict[str, Any]:
-        reason = _name(self.ending.finish_reason) if self.ending is not None else "broken off"
-        return {
-            "finish_reason": reason,
-            "output_tokens": self.tokens,
-            "e2e_s": round(time.monotonic() - self.started, 4),
-        }
-
-
-def _name(reason: types_pb2.FinishReason.ValueType) -> str:
-    return types_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
 
 
 def _required_id(request_id: str) -> str:

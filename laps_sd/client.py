@@ -170,7 +170,7 @@ class Client:
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
         except grpc.aio.AioRpcError as error:
-            raise NotServing(f"{self.target} is not ready after {timeout_s:g} s") from error
+            raise NotServing(f"{self.target} is not ready: {error.details()}") from error
         finally:
             watch.cancel()
         raise NotServing(f"{self.target} ended before it was ready")

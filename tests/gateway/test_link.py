@@ -80,12 +80,16 @@ async def test_a_scheduler_that_is_not_yet_able_is_asked_again() -> None:
         await finish(task)
 
 
-async def test_the_pause_has_an_end() -> None:
+async def test_the_pause_has_an_end_and_what_it_ended_is_cancelled_later() -> None:
     async with stack(reconnect_timeout_s=0.2) as (scheduler, link, client):
-        task, _ = await begin(client, link)
+        task, submit = await begin(client, link)
         await scheduler.stop()
         with pytest.raises(NotServing, match=r"0\.2 s"):
             await finish(task)
+        await scheduler.start()
+        link = await scheduler.link()
+        await link.next("follow")
+        assert (await link.next("cancel")).request_id == submit.request_id
 
 
 async def test_a_request_that_the_scheduler_forgot_is_data_loss() -> None:

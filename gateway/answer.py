@@ -1,0 +1,61 @@
+"""What is counted of one answer while it streams, and how it ends. No text, no RPC."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.feed import Batch
+from protos.errors import DeadlinePassed, Failed
+from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
+
+
+@dataclass(slots=True)
+class Answer:
+    """Times are of the monotonic clock, in seconds."""
+
+    started: float = field(default_factory=time.monotonic)
+    ttft_s: float | None = None
+    tokens: int = 0
+    spec_decode: inference_pb2.SpecDecode = field(default_factory=inference_pb2.SpecDecode)
+    ending: gateway_link_pb2.Ending | None = None
+
+    def add(self, batch: Batch) -> None:
+        """Raises DeadlinePassed or Failed if the batch ends the request in a way that is a status."""
+        if batch.tokens and self.ttft_s is None:
+            self.ttft_s = time.monotonic() - self.started
+        self.tokens += len(batch.tokens)
+        for round in batch.rounds:
+            self.spec_decode.num_drafts += round.drafted > 0
+            self.spec_decode.num_draft_tokens += round.drafted
+            self.spec_decode.num_accepted_tokens += round.accepted
+        self.ending = batch.ending
+        if batch.ending is None:
+            return
+        if batch.ending.finish_reason == types_pb2.FINISH_REASON_DEADLINE:
+            raise DeadlinePassed(f"the deadline passed after {self.tokens} output tokens")
+        if batch.ending.finish_reason == types_pb2.FINISH_REASON_ERROR:
+            raise Failed(batch.ending.message or "the worker could not run the request")
+
+    @property
+    def finish_reason(self) -> str:
+        if self.ending is None:
+            return "broken_off"
+        return types_pb2.FinishReason.Name(self.ending.finish_reason).removeprefix("FINISH_REASON_").lower()
+
+    def final(self, prompt_tokens: int) -> inference_pb2.Final:
+        assert self.ending is not None
+        return inference_pb2.Final(
+            finish_reason=self.ending.finish_reason,
+            usage=inference_pb2.Usage(prompt_tokens=prompt_tokens, completion_tokens=self.tokens),
+            spec_decode=self.spec_decode,
+            queue_ms=self.ending.queue_ms,
+            preemptions=self.ending.preemptions,
+            rounds=self.ending.rounds,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "finish_reason": self.finish_reason,
+            "output_tokens": self.tokens,
+            "e2e_s": round(time.monotonic() - self.started, 4),
+        }
