@@ -1,0 +1,66 @@
+"""The worker as a process: ready when attached, and gone in order."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.serving import LINK_MESSAGE_BYTES, Server, channel
+from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
+from tests.worker.harness import Tiny
+from tests.worker.test_worker_link import ScriptedScheduler, admit
+from worker_service.__main__ import SERVICE
+
+DEADLINE_S = 60.0
+
+
+async def test_it_is_ready_when_attached_and_sigterm_ends_it_with_0(tiny: Tiny) -> None:
+    scheduler = ScriptedScheduler()
+    server = Server([], LINK_MESSAGE_BYTES)
+    add_WorkerLinkServicer_to_server(scheduler, server.grpc)
+    port = await server.start("127.0.0.1", 0)
+    command = [sys.executable, "-m", "worker_service", "--scheduler", f"127.0.0.1:{port}", "--model", str(tiny.folder)]
+    command += ["--worker-id", "w1", "--kv-tokens", "512", "--dtype", "float32", "--device", "cpu", "--threads", "1"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            assert process.stderr is not None
+            listening = json.loads(await process.stderr.readline())
+            attachment = await scheduler.attached()
+            assert attachment.hello.worker_id == "w1"
+            assert attachment.hello.blocks == 8
+            assert attachment.hello.model.context_tokens == 512
+            assert attachment.hello.model.eos_ids == [tiny.eos]
+
+            async with channel(listening["health"]) as link:
+                health = health_pb2_grpc.HealthStub(link)
+                question = health_pb2.HealthCheckRequest(service=SERVICE)
+                assert (await health.Check(question)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+                await attachment.welcome()
+                await attachment.heartbeat()
+                assert (await health.Check(question)).status == health_pb2.HealthCheckResponse.SERVING
+
+            await attachment.command(["a"], [admit("a", max_tokens=400)])
+            await attachment.report()
+            process.send_signal(signal.SIGTERM)
+            await attachment.ended.wait()
+            _, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await server.stop(0)
+
+
+async def test_a_model_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "worker_service", "--model", str(tmp_path / "nothing")]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(DEADLINE_S):
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert "worker: " in errors.decode()
+    assert "Traceback" not in errors.decode()

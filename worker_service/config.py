@@ -1,0 +1,42 @@
+"""The worker's settings: environment `LAPS_SD_WORKER_*` and command line, checked at the start. No logic."""
+
+import os
+import socket
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """A worker of LAPS-SD: one model that drafts and verifies for one scheduler."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LAPS_SD_WORKER_",
+        frozen=True,
+        cli_prog_name="python -m worker_service",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        protected_namespaces=(),
+    )
+
+    model: str = Field(description="a Hugging Face directory, as `laps-sd pull` makes it")
+    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler")
+    worker_id: str = Field(
+        default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1, description="unique in a service"
+    )
+    device: str = Field("auto", description="auto, cpu or cuda")
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    slots: int = Field(4, ge=1, le=1024, description="requests that run in one round")
+    kv_tokens: int = Field(32_768, ge=2, description="tokens whose keys and values are held, of all requests together")
+    block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
+    drafter: Literal["none", "ngram"] = Field("ngram", description="ngram: prompt lookup")
+    max_draft: int = Field(8, ge=0, le=64, description="most tokens drafted for a request in one round")
+    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
+    host: str = Field("127.0.0.1", description="address to bind to; there is no authentication yet")
+    health_port: int = Field(0, ge=0, le=65535, description="of grpc.health.v1: ready when warmed and attached; 0: any")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.kv_tokens // self.block_tokens)

@@ -1,0 +1,180 @@
+"""The worker's stream to the scheduler: sessions, epochs, heartbeats, reconnects. The model never runs here."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeAlias
+
+import grpc
+import structlog
+import tenacity
+
+from protos.serving import channel, first_of
+from protos.v1 import gateway_link_pb2
+from protos.v1 import worker_link_pb2 as pb
+from protos.v1.worker_link_pb2_grpc import WorkerLinkStub
+from worker_service.engine.types import CostProfile, Held
+from worker_service.runner import Report, Runner, TooManyCommandsError
+from worker_service.wire import of_cost, of_held, of_report, to_command
+
+PROTOCOL = 1
+HEARTBEAT_S = 1.0
+_HELLO_TIMEOUT_S = 10.0  # until the scheduler welcomes
+_WRITE_TIMEOUT_S = 30.0  # a stream that takes nothing for so long is broken
+_CLOSE_TIMEOUT_S = 1.0
+RECONNECT_S = 0.1  # the first wait; it doubles up to the next
+MAX_RECONNECT_S = 1.0
+
+
+class LinkError(Exception):
+    """This connection cannot go on; another one may."""
+
+
+# What a broken, refused or silent stream raises; an InvalidStateError is a write after its end.
+_CONNECTION_ERRORS = (grpc.aio.AioRpcError, LinkError, TooManyCommandsError, TimeoutError, asyncio.InvalidStateError)
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.FromWorker, pb.ToWorker]"
+
+
+class Link:
+    """Keeps one Attach stream open for ever, with a new session each time."""
+
+    def __init__(
+        self,
+        scheduler: str,
+        *,
+        worker_id: str,
+        runner: Runner,
+        model: gateway_link_pb2.ModelInfo,
+        cost: CostProfile,
+        slots: int,
+        blocks: int,
+        block_tokens: int,
+        max_draft: int,
+        on_attached: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        """`runner` is warmed; `on_attached` is told of every welcome and every loss."""
+        self._scheduler = scheduler
+        self._runner = runner
+        self._hello = pb.Hello(
+            protocol=PROTOCOL,
+            worker_id=worker_id,
+            model=model,
+            slots=slots,
+            block_tokens=block_tokens,
+            blocks=blocks,
+            max_draft=max_draft,
+            cost=of_cost(cost),
+        )
+        self._on_attached = on_attached
+        self._max_epoch = 0  # of the highest leader ever obeyed
+        self._log = structlog.get_logger().bind(worker=worker_id)
+
+    async def run(self) -> None:
+        """Attach, again and again, until cancelled; then the round in hand ends and the stream is closed in order."""
+        while True:
+            async for attempt in tenacity.AsyncRetrying(
+                retry=tenacity.retry_if_exception_type(_CONNECTION_ERRORS),
+                wait=tenacity.wait_exponential(multiplier=RECONNECT_S, max=MAX_RECONNECT_S),
+                before_sleep=self._log_failure,
+            ):
+                with attempt:
+                    await self._attach()
+            # It was welcomed, and then lost. One that welcomes and hangs up must not be called in a tight loop.
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _attach(self) -> None:
+        """One session, until it breaks. Raises one of _CONNECTION_ERRORS if it was never welcomed."""
+        held = await asyncio.wrap_future(self._runner.detach())
+        session = uuid.uuid4().hex
+        async with channel(self._scheduler) as link:
+            call: _Call = WorkerLinkStub(link).Attach()
+            try:
+                async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                    welcome = await self._greet(call, session, held)
+                await self._converse(call, session, welcome)
+            finally:
+                call.cancel()
+
+    async def _greet(self, call: _Call, session: str, held: list[Held]) -> pb.Welcome:
+        hello = pb.Hello(session=session, max_epoch=self._max_epoch, held=map(of_held, held))
+        hello.MergeFrom(self._hello)
+        await call.write(pb.FromWorker(hello=hello))
+        answer = await call.read()
+        if not isinstance(answer, pb.ToWorker):
+            raise LinkError(f"refused: {await call.code()} {await call.details()}")
+        if not answer.HasField("welcome"):
+            raise LinkError("the scheduler's first message is not its welcome")
+        if answer.welcome.epoch < self._max_epoch:
+            raise LinkError(f"a leader of epoch {answer.welcome.epoch}, after one of {self._max_epoch}")
+        self._max_epoch = answer.welcome.epoch
+        return answer.welcome
+
+    async def _converse(self, call: _Call, session: str, welcome: pb.Welcome) -> None:
+        """Commands down, reports up, until the stream breaks. The model stops running with it; requests and KV stay."""
+        loop = asyncio.get_running_loop()
+        # Bounded by `max_lag`: the model waits for a command that has seen its reports.
+        reports: asyncio.Queue[pb.StepReport] = asyncio.Queue()
+
+        def report(done: Report) -> None:
+            loop.call_soon_threadsafe(reports.put_nowait, of_report(done, welcome.epoch, session))
+
+        self._runner.attach(welcome.max_lag, report)
+        self._log.info("attached", session=session, epoch=welcome.epoch)
+        await self._on_attached(True)
+        try:
+            await first_of(
+                lambda: self._read(call, session), lambda: self._write(call, session, welcome.epoch, reports)
+            )
+        except _CONNECTION_ERRORS as error:
+            self._log.warning("link_broken", error=_brief(error))
+        finally:
+            await asyncio.wrap_future(self._runner.detach())
+            await self._on_attached(False)
+            with suppress(*_CONNECTION_ERRORS):
+                await self._close(call, reports)
+            self._log.info("detached", session=session)
+
+    async def _read(self, call: _Call, session: str) -> None:
+        while isinstance(message := await call.read(), pb.ToWorker):
+            command = message.command
+            if command.session != session or command.epoch < self._max_epoch:
+                self._log.warning("command_refused", epoch=command.epoch, session=command.session)
+                continue
+            self._max_epoch = command.epoch
+            self._runner.post(to_command(command))
+
+    async def _write(self, call: _Call, session: str, epoch: int, reports: asyncio.Queue[pb.StepReport]) -> None:
+        last = pb.StepReport()
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    report = last = await reports.get()
+            except TimeoutError:
+                report = pb.StepReport(
+                    epoch=epoch,
+                    session=session,
+                    step=last.step,
+                    command_seq=last.command_seq,
+                    free_blocks=self._runner.free_blocks,
+                )
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                await call.write(pb.FromWorker(report=report))
+
+    async def _close(self, call: _Call, reports: asyncio.Queue[pb.StepReport]) -> None:
+        """Send what the last round did, if the stream still takes it."""
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            while not reports.empty():
+                await call.write(pb.FromWorker(report=reports.get_nowait()))
+            await call.done_writing()
+            await call.code()
+
+    def _log_failure(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        self._log.warning("not_attached", scheduler=self._scheduler, error=_brief(error))
+
+
+def _brief(error: BaseException | None) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,107 @@
+"""Between the wire's messages and the engine's plain data. No decisions."""
+
+import gzip
+
+from protos.v1 import gateway_link_pb2, types_pb2
+from protos.v1 import worker_link_pb2 as pb
+from worker_service.engine.types import CostProfile, Finish, Held, Limits, Row, Run, Sampling, Skip
+from worker_service.models import LoadedModel
+from worker_service.runner import Admission, Command, Report
+
+_FINISH = {
+    None: types_pb2.FINISH_REASON_UNSPECIFIED,
+    Finish.STOP: types_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    Finish.ERROR: types_pb2.FINISH_REASON_ERROR,
+}
+_SKIP = {None: pb.SKIP_UNSPECIFIED, Skip.NO_BLOCKS: pb.SKIP_NO_BLOCKS}
+
+
+def to_command(message: pb.StepCommand) -> Command:
+    return Command(
+        seq=message.seq,
+        seen_step=message.seen_step,
+        rank=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.rank],
+        admit=[_to_admission(admit) for admit in message.admit],
+        drop=list(message.drop),
+        forget=list(message.forget),
+    )
+
+
+def _to_admission(message: pb.Admit) -> Admission:
+    sampling, limits = message.sampling, message.limits
+    return Admission(
+        request_id=message.request_id,
+        placement=message.placement,
+        tokens=list(message.tokens),
+        prompt_len=message.prompt_len,
+        sampling=Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed),
+        limits=Limits(limits.max_tokens, limits.min_tokens, tuple(limits.stop), limits.ignore_eos),
+    )
+
+
+def of_report(report: Report, epoch: int, session: str) -> pb.StepReport:
+    result = report.result
+    return pb.StepReport(
+        epoch=epoch,
+        session=session,
+        step=report.step,
+        command_seq=report.command_seq,
+        rows=[_of_row(row) for row in result.rows],
+        free_blocks=result.free_blocks,
+        draft_us=_us(result.draft_s),
+        verify_us=_us(result.verify_s),
+        other_us=_us(report.other_s),
+        idle_us=_us(report.idle_s),
+    )
+
+
+def _of_row(row: Row) -> pb.Row:
+    return pb.Row(
+        request_id=row.request_id,
+        placement=row.placement,
+        start=row.start,
+        tokens=row.tokens,
+        drafted=row.drafted,
+        accepted=row.accepted,
+        prefilled=row.prefilled,
+        blocks=row.blocks,
+        prefill_owed=row.prefill_owed,
+        finish=_FINISH[row.finish],
+        skipped=_SKIP[row.skipped],
+        error=row.error,
+    )
+
+
+def of_held(held: Held) -> pb.Held:
+    return pb.Held(request_id=held.request_id, placement=held.placement, output_tokens=held.output_tokens)
+
+
+def of_cost(cost: CostProfile) -> pb.CostProfile:
+    return pb.CostProfile(
+        draft_s=cost.draft_s,
+        verify_s=cost.verify_s,
+        verify_slope_s=cost.verify_slope_s,
+        prefill_token_s=cost.prefill_token_s,
+    )
+
+
+def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> gateway_link_pb2.ModelInfo:
+    """What a gateway needs to turn text into tokens and back. `context_tokens`: what the KV memory allows, too."""
+    tokenizer = model.tokenizer
+    return gateway_link_pb2.ModelInfo(
+        name=model.name,
+        fingerprint=model.fingerprint,
+        context_tokens=context_tokens,
+        vocab_size=vocab_size,
+        eos_ids=sorted(model.eos_ids),
+        tokenizer_json=gzip.compress(tokenizer.backend_tokenizer.to_str().encode(), mtime=0),
+        chat_template=tokenizer.chat_template or "",
+        special_tokens={
+            name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
+        },
+    )
+
+
+def _us(seconds: float) -> int:
+    return max(round(seconds * 1e6), 0)
