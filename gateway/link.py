@@ -1,7 +1,7 @@
 """The one stream to the scheduler, kept for ever: submits, follows, cancels up; deltas down to their feeds. No text."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
@@ -130,7 +130,7 @@ class Link:
         """One stream, until it breaks. Raises LinkDown or AioRpcError if the scheduler never said anything."""
         upward: asyncio.Queue[gateway_link_pb2.FromGateway] = asyncio.Queue(self._queue_size)
         self._stuck.clear()
-        call = self._stub.Link(_drain(upward))
+        call = self._stub.Link()
         try:
             try:
                 async with asyncio.timeout(GREETING_TIMEOUT_S):
@@ -141,8 +141,8 @@ class Link:
                 raise LinkDown(f"the scheduler closed the link: {await call.details()}")
             self._connected(upward)
             await self._receive(message)
-            with suppress(grpc.aio.AioRpcError):
-                await first_of(lambda: self._read(call), self._stuck.wait)
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # of a read; of a write after the end
+                await first_of(lambda: self._read(call), lambda: _write(call, upward), self._stuck.wait)
         finally:
             call.cancel()
             await self._disconnected()
@@ -250,9 +250,7 @@ class Link:
             await self._on_ready(ready)
 
 
-async def _drain(
-    queue: "asyncio.Queue[gateway_link_pb2.FromGateway]",
-) -> AsyncIterator[gateway_link_pb2.FromGateway]:
+async def _write(call: Call, upward: "asyncio.Queue[gateway_link_pb2.FromGateway]") -> None:
     while True:
-        yield await queue.get()
-        queue.task_done()
+        await call.write(await upward.get())
+        upward.task_done()
