@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from scipy.stats import chisquare, kstest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.worker.harness import Driver, Tiny
+from worker_service.engine import sampling
 from worker_service.engine.draft import DRAFTERS
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Limits, Run, Sampling
@@ -177,3 +178,20 @@ def _exact_pairs(model: LlamaForCausalLM, prompt: list[int], sampling: Sampling)
     first = next_token(prompt)
     then = {a: next_token([*prompt, a]) for a in range(vocab)}
     return {(a, b): first[a] * then[a][b] for a, b in itertools.product(range(vocab), repeat=2)}
+
+
+def test_uniforms_are_splitmix64() -> None:
+    """Steele et al.'s generator from state 0 begins with these; seeds and positions select, and nothing else."""
+    assert [sampling._mix((i + 1) * sampling._GAMMA & sampling._MASK) for i in range(2)] == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+    ]
+    drawn = [sampling.uniform(seed, position) for seed in range(60) for position in range(60)]
+    assert len(set(drawn)) == 3600
+    assert kstest(drawn, "uniform").pvalue > 1e-3
+
+
+def test_a_token_of_probability_zero_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "uniform", lambda seed, position: 1 - 2**-53)
+    logits = torch.tensor([1.0, 2.0, -float("inf"), -float("inf")])
+    assert sampling.draw(logits, Sampling(temperature=1.0), 0) == 1

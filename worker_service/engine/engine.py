@@ -12,7 +12,7 @@ from worker_service.engine.draft import Drafter
 from worker_service.engine.hooks import LogitsContext, LogitsHook, suppress_eos
 from worker_service.engine.kv import KV
 from worker_service.engine.request import EngineRequest
-from worker_service.engine.sampling import draw
+from worker_service.engine.sampling import verify
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.target import Segment, Target
 from worker_service.engine.types import Finish, Held, Limits, Row, Run, Sampling, Skip, StepResult
@@ -156,7 +156,7 @@ class Engine:
             logits = self._target.forward(segments) if work else None
             verify_s = perf_counter() - verify_begun
             if logits is not None:
-                rows += self._accept(work, self._draw(work, logits))
+                rows += self._verify(work, logits)
             other_s = perf_counter() - begun - draft_s - verify_s
         return StepResult(tuple(rows), self._pool.free_blocks, draft_s, verify_s, other_s)
 
@@ -205,35 +205,21 @@ class Engine:
         request.kv.extend(len(feed))
         return _Work(request, feed, drafts, prefilled, samples)
 
-    def _draw(self, work: Sequence[_Work], logits: torch.Tensor) -> list[int]:
-        """The target's token at every position that samples, all works' one after the other."""
-        draws = []
-        begin = 0
-        for w in work:
-            if not w.samples:
-                continue
-            request = w.request
-            own = logits[begin : begin + w.draws]
-            begin += w.draws
-            context = LogitsContext(request.tokens, w.drafts, request.output_tokens, request.limits, self._eos_ids)
-            for hook in self._hooks:
-                own = hook(own, context)
-            draws.append(draw(own, request.sampling, request.output_tokens))
-        result: list[int] = torch.cat(draws).tolist() if draws else []
-        return result
-
-    def _accept(self, work: Sequence[_Work], drawn: list[int]) -> list[Row]:
-        """Keep drafts while they equal what the target drew, and its own token after them."""
+    def _verify(self, work: Sequence[_Work], logits: torch.Tensor) -> list[Row]:
+        """Keep the drafts that the target agrees with, and its own token after them. `logits`: of all works in order."""
         rows = []
         begin = 0
         for w in work:
             request, start = w.request, w.request.output_tokens
-            sampled = drawn[begin : begin + w.draws]
+            own = logits[begin : begin + w.draws]
             begin += w.draws
-            accepted = 0
-            while accepted < len(w.drafts) and w.drafts[accepted] == sampled[accepted]:
-                accepted += 1
-            emitted = request.extend(sampled[: accepted + 1])
+            sampled: list[int] = []
+            if w.draws:
+                context = LogitsContext(request.tokens, w.drafts, start, request.limits, self._eos_ids)
+                for hook in self._hooks:
+                    own = hook(own, context)
+                sampled = verify(own, w.drafts, request.sampling, start)
+            emitted = request.extend(sampled)
             if request.finish is None:
                 request.kv.truncate(len(request.tokens) - 1)
             else:
@@ -244,7 +230,7 @@ class Engine:
                     start,
                     tokens=tuple(emitted),
                     drafted=len(w.drafts),
-                    accepted=min(accepted, len(emitted)),
+                    accepted=min(max(len(sampled) - 1, 0), len(emitted)),
                     prefilled=w.prefilled,
                 )
             )
