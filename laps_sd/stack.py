@@ -1,0 +1,206 @@
+"""The stack on one machine: which processes, with which flags, started and stopped in which order."""
+
+import asyncio
+import fcntl
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_data_dir
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from laps_sd.client import Client
+from laps_sd.redis_server import find_server, server_command
+from laps_sd.supervise import Child, Command, leashed
+from protos.errors import NotServing
+
+HOST = "127.0.0.1"
+READY_TIMEOUT_S = 900.0  # a big model on a slow disk
+DRAIN_SLACK_S = 5.0
+
+Emit = Callable[[bytes], None]
+
+# Measured: without a passive wait two workers' OpenMP threads fight over the cores (500 ms steps), and returning
+# memory to the system after each step can double its time.
+_WORKER_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class StackError(Exception):
+    """The stack cannot start; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `laps-sd up` is asked for. Port 0: any free one."""
+
+    model: str = "smollm2-135m"
+    workers: int = 1
+    slots: int = 4
+    kv_tokens: int | None = None
+    policy: str = "laps-sd"
+    policy_set: tuple[str, ...] = ()
+    drafter: str = "ngram"
+    draft_len: int = 4
+    device: str = "auto"
+    dtype: str = "auto"
+    redis: str | None = None
+    data_dir: Path | None = None
+    grpc_port: int = 50051
+    http_port: int = 8080
+    drain_s: float = 30.0
+    log_level: str = "info"
+
+
+def to_stderr(line: bytes) -> None:
+    sys.stderr.buffer.write(line)
+    sys.stderr.buffer.flush()
+
+
+class Stack:
+    """Running processes, by order of their start. `grpc` and `http`: HOST:PORT of the gateway."""
+
+    def __init__(self, commands: list[Command], grpc: str, http: str, emit: Emit) -> None:
+        self.grpc, self.http = grpc, http
+        self.children = [Child(command, emit) for command in commands]
+
+    async def ready(self) -> None:
+        """Returns when a warmed worker serves. Raises NotServing."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(NotServing),
+            stop=stop_after_delay(READY_TIMEOUT_S),
+            wait=wait_fixed(0.2),
+            reraise=True,
+        ):
+            with attempt:
+                async with Client(self.grpc) as client:
+                    await client.ready(READY_TIMEOUT_S)
+
+    async def stop(self) -> None:
+        """The gateway first, which lets its requests end, then the workers, the scheduler, Redis."""
+        for prefix in ("gateway", "worker", "scheduler", "redis"):
+            await asyncio.gather(*(child.stop() for child in self.children if child.name.startswith(prefix)))
+
+
+async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: Emit = to_stderr) -> None:
+    """Start the stack, run `use`, stop the stack; children that die in between are started again.
+
+    `emit` gets each line that a child prints.
+
+    Raises StackError or NoServer, or a group with what `use` raised, or the GaveUp of a child that does not come up.
+    """
+    model = await find_model(options.model)
+    grpc_port, http_port, scheduler_port = claim_ports(options.grpc_port, options.http_port, 0)
+    with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder, _redis(options, Path(folder)) as (redis_url, redis):
+        scheduler = f"{HOST}:{scheduler_port}"
+        commands = [
+            *redis,
+            scheduler_command(options, scheduler_port, redis_url),
+            *(worker_command(options, i, scheduler, model) for i in range(options.workers)),
+            gateway_command(options, grpc_port, http_port, scheduler),
+        ]
+        stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", emit)
+        async with asyncio.TaskGroup() as tasks:
+            for child in stack.children:
+                tasks.create_task(child.keep_running(), name=child.name)
+            try:
+                await use(stack)
+            finally:
+                await stack.stop()
+
+
+async def find_model(model: str) -> Path:
+    """The model's directory, fetched if need be by the worker's own module. Raises StackError."""
+    process = await asyncio.create_subprocess_exec(
+        *leashed(_python("worker_service.pull", model)), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise StackError("no model, no service")  # pull has said why, on stderr
+    return Path(output.decode().strip())
+
+
+def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
+    policy_set = [word for setting in options.policy_set for word in ("--policy-set", setting)]
+    arguments = _python("scheduler_service", "--host", HOST, "--port", port, "--redis-url", redis_url)
+    arguments += ["--policy", options.policy, *policy_set]
+    arguments += ["--draft-len", str(options.draft_len), "--log-level", options.log_level]
+    return Command("scheduler", arguments)
+
+
+def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:
+    threads = max(1, len(os.sched_getaffinity(0)) // options.workers)
+    name = f"worker-{index}"
+    arguments = _python("worker_service", "--scheduler", scheduler, "--worker-id", name, "--model", model)
+    arguments += ["--device", options.device, "--dtype", options.dtype, "--slots", str(options.slots)]
+    arguments += ["--drafter", options.drafter, "--max-draft", str(options.draft_len), "--threads", str(threads)]
+    arguments += ["--host", HOST, "--health-port", "0", "--log-level", options.log_level]
+    if options.kv_tokens is not None:
+        arguments += ["--kv-tokens", str(options.kv_tokens)]
+    return Command(name, arguments, {**_WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)})
+
+
+def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler: str) -> Command:
+    arguments = _python("gateway", "--host", HOST, "--grpc-port", grpc_port, "--http-port", http_port)
+    arguments += ["--scheduler", scheduler, "--drain-s", str(options.drain_s), "--log-level", options.log_level]
+    return Command("gateway", arguments, stop_s=options.drain_s + DRAIN_SLACK_S)
+
+
+def claim_ports(*ports: int) -> list[int]:
+    """These ports, free ones in place of 0: chosen before the start so that a child comes back where it was.
+
+    Raises StackError if one is taken.
+    """
+    with ExitStack() as probes:
+        claimed = []
+        for port in ports:
+            probe = probes.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError as error:
+                reason = f"cannot listen on {HOST}:{port}: {error.strerror}"
+                raise StackError(f"{reason}; stop what runs there or choose another port") from error
+            claimed.append(int(probe.getsockname()[1]))
+        return claimed
+
+
+@contextmanager
+def _redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Command]]]:
+    """The URL of Redis, and the command of a server of our own unless `options.redis` names one."""
+    if options.redis is not None:
+        yield options.redis, []
+        return
+    data = options.data_dir
+    if data is None:
+        data = (
+            Path(user_data_dir("laps-sd"), "redis", str(options.grpc_port)) if options.grpc_port else folder / "redis"
+        )
+    data.mkdir(parents=True, exist_ok=True)
+    with (data / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StackError(f"{data} is used by another stack; give --data-dir") from error
+        # The socket's path must be short (107 bytes), and the folder above it is ours alone.
+        socket_path = folder / "redis.sock"
+        yield f"unix://{socket_path}", [server_command(find_server(), data, socket_path)]
+
+
+def _python(module: str, *arguments: object) -> list[str]:
+    """-P: a folder of the user's that happens to be called `gateway` must not be run."""
+    return [sys.executable, "-P", "-m", module, *map(str, arguments)]

@@ -1,0 +1,130 @@
+"""Child processes that are kept running, and that never outlive us. It does not know what they do."""
+
+import asyncio
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from laps_sd import die_with_parent
+from protos.serving import first_of
+
+EARLY_S = 10.0  # a child that dies sooner may never come up
+MAX_EARLY_DEATHS = 5  # in a row
+BAD_SETTINGS = 2  # exit code that refuses the command line: trying again is of no use
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 3.0
+TAIL_LINES = 20
+
+
+class GaveUp(Exception):
+    """A child that does not come up; the message ends with its last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`environment` is added to ours; `stop_s`: between SIGTERM and SIGKILL."""
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stop_s: float = 5.0
+
+
+class Child:
+    """One command, started again whenever it dies, until stopped. `emit` gets each line that it prints."""
+
+    def __init__(self, command: Command, emit: Callable[[bytes], None]) -> None:
+        self.name = command.name
+        self.pid: int | None = None  # while it runs
+        self._command = command
+        self._emit = emit
+        self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL if it does not end in its time. Returns when it is gone."""
+        self._stopping.set()
+        await self._ended.wait()
+
+    async def keep_running(self) -> None:
+        """Until stopped or cancelled. Raises GaveUp."""
+        early_deaths = 0
+        try:
+            while not self._stopping.is_set():
+                started = time.monotonic()
+                async with self._running() as process:
+                    await first_of(process.wait, self._stopping.wait)
+                if self._stopping.is_set():
+                    return
+                early_deaths = early_deaths + 1 if time.monotonic() - started < EARLY_S else 0
+                if process.returncode == BAD_SETTINGS or early_deaths == MAX_EARLY_DEATHS:
+                    raise GaveUp(self._last_words(process.returncode, early_deaths))
+                backoff_s = min(FIRST_BACKOFF_S * 2**early_deaths, MAX_BACKOFF_S)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), backoff_s)
+        finally:
+            self._ended.set()
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[asyncio.subprocess.Process]:
+        """The process, its output pumped; it is gone when the block ends."""
+        process = await asyncio.create_subprocess_exec(
+            *leashed(self._command.arguments),
+            env={**os.environ, **self._command.environment},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
+        )
+        assert process.stdout is not None
+        self.pid = process.pid
+        pump = asyncio.create_task(self._pump(process.stdout), name=f"output of {self.name}")
+        try:
+            yield process
+        finally:
+            await _end(process, self._command.stop_s)
+            self.pid = None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(pump, 1.0)
+
+    async def _pump(self, output: asyncio.StreamReader) -> None:
+        rest = b""
+        while chunk := await output.read(1 << 16):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._tail.append(line)
+                self._emit(line + b"\n")
+        if rest:
+            self._tail.append(rest)
+            self._emit(rest + b"\n")
+
+    def _last_words(self, code: int | None, early_deaths: int) -> str:
+        times = "" if early_deaths < MAX_EARLY_DEATHS else f" {early_deaths} times, each in its first {EARLY_S:g} s"
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        tail = b"\n".join(self._tail).decode(errors="replace")
+        return f"{self.name} ended{times} with {how}. Its last lines:\n{tail}"
+
+
+async def _end(process: asyncio.subprocess.Process, timeout_s: float) -> None:
+    """SIGTERM, then SIGKILL: after `timeout_s`, or at once if our own patience is cancelled."""
+    if process.returncode is not None:
+        return
+    try:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        await asyncio.wait_for(process.wait(), timeout_s)
+    except (TimeoutError, asyncio.CancelledError) as impatience:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()  # nothing withstands SIGKILL
+        if isinstance(impatience, asyncio.CancelledError):
+            raise
+
+
+def leashed(command: Sequence[str]) -> list[str]:
+    """The command that runs `command` so that SIGKILL ends it when we end, in whatever way."""
+    return [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command]

@@ -1,0 +1,151 @@
+"""`laps-sd up` and `laps-sd pull`: flags, exit codes and signals. What the stack is made of is stack.py's business."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from laps_sd.redis_server import NoServer
+from laps_sd.stack import Options, Stack, StackError, run
+from laps_sd.supervise import GaveUp
+from protos.errors import NotServing
+from protos.serving import stop_signals
+
+MAX_DRAFT_LEN = 64
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class LogLevel(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+def pull(
+    model: Annotated[str, typer.Argument(help="A name (smollm2-135m), a Hugging Face directory or a .gguf file.")],
+) -> None:
+    """Fetch and convert MODEL into the local cache (moved with LAPS_SD_CACHE); prints its directory."""
+    raise typer.Exit(subprocess.call([sys.executable, "-P", "-m", "worker_service.pull", model]))
+
+
+def up(
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes; they share the cores.")] = 1,
+    slots: Annotated[int, typer.Option(min=1, help="Requests that a worker runs in one round.")] = 4,
+    kv_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in a worker's KV memory. Default: 32768.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="The order of requests: laps-sd or fcfs.")] = "laps-sd",
+    policy_set: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A policy's setting; repeatable.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="As in `laps-sd pull`.")] = "smollm2-135m",
+    drafter: Annotated[str, typer.Option(help="none, ngram or default (now: ngram).")] = "ngram",
+    draft_len: Annotated[str, typer.Option(metavar="N", help="Tokens drafted per round.")] = "4",
+    device: Annotated[Device, typer.Option()] = Device.auto,
+    dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where it is native. float32: exact.")] = Dtype.auto,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="Default: a server of our own.")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of our own Redis: queued requests survive a restart. Default: one per --grpc-port; none for port 0."
+        ),
+    ] = None,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any.")] = 50051,
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any.")] = 8080,
+    drain_s: Annotated[float, typer.Option(min=0, help="How long running requests may go on after SIGTERM.")] = 30.0,
+    log_level: Annotated[LogLevel, typer.Option()] = LogLevel.info,
+) -> None:
+    """Run the whole stack on this machine until SIGTERM or Ctrl-C; logs on stderr, as JSON lines.
+
+    Prints `ready grpc=HOST:PORT http=HOST:PORT` when a warmed worker serves. Children that die are started again.
+    """
+    options = Options(
+        model=model,
+        workers=workers,
+        slots=slots,
+        kv_tokens=kv_tokens,
+        policy=policy,
+        policy_set=tuple(policy_set or ()),
+        drafter=_drafter(drafter),
+        draft_len=_draft_len(draft_len),
+        device=device.value,
+        dtype=dtype.value,
+        redis=redis,
+        data_dir=data_dir,
+        grpc_port=grpc_port,
+        http_port=http_port,
+        drain_s=drain_s,
+        log_level=log_level.value,
+    )
+    run_stack(options, _serve)
+
+
+async def _serve(stack: Stack) -> None:
+    await stack.ready()
+    typer.echo(f"ready grpc={stack.grpc} http={stack.http}")
+    await asyncio.Event().wait()  # until cancelled by a signal
+
+
+def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]]) -> bool:
+    """`use` on a running stack, until it ends or a signal comes; then the stack is down. Returns False for a signal.
+
+    What cannot be helped is printed to stderr, and typer.Exit(1) raised.
+    """
+    finished = failed = False
+    try:
+        finished = asyncio.run(_until_signal(run(options, use)))
+    except* (StackError, NoServer, GaveUp, NotServing) as failures:
+        failed = True
+        for failure in failures.exceptions:
+            typer.echo(f"laps-sd: {failure}", err=True)
+    if failed:
+        raise typer.Exit(1)
+    return finished
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> bool:
+    """The first signal cancels `work`, which ends in good order; a second one cuts that short. True: no signal."""
+    task = asyncio.create_task(work)
+    async with stop_signals() as stopping:
+        while not task.done():
+            signalled = asyncio.create_task(stopping.wait())
+            await asyncio.wait((task, signalled), return_when=asyncio.FIRST_COMPLETED)
+            signalled.cancel()
+            if stopping.is_set():
+                stopping.clear()
+                task.cancel()
+    if task.cancelled():
+        return False
+    task.result()
+    return True
+
+
+def _drafter(drafter: str) -> str:
+    if drafter not in ("none", "ngram", "default"):
+        raise typer.BadParameter(f"{drafter!r} is none of none, ngram, default", param_hint="--drafter")
+    return "ngram" if drafter == "default" else drafter
+
+
+def _draft_len(draft_len: str) -> int:
+    if draft_len == "auto":
+        raise typer.BadParameter("auto is not built yet; give a number of tokens", param_hint="--draft-len")
+    if not draft_len.isdecimal() or int(draft_len) > MAX_DRAFT_LEN:
+        raise typer.BadParameter(f"{draft_len!r} is no number from 0 to {MAX_DRAFT_LEN}", param_hint="--draft-len")
+    return int(draft_len)
