@@ -3,6 +3,7 @@
 import asyncio
 import sys
 
+from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from gateway.app import running, write_ready_file
@@ -23,10 +24,14 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    settings = CliApp.run(Settings)
+    # What the person at the keyboard can mend is a sentence, not a traceback.
     try:
-        asyncio.run(serve(settings))
-    except OSError as error:  # a taken port is a sentence, not a traceback
+        asyncio.run(serve(CliApp.run(Settings)))
+    except ValidationError as error:
+        for problem in error.errors():
+            print(f"gateway: {'.'.join(map(str, problem['loc']))}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    except OSError as error:
         sys.exit(f"gateway: {error}")
 
 

@@ -38,7 +38,10 @@ class Metrics:
 
     def serve(self, host: str, port: int) -> int:
         """Serve /metrics from a thread; returns the bound port. Raises OSError if the port is taken."""
-        self._server, _ = start_http_server(port, addr=host, registry=self.registry)
+        try:
+            self._server, _ = start_http_server(port, addr=host, registry=self.registry)
+        except OSError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error}") from error
         return int(self._server.server_port)
 
     def stop(self) -> None:

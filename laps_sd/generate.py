@@ -101,7 +101,7 @@ async def _collect(server: str, params: dict[str, Any], *, echo: bool) -> Comple
 
 
 def _lacks_template(error: RequestError) -> bool:
-    return isinstance(error, BadInput) and error.message.startswith("chat: ") and "template" in error.message
+    return isinstance(error, BadInput) and error.message.startswith("chat: ") and "no chat template" in error.message
 
 
 def _print_stats(completion: Completion) -> None:

@@ -153,9 +153,10 @@ async def gateway(scheduler: Scheduler, **settings: Any) -> AsyncIterator[Gatewa
 
 
 @asynccontextmanager
-async def stack(**settings: Any) -> AsyncIterator[tuple[Scheduler, Link, Client]]:
+async def stack(*, template: str = TEMPLATE, **settings: Any) -> AsyncIterator[tuple[Scheduler, Link, Client]]:
     """A scheduler, its link to a ready gateway, and a client of that gateway."""
     scheduler = Scheduler()
+    scheduler.serving = pb.Serving(ready=True, model=model_info(template=template))
     await scheduler.start()
     try:
         async with gateway(scheduler, **settings) as served, Client(served.grpc) as client:

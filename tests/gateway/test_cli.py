@@ -74,6 +74,14 @@ async def test_an_error_is_one_line_and_exit_1() -> None:
     assert err == "laps-sd: INVALID_ARGUMENT: temperature: must be in [0, 2], not 3\n"
 
 
+async def test_a_model_without_chat_template_brings_a_hint() -> None:
+    async with stack(template="") as (_, _, client):
+        code, _, err = await output(await generate(client.target))
+    assert code == 1
+    assert "no chat template" in err
+    assert "--raw" in err
+
+
 async def test_bad_usage_is_exit_2() -> None:
     code, _, err = await output(await generate("127.0.0.1:1", "--raw", "--system", "x"))
     assert code == 2

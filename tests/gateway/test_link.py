@@ -19,6 +19,7 @@ from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
 from tests.gateway.harness import TOKENIZER, WAIT_S, Scheduler, ending, gateway, ids, model_info, stack
 from tests.gateway.test_stream import begin, finish
+from tests.waiting import until
 
 HEALTH = health_pb2.HealthCheckResponse
 
@@ -198,6 +199,15 @@ async def test_finished_requests_are_counted() -> None:
         assert line in body
 
 
+async def test_a_wrong_setting_is_a_sentence_and_exit_2() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", "--max-requests", "0", stderr=asyncio.subprocess.PIPE
+    )
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 2
+    assert err.decode() == "gateway: max_requests: Input should be greater than or equal to 1\n"
+
+
 async def test_sigterm_lets_running_streams_end_then_exits_0(tmp_path: Path) -> None:
     scheduler = Scheduler()
     await scheduler.start()
@@ -212,8 +222,11 @@ async def test_sigterm_lets_running_streams_end_then_exits_0(tmp_path: Path) -> 
             await client.ready(WAIT_S)
             task, submit = await begin(client, link)
             os.kill(process.pid, signal.SIGTERM)
-            while await readiness(client.target) == HEALTH.SERVING:
-                pass
+
+            async def draining() -> bool:
+                return await readiness(client.target) == HEALTH.NOT_SERVING
+
+            await until(draining)
             with pytest.raises(NotServing, match="draining"):
                 await client.complete("too late")
             end = ending(types_pb2.FINISH_REASON_STOP)

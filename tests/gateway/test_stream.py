@@ -1,15 +1,17 @@
 """Generate from end to end against a scripted scheduler: chunks, endings, refusals, disconnects, deadlines."""
 
 import asyncio
+from itertools import accumulate
 from typing import Any
 
 import grpc
 import pytest
 
-from laps_sd.client import Completion
+from laps_sd.client import Client, Completion
 from protos.errors import DeadlinePassed, Failed, QueueFull, RequestError, UnknownRequest
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from tests.gateway.harness import WAIT_S, Link, ending, ids, stack
+from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, stack
+from tests.waiting import until
 
 
 async def begin(client: Any, link: Link, **params: Any) -> tuple["asyncio.Task[Completion]", Any]:
@@ -70,6 +72,36 @@ async def test_deltas_that_come_together_are_one_chunk() -> None:
         chunks = [await asyncio.wait_for(first, WAIT_S), *[chunk async for chunk in stream]]
         assert len(chunks) == 1
         assert (len(chunks[0].token_ids), len(chunks[0].rounds)) == (50, 50)
+
+
+async def test_what_a_slow_reader_misses_grows_into_one_chunk() -> None:
+    scheduler = Scheduler()
+    scheduler.serving.model.context_tokens = 1_000_000
+    await scheduler.start()
+    async with gateway(scheduler) as served, Client(served.grpc) as client:
+        link = await scheduler.link()
+        await client.ready(WAIT_S)
+        narrow = grpc.aio.insecure_channel(
+            served.grpc, options=[("grpc.http2.bdp_probe", 0)]
+        )  # its window stays 64 KiB
+        stub = inference_pb2_grpc.InferenceStub(narrow)
+        call = stub.Generate(inference_pb2.GenerateRequest(prompt="a", max_tokens=100_000), timeout=30)
+        submit = await link.accept()
+        count, size = 1000, 100
+        for start in range(0, count * size, size):
+            end = ending() if start == (count - 1) * size else None
+            await link.delta(submit, start, [40] * size, ending=end)
+
+        async def all_taken() -> bool:
+            return not served.link.feeds
+
+        await until(all_taken)  # and nothing of it was read
+        chunks = [chunk async for chunk in call]
+        await narrow.close()
+    await scheduler.stop()
+    assert sum(len(chunk.token_ids) for chunk in chunks) == count * size
+    assert [chunk.offset for chunk in chunks[1:]] == list(accumulate(len(chunk.token_ids) for chunk in chunks[:-1]))
+    assert max(len(chunk.token_ids) for chunk in chunks) > 10 * size
 
 
 async def test_the_request_id_is_in_the_initial_metadata() -> None:
