@@ -2,6 +2,7 @@
 
 import typer
 
+from laps_sd.demo import demo
 from laps_sd.generate import generate
 from laps_sd.up import pull, up
 
@@ -16,6 +17,7 @@ def laps_sd() -> None:
 app.command()(generate)
 app.command()(pull)
 app.command()(up)
+app.command()(demo)
 
 
 def main() -> None:

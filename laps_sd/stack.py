@@ -15,7 +15,7 @@ from platformdirs import user_data_dir
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from laps_sd.client import Client
-from laps_sd.redis_server import find_server, server_command
+from laps_sd.redis_server import check_reachable, find_server, server_command
 from laps_sd.supervise import Child, Command, leashed
 from protos.errors import NotServing
 
@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 DRAIN_SLACK_S = 5.0
 
-Emit = Callable[[bytes], None]
+Emit = Callable[[bytes], object]
 
 # Measured: without a passive wait two workers' OpenMP threads fight over the cores (500 ms steps), and returning
 # memory to the system after each step can double its time.
@@ -183,6 +183,7 @@ def claim_ports(*ports: int) -> list[int]:
 def _redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Command]]]:
     """The URL of Redis, and the command of a server of our own unless `options.redis` names one."""
     if options.redis is not None:
+        check_reachable(options.redis)
         yield options.redis, []
         return
     data = options.data_dir

@@ -36,7 +36,7 @@ class Command:
 class Child:
     """One command, started again whenever it dies, until stopped. `emit` gets each line that it prints."""
 
-    def __init__(self, command: Command, emit: Callable[[bytes], None]) -> None:
+    def __init__(self, command: Command, emit: Callable[[bytes], object]) -> None:
         self.name = command.name
         self.pid: int | None = None  # while it runs
         self._command = command

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from laps_sd.redis_server import NoServer
-from laps_sd.stack import Options, Stack, StackError, run
+from laps_sd.stack import Emit, Options, Stack, StackError, run, to_stderr
 from laps_sd.supervise import GaveUp
 from protos.errors import NotServing
 from protos.serving import stop_signals
@@ -103,14 +103,14 @@ async def _serve(stack: Stack) -> None:
     await asyncio.Event().wait()  # until cancelled by a signal
 
 
-def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]]) -> bool:
+def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]], emit: Emit = to_stderr) -> bool:
     """`use` on a running stack, until it ends or a signal comes; then the stack is down. Returns False for a signal.
 
     What cannot be helped is printed to stderr, and typer.Exit(1) raised.
     """
     finished = failed = False
     try:
-        finished = asyncio.run(_until_signal(run(options, use)))
+        finished = asyncio.run(_until_signal(run(options, use, emit)))
     except* (StackError, NoServer, GaveUp, NotServing) as failures:
         failed = True
         for failure in failures.exceptions:
