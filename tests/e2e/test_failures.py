@@ -26,11 +26,11 @@ async def all_three(client: Client, started: asyncio.Event | None = None) -> lis
         nonlocal waiting
         collector = Collector()
         async for chunk in client.generate(**params):
-            if chunk.offset >= 20 > chunk.offset - len(chunk.token_ids) and started is not None:
+            collector.add(chunk)
+            if chunk.offset < 20 <= len(collector.token_ids) and started is not None:
                 waiting -= 1
                 if not waiting:
                     started.set()
-            collector.add(chunk)
         return collector.completion()
 
     return await asyncio.gather(one(GREEDY), one(SEEDED), one({**GREEDY, "prompt": "The quick brown fox"}))
