@@ -63,7 +63,7 @@ class _Session:
     report: Callable[[Report], None]
     step: int = 0
     command: Command | None = None  # the standing one
-    exhausted: bool = False  # its last round got nowhere: only a newer command can change that
+    exhausted: bool = False  # its last round got nowhere: only another command can change that
 
     @property
     def allowed(self) -> bool:
@@ -195,8 +195,10 @@ class Runner:
             self._engine.drop(request_id)
         for a in command.admit:
             self._engine.admit(a.request_id, a.placement, a.tokens, a.prompt_len, a.sampling, a.limits)
+        same_rank = session.command is not None and session.command.rank == command.rank
+        if command.forget or command.drop or command.admit or not same_rank:
+            session.exhausted = False  # else nothing that could make it run has changed
         session.command = command
-        session.exhausted = False
 
     def _runnable(self, session: _Session) -> bool:
         if session.command is None or session.exhausted:

@@ -206,7 +206,7 @@ class Engine:
         return _Work(request, feed, drafts, prefilled, samples)
 
     def _verify(self, work: Sequence[_Work], logits: torch.Tensor) -> list[Row]:
-        """Keep the drafts that the target agrees with, and its own token after them. `logits`: of all works in order."""
+        """Keep the drafts that the target agrees with, and its own token after them. `logits`: all works' in order."""
         rows = []
         begin = 0
         for w in work:

@@ -1,6 +1,5 @@
 """Warm-up: what rounds cost on this machine, measured on the engine itself. It leaves nothing admitted."""
 
-from statistics import median
 from time import perf_counter
 
 from worker_service.engine.engine import Engine
@@ -15,8 +14,8 @@ _LIMITS = Limits(max_tokens=1 << 20, ignore_eos=True)
 def measure(engine: Engine, slots: int) -> CostProfile:
     """Time prefills, and rounds of one request and of `slots`, with drafts. The engine must hold no requests.
 
-    Medians of a few rounds: under two seconds with a small model. With memory for fewer requests than `slots` the
-    slope comes from those that fit.
+    The least of a few rounds each, for a busy machine only ever adds; under two seconds with a small model. With memory
+    for fewer requests than `slots` the slope comes from those that fit.
     """
     batch = max(min(slots, engine.blocks // engine.blocks_for(3 * _PROMPT)), 1)
     names = [f"warm-up-{i}" for i in range(batch)]
@@ -39,9 +38,9 @@ def measure(engine: Engine, slots: int) -> CostProfile:
 
 
 def _rounds(engine: Engine, names: list[str]) -> tuple[float, float]:
-    """Medians over a few rounds: seconds without drafting, and seconds of drafting per position and request."""
+    """The least of a few rounds: seconds without drafting, and seconds of drafting per position and request."""
     rounds = [_timed_round(engine, names) for _ in range(_ROUNDS)]
-    return median(total - draft for total, draft in rounds), median(d for _, d in rounds) / (_DRAFTS * len(names))
+    return min(total - draft for total, draft in rounds), min(draft for _, draft in rounds) / (_DRAFTS * len(names))
 
 
 def _timed_round(engine: Engine, names: list[str]) -> tuple[float, float]:
