@@ -93,6 +93,37 @@ async def test_the_pause_has_an_end_and_what_it_ended_is_cancelled_later() -> No
         assert (await link.next("cancel")).request_id == submit.request_id
 
 
+async def test_a_connection_in_time_ends_the_countdown() -> None:
+    async with stack(reconnect_timeout_s=0.3) as (scheduler, link, client):
+        task, submit = await begin(client, link)
+        link.cut.set()
+        link = await scheduler.link()
+        await link.next("follow")
+        code = grpc.StatusCode.UNAVAILABLE.value[0]
+        await link.send(refusals=[{"request_id": submit.request_id, "code": code, "retry_after_ms": 400}])
+        await link.next("follow")  # 0.4 s later: the stream is alive, or this would be its cancel
+        await link.delta(submit, 0, [40], ending=ending())
+        await finish(task)
+
+
+async def test_a_draining_gateway_stays_not_ready() -> None:
+    scheduler = Scheduler()
+    await scheduler.start()
+    async with gateway(scheduler) as served, Client(served.grpc) as client:
+        link = await scheduler.link()
+        await client.ready(WAIT_S)
+        await served.drain(0)
+        for ready in (False, True):
+            await link.send(serving=pb.Serving(ready=ready))
+
+            async def heard(ready: bool = ready) -> bool:
+                return served.link.ready == ready
+
+            await until(heard)
+        assert await readiness(served.grpc) == HEALTH.NOT_SERVING
+    await scheduler.stop()
+
+
 async def test_a_request_that_the_scheduler_forgot_is_data_loss() -> None:
     async with stack() as (scheduler, link, client):
         task, submit = await begin(client, link)

@@ -81,6 +81,12 @@ def test_the_beginning_of_a_stop_string_is_withheld_then_released() -> None:
     assert cutter.flush() == "EN"
 
 
+@pytest.mark.parametrize("chunks", [["ab", "c"], ["abc"], ["a", "b", "c"]])
+def test_the_stop_string_that_is_complete_first_wins_in_any_chunking(chunks: list[str]) -> None:
+    cutter = StopCutter(["abc", "b"])
+    assert "".join(map(cutter.push, chunks)) + cutter.flush() == "a"
+
+
 def test_a_stop_string_before_min_tokens_does_not_count() -> None:
     tokens = ids("a.b.c")
     detokenizer = MODEL.detokenizer(["."], min_tokens=len(ids("a.")) + 1)
