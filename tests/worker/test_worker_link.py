@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -302,6 +303,12 @@ def reporter() -> tuple[Callable[[Report], None], Callable[[], Report]]:
     return report, following
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
 async def test_of_commands_that_came_during_a_round_the_newest_rank_runs_and_every_edit_counts(tiny: Tiny) -> None:
     gate = Gate()
     async with a_runner(tiny, hooks=(gate,)) as runner:
@@ -328,8 +335,7 @@ async def test_a_round_that_got_nowhere_is_not_repeated_before_another_command(t
         assert (await asyncio.to_thread(following)).result.rows[0].tokens  # all 40 blocks are full now
         assert (await asyncio.to_thread(following)).result.rows[0].skipped
         runner.post(Command(2, 2, [Run("big", 0, 400)]))  # the same again
-        while runner._pending:  # taken in before the next one comes
-            await asyncio.sleep(0)
+        await asyncio.to_thread(wait_until, lambda: not runner._pending)  # taken in before the next one comes
         runner.post(Command(3, 2, [Run("big", 0, 400), Run("a", 0, 64)], admit=[admission("a")], forget=["big"]))
         after = await asyncio.to_thread(following)
     assert (after.step, after.command_seq) == (3, 3)
