@@ -1,14 +1,14 @@
 """The one table of errors and gRPC statuses. No transport lives here, and no service.
 
-    RequestError               what a client is told: a status, a message, perhaps a hint when to retry
-    ├── BadInput               INVALID_ARGUMENT     the message starts with the field's name
-    ├── UnknownRequest         NOT_FOUND
-    ├── DuplicateRequest       ALREADY_EXISTS
-    ├── QueueFull              RESOURCE_EXHAUSTED   retry after `retry_after_ms`
-    ├── NotServing             UNAVAILABLE          draining, or no warmed worker: retry elsewhere or later
-    ├── DeadlinePassed         DEADLINE_EXCEEDED
-    ├── Lost                   DATA_LOSS            a stream that cannot be continued without a gap
-    └── Failed                 INTERNAL             the worker could not run it
+RequestError               what a client is told: a status, a message, perhaps a hint when to retry
+├── BadInput               INVALID_ARGUMENT     the message starts with the field's name
+├── UnknownRequest         NOT_FOUND
+├── DuplicateRequest       ALREADY_EXISTS
+├── QueueFull              RESOURCE_EXHAUSTED   retry after `retry_after_ms`
+├── NotServing             UNAVAILABLE          draining, or no warmed worker: retry elsewhere or later
+├── DeadlinePassed         DEADLINE_EXCEEDED
+├── Lost                   DATA_LOSS            a stream that cannot be continued without a gap
+└── Failed                 INTERNAL             the worker could not run it
 """
 
 from typing import ClassVar

@@ -99,8 +99,13 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError
 
 def configure_logs(service: str, level: str = "info") -> structlog.stdlib.BoundLogger:
     """Structured logs, one JSON object a line on stderr. Bind request ids as `request_id`; never log prompt text."""
+
+    def name_service(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {"service": service, **event}
+
     structlog.configure(
         processors=[
+            name_service,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -111,7 +116,7 @@ def configure_logs(service: str, level: str = "info") -> structlog.stdlib.BoundL
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logger: structlog.stdlib.BoundLogger = structlog.get_logger().bind(service=service)
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger()
     return logger
 
 

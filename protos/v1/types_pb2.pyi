@@ -280,6 +280,7 @@ class WorkerStatus(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     IDLE_SHARE_FIELD_NUMBER: _builtins.int
+    OUTSIDE_FORWARD_SHARE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     slots: _builtins.int
     running: _builtins.int
@@ -290,7 +291,9 @@ class WorkerStatus(_message.Message):
     rounds: _builtins.int
     """rounds reported to this scheduler"""
     idle_share: _builtins.float
-    """of the model's time, while it had work: waiting for neither draft nor verify"""
+    """of the model's time with work at hand: waiting for a command"""
+    outside_forward_share: _builtins.float
+    """of that time: neither drafting nor verifying; idle included"""
     def __init__(
         self,
         *,
@@ -302,10 +305,11 @@ class WorkerStatus(_message.Message):
         blocks: _builtins.int = ...,
         rounds: _builtins.int = ...,
         idle_share: _builtins.float = ...,
+        outside_forward_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "free_blocks", b"free_blocks", "idle_share", b"idle_share", "placed", b"placed", "rounds", b"rounds", "running", b"running", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "free_blocks", b"free_blocks", "idle_share", b"idle_share", "outside_forward_share", b"outside_forward_share", "placed", b"placed", "rounds", b"rounds", "running", b"running", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
