@@ -61,7 +61,7 @@ def server_command(program: str, data: Path, socket: Path) -> Command:
 
 
 def check_reachable(url: str) -> None:
-    """Raises NoServer if nobody listens at redis://HOST:PORT or unix:///PATH: better said at once than after retries."""
+    """Raises NoServer if nobody listens at redis://HOST:PORT or unix:///PATH: better at once than after retries."""
     parts = urlsplit(url)
     try:
         if parts.scheme == "unix":

@@ -100,7 +100,10 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
     """
     model = await find_model(options.model)
     grpc_port, http_port, scheduler_port = claim_ports(options.grpc_port, options.http_port, 0)
-    with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder, _redis(options, Path(folder)) as (redis_url, redis):
+    with (
+        tempfile.TemporaryDirectory(prefix="laps-sd-") as folder,
+        own_redis(options, Path(folder)) as (redis_url, redis),
+    ):
         scheduler = f"{HOST}:{scheduler_port}"
         commands = [
             *redis,
@@ -180,8 +183,11 @@ def claim_ports(*ports: int) -> list[int]:
 
 
 @contextmanager
-def _redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Command]]]:
-    """The URL of Redis, and the command of a server of our own unless `options.redis` names one."""
+def own_redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Command]]]:
+    """The URL of Redis, and the command of a server of our own unless `options.redis` names one.
+
+    Raises StackError or NoServer.
+    """
     if options.redis is not None:
         check_reachable(options.redis)
         yield options.redis, []

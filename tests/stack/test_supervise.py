@@ -1,0 +1,118 @@
+"""Children that are kept running: restarted, given up, stopped, and never left behind."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from laps_sd import supervise
+from laps_sd.supervise import Child, Command, GaveUp
+from tests import waiting
+
+SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
+
+
+def child_of(program: str, stop_s: float = 5.0) -> tuple[Child, list[bytes]]:
+    """A child that runs this Python program, and the lines that it prints."""
+    lines: list[bytes] = []
+    return Child(Command("small", [sys.executable, "-c", program], stop_s=stop_s), lines.append), lines
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await waiting.until(holds)
+
+
+@asynccontextmanager
+async def kept(child: Child) -> AsyncIterator[None]:
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(child.keep_running())
+        try:
+            yield
+        finally:
+            await child.stop()
+
+
+async def test_a_child_that_dies_is_started_again() -> None:
+    child, lines = child_of(SLEEPS)
+    async with kept(child):
+        await until(lambda: lines == [b"up\n"])
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        await until(lambda: lines == [b"up\n"] * 2)
+
+
+async def test_a_child_that_never_comes_up_is_given_up_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "FIRST_BACKOFF_S", 0.0)
+    child, lines = child_of("print('no such model'); raise SystemExit(3)")
+    with pytest.raises(GaveUp, match=r"5 times.* exit code 3\. Its last lines:\n(?s:.*)no such model"):
+        await child.keep_running()
+    assert len(lines) == supervise.MAX_EARLY_DEATHS
+
+
+async def test_a_child_that_refuses_its_flags_is_not_tried_again() -> None:
+    child, lines = child_of("print('bad flag'); raise SystemExit(2)")
+    with pytest.raises(GaveUp, match="exit code 2"):
+        await child.keep_running()
+    assert lines == [b"bad flag\n"]
+
+
+async def test_a_stopped_child_is_told_by_sigterm() -> None:
+    child, lines = child_of(
+        "import signal, sys\n"
+        "def end(*_): print('drained', flush=True); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end); print('up', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    async with kept(child):
+        await until(lambda: bool(lines))
+    assert lines == [b"up\n", b"drained\n"]
+
+
+async def test_a_child_deaf_to_sigterm_is_killed_after_its_time() -> None:
+    child, lines = child_of(DEAF, stop_s=0.1)
+    async with kept(child):
+        await until(lambda: bool(lines))
+        pid = child.pid
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+
+
+async def test_cancelling_cuts_patience_short() -> None:
+    child, lines = child_of(DEAF, stop_s=600.0)
+    keeping = asyncio.create_task(child.keep_running())
+    await until(lambda: bool(lines))
+    pid = child.pid
+    stopping = asyncio.create_task(child.stop())
+    await asyncio.wait([stopping], timeout=0.05)
+    keeping.cancel()
+    async with asyncio.timeout(10):
+        await stopping
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with their parent")
+async def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from laps_sd.supervise import Child, Command\n"
+        "command = Command('small', [sys.executable, '-c', 'import os, time; print(os.getpid()); time.sleep(600)'],\n"
+        "                  {'PYTHONUNBUFFERED': '1'})\n"
+        "asyncio.run(Child(command, lambda line: print(line.decode(), end='', flush=True)).keep_running())"
+    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    child = psutil.Process(int(await parent.stdout.readline()))
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)

@@ -1,0 +1,97 @@
+"""`laps-sd up` before anything is started: flags, ports, data, and that the services understand what they are told."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_settings import BaseSettings, CliApp
+from typer.testing import CliRunner
+
+from gateway.config import Settings as GatewaySettings
+from laps_sd.cli import app
+from laps_sd.stack import (
+    Options,
+    StackError,
+    claim_ports,
+    gateway_command,
+    own_redis,
+    scheduler_command,
+    worker_command,
+)
+from laps_sd.supervise import Command
+from scheduler_service.config import Settings as SchedulerSettings
+from worker_service.config import Settings as WorkerSettings
+
+OPTIONS = Options(
+    workers=2, slots=3, kv_tokens=4096, policy="fcfs", draft_len=5, dtype="float32", drain_s=7, log_level="warning"
+)
+
+
+def understood(settings: type[BaseSettings], command: Command) -> dict[str, Any]:
+    """The settings that a service reads from its command line, `python -P -m MODULE` taken off."""
+    return CliApp.run(settings, cli_args=list(command.arguments[4:])).model_dump()
+
+
+def test_the_scheduler_understands_its_flags() -> None:
+    options = Options(policy="laps-sd", policy_set=("queues=3", "key=remaining"), draft_len=5)
+    told = understood(SchedulerSettings, scheduler_command(options, 7001, "unix:///r.sock"))
+    assert (told["port"], told["redis_url"], told["draft_len"]) == (7001, "unix:///r.sock", 5)
+    assert (told["policy"], told["policy_set"]) == ("laps-sd", ["queues=3", "key=remaining"])
+
+
+def test_a_worker_understands_its_flags() -> None:
+    told = understood(WorkerSettings, worker_command(OPTIONS, 1, "127.0.0.1:7001", Path("/models/m")))
+    assert (told["worker_id"], told["scheduler"], told["model"]) == ("worker-1", "127.0.0.1:7001", "/models/m")
+    assert (told["slots"], told["kv_tokens"], told["max_draft"], told["dtype"]) == (3, 4096, 5, "float32")
+
+
+def test_the_gateway_understands_its_flags_and_has_time_to_drain() -> None:
+    command = gateway_command(OPTIONS, 7002, 7003, "127.0.0.1:7001")
+    told = understood(GatewaySettings, command)
+    assert (told["grpc_port"], told["http_port"], told["scheduler"]) == (7002, 7003, "127.0.0.1:7001")
+    assert command.stop_s > told["drain_s"] == 7
+
+
+def test_workers_share_the_cores() -> None:
+    alone = understood(WorkerSettings, worker_command(Options(workers=1), 0, "h:1", Path("/m")))["threads"]
+    many = understood(WorkerSettings, worker_command(Options(workers=10_000), 0, "h:1", Path("/m")))["threads"]
+    assert alone >= many == 1
+
+
+def test_a_taken_port_is_said_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(StackError, match="choose another port"):
+            claim_ports(taken.getsockname()[1])
+
+
+def test_free_ports_are_all_different() -> None:
+    assert len(set(claim_ports(*[0] * 50))) == 50
+
+
+def test_two_stacks_never_share_the_data_of_one_redis(tmp_path: Path) -> None:
+    options = Options(data_dir=tmp_path / "data")
+    with own_redis(options, tmp_path), pytest.raises(StackError, match="used by another stack"):  # noqa: SIM117
+        with own_redis(options, tmp_path):
+            pass
+    with own_redis(options, tmp_path) as (url, commands):
+        assert url == f"unix://{tmp_path}/redis.sock"
+        assert [command.name for command in commands] == ["redis"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--draft-len", "auto"], "auto is not built yet"),
+        (["--draft-len", "-1"], "no number from 0 to 64"),
+        (["--drafter", "/a/path"], "none of none, ngram, default"),
+        (["--workers", "0"], "--workers"),
+        (["--dtype", "int3"], "--dtype"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: list[str], problem: str) -> None:
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, ["up", *flags])
+    assert result.exit_code == 2
+    assert problem in result.output
