@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 
 import structlog
+from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
@@ -81,13 +82,16 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int) ->
 
 
 def main() -> None:
-    settings = CliApp.run(Settings)
+    try:
+        settings = CliApp.run(Settings)
+    except ValidationError as error:
+        sys.exit(f"worker: {error}")
     try:
         asyncio.run(serve(settings))
     except (OSError, ModelError) as error:  # a taken port or a missing model is a sentence, not a traceback
         sys.exit(f"worker: {error}")
     except Exception:  # of the model: whoever supervises starts another one, and the scheduler rebuilds the requests
-        structlog.get_logger().exception("failed")
+        structlog.get_logger().bind(service="worker").exception("failed")
         sys.exit(1)
 
 

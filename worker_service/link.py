@@ -68,7 +68,7 @@ class Link:
         )
         self._on_attached = on_attached
         self._max_epoch = 0  # of the highest leader ever obeyed
-        self._log = structlog.get_logger().bind(worker=worker_id)
+        self._log = structlog.get_logger().bind(service="worker", worker=worker_id)
 
     async def run(self) -> None:
         """Attach, again and again, until cancelled; then the round in hand ends and the stream is closed in order."""
@@ -171,7 +171,8 @@ class Link:
 
     def _log_failure(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        self._log.warning("not_attached", scheduler=self._scheduler, error=_brief(error))
+        log = self._log.warning if state.attempt_number == 1 else self._log.debug  # one line an outage
+        log("not_attached", scheduler=self._scheduler, error=_brief(error))
 
 
 def _brief(error: BaseException | None) -> str:

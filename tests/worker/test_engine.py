@@ -1,6 +1,8 @@
 """How requests end in the engine, and what it does when memory or a request is bad."""
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.worker.harness import Driver, Tiny
 from worker_service.engine.draft import NgramDrafter
@@ -188,4 +190,28 @@ def test_warm_up_measures_all_costs_and_leaves_nothing(tiny: Tiny) -> None:
     assert min(cost.draft_s, cost.verify_s, cost.prefill_token_s) > 0
     assert cost.verify_slope_s >= 0
     assert not engine.held()
+    assert engine.free_blocks == engine.blocks
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_block_leaks_however_requests_come_wait_and_go(tiny: Tiny, data: st.DataObject) -> None:
+    engine = tiny.engine(blocks=12, block_tokens=4)  # for two or three of the six
+    names = [str(i) for i in range(6)]
+    for _ in range(30):
+        name = data.draw(st.sampled_from(names))
+        match data.draw(st.sampled_from(["admit", "step", "step", "step", "drop", "forget"])):
+            case "admit":
+                prompt = [5] * data.draw(st.integers(1, 30))
+                engine.admit(name, 1, prompt, len(prompt), SAMPLED, Limits(max_tokens=8))
+            case "step":
+                order = data.draw(st.permutations(names))
+                engine.step([Run(name, 3, 16) for name in order], slots=3)
+            case "drop":
+                engine.drop(name)
+            case "forget":
+                engine.forget(name)
+        assert 0 <= engine.free_blocks <= engine.blocks
+    for name in names:
+        engine.forget(name)
     assert engine.free_blocks == engine.blocks
