@@ -1,0 +1,25 @@
+"""`python -m protos.health HOST:PORT [SERVICE]`: exit status 0 if grpc.health.v1 says SERVING. For container checks."""
+
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+TIMEOUT_S = 5.0
+
+
+def is_serving(target: str, service: str = "") -> bool:
+    """False also for a server that cannot be reached and a service that it does not know."""
+    with grpc.insecure_channel(target) as channel:
+        try:
+            request = health_pb2.HealthCheckRequest(service=service)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: python -m protos.health HOST:PORT [SERVICE]")
+    sys.exit(0 if is_serving(*sys.argv[1:]) else 1)
