@@ -18,9 +18,11 @@ from laps_sd.client import Client, Collector, Completion
 from laps_sd.stack import Options, Stack
 from laps_sd.up import Device, Dtype, run_stack
 from protos.errors import RequestError
+from protos.v1 import types_pb2
 
 ANSWER_TIMEOUT_S = 300.0
 REFRESH_S = 0.2
+PIPE_WIDTH = 120  # of the table where there is no terminal to ask
 
 # Short and long, chat and code and reasoning; some repeat themselves, which is where n-gram drafts are accepted.
 PROMPTS = (
@@ -63,8 +65,11 @@ def demo(
 ) -> None:
     """Bring up two workers of two slots, stream twelve prompts at once, show what happened, take all down again."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
     started = time.monotonic()
     answers = [Answer(prompt, max_tokens) for prompt, max_tokens in PROMPTS]
+    stats = types_pb2.ServerStats()
     options = Options(
         model=model, policy=policy, device=device.value, dtype=dtype.value, workers=2, slots=2, grpc_port=0, http_port=0
     )
@@ -76,6 +81,8 @@ def demo(
             f"ready after {time.monotonic() - started:.1f} s: {len(answers)} prompts at once, {policy}, 2 x 2 slots"
         )
         await (_show_live if console.is_terminal else _show_lines)(console, stack.grpc, answers)
+        async with Client(stack.grpc) as client:
+            stats.CopyFrom(await client.stats())
 
     log_file = Path(user_log_dir("laps-sd", ensure_exists=True), "demo.log")
     with log_file.open("wb", buffering=0) as log:
@@ -83,7 +90,7 @@ def demo(
     if not finished:
         console.print("interrupted; the stack is down")
         raise typer.Exit(130)
-    console.print(_statistics(answers), _totals(answers), sep="\n", highlight=False)
+    console.print(_statistics(answers), _totals(answers), _scheduling(stats), sep="\n", highlight=False)
     console.print(
         f"the stack is down again; all in all {time.monotonic() - started:.1f} s; its logs: {log_file}", highlight=False
     )
@@ -155,14 +162,14 @@ def _streams(answers: list[Answer], width: int) -> Table:
 
 def _statistics(answers: list[Answer]) -> Table:
     table = Table(box=None, pad_edge=False, collapse_padding=True)
-    table.add_column("prompt", no_wrap=True, max_width=40)
-    for name in ("tokens", "accepted", "rounds", "preempted", "queue s", "first s", "latency s"):
+    table.add_column("prompt", no_wrap=True, max_width=26)
+    for name in ("tokens", "accepted", "rounds", "preempted", "queue s", "latency s"):
         table.add_column(name, justify="right", min_width=len(name))
     for answer in answers:
         if (done := answer.completion) is None:
             table.add_row(Text(answer.prompt), Text(answer.error or "unfinished"))
             continue
-        times = (f"{done.timings_ms[name] / 1e3:.2f}" for name in ("queue", "ttft", "e2el"))
+        times = (f"{done.timings_ms[name] / 1e3:.2f}" for name in ("queue", "e2el"))
         accepted = _share(done.spec_decode.num_accepted_tokens, done.spec_decode.num_draft_tokens)
         table.add_row(
             Text(answer.prompt), str(len(done.token_ids)), accepted, str(answer.rounds), str(done.preemptions), *times
@@ -184,6 +191,15 @@ def _totals(answers: list[Answer]) -> Group:
         f"{len(done)} of {len(answers)} finished: {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tokens/s; "
         f"drafts {accepted} of {drafted} accepted ({_share(accepted, drafted)})",
         f"mean latency {mean_ms:.0f} ms; {preempted} preempted and resumed, {preemptions} times in all",
+    )
+
+
+def _scheduling(stats: types_pb2.ServerStats) -> str:
+    outside = max((worker.outside_forward_share for worker in stats.workers), default=0.0)
+    idle = max((worker.idle_share for worker in stats.workers), default=0.0)
+    return (
+        f"report to command: p50 {stats.report_to_command_p50_ms:.2f} ms, p99 {stats.report_to_command_p99_ms:.2f} ms; "
+        f"the model waited {idle:.1%} of the time, {outside:.1%} was outside forward passes"
     )
 
 
