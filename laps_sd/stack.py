@@ -146,7 +146,7 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
 
 
 def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:
-    threads = max(1, len(os.sched_getaffinity(0)) // options.workers)
+    threads = max(1, _cores() // options.workers)
     name = f"worker-{index}"
     arguments = _python("worker_service", "--scheduler", scheduler, "--worker-id", name, "--model", model)
     arguments += ["--device", options.device, "--dtype", options.dtype, "--slots", str(options.slots)]
@@ -206,6 +206,11 @@ def own_redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Comman
         # The socket's path must be short (107 bytes), and the folder above it is ours alone.
         socket_path = folder / "redis.sock"
         yield f"unix://{socket_path}", [server_command(find_server(), data, socket_path)]
+
+
+def _cores() -> int:
+    """Those that we may use, where the system tells (Linux), else all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _python(module: str, *arguments: object) -> list[str]:

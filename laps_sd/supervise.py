@@ -1,7 +1,9 @@
 """Child processes that are kept running, and that never outlive us. It does not know what they do."""
 
 import asyncio
+import json
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -12,9 +14,10 @@ from dataclasses import dataclass, field
 from laps_sd import die_with_parent
 from protos.serving import first_of
 
-EARLY_S = 10.0  # a child that dies sooner may never come up
+EARLY_S = 30.0  # a child that dies sooner may never come up
 MAX_EARLY_DEATHS = 5  # in a row
 BAD_SETTINGS = 2  # exit code that refuses the command line: trying again is of no use
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # by somebody, not of itself: started again however often
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 3.0
 TAIL_LINES = 20
 
@@ -60,7 +63,9 @@ class Child:
                     await first_of(process.wait, self._stopping.wait)
                 if self._stopping.is_set():
                     return
-                early_deaths = early_deaths + 1 if time.monotonic() - started < EARLY_S else 0
+                lived_s = time.monotonic() - started
+                self._report_death(process.returncode, lived_s)
+                early_deaths = early_deaths + 1 if lived_s < EARLY_S and process.returncode not in KILLED else 0
                 if process.returncode == BAD_SETTINGS or early_deaths == MAX_EARLY_DEATHS:
                     raise GaveUp(self._last_words(process.returncode, early_deaths))
                 backoff_s = min(FIRST_BACKOFF_S * 2**early_deaths, MAX_BACKOFF_S)
@@ -101,6 +106,10 @@ class Child:
         if rest:
             self._tail.append(rest)
             self._emit(rest + b"\n")
+
+    def _report_death(self, code: int | None, lived_s: float) -> None:
+        event = {"service": "up", "child": self.name, "code": code, "lived_s": round(lived_s, 1), "event": "child_died"}
+        self._emit(json.dumps(event).encode() + b"\n")
 
     def _last_words(self, code: int | None, early_deaths: int) -> str:
         times = "" if early_deaths < MAX_EARLY_DEATHS else f" {early_deaths} times, each in its first {EARLY_S:g} s"

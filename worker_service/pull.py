@@ -226,6 +226,9 @@ def main() -> int:
     except ModelError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"{error}: models need the extra `worker`, pip install 'laps-sd[worker]'\n")
+        return 1
     return 0
 
 
