@@ -9,6 +9,7 @@ from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import translate
 from scheduler_service.core.lifecycle import State
+from scheduler_service.core.policies import policy_name
 from scheduler_service.core.types import Effect, Finish, StepDone
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Insight:
         delays = sorted(self.command_delays_s)
         counts = self.counts
         return types_pb.ServerStats(
-            policy=leader.settings.policy,
+            policy=policy_name(leader.core.policy),
             model=leader.model.name if leader.model else "",
             waiting=states[State.WAITING],
             running=states[State.RUNNING],
@@ -92,6 +93,7 @@ def _worker_status(leader: "Leader", session: "WorkerSession") -> types_pb.Worke
         blocks=worker.up.blocks,
         rounds=session.rounds,
         idle_share=session.idle_share,
+        outside_forward_share=session.outside_forward_share,
     )
 
 

@@ -33,7 +33,8 @@ class WorkerSession:
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # a command is due
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     rounds: int = 0
-    busy_us: int = 0
+    forward_us: int = 0  # drafting and verifying
+    other_us: int = 0
     idle_us: int = 0
 
     def close(self) -> None:
@@ -42,13 +43,20 @@ class WorkerSession:
     def count(self, report: pb.StepReport) -> None:
         self.seen_step = report.step
         self.rounds += 1
-        self.busy_us += report.draft_us + report.verify_us + report.other_us
+        self.forward_us += report.draft_us + report.verify_us
+        self.other_us += report.other_us
         self.idle_us += report.idle_us
 
     @property
     def idle_share(self) -> float:
-        total = self.busy_us + self.idle_us
-        return self.idle_us / total if total else 0.0
+        return self._share(self.idle_us)
+
+    @property
+    def outside_forward_share(self) -> float:
+        return self._share(self.idle_us + self.other_us)
+
+    def _share(self, part_us: int) -> float:
+        return part_us / max(1, self.forward_us + self.other_us + self.idle_us)
 
 
 class WorkerLink(rpc.WorkerLinkServicer):
@@ -117,6 +125,6 @@ class WorkerLink(rpc.WorkerLinkServicer):
             session.wake.clear()
             command = self._leader.command(session)
             reported_at, session.reported_at = session.reported_at, None
-            await stream.write(pb.ToWorker(command=command))
             if reported_at is not None:
                 self._leader.insight.command_delays_s.append(time.perf_counter() - reported_at)
+            await stream.write(pb.ToWorker(command=command))

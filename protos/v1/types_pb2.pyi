@@ -353,7 +353,7 @@ class ServerStats(_message.Message):
     num_draft_tokens: _builtins.int
     num_accepted_tokens: _builtins.int
     report_to_command_p50_ms: _builtins.float
-    """over the last 4096 reports"""
+    """over the last 4096: a report read, to its command handed to gRPC"""
     report_to_command_p99_ms: _builtins.float
     epoch: _builtins.int
     @_builtins.property

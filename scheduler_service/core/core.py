@@ -148,7 +148,7 @@ class Core:
             entry.started = began
         entry.emitted += row.new
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
-        if row.new and not row.prefilled:
+        if row.drafted or (row.new and not row.prefilled):
             entry.rounds += 1
             entry.acceptance = entry.acceptance.after(row.drafted, row.accepted)
         if row.finish is Finish.ERROR:

@@ -9,7 +9,7 @@ from scheduler_service.core.ranking import Key, Ranking
 from scheduler_service.core.types import Record, Request, WorkerUp
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     request: Request
     state: State = State.WAITING

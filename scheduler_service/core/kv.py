@@ -10,26 +10,40 @@ def fit(worker: Worker, rank: Sequence[Entry], by_claim_reversed: Iterable[Entry
 
     Every request that runs keeps 2 * (max_draft + 1) tokens in reserve: a plan is one step old when it is carried out.
     A request resumes only if all of it fits, so that none is evicted halfway (no thrashing); the best one always does,
-    since admission refuses what exceeds the whole memory. Paused requests give way from the lowest claim upwards.
+    since admission refuses what exceeds the whole memory. Requests of a lower claim give way, the lowest first.
     """
     reserve = 2 * (worker.up.max_draft + 1)
     slots = worker.up.slots
     free = worker.free_blocks
-    wanted = {
-        entry.request.id: max(0, worker.blocks_for(entry.tokens + reserve) - entry.blocks) for entry in rank[:slots]
-    }
-    drop: list[Entry] = []
-    if sum(wanted.values()) > free:
-        for entry in by_claim_reversed:
-            if entry.blocks and entry.request.id not in wanted:
-                drop.append(entry)
-                free += entry.blocks
-                if sum(wanted.values()) <= free:
-                    break
+    holders: list[Entry] | None = None  # lowest claim first; looked up only when memory is short
     kept: list[Entry] = []
-    for place, entry in enumerate(rank):
-        need = wanted.get(entry.request.id, 0)
-        if place == 0 or need <= free:
-            kept.append(entry)
-            free -= need
-    return [entry for entry in kept if entry not in drop], drop
+    drop: list[Entry] = []
+    for place, entry in enumerate(rank[:slots]):
+        if entry in drop:
+            continue
+        need = max(0, worker.blocks_for(entry.tokens + reserve) - entry.blocks)
+        if need > free:
+            if holders is None:
+                holders = [other for other in by_claim_reversed if other.blocks]
+            givers = _givers(holders, entry, need - free)
+            if givers is None and place:
+                continue  # it waits for all of its memory rather than take a part
+            drop += givers or ()
+            free += sum(giver.blocks for giver in givers or ())
+            del holders[: len(givers or ())]
+        kept.append(entry)
+        free -= need
+    return [*kept, *(entry for entry in rank[slots:] if entry not in drop)], drop
+
+
+def _givers(holders: Sequence[Entry], entry: Entry, short: int) -> list[Entry] | None:
+    """The fewest of the lowest claims below `entry`'s that hold `short` blocks together; None if all do not."""
+    givers: list[Entry] = []
+    for holder in holders:
+        if holder.key <= entry.key:
+            return None
+        givers.append(holder)
+        short -= holder.blocks
+        if short <= 0:
+            return givers
+    return None

@@ -174,6 +174,26 @@ def test_the_kv_of_the_lowest_claim_is_dropped_when_memory_runs_out() -> None:
     assert worker.core.entries["long"].state is State.WAITING
 
 
+def test_memory_is_never_taken_from_a_better_claim() -> None:
+    """Six blocks: the first holds four of them, and the second would need three."""
+    worker = FakeWorker(core("fcfs"), {"first": 60, "second": 30}, slots=2, blocks=6)
+    worker.submit("first", prompt=40)
+    worker.run(10)
+    worker.submit("second", prompt=40)
+    plan = worker.core.plan("w")
+    assert plan.drop == ()
+    assert [run.id for run in plan.rank] == ["first"]
+
+
+def test_of_two_that_fill_all_memory_the_lower_claim_gives_way() -> None:
+    """Six blocks, three each, and both in the slots: neither could grow if neither gave way."""
+    worker = FakeWorker(core("fcfs"), {"first": 60, "second": 60}, slots=2, blocks=6)
+    worker.submit("first", "second")
+    worker.run(40)
+    assert list(worker.resident) == ["first"]
+    assert worker.ran[-1] == ("first",)
+
+
 def test_a_request_that_lost_its_kv_finishes_all_the_same() -> None:
     worker = FakeWorker(core(), {"long": 60, "short": 30}, blocks=6)
     worker.submit("long")

@@ -9,7 +9,12 @@ from scheduler_service.core.policies.laps_sd import LapsSd
 
 POLICIES: dict[str, type[Policy]] = {"fcfs": Fcfs, "laps-sd": LapsSd, "default": LapsSd}
 
-__all__ = ["POLICIES", "Claim", "Fcfs", "LapsSd", "Policy", "make_policy"]
+__all__ = ["POLICIES", "Claim", "Fcfs", "LapsSd", "Policy", "make_policy", "policy_name"]
+
+
+def policy_name(policy: Policy) -> str:
+    """Its own name; never `default`."""
+    return next(name for name, kind in POLICIES.items() if type(policy) is kind)
 
 
 def make_policy(name: str, settings: Iterable[str] = ()) -> Policy:
