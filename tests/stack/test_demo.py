@@ -22,6 +22,5 @@ async def test_the_demo_ends_well_and_leaves_nothing_running(tmp_path: Path) -> 
     finally:
         if process.returncode is None:
             process.kill()
-    assert process.returncode == 0
-    assert "12 of 12 finished" in output.decode()
+    assert (process.returncode, "12 of 12 finished" in output.decode()) == (0, True), output.decode()
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())]
