@@ -14,6 +14,7 @@ import structlog
 from protos.errors import BadInput, DuplicateRequest, NotServing, QueueFull, RequestError, UnknownRequest
 from protos.serving import first_of
 from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service import translate
 from scheduler_service.config import Settings
@@ -231,8 +232,11 @@ class Leader:
         if self.persister.full:
             raise NotServing("the store is behind", retry_after_ms=1000)
         tokens, context = len(submit.prompt) + submit.limits.max_tokens, self.model.context_tokens
-        if not submit.prompt or not submit.limits.max_tokens:
-            raise BadInput("prompt" if not submit.prompt else "max_tokens", "must not be empty")
+        for name, value in (("prompt", submit.prompt), ("max_tokens", submit.limits.max_tokens)):
+            if not value:
+                raise BadInput(name, "must not be empty")
+        if getattr(submit, "class") not in types_pb.RequestClass.values():
+            raise BadInput("class", f"{getattr(submit, 'class')} is none of the classes")
         if tokens > context:
             raise BadInput("max_tokens", f"prompt and output are {tokens} tokens, the context holds {context}")
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PROTOCOL = 1
 HELLO_TIMEOUT_S = 10.0
 MAX_SLOTS = 1024
+MAX_DRAFT = 255  # what a stored round can tell
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +103,8 @@ class WorkerLink(rpc.WorkerLinkServicer):
             raise BadInput("worker_id" if not hello.worker_id else "session", "must not be empty")
         if not 1 <= hello.slots <= MAX_SLOTS:
             raise BadInput("slots", f"must be from 1 to {MAX_SLOTS}")
+        if hello.max_draft > MAX_DRAFT:
+            raise BadInput("max_draft", f"must be at most {MAX_DRAFT}")
         if not hello.block_tokens or not hello.blocks:
             raise BadInput("block_tokens" if not hello.block_tokens else "blocks", "must be at least 1")
         return hello

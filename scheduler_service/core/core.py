@@ -85,8 +85,16 @@ class Core:
         self.entries[entry.request.id] = entry
         if entry.request.deadline is not None:
             heapq.heappush(self._deadlines, (entry.request.deadline, entry.request.id))
+            if len(self._deadlines) > 2 * len(self.entries) + 64:
+                self._forget_deadlines_of_ended()
         self._rank(entry)
         return entry
+
+    def _forget_deadlines_of_ended(self) -> None:
+        """They would stay until they pass, which may be an hour."""
+        live = ((entry.request.deadline, id) for id, entry in self.entries.items())
+        self._deadlines = [(deadline, id) for deadline, id in live if deadline is not None]
+        heapq.heapify(self._deadlines)
 
     def _worker_up(self, up: WorkerUp) -> tuple[Effect, ...]:
         lost = self._worker_down(up.worker)
@@ -164,9 +172,9 @@ class Core:
     def _expire(self, now: float) -> tuple[Effect, ...]:
         effects: list[Effect] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, id = heapq.heappop(self._deadlines)
+            deadline, id = heapq.heappop(self._deadlines)
             entry = self.entries.get(id)
-            if entry is not None:
+            if entry is not None and entry.request.deadline == deadline:
                 effects.append(self._end(entry, Move.EXPIRE, None))
         return tuple(effects)
 

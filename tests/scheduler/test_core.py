@@ -121,6 +121,22 @@ def test_a_deadline_expires_whatever_waits_or_runs() -> None:
     assert ended.record.state is State.EXPIRED
 
 
+def test_the_deadlines_of_ended_requests_take_no_memory() -> None:
+    queue = core()
+    for number in range(1000):
+        queue.observe(Submitted(request(f"r{number}", deadline=1e9)), 0.0)
+        queue.observe(Cancelled(f"r{number}"), 0.0)
+    assert len(queue._deadlines) < 100
+
+
+def test_an_id_that_is_used_again_has_a_deadline_of_its_own() -> None:
+    queue = core()
+    queue.observe(Submitted(request("a", deadline=5.0)), 0.0)
+    queue.observe(Cancelled("a"), 1.0)
+    queue.observe(Submitted(request("a", deadline=50.0)), 2.0)
+    assert queue.observe(Tick(), 10.0) == ()
+
+
 def test_a_lost_workers_requests_run_elsewhere_with_the_tokens_they_have() -> None:
     queue = core()
     first = FakeWorker(queue, {"a": 9}, name="first")

@@ -194,6 +194,20 @@ async def test_what_exceeds_the_context_is_refused(live: Live) -> None:
     assert gateway.refused["a"].message == "max_tokens: prompt and output are 259 tokens, the context holds 256"
 
 
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [({"max_tokens": 0}, "max_tokens: must not be empty"), ({"class": 9}, "class: 9 is none of the classes")],
+)
+async def test_a_malformed_submission_is_refused_and_the_link_stays(
+    live: Live, more: dict[str, int], complaint: str
+) -> None:
+    _, _, gateway = live
+    await gateway.submit("bad", **more)
+    await gateway.submit("good")
+    await gateway.until(lambda: "good" in gateway.accepted)
+    assert gateway.refused["bad"].message == complaint
+
+
 async def test_without_a_worker_nothing_is_admitted(store: Switch) -> None:
     async with scheduler(store) as (_, target):
         gateway = ScriptedGateway(target)
@@ -303,6 +317,7 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
     ("change", "complaint"),
     [
         ({"protocol": 9}, "protocol: 9 is not 1"),
+        ({"max_draft": 300}, "max_draft: must be at most 255"),
         ({"slots": 5000}, "slots: must be from 1 to 1024"),
         ({"model": {"fingerprint": "other"}}, "model: scripted differs"),
     ],
