@@ -5,7 +5,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from protos.errors import RequestError
 
 PUBLIC_MESSAGE_BYTES = 4 << 20
+LOST_CANCEL_S = 0.2
 LINK_MESSAGE_BYTES = 64 << 20  # a ModelInfo carries a whole tokenizer
 
 _KEEPALIVE: list[tuple[str, int]] = [
@@ -40,6 +41,8 @@ def options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        # ... and where it came back under another address, not after the resolver's default thirty seconds.
+        ("grpc.dns_min_time_between_resolutions_ms", 500),
     ]
 
 
@@ -142,8 +145,9 @@ async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+        # Again and again: a library that loses a cancellation (redis-py does while it answers) must not hang us.
+        while pending := [task for task in tasks if not task.done()]:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=LOST_CANCEL_S)
+        await asyncio.gather(*tasks, return_exceptions=True)  # what the cancelled ones raise is of no interest

@@ -39,6 +39,7 @@ from scheduler_service.store.rounds import LoggedRound, decode, encode
 from scheduler_service.workers import WorkerSession
 
 TICK_S = 0.1
+MAX_BEHIND = 1024  # batches on their way to the store; then nothing more is admitted
 
 
 @dataclass(slots=True)
@@ -229,7 +230,7 @@ class Leader:
             raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")
         if self.model is None or not self.sessions:
             raise NotServing("no warmed worker", retry_after_ms=1000)
-        if self.persister.full:
+        if self.persister.behind >= MAX_BEHIND:
             raise NotServing("the store is behind", retry_after_ms=1000)
         tokens, context = len(submit.prompt) + submit.limits.max_tokens, self.model.context_tokens
         for name, value in (("prompt", submit.prompt), ("max_tokens", submit.limits.max_tokens)):
@@ -291,7 +292,8 @@ class Leader:
     def _apply(self, effects: Sequence[Effect], rows: Mapping[str, worker_pb.Row]) -> None:
         """Hand the effects of an event to the store; a row without an effect was stale, and its tokens are dropped."""
         if effects:
-            self.persister.put([self._write(effect, rows.get(effect.record.request.id)) for effect in effects])
+            writes = [self._write(effect, rows.get(effect.record.request.id)) for effect in effects]
+            self.persister.put(writes, planned=bool(rows))
 
     def _write(self, effect: Effect, row: worker_pb.Row | None) -> Write:
         record, id = effect.record, effect.record.request.id

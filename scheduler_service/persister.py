@@ -20,7 +20,8 @@ class Persister:
         self, store: Store, epoch: int, max_pending: int, durable: Callable[[Sequence[tuple[Write, Verdict]]], None]
     ) -> None:
         self._store, self._epoch, self._max_pending, self._durable = store, epoch, max_pending, durable
-        self._pending: deque[Batch] = deque()
+        self._pending: deque[tuple[Batch, bool]] = deque()
+        self._planned = 0
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -33,12 +34,21 @@ class Persister:
     async def room(self) -> None:
         await self._room.wait()
 
-    def put(self, batch: Batch) -> None:
-        """Never waits. Bounded by its callers: a worker reports at most `max_lag` rounds without a new plan, and
-        submissions are refused while it is full."""
-        self._pending.append(batch)
+    @property
+    def behind(self) -> int:
+        """How many batches are on their way."""
+        return len(self._pending)
+
+    def put(self, batch: Batch, *, planned: bool = False) -> None:
+        """Never waits. `planned`: a report's, which counts against `max_pending`.
+
+        Bounded by its callers: a worker reports at most `max_lag` rounds without a new plan, and each live request is
+        submitted and ended once.
+        """
+        self._pending.append((batch, planned))
+        self._planned += planned
         self._work.set()
-        if len(self._pending) >= self._max_pending:
+        if self._planned >= self._max_pending:
             self._room.clear()
 
     async def run(self) -> None:
@@ -48,14 +58,14 @@ class Persister:
             await self._commit_some()
             if not self._pending:
                 self._work.clear()
-            if len(self._pending) < self._max_pending:
+            if self._planned < self._max_pending:
                 self._room.set()
 
     async def _commit_some(self) -> None:
         """As many batches as fit into one commit: under load each costs less, and none waits for company."""
         writes: list[Write] = []
         taken = 0
-        for batch in self._pending:
+        for batch, _ in self._pending:
             if taken and len(writes) + len(batch) > MAX_WRITES_PER_COMMIT:
                 break
             writes += batch
@@ -64,7 +74,8 @@ class Persister:
             verdicts = await self._commit(writes)
             self._durable(list(zip(writes, verdicts, strict=True)))
         for _ in range(taken):
-            self._pending.popleft()
+            _, planned = self._pending.popleft()
+            self._planned -= planned
 
     async def _commit(self, writes: list[Write]) -> list[Verdict]:
         async for attempt in AsyncRetrying(

@@ -95,6 +95,16 @@ async def test_planning_stops_at_the_bound_while_redis_is_down(live: Live, store
     await gateway.until(lambda: gateway.tokens.get("a") == [7, 7, 7])
 
 
+async def test_a_burst_of_submissions_is_admitted_whole(live: Live) -> None:
+    """More of them than reports may be on their way to the store."""
+    _, _, gateway = live
+    ids = {f"r{number}" for number in range(40)}
+    for id in ids:
+        await gateway.submit(id)
+    await gateway.until(lambda: gateway.accepted | set(gateway.refused) == ids)
+    assert not gateway.refused
+
+
 async def test_a_payload_is_sent_once(live: Live) -> None:
     _, worker, gateway = live
     await gateway.submit("a", 5, 6)
