@@ -18,36 +18,31 @@ while arg < #ARGV do
   for i = arg + 11, arg + 10 + 2 * count do fields[#fields + 1] = ARGV[i] end
   key, arg = key + 2, arg + 10 + 2 * count
 
-  local stored = redis.call('HMGET', hash, 'emitted', 'level', 'submit', 'ending')
-  local emitted, verdict = stored[1] and tonumber(stored[1]), 1
-  if create then
-    if stored[3] then
-      -- The same submission once more is no conflict; another one under the same id is.
-      for i = 1, #fields, 2 do
-        if fields[i] == 'submit' and fields[i + 1] ~= stored[3] then verdict = 2 end
-      end
-      if stored[4] or emitted > 0 then verdict = 2 end
-    else
-      emitted = 0
-      redis.call('HSET', hash, 'emitted', 0)
+  local stored = redis.call('HMGET', hash, 'emitted', 'level', 'submit', 'arrival', 'ending')
+  local emitted, was, over, verdict = tonumber(stored[1] or '-1'), stored[2], stored[5], 1
+  if create and stored[3] then
+    -- The same submission once more is no conflict; another one under the same id is.
+    for i = 1, #fields, 2 do
+      if fields[i] == 'submit' and fields[i + 1] ~= stored[3] then verdict = 2 end
+      if fields[i] == 'arrival' and fields[i + 1] ~= stored[4] then verdict = 2 end
     end
-  elseif not emitted or stored[4] then
+  elseif create then
+    emitted = 0
+    redis.call('HSET', hash, 'emitted', 0)
+  elseif emitted < 0 then
     verdict = 0
-    if stored[4] and ended and start < 0 then verdict = 1 end
-    if stored[4] and start >= 0 and emitted == start + new then verdict = 1 end
   end
-  local write = verdict == 1 and not stored[4]
-  if write and start >= 0 then
-    if emitted == start then
-      redis.call('APPEND', log, bytes)
-      redis.call('HSET', hash, 'emitted', start + new)
-    elseif emitted ~= start + new then
-      write, verdict = false, 0
-    end
+  -- A commit may be repeated whole, and hold several rounds of one request: what the output covers was written before.
+  local appends = start == emitted and not over
+  if not appends and start + new > emitted then verdict = 0 end
+  if verdict == 1 and appends then
+    redis.call('APPEND', log, bytes)
+    redis.call('HSET', hash, 'emitted', start + new)
   end
-  if write then
+  local newest = start < 0 or start + new >= emitted
+  if verdict == 1 and newest and not over then
     redis.call('HSET', hash, unpack(fields))
-    if stored[2] and stored[2] ~= level then redis.call('ZREM', KEYS[2 + tonumber(stored[2])], id) end
+    if was and was ~= level then redis.call('ZREM', KEYS[2 + tonumber(was)], id) end
     if ended then
       redis.call('ZREM', KEYS[2 + tonumber(level)], id)
       redis.call('EXPIRE', hash, ttl)

@@ -27,21 +27,21 @@ class MemoryStore:
         if write.submit is not None:
             if stored is None:
                 stored = Stored(replace(write.record, emitted=0), write.submit, b"", None)
-            elif stored.submit != write.submit or stored.record.emitted or stored.ending:
+            elif (stored.submit, stored.record.request.arrival) != (write.submit, write.record.request.arrival):
                 return Verdict.EXISTS
         elif stored is None:
             return Verdict.STALE
-        emitted, log = stored.record.emitted, stored.log
-        applied_before = write.start is not None and emitted == write.record.emitted > write.start
-        if stored.ending is not None:
-            repeated = applied_before or (write.start is None and write.ending is not None)
-            return Verdict.APPLIED if repeated else Verdict.STALE
-        if write.start is not None and not applied_before:
-            if emitted != write.start:
+        emitted, log, over = stored.record.emitted, stored.log, stored.ending is not None
+        if write.start is not None:
+            if write.start == emitted and not over:
+                emitted, log = write.record.emitted, log + write.log
+            elif write.record.emitted > emitted:
                 return Verdict.STALE
-            emitted, log = write.record.emitted, log + write.log
-        record = replace(write.record, emitted=emitted)
-        self._requests[id] = Stored(record, stored.submit, log, write.ending)
+            elif write.record.emitted < emitted:
+                return Verdict.APPLIED
+        if over:
+            return Verdict.APPLIED
+        self._requests[id] = Stored(replace(write.record, emitted=emitted), stored.submit, log, write.ending)
         if write.ending is not None and write.finished_tokens is not None:
             self._finished += 1
             self._tokens += write.finished_tokens

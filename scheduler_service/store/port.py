@@ -24,10 +24,10 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One change of one request. Writing the same again changes nothing and is APPLIED."""
+    """One change of one request. A commit repeated whole, since its answer was lost, changes nothing and is APPLIED."""
 
     record: Record
-    submit: bytes | None = None  # with the first write of a request: its payload
+    submit: bytes | None = None  # with the first write of a request: its payload; the same again has the same arrival
     start: int | None = None  # with tokens: output tokens before them
     log: bytes = b""  # with tokens: their rounds, as rounds.encode
     ending: bytes | None = None  # with the last write: how it ended; the request then expires

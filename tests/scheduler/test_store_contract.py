@@ -107,6 +107,33 @@ async def test_a_repeated_ending_with_tokens_is_applied_and_counted_once(store: 
     assert await store.fleet() == (1, 1)
 
 
+async def test_a_repeated_commit_of_a_whole_life_writes_once(store: Store) -> None:
+    """Under load one commit holds a submission and many rounds; its answer may be lost after it was written."""
+    epoch = await store.lead(1000)
+    life = [
+        Write(record(), submit=b"payload a"),
+        tokens("a", 0, 10, level=2),
+        Write(record(emitted=1, level=3)),
+        tokens("a", 1, 11, level=4),
+        replace(tokens("a", 2, 12, level=4), ending=b"over", finished_tokens=3),
+    ]
+    for count in (4, 4, 5, 5):
+        assert await store.commit(epoch, life[:count]) == [Verdict.APPLIED] * count
+        stored = await store.get("a")
+        assert stored is not None
+        assert [round.tokens[0] for round in decode(stored.log)] == [10, 11, 12][: count - 2]
+        assert stored.record.level == 4
+        assert await live_ids(store) == ["a"] * (count == 4)
+    assert await store.fleet() == (1, 3)
+
+
+async def test_an_ended_request_submitted_anew_exists(store: Store) -> None:
+    epoch = await created(store, "a")
+    await store.commit(epoch, [Write(record(), ending=b"over")])
+    anew = record(request=request("a", 99.0, predicted_tokens=7))
+    assert await store.commit(epoch, [Write(anew, submit=b"payload a")]) == [Verdict.EXISTS]
+
+
 async def test_a_repeated_submission_is_applied_another_one_exists(store: Store) -> None:
     epoch = await created(store, "a")
     assert await store.commit(epoch, [Write(record(), submit=b"payload a")]) == [Verdict.APPLIED]
