@@ -74,7 +74,7 @@ def test_it_becomes_perceptible_after_a_window_of_steady_rounds() -> None:
 @pytest.mark.parametrize(
     ("name", "setting", "complaint"),
     [
-        ("nonesuch", "", "unknown policy 'nonesuch'; known: fcfs, laps-sd"),
+        ("nonesuch", "", "unknown policy 'nonesuch'; known: fcfs, sjf, srpt-length"),
         ("laps-sd", "speed=1", "'speed=1' is not name=value with a setting of laps-sd"),
         ("laps-sd", "queues", "'queues' is not name=value"),
         ("laps-sd", "queues=many", "'queues=many' is not a int"),

@@ -5,11 +5,25 @@ from collections.abc import Iterable
 
 from scheduler_service.core.policies.base import Claim, Policy
 from scheduler_service.core.policies.fcfs import Fcfs
+from scheduler_service.core.policies.gsa import Gsa
 from scheduler_service.core.policies.laps_sd import LapsSd
+from scheduler_service.core.policies.las import Las
+from scheduler_service.core.policies.mlfq import Mlfq
+from scheduler_service.core.policies.sjf import Sjf
+from scheduler_service.core.policies.srpt_length import SrptLength
 
-POLICIES: dict[str, type[Policy]] = {"fcfs": Fcfs, "laps-sd": LapsSd, "default": LapsSd}
+POLICIES: dict[str, type[Policy]] = {
+    "fcfs": Fcfs,
+    "sjf": Sjf,
+    "srpt-length": SrptLength,
+    "las": Las,
+    "mlfq": Mlfq,
+    "laps-sd": LapsSd,
+    "gsa": Gsa,
+    "default": LapsSd,
+}
 
-__all__ = ["POLICIES", "Claim", "Fcfs", "LapsSd", "Policy", "make_policy", "policy_name"]
+__all__ = ["POLICIES", "Claim", "Fcfs", "Gsa", "LapsSd", "Las", "Mlfq", "Policy", "Sjf", "SrptLength", "make_policy", "policy_name"]
 
 
 def policy_name(policy: Policy) -> str:

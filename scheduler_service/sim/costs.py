@@ -1,0 +1,37 @@
+"""What a round costs in the simulator. The formula of `laps-sd simulate` lives here and nowhere else."""
+
+from dataclasses import dataclass
+
+from scheduler_service.core.types import CostProfile
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Milliseconds. `t_verify_slope`: by which share each further request of the batch lengthens the verification."""
+
+    t_draft_ms: float = 1.0
+    t_verify_ms: float = 30.0
+    t_verify_slope: float = 0.05
+    t_token_ms: float = 0.0
+    t_prefill_ms_per_token: float = 0.1
+    t_resume_ms: float = 0.0
+
+    def step_s(self, draft_len: int, batch: int, verified: int, prefilled: int, resumed: int) -> float:
+        """Seconds of one step: `batch` requests, `verified` and `prefilled` tokens and `resumed` requests in all."""
+        return 1e-3 * (
+            draft_len * self.t_draft_ms
+            + self.t_verify_ms * (1 + self.t_verify_slope * (batch - 1))
+            + self.t_token_ms * verified
+            + self.t_prefill_ms_per_token * prefilled
+            + self.t_resume_ms * resumed
+        )
+
+    def profile(self, draft_len: int) -> CostProfile:
+        """As a worker would report it, with verified tokens counted at `draft_len` drafts a request."""
+        tokens_ms = self.t_token_ms * (draft_len + 1)
+        return CostProfile(
+            draft_s=1e-3 * self.t_draft_ms,
+            verify_s=1e-3 * (self.t_verify_ms + tokens_ms),
+            verify_slope_s=1e-3 * (self.t_verify_ms * self.t_verify_slope + tokens_ms),
+            prefill_token_s=1e-3 * self.t_prefill_ms_per_token,
+        )

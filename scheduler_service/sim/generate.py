@@ -1,0 +1,149 @@
+"""Seeded generators of workloads. Equal seeds give equal workloads; nothing here knows of policies."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from random import Random
+
+from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.workload import Job, WorkloadError
+
+LONGEST_SCRIPT = 512  # rounds drawn for one request; then its script starts over
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Log-normal lengths, acceptance that differs between requests and drifts early, noisy predictions.
+
+    `load` is lambda * E[rounds] * step(slots) / slots plus prefill; 1 saturates. `arrival_cv` is that of the gaps
+    between arrivals: 1 is Poisson, more comes in bursts; `load=inf` has all arrive at once.
+    """
+
+    requests: int = 1100
+    load: float = 0.85
+    arrival_cv: float = 1.0
+    prompt_tokens: int = 100  # mean, exponential
+    output_mean: float = 200.0  # tokens
+    output_cv: float = 1.1
+    sigma: float = 0.5  # of the log of predicted / true length; inf: predictions are pure noise
+    predicted: bool = True
+    alpha: float = 0.65  # mean probability that one draft token is accepted
+    alpha_strength: float = 8.0  # a + b of its Beta distribution over requests
+    drift_rounds: float = 8.0  # how fast a request's acceptance approaches its own level
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be from {low} to {high}")
+
+
+_RANGES = (
+    ("requests", 1, 10_000_000),
+    ("load", 1e-3, math.inf),
+    ("arrival_cv", 0.1, 20),
+    ("prompt_tokens", 1, 1_000_000),
+    ("output_mean", 1, 100_000),
+    ("output_cv", 0.01, 10),
+    ("sigma", 0, math.inf),
+    ("alpha", 0.01, 0.99),
+    ("alpha_strength", 0.1, 10_000),
+    ("drift_rounds", 0, 10_000),
+)
+
+
+def parse_synthetic(text: str) -> Synthetic:
+    """`name=value,name=value` as a Synthetic. Raises WorkloadError."""
+    kinds: dict[str, type] = {field.name: type(field.default) for field in fields(Synthetic)}
+    values: dict[str, float | bool] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in kinds:
+            raise WorkloadError(f"synthetic: {name!r} is not a setting; known: {', '.join(kinds)}")
+        try:
+            values[name] = {"true": True, "false": False}[value] if kinds[name] is bool else kinds[name](value)
+        except (KeyError, ValueError):
+            raise WorkloadError(f"synthetic: {name}: {value!r} is not a {kinds[name].__name__}") from None
+    try:
+        return Synthetic(**values)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise WorkloadError(f"synthetic: {error}") from None
+
+
+def generate(what: Synthetic, seed: int, *, draft_len: int, costs: StepCosts, slots: int) -> list[Job]:
+    """The same lengths and acceptances for every load, so that loads can be compared."""
+    rng = Random(f"jobs {seed}")
+    jobs = [_job(what, index, rng, draft_len) for index in range(what.requests)]
+    return at_load(jobs, what.load, seed, costs=costs, slots=slots, arrival_cv=what.arrival_cv)
+
+
+def at_load(
+    jobs: Sequence[Job], load: float, seed: int, *, costs: StepCosts, slots: int, arrival_cv: float = 1.0
+) -> list[Job]:
+    """`jobs` with new arrivals at `load`, in their order; as in DESIGN, section 6."""
+    if math.isinf(load):
+        return [replace(job, arrival_s=0.0) for job in jobs]
+    draft_len = max(job.draft_len for job in jobs)
+    round_s = costs.step_s(draft_len, slots, slots * (draft_len + 1), 0, 0) / slots
+    work_s = sum(job.rounds(draft_len) * round_s for job in jobs)
+    work_s += 1e-3 * costs.t_prefill_ms_per_token * sum(job.prompt_tokens for job in jobs)
+    gap_s = work_s / len(jobs) / load
+    return [
+        replace(job, arrival_s=arrival) for job, arrival in zip(jobs, _arrivals(gap_s, arrival_cv, seed), strict=False)
+    ]
+
+
+def with_acceptance(jobs: Iterable[Job], draft_len: int, seed: int) -> list[Job]:
+    """`jobs` with a script of accepted drafts for those that came without one."""
+    plain = Synthetic()
+    return [
+        job
+        if job.accepted
+        else replace(
+            job, accepted=_script(plain, Random(f"{job.id} {seed}"), draft_len, job.output_tokens), draft_len=draft_len
+        )
+        for job in jobs
+    ]
+
+
+def _job(what: Synthetic, index: int, rng: Random, draft_len: int) -> Job:
+    spread = math.sqrt(math.log1p(what.output_cv**2))
+    location = math.log(what.output_mean) - spread**2 / 2
+    length = max(1, round(rng.lognormvariate(location, spread)))
+    error = rng.gauss(0, 1)
+    # Useless predictions have the same distribution as the lengths but nothing to do with them.
+    guess = math.exp(location + spread * error) if math.isinf(what.sigma) else length * math.exp(what.sigma * error)
+    return Job(
+        id=f"{index:07d}",
+        arrival_s=0.0,
+        prompt_tokens=max(1, round(rng.expovariate(1 / what.prompt_tokens))),
+        output_tokens=length,
+        accepted=_script(what, rng, draft_len, length),
+        draft_len=max(1, draft_len),
+        predicted_output_tokens=max(1, round(guess)) if what.predicted else None,
+    )
+
+
+def _script(what: Synthetic, rng: Random, draft_len: int, length: int) -> tuple[int, ...]:
+    """Accepted drafts of each round: a run of successes cut at draft_len, with a probability of the request's own."""
+    a, b = what.alpha * what.alpha_strength, (1 - what.alpha) * what.alpha_strength
+    own, first = rng.betavariate(a, b), rng.betavariate(a, b)
+    script: list[int] = []
+    emitted = 0
+    while emitted < length and len(script) < LONGEST_SCRIPT:
+        fade = math.exp(-len(script) / what.drift_rounds) if what.drift_rounds else 0.0
+        probability = own + (first - own) * fade
+        accepted = 0
+        while accepted < draft_len and rng.random() < probability:
+            accepted += 1
+        script.append(accepted)
+        emitted += accepted + 1
+    return tuple(script)
+
+
+def _arrivals(gap_s: float, cv: float, seed: int) -> Iterator[float]:
+    """Gamma-distributed gaps of that mean and coefficient of variation; exponential ones if it is 1."""
+    rng = Random(f"arrivals {seed}")
+    now = 0.0
+    while True:
+        yield now
+        now += rng.gammavariate(cv**-2, gap_s * cv**2)

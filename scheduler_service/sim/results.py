@@ -1,0 +1,62 @@
+"""What a simulation amounts to, under the names that `vllm bench serve` uses. Computes figures; draws no plots."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from scheduler_service.sim.simulator import Trace
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Of an ordered sequence, interpolated between its neighbours; 0 if there are none."""
+    if not ordered:
+        return 0.0
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = math.ceil(place)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summarise(trace: Trace) -> dict[str, float]:
+    """Times in milliseconds but for `duration` (seconds, first arrival to last end); acceptance rate in per cent."""
+    outcomes = trace.outcomes
+    records = [outcome.record for outcome in outcomes]
+    begin = min((outcome.job.arrival_s for outcome in outcomes), default=0.0)
+    duration = max((outcome.end_s for outcome in outcomes), default=0.0) - begin
+    tokens = sum(record.emitted for record in records)
+    drafted = sum(record.acceptance.drafted for record in records)
+    accepted = sum(record.acceptance.accepted for record in records)
+    drafts = sum(record.rounds for record in records) if drafted else 0
+    return {
+        "completed": len(outcomes),
+        "failed": len(trace.failed),
+        "duration": duration,
+        "total_input_tokens": sum(outcome.job.prompt_tokens for outcome in outcomes),
+        "total_output_tokens": tokens,
+        "request_throughput": len(outcomes) / duration if duration else 0.0,
+        "output_throughput": tokens / duration if duration else 0.0,
+        **_times("ttft", (outcome.first_token_s - outcome.job.arrival_s for outcome in outcomes)),
+        **_times(
+            "tpot",
+            (
+                (outcome.end_s - outcome.first_token_s) / (outcome.record.emitted - 1)
+                for outcome in outcomes
+                if outcome.record.emitted > 1
+            ),
+        ),
+        **_times("itl", trace.gaps_s),
+        **_times("e2el", (outcome.latency_s for outcome in outcomes)),
+        "preemptions_per_request": sum(record.preemptions for record in records) / max(1, len(records)),
+        "spec_decode_acceptance_rate": 100 * accepted / drafted if drafted else 0.0,
+        "spec_decode_acceptance_length": 1 + accepted / drafts if drafts else 1.0,
+        "spec_decode_num_drafts": drafts,
+    }
+
+
+def _times(name: str, seconds: Iterable[float]) -> dict[str, float]:
+    ordered = sorted(1e3 * second for second in seconds)
+    return {
+        f"mean_{name}_ms": math.fsum(ordered) / len(ordered) if ordered else 0.0,
+        f"median_{name}_ms": percentile(ordered, 0.5),
+        f"p90_{name}_ms": percentile(ordered, 0.9),
+        f"p99_{name}_ms": percentile(ordered, 0.99),
+    }

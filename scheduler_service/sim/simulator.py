@@ -1,0 +1,138 @@
+"""The virtual clock: arrivals and ends of rounds in order of time, each folded into the core as the live shell would.
+
+Deterministic: no randomness at all, and ties are broken by arrival before end of round, then by worker.
+"""
+
+import heapq
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from scheduler_service.core.core import Core
+from scheduler_service.core.policies import Policy
+from scheduler_service.core.types import Advanced, Ended, Record, StepDone, Submitted
+from scheduler_service.sim.worker import Fleet, SimWorker
+from scheduler_service.sim.workload import Job
+
+LEVEL_SAMPLES = 200  # of the queue levels, over one simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one job fared. `record` is what the core knew of it at its end; times in seconds of the virtual clock."""
+
+    job: Job
+    record: Record
+    first_token_s: float
+    end_s: float
+
+    @property
+    def latency_s(self) -> float:
+        return self.end_s - self.job.arrival_s
+
+
+@dataclass(slots=True)
+class Trace:
+    """All that came of a simulation."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    failed: list[Job] = field(default_factory=list)  # larger than the whole KV budget
+    gaps_s: "array[float]" = field(default_factory=lambda: array("d"))  # between two deliveries of the same request
+    levels: list[tuple[float, Counter[int]]] = field(default_factory=list)  # at some arrivals: live requests by level
+    rounds: int = 0  # request-rounds simulated
+
+
+def max_tokens(jobs: Sequence[Job]) -> int:
+    """The bound on output that every request gets: a power of two, so that it tells nothing of one job."""
+    return int(2 ** max(job.output_tokens for job in jobs).bit_length())
+
+
+class Simulation:
+    """One policy on one workload. `progress` is called now and then with the number of jobs that have ended."""
+
+    def __init__(
+        self, jobs: Sequence[Job], policy: Policy, fleet: Fleet, progress: Callable[[int], None] | None = None
+    ) -> None:
+        self.trace = Trace()
+        self._arrivals = sorted((job for job in jobs if fleet.can_hold(job)), key=lambda job: job.arrival_s)
+        self.trace.failed = [job for job in jobs if not fleet.can_hold(job)]
+        self._jobs = {job.id: job for job in jobs}
+        self._max_tokens = max_tokens(jobs)
+        self._fleet = fleet
+        self._progress = progress or (lambda ended: None)
+        self.core = Core(
+            policy, draft_len=fleet.draft_len, prefill_chunk=fleet.prefill_chunk, max_live=max(1, len(jobs))
+        )
+        names = [f"w{number}" for number in range(fleet.workers)]
+        self._workers = {name: SimWorker(name, self.core, self._jobs, fleet) for name in names}
+        for name in names:
+            self.core.observe(fleet.worker_up(name), 0.0)
+        self._ends: list[tuple[float, str, StepDone]] = []  # a heap: one entry for each busy worker
+        self._last_s: dict[str, float] = {}  # when a live request last delivered tokens
+        self._first_s: dict[str, float] = {}
+
+    def run(self) -> Trace:
+        arrivals, ends = self._arrivals, self._ends
+        sample_every = max(1, len(arrivals) // LEVEL_SAMPLES)
+        idle = set(self._workers)
+        arrived = 0
+        while arrived < len(arrivals) or ends:
+            next_arrival = arrivals[arrived].arrival_s if arrived < len(arrivals) else float("inf")
+            now = min(next_arrival, ends[0][0]) if ends else next_arrival
+            while arrived < len(arrivals) and arrivals[arrived].arrival_s <= now:
+                self.core.observe(Submitted(arrivals[arrived].request(self._max_tokens)), now)
+                arrived += 1
+                if arrived % sample_every == 0:
+                    levels = Counter(entry.claim.level for entry in self.core.entries.values())
+                    self.trace.levels.append((now, levels))
+            while ends and ends[0][0] <= now:
+                _, name, step = heapq.heappop(ends)
+                self._step_done(step, now)
+                idle.add(name)
+            for name in sorted(idle) if len(idle) > 1 else tuple(idle):
+                if self._begin(self._workers[name], now):
+                    idle.remove(name)
+        if self.core.entries:
+            raise RuntimeError(f"{len(self.core.entries)} requests wait, yet no worker can run one")
+        return self.trace
+
+    def _begin(self, worker: SimWorker, now: float) -> bool:
+        """Whether it runs a round now: the one just planned or, with plan lag 1, the one planned a round ago.
+
+        A worker that finds nothing to run in its old plan waits for the new one, which is there at once.
+        """
+        plan = self.core.plan(worker.name)
+        step = None
+        if self._fleet.plan_lag:
+            step = worker.step(worker.command)
+            worker.command = plan
+        step = step or worker.step(plan)
+        if step is None:
+            return False
+        heapq.heappush(self._ends, (now + step.duration_s, worker.name, step))
+        return True
+
+    def _step_done(self, step: StepDone, now: float) -> None:
+        for effect in self.core.observe(step, now):
+            if not isinstance(effect, Advanced | Ended):
+                continue
+            record = effect.record
+            id = record.request.id
+            self.trace.rounds += 1
+            if record.emitted > (effect.start or 0):
+                last = self._last_s.get(id)
+                self._last_s[id] = now
+                if last is None:
+                    self._first_s[id] = now
+                else:
+                    self.trace.gaps_s.append(now - last)
+            if isinstance(effect, Ended):
+                del self._last_s[id]
+                self.trace.outcomes.append(Outcome(self._jobs[id], record, self._first_s.pop(id), now))
+                self._progress(len(self.trace.outcomes))
+
+
+def simulate(jobs: Sequence[Job], policy: Policy, fleet: Fleet, progress: Callable[[int], None] | None = None) -> Trace:
+    """Run `jobs` to their end under `policy`."""
+    return Simulation(jobs, policy, fleet, progress).run()

@@ -1,0 +1,114 @@
+"""A worker without a model: carries out plans on jobs whose outcome is known. It obeys; it decides nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler_service.core.core import Core
+from scheduler_service.core.entry import Entry
+from scheduler_service.core.types import Finish, Plan, Round, Run, StepDone, WorkerUp
+from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.workload import Job
+
+UNBOUNDED = 10**12  # tokens of KV
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What the requests are served by. `kv_budget_tokens` is per worker."""
+
+    slots: int = 1
+    workers: int = 1
+    draft_len: int = 4
+    costs: StepCosts = field(default_factory=StepCosts)
+    kv_budget_tokens: int = UNBOUNDED
+    plan_lag: int = 0
+    prefill_chunk: int = UNBOUNDED
+
+    def worker_up(self, name: str) -> WorkerUp:
+        return WorkerUp(
+            name, self.slots, self.kv_budget_tokens, 1, self.draft_len, self.costs.profile(self.draft_len), ()
+        )
+
+    def can_hold(self, job: Job) -> bool:
+        """Whether the job fits alone, with the reserve that the core keeps."""
+        return job.prompt_tokens + job.output_tokens + 2 * (self.draft_len + 1) <= self.kv_budget_tokens
+
+
+@dataclass(slots=True)
+class Held:
+    """KV of one request."""
+
+    placement: int
+    tokens: int = 0
+
+
+class SimWorker:
+    """`step` says at its beginning what a round will have done at its end."""
+
+    def __init__(self, name: str, core: Core, jobs: Mapping[str, Job], fleet: Fleet) -> None:
+        self.name = name
+        self.command = Plan((), ())  # with plan lag 1: what the next round runs
+        self._core, self._jobs, self._fleet = core, jobs, fleet
+        self._held: dict[str, Held] = {}
+        self._free = fleet.kv_budget_tokens
+        self._ran: set[str] = set()
+
+    def step(self, plan: Plan) -> StepDone | None:
+        """One round of `plan`'s first runnable requests; None if there is none."""
+        for id in plan.drop:
+            self._release(id)
+        rows: list[Round] = []
+        drafted = verified = prefilled = resumed = ran = 0
+        for run in plan.rank:
+            entry = self._core.entries.get(run.id)
+            if entry is None:
+                continue  # it ended since the plan was made
+            kept = run.id in self._held and run.id not in self._ran
+            row = self._row(run, entry)
+            rows.append(row)
+            if row.skipped:
+                continue
+            drafted = max(drafted, row.drafted)
+            verified += row.drafted + 1 if row.new else 0
+            prefilled += row.prefilled
+            resumed += kept
+            ran += 1
+            if ran == self._fleet.slots:
+                break
+        if not ran:
+            return None
+        self._ran = {row.id for row in rows if not row.skipped}
+        for row in rows:
+            if row.finish:
+                self._release(row.id)
+        duration_s = self._fleet.costs.step_s(drafted, ran, verified, prefilled, resumed)
+        return StepDone(self.name, tuple(rows), self._free, duration_s)
+
+    def _row(self, run: Run, entry: Entry) -> Round:
+        held = self._held.get(run.id)
+        if held is None or held.placement != run.placement:
+            self._release(run.id)
+            held = self._held[run.id] = Held(run.placement)
+        start, tokens = entry.emitted, entry.tokens
+        owed = tokens - held.tokens
+        prefill = min(owed, run.prefill_tokens)
+        owed -= prefill
+        job = self._jobs[run.id]
+        new = drafts = accepted = 0
+        if not owed:
+            drafts = run.draft_len
+            accepted = min(job.accepted[entry.rounds % len(job.accepted)], drafts)
+            new = min(accepted + 1, job.output_tokens - start)
+            accepted = min(accepted, new)
+        grown = held.tokens + prefill + new
+        if grown - held.tokens > self._free:
+            return Round(run.id, run.placement, start, 0, 0, 0, 0, tokens - held.tokens, held.tokens, None, True)
+        self._free -= grown - held.tokens
+        held.tokens = grown
+        finish = Finish.LENGTH if start + new >= job.output_tokens else None
+        return Round(run.id, run.placement, start, new, drafts, accepted, prefill, owed, grown, finish)
+
+    def _release(self, id: str) -> None:
+        held = self._held.pop(id, None)
+        if held is not None:
+            self._free += held.tokens

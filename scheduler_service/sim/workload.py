@@ -1,0 +1,216 @@
+"""Workloads: what arrives when, and the truth about it. Reads and writes files; draws nothing at random.
+
+A job knows its true length; the core gets only `Job.request`, which does not.
+"""
+
+import csv
+import gzip
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from scheduler_service.core.types import Request, RequestClass
+
+MOST_TOKENS = 1_000_000  # of one request: more is a mistake in the file
+MOST_DRAFT = 64  # tokens of one draft
+
+T = TypeVar("T")
+
+
+class WorkloadError(ValueError):
+    """A workload that cannot be read; says in which file, line and field, and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of a workload. `accepted`: accepted draft tokens of each round at `draft_len`; when the list ends it
+    starts over. Empty: not known, and to be drawn."""
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    accepted: tuple[int, ...] = ()
+    draft_len: int = 4
+    predicted_output_tokens: int | None = None
+    klass: RequestClass = RequestClass.DEFAULT
+    category: str = ""
+    tenant: str = ""
+
+    def request(self, max_tokens: int) -> Request:
+        """What a scheduler may know of it. `max_tokens` is the same for all, so that it tells nothing."""
+        return Request(
+            self.id, self.arrival_s, self.prompt_tokens, max_tokens, self.klass, None, self.predicted_output_tokens
+        )
+
+    def rounds(self, draft_len: int) -> int:
+        """Rounds that its output takes with `draft_len` drafts each."""
+        script = self.accepted or (0,)
+        gains = [min(accepted, draft_len) + 1 for accepted in script]
+        laps, left = divmod(self.output_tokens, sum(gains))
+        rounds = laps * len(gains)
+        for gain in gains:
+            if left <= 0:
+                break
+            left -= gain
+            rounds += 1
+        return rounds
+
+
+def read_workload(path: Path) -> list[Job]:
+    """The jobs of a JSON Lines or CSV file (also .gz) in order of arrival. Raises WorkloadError."""
+    kind = path.suffixes[-2:-1] if path.suffix == ".gz" else path.suffixes[-1:]
+    if kind not in ([".jsonl"], [".csv"]):
+        raise WorkloadError(f"{path.name}: must end in .jsonl or .csv, or in one of these and .gz")
+    try:
+        with _open(path) as file:
+            rows = _json_rows(path, file) if kind == [".jsonl"] else _csv_rows(path, file)
+            jobs = [_job(f"{path.name}:{line}", f"{line:07d}", row) for line, row in rows]
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise WorkloadError(f"{path.name}: cannot be read: {error}") from None
+    if not jobs:
+        raise WorkloadError(f"{path.name}: holds no request")
+    return sorted(jobs, key=lambda job: job.arrival_s)
+
+
+def write_workload(path: Path, jobs: Iterable[Job]) -> None:
+    """As JSON Lines, so that others can run the same."""
+    with path.open("w", encoding="utf-8") as file:
+        for job in jobs:
+            row: dict[str, object] = {
+                "arrival_s": round(job.arrival_s, 6),
+                "prompt_tokens": job.prompt_tokens,
+                "output_tokens": job.output_tokens,
+                "predicted_output_tokens": job.predicted_output_tokens,
+                "accepted": list(job.accepted),
+                "draft_len": job.draft_len,
+                "class": job.klass.name.lower(),
+                "category": job.category,
+                "tenant": job.tenant,
+            }
+            file.write(json.dumps({key: value for key, value in row.items() if value not in (None, "", [])}) + "\n")
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _json_rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line, text in enumerate(file, 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            raise WorkloadError(f"{path.name}:{line}: is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise WorkloadError(f"{path.name}:{line}: must be an object with arrival_s, prompt_tokens and so on")
+        yield line, row
+
+
+def _csv_rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    rows = csv.DictReader(file, strict=True)
+    for column in ("arrival_s", "input_tokens", "output_tokens"):
+        if column not in (rows.fieldnames or ()):
+            raise WorkloadError(f"{path.name}:1: {column}: this column is missing")
+    for row in rows:
+        line = rows.line_num
+        yield (
+            line,
+            {
+                "arrival_s": _number(f"{path.name}:{line}: arrival_s", row["arrival_s"]),
+                "prompt_tokens": _number(f"{path.name}:{line}: input_tokens", row["input_tokens"]),
+                "output_tokens": _number(f"{path.name}:{line}: output_tokens", row["output_tokens"]),
+            },
+        )
+
+
+def _number(where: str, text: str | None) -> float | int:
+    try:
+        number = float(text or "")
+    except ValueError:
+        raise WorkloadError(f"{where}: {text!r} is not a number") from None
+    return int(number) if number.is_integer() else number
+
+
+def _job(where: str, id: str, row: Mapping[str, Any]) -> Job:
+    def field(name: str, parse: Callable[[object], T], default: T) -> T:
+        if row.get(name) is None:
+            return default
+        try:
+            return parse(row[name])
+        except ValueError as error:
+            raise WorkloadError(f"{where}: {name}: {error}") from None
+
+    if row.get("arrival_s") is None:
+        raise WorkloadError(f"{where}: arrival_s: is missing")
+    draft_len = field("draft_len", _whole(1, MOST_DRAFT), 4)
+    recorded: tuple[int, ...] = ()
+    accepted = field("accepted", _list_of(_whole(0, draft_len)), recorded)
+    prompt = field("prompt_tokens", _whole(0, MOST_TOKENS), 0) or field("prompt", _text_tokens, 0)
+    if not prompt:
+        raise WorkloadError(f"{where}: prompt_tokens: is missing, and so is prompt")
+    output = field("output_tokens", _whole(1, MOST_TOKENS), 0) or sum(accepted) + len(accepted)
+    if not output:
+        raise WorkloadError(
+            f"{where}: output_tokens: is missing, and so is accepted; a simulation needs the true length"
+        )
+    return Job(
+        id=id,
+        arrival_s=field("arrival_s", _seconds, 0.0),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        accepted=accepted,
+        draft_len=draft_len,
+        predicted_output_tokens=field("predicted_output_tokens", _whole(1, MOST_TOKENS), None),
+        klass=field("class", _klass, RequestClass.DEFAULT),
+        category=field("category", _text, ""),
+        tenant=field("tenant", _text, ""),
+    )
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{value!r} is not a number of seconds from 0")
+    return float(value)
+
+
+def _whole(low: int, high: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"{value!r} is not a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _list_of(parse: Callable[[object], int]) -> Callable[[object], tuple[int, ...]]:
+    def parse_all(value: object) -> tuple[int, ...]:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise ValueError(f"{value!r} is not a list")
+        return tuple(map(parse, value))
+
+    return parse_all
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")
+    return value
+
+
+def _text_tokens(value: object) -> int:
+    """Four bytes a token: a simulation needs no tokenizer."""
+    return -(-len(_text(value).encode()) // 4)
+
+
+def _klass(value: object) -> RequestClass:
+    names = [klass.name.lower() for klass in RequestClass]
+    if value not in names:
+        raise ValueError(f"{value!r} is none of {', '.join(names)}")
+    return RequestClass[str(value).upper()]

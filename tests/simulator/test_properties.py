@@ -1,0 +1,176 @@
+"""Laws of a simulation under every policy; hypothesis draws the workloads."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_service.core.policies import Claim, Policy, make_policy
+from scheduler_service.core.types import CostProfile, View
+from scheduler_service.sim.generate import Synthetic, generate
+from scheduler_service.sim.results import summarise
+from scheduler_service.sim.simulator import simulate
+from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.workload import Job
+from tests.simulator.builders import NAMES, SECOND, ends, job, policy, run
+
+POLICIES = st.sampled_from([*NAMES, "oracle"])
+FLEETS = st.fixed_dictionaries(
+    {
+        "slots": st.integers(1, 3),
+        "workers": st.integers(1, 2),
+        "plan_lag": st.integers(0, 1),
+        "draft_len": st.integers(0, 4),
+        "kv_budget_tokens": st.sampled_from([200, 10**9]),
+        "prefill_chunk": st.sampled_from([7, 10**9]),
+    }
+)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[Job]:
+    accepted = st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple)
+    size = draw(st.integers(1, 12))
+    return [
+        job(
+            f"j{index}",
+            draw(st.integers(0, 40)) / 2,
+            draw(st.integers(1, 60)),
+            draw(accepted),
+            prompt_tokens=draw(st.integers(1, 50)),
+            predicted_output_tokens=draw(st.none() | st.integers(1, 90)),
+        )
+        for index in range(size)
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(workloads(), POLICIES, FLEETS)
+def test_every_job_ends_once_with_all_its_tokens(jobs: list[Job], name: str, fleet: dict[str, int]) -> None:
+    outcomes = run(jobs, name, **fleet).outcomes
+    assert sorted(outcome.job.id for outcome in outcomes) == sorted(job.id for job in jobs)
+    assert all(outcome.record.emitted == outcome.job.output_tokens for outcome in outcomes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads(), POLICIES, FLEETS)
+def test_equal_inputs_give_equal_simulations(jobs: list[Job], name: str, fleet: dict[str, int]) -> None:
+    first, second = run(jobs, name, **fleet), run(jobs, name, **fleet)
+    assert first == second
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads(), POLICIES)
+def test_one_slot_is_never_idle_while_work_waits(jobs: list[Job], name: str) -> None:
+    """The last end is the same under every policy: that of the busy periods' work, served without a pause."""
+    now = 0.0
+    for one in sorted(jobs, key=lambda job: job.arrival_s):
+        now = max(now, one.arrival_s) + one.rounds(4)
+    assert max(ends(run(jobs, name)).values()) == now
+
+
+class Peeked(Exception):
+    """A policy asked for the truth."""
+
+
+class Thinking:
+    """Whether a policy is thinking at this moment."""
+
+    now = False
+
+
+class Sealed(Job):
+    """Tells the truth to the worker, and to nobody while a policy thinks."""
+
+    def __getattribute__(self, name: str) -> object:
+        if Thinking.now and name in ("output_tokens", "accepted", "rounds"):
+            raise Peeked(name)
+        return super().__getattribute__(name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Watched(Policy):
+    """Another policy, with the seals watched while it thinks."""
+
+    inner: Policy
+
+    @property
+    def preemptive(self) -> bool:  # type: ignore[override]
+        return self.inner.preemptive
+
+    def perceives(self, view: View) -> bool:
+        Thinking.now = True
+        try:
+            return self.inner.perceives(view)
+        finally:
+            Thinking.now = False
+
+    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
+        Thinking.now = True
+        try:
+            return self.inner.claim(view, cost, draft_len, slots)
+        finally:
+            Thinking.now = False
+
+
+def watched(name: str) -> dict[str, float]:
+    jobs: list[Job] = [
+        Sealed(f"j{i}", i / 2, 5, 7 * i % 30 + 1, (1, 3), predicted_output_tokens=i + 1) for i in range(30)
+    ]
+    oracle = policy("oracle", [])
+    truth = {one.id: one for one in jobs}
+    inner = (
+        dataclasses.replace(oracle, rounds=lambda id: truth[id].rounds(4)) if name == "oracle" else make_policy(name)
+    )
+    return ends(simulate(jobs, Watched(inner), Fleet(costs=SECOND)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_policy_never_sees_the_true_length(name: str) -> None:
+    assert len(watched(name)) == 30
+
+
+def test_the_oracle_does_see_it() -> None:
+    with pytest.raises(Peeked):
+        watched("oracle")
+
+
+def test_nothing_that_a_policy_is_given_depends_on_the_true_length_of_what_did_not_run() -> None:
+    """Two workloads that differ only in the output of a job that waits give equal claims while it waits."""
+    seen: list[list[View]] = []
+    for tokens in (3, 50):
+        views: list[View] = []
+        jobs = [job("first", tokens=60), job("waits", tokens=tokens)]
+        simulate(jobs, Recorder(make_policy("fcfs"), views), Fleet(costs=SECOND))
+        seen.append([view for view in views if view.request.id == "waits" and not view.emitted])
+    assert seen[0] == seen[1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recorder(Watched):
+    views: list[View]
+
+    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
+        self.views.append(view)
+        return self.inner.claim(view, cost, draft_len, slots)
+
+
+GOLDEN = {
+    "fcfs": 10450.185,
+    "sjf": 7809.625,
+    "srpt-length": 6529.183,
+    "las": 10114.896,
+    "mlfq": 10022.987,
+    "gsa": 11404.62,
+    "laps-sd": 7750.525,
+    "oracle": 5908.743,
+}
+
+
+@pytest.mark.parametrize(("name", "mean_ms"), GOLDEN.items())
+def test_golden(name: str, mean_ms: float) -> None:
+    """Changes only when a decision does: then look at why, and only then write the new figure down."""
+    fleet = Fleet(slots=2)
+    jobs = generate(Synthetic(requests=150, load=0.9), 7, draft_len=4, costs=fleet.costs, slots=2)
+    assert summarise(simulate(jobs, policy(name, jobs), fleet))["mean_e2el_ms"] == pytest.approx(mean_ms, rel=1e-6)

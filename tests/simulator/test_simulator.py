@@ -1,0 +1,100 @@
+"""The simulator against small cases worked out by hand."""
+
+import pytest
+
+from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.results import summarise
+from tests.simulator.builders import SECOND, ends, job, run
+
+
+def test_a_round_emits_its_accepted_drafts_and_one_more() -> None:
+    assert ends(run([job("a", tokens=10, accepted=(4, 0, 2))])) == {"a": 4}  # 5 + 1 + 3 + (5, cut to 1)
+
+
+def test_a_shorter_draft_clips_what_was_accepted() -> None:
+    assert ends(run([job("a", tokens=9, accepted=(4,))], draft_len=2)) == {"a": 3}
+
+
+def test_without_drafts_a_round_emits_one_token() -> None:
+    assert ends(run([job("a", tokens=9, accepted=(4,))], draft_len=0)) == {"a": 9}
+
+
+def test_a_step_costs_what_the_formula_says() -> None:
+    """Two requests of one round each: 4 * 1 + 30 * (1 + .1) + .5 * 10 + .1 * (7 + 3) ms."""
+    costs = StepCosts(t_draft_ms=1, t_verify_ms=30, t_verify_slope=0.1, t_token_ms=0.5, t_prefill_ms_per_token=0.1)
+    jobs = [job("a", tokens=1, prompt_tokens=7), job("b", tokens=1, prompt_tokens=3)]
+    assert ends(run(jobs, slots=2, costs=costs)) == pytest.approx({"a": 0.043, "b": 0.043})
+
+
+def test_a_resumed_request_costs_its_resume_once() -> None:
+    costs = StepCosts(0, 1000, 0, 0, 0, t_resume_ms=100)
+    jobs = [job("long", tokens=5, predicted_output_tokens=5), job("short", 1.5, tokens=1, predicted_output_tokens=1)]
+    assert ends(run(jobs, "srpt-length", costs=costs)) == pytest.approx({"short": 3.0, "long": 6.1})
+
+
+def test_fcfs_makes_the_second_wait_for_the_first() -> None:
+    assert ends(run([job("a"), job("b", 3.0)])) == {"a": 10, "b": 20}
+
+
+def test_slots_run_side_by_side() -> None:
+    assert ends(run([job("a"), job("b"), job("c")], slots=2)) == {"a": 10, "b": 10, "c": 20}
+
+
+def test_workers_run_side_by_side() -> None:
+    assert ends(run([job("a"), job("b")], workers=2)) == {"a": 10, "b": 10}
+
+
+def test_an_arrival_is_seen_at_the_next_end_of_a_round() -> None:
+    jobs = [job("long", tokens=9, predicted_output_tokens=9), job("short", 2.5, tokens=1, predicted_output_tokens=1)]
+    assert ends(run(jobs, "srpt-length")) == {"short": 4, "long": 10}
+
+
+def test_with_plan_lag_it_is_seen_one_round_later() -> None:
+    jobs = [job("long", tokens=9, predicted_output_tokens=9), job("short", 2.5, tokens=1, predicted_output_tokens=1)]
+    assert ends(run(jobs, "srpt-length", plan_lag=1)) == {"short": 5, "long": 10}
+
+
+def test_a_long_prompt_is_computed_in_chunks() -> None:
+    assert ends(run([job("a", tokens=2, prompt_tokens=100)], prefill_chunk=40)) == {"a": 4}
+
+
+def test_kv_that_was_dropped_is_computed_again() -> None:
+    costs = StepCosts(0, 1000, 0, 0, t_prefill_ms_per_token=100)
+    jobs = [
+        job("long", tokens=20, prompt_tokens=10, predicted_output_tokens=20),
+        job("short", 5.5, tokens=1, prompt_tokens=20, predicted_output_tokens=1),
+    ]
+    roomy = ends(run(jobs, "srpt-length", costs=costs))
+    tight = ends(run(jobs, "srpt-length", costs=costs, kv_budget_tokens=40))
+    assert tight["short"] == roomy["short"]
+    assert tight["long"] == pytest.approx(roomy["long"] + 0.1 * (10 + 5))
+
+
+def test_what_no_worker_could_ever_hold_fails_at_once() -> None:
+    trace = run([job("a", tokens=100), job("b", tokens=5)], kv_budget_tokens=50)
+    assert [failed.id for failed in trace.failed] == ["a"]
+    assert ends(trace) == {"b": 5}
+
+
+def test_the_oracle_runs_the_truly_shortest() -> None:
+    jobs = [job("a", tokens=9, predicted_output_tokens=1), job("b", tokens=3, predicted_output_tokens=99)]
+    assert ends(run(jobs, "oracle")) == {"b": 3, "a": 12}
+
+
+def test_results_have_the_names_and_units_of_vllm_bench_serve() -> None:
+    results = summarise(run([job("a", tokens=10, accepted=(4,)), job("b", 1.0, tokens=10, accepted=(1,))]))
+    assert results["completed"] == 2
+    assert results["duration"] == pytest.approx(7.0)
+    assert results["mean_ttft_ms"] == pytest.approx((1000 + 2000) / 2)
+    assert results["mean_e2el_ms"] == pytest.approx((2000 + 6000) / 2)
+    assert results["mean_tpot_ms"] == pytest.approx((1000 / 9 + 4000 / 9) / 2)
+    assert results["mean_itl_ms"] == pytest.approx(1000)
+    assert results["request_throughput"] == pytest.approx(2 / 7)
+    assert results["output_throughput"] == pytest.approx(20 / 7)
+    assert results["spec_decode_num_drafts"] == 7
+    assert results["spec_decode_acceptance_length"] == pytest.approx(1 + 13 / 7)
+    assert results["spec_decode_acceptance_rate"] == pytest.approx(100 * 13 / 28)
+
+
+def test_no_round_is_free() -> None:
+    assert run([job("a", tokens=3)], costs=SECOND).outcomes[0].latency_s == 3

@@ -1,0 +1,121 @@
+"""Workload files: what is read, and what is said of a bad one."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from scheduler_service.core.types import RequestClass
+from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.generate import Synthetic, generate
+from scheduler_service.sim.workload import Job, WorkloadError, read_workload, write_workload
+
+GOOD = {"arrival_s": 0.5, "prompt_tokens": 10, "output_tokens": 20}
+
+
+def jsonl(folder: Path, *rows: object) -> Path:
+    path = folder / "work.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_every_field_of_a_line_is_read(tmp_path: Path) -> None:
+    row = GOOD | {
+        "accepted": [2, 0],
+        "draft_len": 2,
+        "predicted_output_tokens": 7,
+        "class": "batch",
+        "category": "code",
+        "tenant": "t",
+    }
+    (job,) = read_workload(jsonl(tmp_path, row))
+    assert job == Job("0000001", 0.5, 10, 20, (2, 0), 2, 7, RequestClass.BATCH, "code", "t")
+
+
+def test_lines_come_in_order_of_arrival(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, GOOD | {"arrival_s": 2}, GOOD | {"arrival_s": 1}, "")
+    assert [job.arrival_s for job in read_workload(path)] == [1, 2]
+
+
+def test_a_prompt_counts_four_bytes_a_token(tmp_path: Path) -> None:
+    (job,) = read_workload(jsonl(tmp_path, {"arrival_s": 0, "prompt": "nine char", "output_tokens": 1}))
+    assert job.prompt_tokens == 3
+
+
+def test_the_length_follows_from_what_was_accepted(tmp_path: Path) -> None:
+    (job,) = read_workload(jsonl(tmp_path, {"arrival_s": 0, "prompt_tokens": 1, "accepted": [3, 0, 1]}))
+    assert job.output_tokens == 7
+
+
+@pytest.mark.parametrize("name", ["work.csv", "work.csv.gz"])
+def test_csv_is_read_whatever_its_other_columns(tmp_path: Path, name: str) -> None:
+    text = b"arrival_s,client,input_tokens,output_tokens\n0.25,7,100,20\n1,8,5,6\n"
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    assert [(j.arrival_s, j.prompt_tokens, j.output_tokens) for j in read_workload(path)] == [
+        (0.25, 100, 20),
+        (1, 5, 6),
+    ]
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    jobs = generate(Synthetic(requests=20, load=2), 3, draft_len=4, costs=StepCosts(), slots=1)
+    write_workload(tmp_path / "work.jsonl", jobs)
+    again = read_workload(tmp_path / "work.jsonl")
+    assert [(j.output_tokens, j.accepted, j.predicted_output_tokens) for j in again] == [
+        (j.output_tokens, j.accepted, j.predicted_output_tokens) for j in jobs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("{", "work.jsonl:2: is not JSON"),
+        ([1], "work.jsonl:2: must be an object"),
+        ({"prompt_tokens": 1, "output_tokens": 1}, "work.jsonl:2: arrival_s: is missing"),
+        (GOOD | {"arrival_s": -1}, "work.jsonl:2: arrival_s: -1 is not a number of seconds"),
+        (GOOD | {"arrival_s": float("nan")}, "work.jsonl:2: arrival_s: nan"),
+        (GOOD | {"arrival_s": True}, "work.jsonl:2: arrival_s: True"),
+        (GOOD | {"prompt_tokens": 1.5}, "work.jsonl:2: prompt_tokens: 1.5 is not a whole number"),
+        (GOOD | {"prompt_tokens": 0}, "work.jsonl:2: prompt_tokens: is missing"),
+        (GOOD | {"output_tokens": -3}, "work.jsonl:2: output_tokens: -3"),
+        (GOOD | {"output_tokens": 10**7}, "work.jsonl:2: output_tokens: 10000000"),
+        ({"arrival_s": 0, "prompt_tokens": 1}, "work.jsonl:2: output_tokens: is missing"),
+        (GOOD | {"accepted": 3}, "work.jsonl:2: accepted: 3 is not a list"),
+        (GOOD | {"accepted": [5]}, "work.jsonl:2: accepted: 5 is not a whole number from 0 to 4"),
+        (GOOD | {"draft_len": "x"}, "work.jsonl:2: draft_len: 'x'"),
+        (GOOD | {"predicted_output_tokens": 0}, "work.jsonl:2: predicted_output_tokens: 0"),
+        (GOOD | {"class": "vip"}, "work.jsonl:2: class: 'vip' is none of interactive, default, batch"),
+        (GOOD | {"tenant": 3}, "work.jsonl:2: tenant: 3 is not text"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_field(tmp_path: Path, row: object, complaint: str) -> None:
+    with pytest.raises(WorkloadError) as raised:
+        read_workload(jsonl(tmp_path, GOOD, row))
+    assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("arrival_s,output_tokens\n", "work.csv:1: input_tokens: this column is missing"),
+        ("arrival_s,input_tokens,output_tokens\n0,many,3\n", "work.csv:2: input_tokens: 'many' is not a number"),
+        ("arrival_s,input_tokens,output_tokens\n0,1,2\n0,1\n", "work.csv:3: output_tokens: None is not a number"),
+        ("arrival_s,input_tokens,output_tokens\n0,1,2.5\n", "work.csv:2: output_tokens: 2.5 is not a whole number"),
+        ("arrival_s,input_tokens,output_tokens\n", "work.csv: holds no request"),
+    ],
+)
+def test_a_bad_csv_is_named_with_its_field(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "work.csv"
+    path.write_text(text)
+    with pytest.raises(WorkloadError) as raised:
+        read_workload(path)
+    assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", "work.txt", "broken.jsonl.gz"])
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(WorkloadError, match=name):
+        read_workload(tmp_path / name)
