@@ -4,6 +4,7 @@ import typer
 
 from laps_sd.demo import demo
 from laps_sd.generate import generate
+from laps_sd.simulate import simulate
 from laps_sd.up import pull, up
 
 app = typer.Typer(name="laps-sd", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -18,6 +19,7 @@ app.command()(generate)
 app.command()(pull)
 app.command()(up)
 app.command()(demo)
+app.command()(simulate)
 
 
 def main() -> None:

@@ -69,15 +69,24 @@ def parse_synthetic(text: str) -> Synthetic:
         raise WorkloadError(f"synthetic: {error}") from None
 
 
-def generate(what: Synthetic, seed: int, *, draft_len: int, costs: StepCosts, slots: int) -> list[Job]:
+def generate(
+    what: Synthetic, seed: int, *, draft_len: int, costs: StepCosts, slots: int, workers: int = 1
+) -> list[Job]:
     """The same lengths and acceptances for every load, so that loads can be compared."""
     rng = Random(f"jobs {seed}")
     jobs = [_job(what, index, rng, draft_len) for index in range(what.requests)]
-    return at_load(jobs, what.load, seed, costs=costs, slots=slots, arrival_cv=what.arrival_cv)
+    return at_load(jobs, what.load, seed, costs=costs, slots=slots, workers=workers, arrival_cv=what.arrival_cv)
 
 
 def at_load(
-    jobs: Sequence[Job], load: float, seed: int, *, costs: StepCosts, slots: int, arrival_cv: float = 1.0
+    jobs: Sequence[Job],
+    load: float,
+    seed: int,
+    *,
+    costs: StepCosts,
+    slots: int,
+    workers: int = 1,
+    arrival_cv: float = 1.0,
 ) -> list[Job]:
     """`jobs` with new arrivals at `load`, in their order; as in DESIGN, section 6."""
     if math.isinf(load):
@@ -86,7 +95,7 @@ def at_load(
     round_s = costs.step_s(draft_len, slots, slots * (draft_len + 1), 0, 0) / slots
     work_s = sum(job.rounds(draft_len) * round_s for job in jobs)
     work_s += 1e-3 * costs.t_prefill_ms_per_token * sum(job.prompt_tokens for job in jobs)
-    gap_s = work_s / len(jobs) / load
+    gap_s = work_s / len(jobs) / workers / load
     return [
         replace(job, arrival_s=arrival) for job, arrival in zip(jobs, _arrivals(gap_s, arrival_cv, seed), strict=False)
     ]

@@ -1,12 +1,13 @@
 """The oracle: preemptive shortest true remaining rounds. Only a simulation can ask it; a reference, and with several
 slots not a bound."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduler_service.core.policies import Claim, Policy
+from scheduler_service.core.policies import Claim, Policy, make_policy
 from scheduler_service.core.types import CostProfile, View
+from scheduler_service.sim.workload import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,12 @@ class Oracle(Policy):
     def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
         left = self.rounds(view.request.id) - view.rounds
         return Claim(1, 0, left * cost.round_s(draft_len, slots) + (view.prefill_s if not view.rounds else 0.0))
+
+
+def simulated_policy(name: str, settings: Iterable[str], jobs: Sequence[Job], draft_len: int) -> Policy:
+    """`make_policy`, and the oracle of these jobs. Raises ValueError that says what is wrong."""
+    if name != "oracle":
+        return make_policy(name, settings)
+    if any(settings):
+        raise ValueError("policy-set: the oracle has no settings")
+    return Oracle({job.id: job.rounds(draft_len) for job in jobs}.__getitem__)

@@ -15,7 +15,7 @@ from scheduler_service.core.types import Advanced, Ended, Record, StepDone, Subm
 from scheduler_service.sim.worker import Fleet, SimWorker
 from scheduler_service.sim.workload import Job
 
-LEVEL_SAMPLES = 200  # of the queue levels, over one simulation
+SAMPLES = 200  # of the queue levels, and of the progress, over one simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Simulation:
         self._max_tokens = max_tokens(jobs)
         self._fleet = fleet
         self._progress = progress or (lambda ended: None)
+        self._sample_every = max(1, len(jobs) // SAMPLES)
         self.core = Core(
             policy, draft_len=fleet.draft_len, prefill_chunk=fleet.prefill_chunk, max_live=max(1, len(jobs))
         )
@@ -74,7 +75,6 @@ class Simulation:
 
     def run(self) -> Trace:
         arrivals, ends = self._arrivals, self._ends
-        sample_every = max(1, len(arrivals) // LEVEL_SAMPLES)
         idle = set(self._workers)
         arrived = 0
         while arrived < len(arrivals) or ends:
@@ -83,7 +83,7 @@ class Simulation:
             while arrived < len(arrivals) and arrivals[arrived].arrival_s <= now:
                 self.core.observe(Submitted(arrivals[arrived].request(self._max_tokens)), now)
                 arrived += 1
-                if arrived % sample_every == 0:
+                if arrived % self._sample_every == 0:
                     levels = Counter(entry.claim.level for entry in self.core.entries.values())
                     self.trace.levels.append((now, levels))
             while ends and ends[0][0] <= now:
@@ -130,7 +130,8 @@ class Simulation:
             if isinstance(effect, Ended):
                 del self._last_s[id]
                 self.trace.outcomes.append(Outcome(self._jobs[id], record, self._first_s.pop(id), now))
-                self._progress(len(self.trace.outcomes))
+                if len(self.trace.outcomes) % self._sample_every == 0:
+                    self._progress(len(self.trace.outcomes))
 
 
 def simulate(jobs: Sequence[Job], policy: Policy, fleet: Fleet, progress: Callable[[int], None] | None = None) -> Trace:

@@ -1,0 +1,161 @@
+"""`laps-sd simulate`: flags in, table, JSON and report out. The simulation itself is the scheduler's module `sim`."""
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from scheduler_service.core.policies import POLICIES, Policy
+from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.generate import generate, parse_synthetic, with_acceptance
+from scheduler_service.sim.oracle import simulated_policy
+from scheduler_service.sim.results import summarise
+from scheduler_service.sim.simulator import Trace
+from scheduler_service.sim.simulator import simulate as run
+from scheduler_service.sim.worker import UNBOUNDED, Fleet
+from scheduler_service.sim.workload import MOST_DRAFT, Job, WorkloadError, read_workload
+
+SYNTHETIC = "synthetic"
+
+
+def simulate(
+    workload: Annotated[
+        str, typer.Option(metavar="FILE", help="JSON Lines or CSV; or synthetic[:name=value,...] for a generated one.")
+    ],
+    policy: Annotated[
+        str,
+        typer.Option(metavar="P,P,...", help="Each a name, or name:setting=value:... ; `oracle` sees true lengths."),
+    ] = "fcfs,sjf,las,laps-sd",
+    policy_set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="For every policy that has the setting; repeatable."),
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Requests that a worker runs in one round.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=256)] = 1,
+    draft_len: Annotated[int, typer.Option(min=0, max=MOST_DRAFT, help="Tokens proposed per round.")] = 4,
+    t_draft_ms: Annotated[float, typer.Option(min=0, help="Per draft token.")] = StepCosts().t_draft_ms,
+    t_verify_ms: Annotated[
+        float, typer.Option(min=0.001, help="Verification of one request.")
+    ] = StepCosts().t_verify_ms,
+    t_verify_slope: Annotated[
+        float, typer.Option(min=0, help="Its share that each further request adds.")
+    ] = StepCosts().t_verify_slope,
+    t_token_ms: Annotated[float, typer.Option(min=0, help="Per verified token.")] = StepCosts().t_token_ms,
+    t_prefill_ms_per_token: Annotated[float, typer.Option(min=0)] = StepCosts().t_prefill_ms_per_token,
+    t_resume_ms: Annotated[float, typer.Option(min=0, help="Per request that goes on after a pause.")] = 0.0,
+    kv_budget_tokens: Annotated[int | None, typer.Option(min=1, help="Per worker; default: unbounded.")] = None,
+    prefill_chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens a round; default: all.")] = None,
+    plan_lag: Annotated[int, typer.Option(min=0, max=1, help="1: plans see a step late, as live.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
+) -> None:
+    """Compare policies on a workload, under a virtual clock."""
+    times = (t_draft_ms, t_verify_ms, t_verify_slope, t_token_ms, t_prefill_ms_per_token, t_resume_ms)
+    if not all(map(math.isfinite, times)):
+        raise typer.BadParameter("must be finite", param_hint="--t-...")
+    costs = StepCosts(*times)
+    fleet = Fleet(slots, workers, draft_len, costs, kv_budget_tokens or UNBOUNDED, plan_lag, prefill_chunk or UNBOUNDED)
+    try:
+        jobs = _jobs(workload, fleet, seed)
+    except WorkloadError as error:
+        raise typer.BadParameter(str(error), param_hint="--workload") from None
+    try:
+        policies = _policies(policy, policy_set or [], jobs, draft_len)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--policy") from None
+    draw = _report() if html_file else None
+    traces = _run(jobs, policies, fleet)
+    results = {name: summarise(trace) for name, trace in traces.items()}
+    _print(results)
+    if json_file:
+        body = {"policies": results, "settings": asdict(fleet) | {"seed": seed, "workload": workload}}
+        json_file.write_text(json.dumps(body, indent=1) + "\n")
+    if html_file and draw:
+        command = shlex.join(["laps-sd", *sys.argv[1:]])
+        html_file.write_text(draw(command, results, traces), encoding="utf-8")
+
+
+def _jobs(workload: str, fleet: Fleet, seed: int) -> Sequence[Job]:
+    kind, _, settings = workload.partition(":")
+    if kind == SYNTHETIC:
+        synthetic = parse_synthetic(settings)
+        return generate(
+            synthetic, seed, draft_len=fleet.draft_len, costs=fleet.costs, slots=fleet.slots, workers=fleet.workers
+        )
+    return with_acceptance(read_workload(Path(workload)), max(1, fleet.draft_len), seed)
+
+
+def _policies(names: str, settings: Sequence[str], jobs: Sequence[Job], draft_len: int) -> dict[str, Policy]:
+    """By the text that asked for them. Raises ValueError."""
+    policies: dict[str, Policy] = {}
+    used: set[str] = set()
+    for text in filter(None, (part.strip() for part in names.split(","))):
+        name, *own = text.split(":")
+        known = {field.name for field in fields(POLICIES[name])} if name in POLICIES else set()
+        shared = [setting for setting in settings if setting.partition("=")[0].strip().replace("-", "_") in known]
+        used |= set(shared)
+        policies[text] = simulated_policy(name, [*shared, *own], jobs, draft_len)
+    if unused := [setting for setting in settings if setting not in used]:
+        raise ValueError(f"policy-set: {unused[0]!r} is not name=value with a setting of any of {names}")
+    if not policies:
+        raise ValueError("policy: name at least one")
+    return policies
+
+
+def _report() -> Any:
+    """The report's function, loaded before anything is simulated: without the extra `lab` there is none."""
+    try:
+        from scheduler_service.sim.report import render
+    except ImportError:
+        raise typer.BadParameter("needs the extra: pip install 'laps-sd[lab]'", param_hint="--html") from None
+    return render
+
+
+def _run(jobs: Sequence[Job], policies: dict[str, Policy], fleet: Fleet) -> dict[str, Trace]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    traces: dict[str, Trace] = {}
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        for name, policy in policies.items():
+            task = bar.add_task(name, total=len(jobs))
+            traces[name] = run(jobs, policy, fleet, lambda ended, task=task: bar.update(task, completed=ended))  # type: ignore[misc]
+    return traces
+
+
+def _print(results: dict[str, dict[str, float]]) -> None:
+    table = Table(box=None, header_style="bold")
+    for title in (
+        "policy",
+        "completed",
+        "failed",
+        "mean s",
+        "of the first",
+        "median s",
+        "p99 s",
+        "ttft s",
+        "preempted",
+    ):
+        table.add_column(title, justify="left" if title == "policy" else "right")
+    first = next(iter(results.values()))["mean_e2el_ms"] or 1.0
+    for name, row in results.items():
+        table.add_row(
+            name,
+            f"{row['completed']:.0f}",
+            f"{row['failed']:.0f}",
+            f"{row['mean_e2el_ms'] / 1e3:.2f}",
+            f"{row['mean_e2el_ms'] / first:.3f}",
+            f"{row['median_e2el_ms'] / 1e3:.2f}",
+            f"{row['p99_e2el_ms'] / 1e3:.2f}",
+            f"{row['mean_ttft_ms'] / 1e3:.2f}",
+            f"{row['preemptions_per_request']:.2f}",
+        )
+    Console().print(table)
