@@ -1,6 +1,7 @@
 """What is believed of a request: its acceptance rate and its output length. Never what is decided from it."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 MAX_WINDOW = 32  # rounds of history kept for the stability test
 
@@ -31,17 +32,96 @@ class Acceptance:
 
 
 @dataclass(slots=True)
+class FleetAcceptance:
+    """Acceptance before a request showed its own: that of the finished ones, begun at 0.5 with little weight."""
+
+    drafted: int = 64
+    accepted: int = 32
+
+    def observe(self, acceptance: Acceptance) -> None:
+        self.drafted += acceptance.drafted
+        self.accepted += acceptance.accepted
+
+    @property
+    def mean(self) -> float:
+        return self.accepted / self.drafted
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Output tokens of one request, log-normal: ln(tokens) has mean `location` and standard deviation `spread`."""
+
+    location: float
+    spread: float
+
+
+SOME_LENGTH = Length(6.0, 1.0)  # before anything is known: a few hundred tokens
+
+
+@dataclass(slots=True)
+class Trust:
+    """How far predictions can be trusted: a line from ln(predicted) to ln(true) and the spread around it.
+
+    Bayesian linear regression on finished requests, the old ones fading. It begins as slope 1, offset 0, as if
+    `weight` requests had shown that; predictions that turn out as noise end at slope 0, where only the mean of all
+    lengths is believed.
+    """
+
+    weight: float = 4.0
+    slope_weight: float = 2.0  # in squared deviations of ln(predicted)
+    prior_spread: float = 0.7
+    fading: float = 1 - 1 / 2048  # of what is known, per finished request
+    n: float = 0.0
+    x: float = 0.0  # means, of ln(predicted) and ln(true)
+    y: float = 0.0
+    xx: float = 0.0  # sums of squared deviations from the means
+    xy: float = 0.0
+    yy: float = 0.0
+
+    def observe(self, predicted: int, true: int) -> None:
+        """Welford's update of means and squared deviations."""
+        x, y = math.log(predicted), math.log(true)
+        self.n = self.n * self.fading + 1
+        dx, dy = x - self.x, y - self.y
+        self.x += dx / self.n
+        self.y += dy / self.n
+        self.xx = self.xx * self.fading + dx * (x - self.x)
+        self.xy = self.xy * self.fading + dx * (y - self.y)
+        self.yy = self.yy * self.fading + dy * (y - self.y)
+
+    def belief(self, predicted: int) -> Length:
+        x = math.log(predicted)
+        slope = (self.xy + self.slope_weight) / (self.xx + self.slope_weight)
+        # With nothing seen the line passes through (x, x); then it moves to the mean of what was seen.
+        seen = self.n / (self.n + self.weight)
+        location = x + seen * (self.y + slope * (x - self.x) - x)
+        residual = max(0.0, self.yy - 2 * slope * self.xy + slope**2 * self.xx)
+        prior = 2 * self.weight
+        return Length(location, math.sqrt((prior * self.prior_spread**2 + residual) / (prior + self.n)))
+
+
+@dataclass(slots=True)
 class FleetLength:
-    """Output length before anything better is known: the running mean of finished requests."""
+    """What finished requests teach about the length of the others."""
 
     finished: int = 0
     tokens: int = 0
+    hinted: Trust = field(default_factory=Trust)
+    unhinted: Trust = field(default_factory=lambda: Trust(prior_spread=1.2))
 
-    def observe(self, tokens: int) -> None:
+    def observe(self, tokens: int, hint: int | None = None) -> None:
         self.finished += 1
         self.tokens += tokens
+        if tokens:
+            self.unhinted.observe(1, tokens)
+            if hint is not None:
+                self.hinted.observe(max(1, hint), tokens)
 
     def predict(self, hint: int | None, max_tokens: int) -> int:
         """A client's hint, else the mean of finished requests, else max_tokens; always in [1, max_tokens]."""
         guess = hint if hint is not None else round(self.tokens / self.finished) if self.finished else max_tokens
         return max(1, min(guess, max_tokens))
+
+    def belief(self, hint: int | None) -> Length:
+        """A client's hint as far as hints are to be trusted, else the lengths of finished requests."""
+        return self.hinted.belief(max(1, hint)) if hint is not None else self.unhinted.belief(1)

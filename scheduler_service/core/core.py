@@ -5,10 +5,11 @@ deterministic: equal inputs give equal plans. Nothing here waits, reads a clock 
 """
 
 import heapq
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from scheduler_service.core import kv
-from scheduler_service.core.beliefs import FleetLength
+from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.policies import Policy
@@ -37,6 +38,8 @@ from scheduler_service.core.types import (
     WorkerUp,
 )
 
+REKEYED = 16  # requests per plan whose claims follow what was learned: a decision's time stays bounded
+
 
 class Core:
     """`draft_len`: tokens proposed per round. `prefill_chunk`: tokens of prompt computed in one round."""
@@ -49,6 +52,10 @@ class Core:
         self.entries: dict[str, Entry] = {}
         self.workers: dict[str, Worker] = {}
         self.length = FleetLength()
+        self.acceptance = FleetAcceptance()
+        self._refit_at = 1  # finished requests
+        self._to_rekey = 0
+        self._carousel: deque[str] = deque()  # live requests, the one re-keyed longest ago first
         self._unplaced = Ranking()
         self._deadlines: list[tuple[float, str]] = []
         # One profile for all: it only has to order requests. The first worker's, so that keys stay comparable.
@@ -162,7 +169,7 @@ class Core:
         if row.finish is Finish.ERROR:
             return self._end(entry, Move.FAIL, row.finish, row.start)
         if row.finish is not None:
-            self.length.observe(entry.emitted)
+            self._learn(entry)
             return self._end(entry, Move.FINISH, row.finish, row.start)
         if not entry.perceptible:
             entry.perceptible = self.policy.perceives(self._view(entry))
@@ -184,7 +191,24 @@ class Core:
         del self.entries[entry.request.id]
         return Ended(entry.record(), finish, start)
 
+    def _learn(self, entry: Entry) -> None:
+        self.length.observe(entry.emitted, entry.request.predicted_tokens)
+        self.acceptance.observe(entry.acceptance)
+        if self.policy.learns and self.length.finished >= self._refit_at:
+            self._refit_at = self.length.finished + 1 + min(100, self.length.finished // 10)
+            self._to_rekey = len(self._carousel)
+
     # ---- order ----
+
+    def _rekey(self) -> None:
+        """Let some claims follow the last refit. A refit never re-keys everybody at once."""
+        for _ in range(min(REKEYED, self._to_rekey)):
+            self._to_rekey -= 1
+            id = self._carousel.popleft()
+            if (entry := self.entries.get(id)) is not None:
+                self._carousel.append(id)
+                entry.length = self.length.belief(entry.request.predicted_tokens)
+                self._rank(entry)
 
     @property
     def cost(self) -> CostProfile:
@@ -203,6 +227,9 @@ class Core:
             predicted_tokens=max(predicted, entry.emitted),
             prefill_s=request.prompt_tokens * prefill_s,
             perceptible=entry.perceptible,
+            length=entry.length,
+            fleet_acceptance=self.acceptance.mean,
+            resume_s=entry.prefill_owed * prefill_s + (self.cost.resume_s if entry.state is State.PAUSED else 0.0),
         )
 
     def _ranking(self, entry: Entry) -> Ranking:
@@ -236,6 +263,7 @@ class Core:
     def plan(self, name: str) -> Plan:
         """What the worker shall run from now on. Places waiting requests on it, and claims some of another's if it
         would be idle while those wait."""
+        self._rekey()
         worker = self.workers[name]
         rank: list[Entry] = []
         for key in list(self._best(worker, 2 * worker.up.slots)):

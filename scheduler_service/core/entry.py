@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from scheduler_service.core.beliefs import Acceptance
+from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
 from scheduler_service.core.lifecycle import Move, State, after
 from scheduler_service.core.policies import Claim
 from scheduler_service.core.ranking import Key, Ranking
@@ -20,6 +20,7 @@ class Entry:
     prefilled: int = 0  # tokens of its own prompt computed at least once
     prefill_owed: int = 0  # tokens to be computed before it can draft
     acceptance: Acceptance = field(default_factory=Acceptance)
+    length: Length = SOME_LENGTH
     perceptible: bool = False
     preemptions: int = 0
     started: float | None = None

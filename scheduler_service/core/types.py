@@ -6,7 +6,7 @@ Times are seconds, sizes tokens or blocks. Nothing here holds the true output le
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from scheduler_service.core.beliefs import Acceptance
+from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
 from scheduler_service.core.lifecycle import State
 
 
@@ -45,6 +45,7 @@ class CostProfile:
     verify_s: float = 0.03
     verify_slope_s: float = 0.003
     prefill_token_s: float = 0.001
+    resume_s: float = 0.0  # of a paused request whose KV was kept
 
     def round_s(self, draft_len: int, batch: int) -> float:
         """Nominal seconds of a round of `batch` requests with `draft_len` drafts each."""
@@ -198,6 +199,9 @@ class View:
     predicted_tokens: int  # of output in all; never below what was emitted
     prefill_s: float  # nominal seconds of its whole prompt
     perceptible: bool
+    length: Length = SOME_LENGTH  # of its output, from what finished requests taught
+    fleet_acceptance: float = 0.5  # the mean of finished requests
+    resume_s: float = 0.0  # nominal seconds until it can draft: prefill still owed, and resuming from a pause
 
 
 # ---- errors ----

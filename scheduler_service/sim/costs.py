@@ -34,4 +34,5 @@ class StepCosts:
             verify_s=1e-3 * (self.t_verify_ms + tokens_ms),
             verify_slope_s=1e-3 * (self.t_verify_ms * self.t_verify_slope + tokens_ms),
             prefill_token_s=1e-3 * self.t_prefill_ms_per_token,
+            resume_s=1e-3 * self.t_resume_ms,
         )

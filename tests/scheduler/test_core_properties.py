@@ -7,7 +7,7 @@ from scheduler_service.core.core import Core
 from scheduler_service.core.types import Cancelled, Ended, Plan, StepDone, Submitted, WorkerDown
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 
-POLICIES = st.sampled_from(["fcfs", "laps-sd"])
+POLICIES = st.sampled_from(["fcfs", "laps-sd", "gittins"])
 WORKERS = ("u", "v")
 ACTIONS = st.lists(
     st.one_of(

@@ -8,7 +8,7 @@ from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job
 
 SECOND = StepCosts(t_draft_ms=0, t_verify_ms=1000, t_verify_slope=0, t_prefill_ms_per_token=0)
-NAMES = ["fcfs", "sjf", "srpt-length", "las", "mlfq", "gsa", "laps-sd"]
+NAMES = ["fcfs", "sjf", "srpt-length", "las", "mlfq", "gsa", "gittins", "laps-sd"]
 
 
 def job(id: str, arrival_s: float = 0.0, tokens: int = 10, accepted: tuple[int, ...] = (0,), **more: object) -> Job:

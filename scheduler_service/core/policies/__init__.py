@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from scheduler_service.core.policies.base import Claim, Policy
 from scheduler_service.core.policies.fcfs import Fcfs
+from scheduler_service.core.policies.gittins import Gittins
 from scheduler_service.core.policies.gsa import Gsa
 from scheduler_service.core.policies.laps_sd import LapsSd
 from scheduler_service.core.policies.las import Las
@@ -20,10 +21,24 @@ POLICIES: dict[str, type[Policy]] = {
     "mlfq": Mlfq,
     "laps-sd": LapsSd,
     "gsa": Gsa,
+    "gittins": Gittins,
     "default": LapsSd,
 }
 
-__all__ = ["POLICIES", "Claim", "Fcfs", "Gsa", "LapsSd", "Las", "Mlfq", "Policy", "Sjf", "SrptLength", "make_policy", "policy_name"]
+__all__ = [
+    "POLICIES",
+    "Claim",
+    "Fcfs",
+    "Gittins",
+    "Gsa",
+    "LapsSd",
+    "Las",
+    "Mlfq",
+    "Policy",
+    "Sjf",
+    "SrptLength",
+    "make_policy", "policy_name",
+]
 
 
 def policy_name(policy: Policy) -> str:

@@ -19,6 +19,7 @@ class Policy:
     """Settings are the fields of the dataclass. A claim changes only when the view does."""
 
     preemptive: ClassVar[bool]
+    learns: ClassVar[bool] = False  # whether claims depend on what finished requests teach
 
     @property
     def levels(self) -> int:

@@ -1,0 +1,117 @@
+"""The index over beliefs, and what finished requests teach."""
+
+import math
+from random import Random
+
+import pytest
+
+from scheduler_service.core.beliefs import Acceptance, FleetLength, Length, Trust
+from scheduler_service.core.core import REKEYED
+from scheduler_service.core.policies import make_policy
+from scheduler_service.core.policies.gittins import rank
+from scheduler_service.core.types import Submitted, View
+from tests.scheduler.builders import COST, FakeWorker, core, request
+from tests.scheduler.test_policies import view
+
+
+def key(seen: View, *settings: str) -> float:
+    return make_policy("gittins", settings).claim(seen, COST, draft_len=4, slots=1).key
+
+
+def simulated_rank(age: float, spread: float) -> float:
+    """Least mean work per completion over many stops, by drawing sizes."""
+    rng = Random(1)
+    left = sorted(size - age for size in (rng.lognormvariate(0, spread) for _ in range(200_000)) if size > age)
+    best, work = math.inf, 0.0
+    for done, size in enumerate(left, 1):
+        work += size
+        if done > len(left) // 200:
+            best = min(best, (work + (len(left) - done) * size) / done)
+    return best
+
+
+@pytest.mark.parametrize(("age", "spread"), [(0.0, 0.5), (0.5, 0.5), (2.0, 0.5), (0.0, 1.0), (1.0, 1.0), (4.0, 1.0)])
+def test_the_table_is_the_gittins_index_of_a_log_normal(age: float, spread: float) -> None:
+    assert rank(age, spread) == pytest.approx(simulated_rank(age, spread), rel=0.06)
+
+
+def test_a_sure_length_ranks_by_what_remains() -> None:
+    assert rank(0.5, 0.05) == pytest.approx(0.5, rel=0.1)
+
+
+def test_who_outlives_every_belief_ranks_lower_and_lower() -> None:
+    assert rank(1e3, 1.0) < rank(1e4, 1.0) < rank(1e6, 1.0) < math.inf
+
+
+def test_a_short_belief_goes_before_a_long_one() -> None:
+    assert key(view(length=Length(4.0, 0.5))) < key(view(length=Length(5.0, 0.5)))
+
+
+def test_acceptance_is_the_fleets_until_the_request_shows_its_own() -> None:
+    poor, rich = (view(fleet_acceptance=0.5, acceptance=Acceptance(drafted, 0)) for drafted in (4, 400))
+    blank = view(fleet_acceptance=0.5)
+    assert key(blank) < key(poor) < key(rich)
+    assert key(poor) == pytest.approx(key(blank), rel=0.1)
+
+
+def test_the_way_back_into_the_batch_is_charged() -> None:
+    assert key(view(resume_s=3.0)) == pytest.approx(key(view()) + 3.0)
+
+
+def test_good_predictions_become_trusted() -> None:
+    rng, trust = Random(2), Trust()
+    for _ in range(500):
+        true = max(1, round(rng.lognormvariate(5, 1)))
+        trust.observe(max(1, round(true * rng.lognormvariate(0, 0.2))), true)
+    belief = trust.belief(300)
+    assert belief.location == pytest.approx(math.log(300), abs=0.1)
+    assert belief.spread == pytest.approx(0.2, abs=0.06)
+
+
+def test_biased_predictions_are_put_right() -> None:
+    trust = Trust()
+    for true in range(20, 400):
+        trust.observe(3 * true, true)
+    assert math.exp(trust.belief(600).location) == pytest.approx(200, rel=0.05)
+
+
+def test_useless_predictions_are_believed_no_longer() -> None:
+    rng, trust = Random(2), Trust()
+    for _ in range(500):
+        trust.observe(max(1, round(rng.lognormvariate(5, 1))), max(1, round(rng.lognormvariate(5, 1))))
+    short, long = trust.belief(20), trust.belief(1000)
+    assert long.location - short.location < 0.6
+    assert short.spread == pytest.approx(1.0, abs=0.1)
+
+
+def test_before_anything_finished_a_hint_is_taken_at_its_word() -> None:
+    assert FleetLength().belief(250) == Length(pytest.approx(math.log(250)), pytest.approx(0.7))  # type: ignore[arg-type]
+
+
+def test_what_was_learned_reaches_those_who_wait_a_few_per_plan() -> None:
+    worker = FakeWorker(core("gittins"), {f"r{i}": 3 for i in range(100)})
+    worker.submit(*worker.lengths, predicted_tokens=500)
+    before = {id: entry.length for id, entry in worker.core.entries.items()}
+    counts = []
+    for _ in range(12):
+        worker.step(emit=5)
+        changed = [id for id, entry in worker.core.entries.items() if entry.length != before[id]]
+        counts.append(len(changed) - sum(counts))
+        if len(changed) == len(worker.core.entries):
+            break
+    assert max(counts) <= REKEYED
+    assert sum(counts) == len(worker.core.entries)
+
+
+def test_a_newcomer_starts_with_what_was_learned() -> None:
+    worker = FakeWorker(core("gittins"), dict.fromkeys("abcdefgh", 4))
+    worker.submit(*worker.lengths, predicted_tokens=500)
+    worker.run(40)
+    worker.core.observe(Submitted(request("new", predicted_tokens=500)), worker.now)
+    assert worker.core.entries["new"].length.location < math.log(400)
+
+
+@pytest.mark.parametrize("setting", ["acceptance_rounds=0", "least_spread=9"])
+def test_a_wrong_setting_is_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match=setting.partition("=")[0]):
+        make_policy("gittins", [setting])
