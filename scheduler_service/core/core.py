@@ -61,6 +61,7 @@ class Core:
         # One profile for all: it only has to order requests. The first worker's, so that keys stay comparable.
         self._cost: CostProfile | None = None
         self._slots = 1
+        self._round_s = self.cost.round_s(draft_len, 1)  # nominal: full batch, reference draft length
 
     # ---- observe ----
 
@@ -107,6 +108,7 @@ class Core:
         lost = self._worker_down(up.worker)
         if self._cost is None:
             self._cost, self._slots = up.cost, up.slots
+            self._round_s = up.cost.round_s(self.draft_len, up.slots)
         worker = self.workers[up.worker] = Worker(up, up.blocks)
         for held in up.held:
             entry = self.entries.get(held.id)
@@ -220,7 +222,7 @@ class Core:
         prefill_s = self.cost.prefill_token_s
         return View(
             request=request,
-            attained_s=entry.rounds * self.cost.round_s(self.draft_len, self._slots) + entry.prefilled * prefill_s,
+            attained_s=entry.rounds * self._round_s + entry.prefilled * prefill_s,
             rounds=entry.rounds,
             emitted=entry.emitted,
             acceptance=entry.acceptance,
@@ -237,16 +239,19 @@ class Core:
 
     def _rank(self, entry: Entry) -> None:
         """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
-        ranking = self._ranking(entry)
-        if entry.key:
-            ranking.remove(entry.key)
         entry.claim = self.policy.claim(self._view(entry), self.cost, self.draft_len, self._slots)
         # A running request keeps its place against an equal claim: only a strictly higher one preempts.
         waits = entry.state is not State.RUNNING
         first = waits and not self.policy.preemptive
         request = entry.request
-        entry.key = (first, request.klass, *entry.claim, waits, request.arrival, request.id)
-        ranking.add(entry.key)
+        key = (first, request.klass, *entry.claim, waits, request.arrival, request.id)
+        if key == entry.key:
+            return
+        ranking = self._ranking(entry)
+        if entry.key:
+            ranking.remove(entry.key)
+        ranking.add(key)
+        entry.key = key
 
     def _place(self, entry: Entry, home: str, *, move: bool = True) -> None:
         """Make `home` its worker. Its KV elsewhere is given up: what the old home still reports is stale."""
@@ -266,7 +271,7 @@ class Core:
         self._rekey()
         worker = self.workers[name]
         rank: list[Entry] = []
-        for key in list(self._best(worker, 2 * worker.up.slots)):
+        for key in self._best(worker, 2 * worker.up.slots):
             entry = self.entries[key[-1]]
             if entry.home is None:
                 self._place(entry, name)
@@ -284,12 +289,9 @@ class Core:
             tuple(entry.request.id for entry in drop),
         )
 
-    def _best(self, worker: Worker, limit: int) -> Iterator[Key]:
+    def _best(self, worker: Worker, limit: int) -> list[Key]:
         """The best of what the worker has and of what has no home yet."""
-        for count, key in enumerate(heapq.merge(worker.ranking, self._unplaced)):
-            if count == limit:
-                return
-            yield key
+        return sorted(worker.ranking.first(limit) + self._unplaced.first(limit))[:limit]
 
     def _claimable(self, name: str) -> Entry | None:
         """The best request that waits at another worker beyond that one's slots."""
@@ -318,7 +320,7 @@ class Core:
         view = self._view(entry)
         left = max(1, view.predicted_tokens - entry.emitted)
         rounds = left / (self.draft_len * entry.acceptance.mean + 1)
-        return rounds * self.cost.round_s(self.draft_len, self._slots) + entry.prefill_owed * self.cost.prefill_token_s
+        return rounds * self._round_s + entry.prefill_owed * self.cost.prefill_token_s
 
     def wait_s(self, id: str, sample: int = 256) -> float:
         """Estimated seconds until it runs: the work of those before it, shared by all slots."""

@@ -25,6 +25,10 @@ class Ranking:
             raise KeyError(key)
         del self._keys[index]
 
+    def first(self, count: int) -> list[Key]:
+        """The best `count`, or all if there are fewer."""
+        return self._keys[:count]
+
     def before(self, key: Key) -> int:
         """How many go before `key`."""
         return bisect_left(self._keys, key)

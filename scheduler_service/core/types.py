@@ -5,6 +5,7 @@ Times are seconds, sizes tokens or blocks. Nothing here holds the true output le
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
 from scheduler_service.core.lifecycle import State
@@ -187,9 +188,8 @@ class Plan:
     drop: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """All that a policy may see of a request."""
+class View(NamedTuple):
+    """All that a policy may see of a request. A tuple, since one is made for every row of every report."""
 
     request: Request
     attained_s: float  # nominal seconds of service so far (DESIGN: never wall time)

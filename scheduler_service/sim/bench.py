@@ -1,0 +1,103 @@
+"""The laboratory's table: every policy on every kind of workload, over several seeds, on paired workloads.
+
+`python -m scheduler_service.sim.bench --help`. It prints Markdown and draws no plots. Ratios are of mean latency, each
+policy's over the first one's on the same jobs, with the half-width of a 95 % interval over the seeds (Student's t).
+"""
+
+import argparse
+import gzip
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.generate import Synthetic, at_load, generate, parse_synthetic
+from scheduler_service.sim.oracle import simulated_policy
+from scheduler_service.sim.results import summarise
+from scheduler_service.sim.simulator import simulate
+from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.workload import Job
+
+T_95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # two-sided, by degrees of freedom
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default="fcfs,sjf,srpt-length,las,mlfq,laps-sd,gittins,oracle")
+    parser.add_argument("--workload", action="append", help="settings of a synthetic workload; repeatable", default=[])
+    parser.add_argument("--slots", default="1", help="several, comma-separated")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--acceptance", type=Path, help="JSON Lines of real `accepted_per_step`, to draw jobs from")
+    parser.add_argument("--method", default="", help="only rows of this `method`")
+    parser.add_argument("--draft-len", type=int, default=4)
+    parser.add_argument("--t-resume-ms", type=float, default=0.0)
+    flags = parser.parse_args()
+    policies = flags.policy.split(",")
+    logs = read_logs(flags.acceptance, flags.method, flags.draft_len) if flags.acceptance else []
+    print("| slots | workload | " + " | ".join(policies) + " |\n" + "|---|" * (len(policies) + 2))  # noqa: T201
+    for slots in map(int, flags.slots.split(",")):
+        fleet = Fleet(slots=slots, draft_len=flags.draft_len, costs=StepCosts(t_resume_ms=flags.t_resume_ms))
+        for text in flags.workload or [""]:
+            what = parse_synthetic(text)
+            runs = [one_seed(policies, fleet, what, logs, seed) for seed in range(1, flags.seeds + 1)]
+            cells = " | ".join(
+                cell([run[name] for run in runs], [run[policies[0]] for run in runs]) for name in policies
+            )
+            print(f"| {slots} | {text or 'plain'} | {cells} |", flush=True)  # noqa: T201
+
+
+def one_seed(
+    policies: Sequence[str], fleet: Fleet, what: Synthetic, logs: Sequence[Job], seed: int
+) -> dict[str, tuple[float, float]]:
+    """Mean and p99 latency in ms by policy, all on the same jobs."""
+    costs, slots = fleet.costs, fleet.slots
+    if logs:
+        jobs = at_load(
+            list(drawn(logs, what, seed)), what.load, seed, costs=costs, slots=slots, arrival_cv=what.arrival_cv
+        )
+    else:
+        jobs = generate(what, seed, draft_len=fleet.draft_len, costs=costs, slots=slots)
+    results: dict[str, tuple[float, float]] = {}
+    for text in policies:
+        name, *settings = text.split(":")
+        row = summarise(simulate(jobs, simulated_policy(name, settings, jobs, fleet.draft_len), fleet))
+        results[text] = row["mean_e2el_ms"], row["p99_e2el_ms"]
+    return results
+
+
+def read_logs(path: Path, method: str, draft_len: int) -> list[Job]:
+    """Jobs of measured acceptance; `accepted_per_step` counts emitted tokens, one more than were accepted."""
+    jobs: list[Job] = []
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        for line, row in enumerate(map(json.loads, file), 1):
+            if method in ("", row["method"]) and row["accepted_per_step"]:
+                accepted = tuple(min(draft_len, emitted - 1) for emitted in row["accepted_per_step"])
+                jobs.append(Job(str(line), 0.0, 100, sum(accepted) + len(accepted), accepted, draft_len))
+    return jobs
+
+
+def drawn(logs: Sequence[Job], what: Synthetic, seed: int) -> Iterator[Job]:
+    """As many jobs as asked for, of random logs, with predictions that err by sigma or are those of another log."""
+    rng = Random(f"logs {seed}")
+    for index in range(what.requests):
+        job = rng.choice(logs)
+        other = rng.choice(logs).output_tokens
+        guess = other if math.isinf(what.sigma) else job.output_tokens * math.exp(what.sigma * rng.gauss(0, 1))
+        yield replace(job, id=f"{index:07d}", predicted_output_tokens=max(1, round(guess)))
+
+
+def cell(values: Sequence[tuple[float, float]], bases: Sequence[tuple[float, float]]) -> str:
+    """Mean ratio of mean latency to the base's, its interval, and the same ratio of p99."""
+    ratios = [value[0] / base[0] for value, base in zip(values, bases, strict=True)]
+    tails = [value[1] / base[1] for value, base in zip(values, bases, strict=True)]
+    n = len(ratios)
+    half = T_95[min(n - 1, len(T_95) - 1)] * statistics.stdev(ratios) / math.sqrt(n) if n > 1 else math.nan
+    return f"{statistics.fmean(ratios):.3f} ±{half:.3f} (p99 {statistics.fmean(tails):.2f})"
+
+
+if __name__ == "__main__":
+    main()
