@@ -38,7 +38,7 @@ def main() -> None:
     flags = parser.parse_args()
     policies = flags.policy.split(",")
     logs = read_logs(flags.acceptance, flags.method, flags.draft_len) if flags.acceptance else []
-    print("| slots | workload | " + " | ".join(policies) + " |\n" + "|---|" * (len(policies) + 2))  # noqa: T201
+    print("| slots | workload | " + " | ".join(policies) + " |\n" + "|" + "---|" * (len(policies) + 2))  # noqa: T201
     for slots in map(int, flags.slots.split(",")):
         fleet = Fleet(slots=slots, draft_len=flags.draft_len, costs=StepCosts(t_resume_ms=flags.t_resume_ms))
         for text in flags.workload or [""]:

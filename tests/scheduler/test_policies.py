@@ -59,6 +59,11 @@ def test_the_destination_stay_keeps_the_queue_of_attained_service() -> None:
     assert claim(make_policy("laps-sd", ["destination=stay"]), seen) == (1, 0, 50.0)
 
 
+def test_the_destination_remaining_lets_it_rise_as_it_is_served() -> None:
+    seen = view(perceptible=True, acceptance=Acceptance(80, 20), attained_s=45.0)
+    assert claim(make_policy("laps-sd", ["destination=remaining"]), seen) == (1, 0, 50.0)
+
+
 def test_an_overrun_prediction_still_looks_unfinished() -> None:
     seen = view(perceptible=True, acceptance=Acceptance(80, 0), emitted=200, predicted_tokens=200, attained_s=200.0)
     assert claim(make_policy("laps-sd", ["key=remaining"]), seen).key > 0
@@ -84,7 +89,7 @@ def test_it_becomes_perceptible_after_a_window_of_steady_rounds() -> None:
         ("laps-sd", "first-queue-rounds=0", "first_queue_rounds must be at least 1"),
         ("laps-sd", "length_margin=-1", "length_margin must be from 0 to 10"),
         ("laps-sd", "key=shortest", "key must be total or remaining"),
-        ("laps-sd", "destination=top", "destination must be estimate or stay"),
+        ("laps-sd", "destination=top", "destination must be estimate, remaining or stay"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(name: str, setting: str, complaint: str) -> None:

@@ -27,7 +27,7 @@ class LapsSd(Policy):
     epsilon: float = 0.05  # by how much it may move and still be stable
     length_margin: float = 0.1  # an overrun prediction becomes emitted * (1 + margin)
     key: str = "total"  # or "remaining": what of the estimate orders a queue
-    destination: str = "estimate"  # or "stay": the queue that a perceptible request goes to
+    destination: str = "estimate"  # or "remaining" (of it), or "stay": the queue that a perceptible request goes to
 
     def __post_init__(self) -> None:
         if not 1 <= self.queues <= 16:
@@ -42,8 +42,8 @@ class LapsSd(Policy):
             raise ValueError("policy-set: length_margin must be from 0 to 10")
         if self.key not in ("total", "remaining"):
             raise ValueError("policy-set: key must be total or remaining")
-        if self.destination not in ("estimate", "stay"):
-            raise ValueError("policy-set: destination must be estimate or stay")
+        if self.destination not in ("estimate", "remaining", "stay"):
+            raise ValueError("policy-set: destination must be estimate, remaining or stay")
 
     @property
     def levels(self) -> int:
@@ -57,9 +57,9 @@ class LapsSd(Policy):
         if not view.perceptible:
             return Claim(self._level(view.attained_s, round_s), 1, view.request.arrival)
         total_s = self._estimate(view, round_s, draft_len)
-        key = total_s if self.key == "total" else max(0.0, total_s - view.attained_s)
-        placed_by = view.attained_s if self.destination == "stay" else total_s
-        return Claim(self._level(placed_by, round_s), 0, key)
+        remaining_s = max(0.0, total_s - view.attained_s)
+        placed_by = {"estimate": total_s, "remaining": remaining_s, "stay": view.attained_s}[self.destination]
+        return Claim(self._level(placed_by, round_s), 0, total_s if self.key == "total" else remaining_s)
 
     def _estimate(self, view: View, round_s: float, draft_len: int) -> float:
         """T = L / (n A + 1) rounds of n T_SSM + T_LLM seconds each (LAPS-SD), and the prompt's prefill."""
