@@ -95,6 +95,9 @@ class Core:
             heapq.heappush(self._deadlines, (entry.request.deadline, entry.request.id))
             if len(self._deadlines) > 2 * len(self.entries) + 64:
                 self._forget_deadlines_of_ended()
+        if self.policy.learns:
+            entry.length = self.length.belief(entry.request.predicted_tokens)
+            self._carousel.append(entry.request.id)
         self._rank(entry)
         return entry
 

@@ -37,7 +37,8 @@ __all__ = [
     "Policy",
     "Sjf",
     "SrptLength",
-    "make_policy", "policy_name",
+    "make_policy",
+    "policy_name",
 ]
 
 
