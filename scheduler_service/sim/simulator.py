@@ -81,7 +81,7 @@ class Simulation:
             next_arrival = arrivals[arrived].arrival_s if arrived < len(arrivals) else float("inf")
             now = min(next_arrival, ends[0][0]) if ends else next_arrival
             while arrived < len(arrivals) and arrivals[arrived].arrival_s <= now:
-                self.core.observe(Submitted(arrivals[arrived].request(self._max_tokens)), now)
+                self._submit(arrivals[arrived], now)
                 arrived += 1
                 if arrived % self._sample_every == 0:
                     levels = Counter(entry.claim.level for entry in self.core.entries.values())
@@ -96,6 +96,12 @@ class Simulation:
         if self.core.entries:
             raise RuntimeError(f"{len(self.core.entries)} requests wait, yet no worker can run one")
         return self.trace
+
+    def _submit(self, job: Job, now: float) -> None:
+        """With plan lag, as live: whoever has the most room gets a new plan at once, for its next round."""
+        self.core.observe(Submitted(job.request(self._max_tokens)), now)
+        if self._fleet.plan_lag and (name := self.core.hungriest()) is not None:
+            self._workers[name].command = self.core.plan(name)
 
     def _begin(self, worker: SimWorker, now: float) -> bool:
         """Whether it runs a round now: the one just planned or, with plan lag 1, the one planned a round ago.

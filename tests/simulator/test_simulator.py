@@ -49,9 +49,18 @@ def test_an_arrival_is_seen_at_the_next_end_of_a_round() -> None:
     assert ends(run(jobs, "srpt-length")) == {"short": 4, "long": 10}
 
 
-def test_with_plan_lag_it_is_seen_one_round_later() -> None:
+def test_with_plan_lag_a_round_is_seen_one_round_later() -> None:
+    """Under las the second runs once the first has run; the plan that says so comes a round late."""
+    jobs = [job("first", tokens=5), job("second", tokens=5)]
+    begins = [
+        {outcome.job.id: outcome.first_token_s for outcome in run(jobs, "las", plan_lag=lag).outcomes} for lag in (0, 1)
+    ]
+    assert begins == [{"first": 1, "second": 2}, {"first": 1, "second": 3}]
+
+
+def test_with_plan_lag_an_arrival_is_seen_at_once_all_the_same() -> None:
     jobs = [job("long", tokens=9, predicted_output_tokens=9), job("short", 2.5, tokens=1, predicted_output_tokens=1)]
-    assert ends(run(jobs, "srpt-length", plan_lag=1)) == {"short": 5, "long": 10}
+    assert ends(run(jobs, "srpt-length", plan_lag=1)) == {"short": 4, "long": 10}
 
 
 def test_a_long_prompt_is_computed_in_chunks() -> None:
