@@ -3,10 +3,12 @@
 import math
 from dataclasses import dataclass, field
 
+from scheduler_service.core.value import value
+
 MAX_WINDOW = 32  # rounds of history kept for the stability test
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Acceptance:
     """Accepted / drafted of one request, weighted by drafted tokens, with the running mean of its last rounds."""
 

@@ -38,7 +38,7 @@ from scheduler_service.core.types import (
     WorkerUp,
 )
 
-REKEYED = 16  # requests per plan whose claims follow what was learned: a decision's time stays bounded
+REKEYED = 8  # requests per plan whose claims follow what was learned: a decision's time stays bounded
 
 
 class Core:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
 from scheduler_service.core.lifecycle import State
+from scheduler_service.core.value import value
 
 
 class RequestClass(IntEnum):
@@ -56,7 +57,7 @@ class CostProfile:
 # ---- events: what happened ----
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Submitted:
     request: Request
 
@@ -90,7 +91,7 @@ class WorkerDown:
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Round:
     """One row of a report, without its token ids: those stay in the shell."""
 
@@ -107,7 +108,7 @@ class Round:
     skipped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepDone:
     worker: str
     rounds: tuple[Round, ...]
@@ -125,7 +126,7 @@ Event = Submitted | Cancelled | WorkerUp | WorkerDown | StepDone | Tick
 # ---- effects: what the shell has to store and to tell ----
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Record:
     """Everything about a request that outlives a scheduler. `Core.restore` takes it back."""
 
@@ -143,14 +144,14 @@ class Record:
     started: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Changed:
     """Its record changed, no tokens were emitted."""
 
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Advanced:
     """A round of it counts. A row of a report without this effect was stale: its tokens must be dropped."""
 
@@ -158,7 +159,7 @@ class Advanced:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ended:
     """The last that is heard of it. With a round of its own, `start` says where that round's tokens begin."""
 
@@ -172,7 +173,7 @@ Effect = Changed | Advanced | Ended
 # ---- decisions ----
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Run:
     id: str
     placement: int
@@ -180,7 +181,7 @@ class Run:
     prefill_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Plan:
     """Desired state of one worker: `rank` best first, longer than its slots, so that vacant places fill themselves."""
 

@@ -93,7 +93,7 @@ def test_what_was_learned_reaches_those_who_wait_a_few_per_plan() -> None:
     worker.submit(*worker.lengths, predicted_tokens=500)
     before = {id: entry.length for id, entry in worker.core.entries.items()}
     counts = []
-    for _ in range(12):
+    for _ in range(30):
         worker.step(emit=5)
         changed = [id for id, entry in worker.core.entries.items() if entry.length != before[id]]
         counts.append(len(changed) - sum(counts))
