@@ -176,9 +176,11 @@ class Core:
         if row.finish is not None:
             self._learn(entry)
             return self._end(entry, Move.FINISH, row.finish, row.start)
-        if not entry.perceptible:
-            entry.perceptible = self.policy.perceives(self._view(entry))
-        self._rank(entry)
+        view = self._view(entry)
+        if not entry.perceptible and self.policy.perceives(view):
+            entry.perceptible = True
+            view = view._replace(perceptible=True)
+        self._rank(entry, view)
         return Advanced(entry.record(), row.start)
 
     def _expire(self, now: float) -> tuple[Effect, ...]:
@@ -240,9 +242,9 @@ class Core:
     def _ranking(self, entry: Entry) -> Ranking:
         return self._unplaced if entry.home is None else self.workers[entry.home].ranking
 
-    def _rank(self, entry: Entry) -> None:
+    def _rank(self, entry: Entry, view: View | None = None) -> None:
         """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
-        entry.claim = self.policy.claim(self._view(entry), self.cost, self.draft_len, self._slots)
+        entry.claim = self.policy.claim(view or self._view(entry), self.cost, self.draft_len, self._slots)
         # A running request keeps its place against an equal claim: only a strictly higher one preempts.
         waits = entry.state is not State.RUNNING
         first = waits and not self.policy.preemptive

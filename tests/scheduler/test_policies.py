@@ -36,6 +36,42 @@ def test_attained_service_demotes_through_queues_of_doubling_size(attained_s: fl
     assert claim(make_policy("laps-sd"), view(attained_s=attained_s)).level == level
 
 
+def test_sjf_orders_by_predicted_length_and_never_preempts() -> None:
+    policy = make_policy("sjf")
+    assert claim(policy, view(predicted_tokens=70, emitted=60)) == (1, 0, 70)
+    assert not policy.preemptive
+
+
+def test_srpt_orders_by_what_remains_of_the_prediction() -> None:
+    assert claim(make_policy("srpt-length"), view(predicted_tokens=70, emitted=60)) == (1, 0, 10)
+
+
+def test_under_srpt_who_outlives_the_prediction_is_not_nearly_finished_for_ever() -> None:
+    overrun = view(predicted_tokens=500, emitted=500)
+    assert claim(make_policy("srpt-length", ["length_margin=0.5"]), overrun) == (1, 0, 250)
+
+
+@pytest.mark.parametrize(("attained_s", "quanta"), [(0.0, 0), (2.9, 0), (3 * 0.1 / 0.1, 1), (8.9999999999, 3)])
+def test_las_counts_whole_quanta_of_service(attained_s: float, quanta: int) -> None:
+    assert claim(make_policy("las", ["quantum_rounds=3"]), view(attained_s=attained_s)) == (1, 0, quanta)
+
+
+@pytest.mark.parametrize(("attained_s", "level"), [(0, 1), (9.9, 1), (10, 2), (29.9, 2), (30, 3), (70, 4), (1e9, 6)])
+def test_mlfq_sinks_as_quanta_of_doubling_size_are_used_up(attained_s: float, level: int) -> None:
+    assert claim(make_policy("mlfq"), view(attained_s=attained_s)).level == level
+
+
+def test_mlfq_skips_the_queues_whose_quantum_does_not_cover_the_prefill() -> None:
+    policy = make_policy("mlfq")
+    assert claim(policy, view(prefill_s=35.0)).level == 3
+    assert claim(policy, view(prefill_s=35.0, attained_s=40.0)).level == 4
+
+
+@pytest.mark.parametrize(("emitted", "phase"), [(0, 1), (15, 1), (16, 2), (31, 2), (32, 3), (64, 4), (10**9, 16)])
+def test_gsa_counts_phases_of_doubling_output(emitted: int, phase: int) -> None:
+    assert claim(make_policy("gsa"), view(emitted=emitted)).level == phase
+
+
 def test_a_perceptible_request_is_ordered_by_the_papers_estimate() -> None:
     """L = 100, n = 4, A = 0.25: 100 / (4 * 0.25 + 1) = 50 rounds of a second."""
     seen = view(perceptible=True, acceptance=Acceptance(80, 20))
@@ -80,6 +116,12 @@ def test_it_becomes_perceptible_after_a_window_of_steady_rounds() -> None:
     ("name", "setting", "complaint"),
     [
         ("nonesuch", "", "unknown policy 'nonesuch'; known: fcfs, sjf, srpt-length"),
+        ("srpt-length", "length_margin=-1", "length_margin must be from 0 to 10"),
+        ("las", "quantum_rounds=0", "quantum_rounds must be at least 1"),
+        ("mlfq", "queues=17", "queues must be from 1 to 16"),
+        ("mlfq", "first_quantum_rounds=0", "first_quantum_rounds must be at least 1"),
+        ("gsa", "phases=0", "phases must be from 1 to 32"),
+        ("gsa", "first_phase_tokens=0", "first_phase_tokens must be at least 1"),
         ("laps-sd", "speed=1", "'speed=1' is not name=value with a setting of laps-sd"),
         ("laps-sd", "queues", "'queues' is not name=value"),
         ("laps-sd", "queues=many", "'queues=many' is not a int"),
