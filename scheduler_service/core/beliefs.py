@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from scheduler_service.core.value import value
 
 MAX_WINDOW = 32  # rounds of history kept for the stability test
+USUAL_TOKENS = 256  # of output, before anything is known
 
 
 @value
@@ -57,7 +58,7 @@ class Length:
     spread: float
 
 
-SOME_LENGTH = Length(6.0, 1.0)  # before anything is known: a few hundred tokens
+SOME_LENGTH = Length(math.log(USUAL_TOKENS), 1.2)  # before anything is known
 
 
 @dataclass(slots=True)
@@ -109,13 +110,13 @@ class FleetLength:
     finished: int = 0
     tokens: int = 0
     hinted: Trust = field(default_factory=Trust)
-    unhinted: Trust = field(default_factory=lambda: Trust(prior_spread=1.2))
+    unhinted: Trust = field(default_factory=lambda: Trust(prior_spread=SOME_LENGTH.spread))
 
     def observe(self, tokens: int, hint: int | None = None) -> None:
         self.finished += 1
         self.tokens += tokens
         if tokens:
-            self.unhinted.observe(1, tokens)
+            self.unhinted.observe(USUAL_TOKENS, tokens)
             if hint is not None:
                 self.hinted.observe(max(1, hint), tokens)
 
@@ -126,4 +127,4 @@ class FleetLength:
 
     def belief(self, hint: int | None) -> Length:
         """A client's hint as far as hints are to be trusted, else the lengths of finished requests."""
-        return self.hinted.belief(max(1, hint)) if hint is not None else self.unhinted.belief(1)
+        return self.hinted.belief(max(1, hint)) if hint is not None else self.unhinted.belief(USUAL_TOKENS)

@@ -79,7 +79,6 @@ def _bars(results: Mapping[str, Mapping[str, float]]) -> Figure:
         heights = [row[key] / 1e3 for row in results.values()]
         axis.bar([place + 0.27 * (offset - 1) for place in places], heights, 0.25, label=label)
     axis.set_xticks(places, list(results))
-    axis.set_yscale("log")
     axis.set_ylabel("seconds")
     axis.legend(frameon=False)
     return figure

@@ -88,6 +88,16 @@ def test_before_anything_finished_a_hint_is_taken_at_its_word() -> None:
     assert FleetLength().belief(250) == Length(pytest.approx(math.log(250)), pytest.approx(0.7))  # type: ignore[arg-type]
 
 
+def test_without_hints_the_lengths_of_finished_requests_are_believed() -> None:
+    rng, fleet = Random(2), FleetLength()
+    before = fleet.belief(None)
+    for _ in range(500):
+        fleet.observe(max(1, round(rng.lognormvariate(3, 0.8))))
+    assert math.exp(before.location) == pytest.approx(256)
+    assert fleet.belief(None).location == pytest.approx(3, abs=0.15)
+    assert fleet.belief(None).spread == pytest.approx(0.8, abs=0.1)
+
+
 def test_what_was_learned_reaches_those_who_wait_a_few_per_plan() -> None:
     worker = FakeWorker(core("gittins"), {f"r{i}": 3 for i in range(100)})
     worker.submit(*worker.lengths, predicted_tokens=500)
