@@ -37,17 +37,23 @@ def main() -> None:
     parser.add_argument("--t-resume-ms", type=float, default=0.0)
     flags = parser.parse_args()
     policies = flags.policy.split(",")
-    logs = read_logs(flags.acceptance, flags.method, flags.draft_len) if flags.acceptance else []
+    try:
+        workloads = {text or "plain": parse_synthetic(text) for text in flags.workload or [""]}
+        all_slots = [int(text) for text in flags.slots.split(",")]
+        logs = read_logs(flags.acceptance, flags.method, flags.draft_len) if flags.acceptance else []
+        for text in policies:
+            simulated_policy(*_named(text), [], flags.draft_len)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     print("| slots | workload | " + " | ".join(policies) + " |\n" + "|" + "---|" * (len(policies) + 2))  # noqa: T201
-    for slots in map(int, flags.slots.split(",")):
+    for slots in all_slots:
         fleet = Fleet(slots=slots, draft_len=flags.draft_len, costs=StepCosts(t_resume_ms=flags.t_resume_ms))
-        for text in flags.workload or [""]:
-            what = parse_synthetic(text)
+        for text, what in workloads.items():
             runs = [one_seed(policies, fleet, what, logs, seed) for seed in range(1, flags.seeds + 1)]
             cells = " | ".join(
                 cell([run[name] for run in runs], [run[policies[0]] for run in runs]) for name in policies
             )
-            print(f"| {slots} | {text or 'plain'} | {cells} |", flush=True)  # noqa: T201
+            print(f"| {slots} | {text} | {cells} |", flush=True)  # noqa: T201
 
 
 def one_seed(
@@ -63,21 +69,31 @@ def one_seed(
         jobs = generate(what, seed, draft_len=fleet.draft_len, costs=costs, slots=slots)
     results: dict[str, tuple[float, float]] = {}
     for text in policies:
-        name, *settings = text.split(":")
-        row = summarise(simulate(jobs, simulated_policy(name, settings, jobs, fleet.draft_len), fleet))
+        row = summarise(simulate(jobs, simulated_policy(*_named(text), jobs, fleet.draft_len), fleet))
         results[text] = row["mean_e2el_ms"], row["p99_e2el_ms"]
     return results
 
 
 def read_logs(path: Path, method: str, draft_len: int) -> list[Job]:
-    """Jobs of measured acceptance; `accepted_per_step` counts emitted tokens, one more than were accepted."""
+    """Jobs of measured acceptance; `accepted_per_step` counts emitted tokens, one more than were accepted. Raises
+    ValueError and OSError."""
     jobs: list[Job] = []
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         for line, row in enumerate(map(json.loads, file), 1):
-            if method in ("", row["method"]) and row["accepted_per_step"]:
-                accepted = tuple(min(draft_len, emitted - 1) for emitted in row["accepted_per_step"])
+            steps = row.get("accepted_per_step") if isinstance(row, dict) else None
+            if not isinstance(steps, list) or not all(isinstance(step, int) and step >= 1 for step in steps):
+                raise ValueError(f"{path.name}:{line}: accepted_per_step: must be a list of whole numbers from 1")
+            if steps and method in ("", row.get("method")):
+                accepted = tuple(min(draft_len, emitted - 1) for emitted in steps)
                 jobs.append(Job(str(line), 0.0, 100, sum(accepted) + len(accepted), accepted, draft_len))
+    if not jobs:
+        raise ValueError(f"{path.name}: holds no log of method {method!r}")
     return jobs
+
+
+def _named(text: str) -> tuple[str, list[str]]:
+    name, *settings = text.split(":")
+    return name, settings
 
 
 def drawn(logs: Sequence[Job], what: Synthetic, seed: int) -> Iterator[Job]:

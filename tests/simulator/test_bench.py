@@ -44,3 +44,27 @@ def test_real_logs_become_jobs_with_their_lengths(tmp_path: Path) -> None:
 def test_the_interval_is_that_of_student() -> None:
     bases = [(1.0, 1.0)] * 3
     assert bench.cell([(0.4, 2.0), (0.5, 2.0), (0.6, 2.0)], bases) == "0.500 ±0.248 (p99 2.00)"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--policy", "nonesuch"], "unknown policy 'nonesuch'"),
+        (["--workload", "speed=1"], "'speed' is not a setting"),
+        (["--slots", "many"], "'many'"),
+        (["--acceptance", "absent.jsonl"], "absent.jsonl"),
+        (["--acceptance", "bad.jsonl"], "bad.jsonl:1: accepted_per_step: must be a list"),
+    ],
+)
+def test_a_wrong_flag_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: list[str],
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.jsonl").write_text('{"accepted_per_step": [0]}\n')
+    with pytest.raises(SystemExit):
+        table(capsys, monkeypatch, *words)
+    assert complaint in capsys.readouterr().err
