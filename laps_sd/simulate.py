@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -74,9 +75,13 @@ def simulate(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--policy") from None
     draw = _report() if html_file else None
+    began = time.process_time()
     traces = _run(jobs, policies, fleet)
+    took_s = time.process_time() - began
     results = {name: summarise(trace) for name, trace in traces.items()}
     _print(results)
+    rounds = sum(trace.rounds for trace in traces.values())
+    typer.echo(f"{rounds:,} request-rounds, {rounds / max(took_s, 1e-9):,.0f} per second of this processor", err=True)
     if json_file:
         body = {"policies": results, "settings": asdict(fleet) | {"seed": seed, "workload": workload}}
         json_file.write_text(json.dumps(body, indent=1) + "\n")
