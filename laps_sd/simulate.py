@@ -138,17 +138,7 @@ def _run(jobs: Sequence[Job], policies: dict[str, Policy], fleet: Fleet) -> dict
 
 def _print(results: dict[str, dict[str, float]]) -> None:
     table = Table(box=None, header_style="bold")
-    for title in (
-        "policy",
-        "completed",
-        "failed",
-        "mean s",
-        "of the first",
-        "median s",
-        "p99 s",
-        "ttft s",
-        "preempted",
-    ):
+    for title in ("policy", "ended", "failed", "mean s", "rel.", "median s", "p99 s", "ttft s", "paused"):
         table.add_column(title, justify="left" if title == "policy" else "right")
     first = next(iter(results.values()))["mean_e2el_ms"] or 1.0
     for name, row in results.items():
