@@ -59,7 +59,7 @@ class Answer:
 
 def demo(
     model: Annotated[str, typer.Option(help="As in `laps-sd pull`.")] = "smollm2-135m",
-    policy: Annotated[str, typer.Option(help="The order of requests: laps-sd or fcfs.")] = "laps-sd",
+    policy: Annotated[str, typer.Option(help="The order of requests: laps-sd, fcfs, gittins, ...")] = "laps-sd",
     device: Annotated[Device, typer.Option()] = Device.auto,
     dtype: Annotated[Dtype, typer.Option()] = Dtype.auto,
 ) -> None:
