@@ -14,9 +14,8 @@ import structlog
 from protos.errors import BadInput, DuplicateRequest, NotServing, QueueFull, RequestError, UnknownRequest
 from protos.serving import first_of
 from protos.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
-from scheduler_service import translate
+from scheduler_service import checks, translate
 from scheduler_service.config import Settings
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
@@ -39,6 +38,7 @@ from scheduler_service.store.rounds import LoggedRound, decode, encode
 from scheduler_service.workers import WorkerSession
 
 TICK_S = 0.1
+MAX_RETRY_AFTER_S = 60.0
 MAX_BEHIND = 1024  # batches on their way to the store; then nothing more is admitted
 
 
@@ -112,10 +112,12 @@ class Leader:
 
     def attach(self, hello: worker_pb.Hello) -> WorkerSession:
         """A worker's new connection; its old one, if any, is void. Raises RequestError if it does not belong here."""
-        if self.model is None:
-            self.model = hello.model
-        elif hello.model.fingerprint != self.model.fingerprint:
+        if self.model is not None and hello.model.fingerprint != self.model.fingerprint:
             raise BadInput("model", f"{hello.model.name} differs from what the other workers run: {self.model.name}")
+        if self.model is None or not self.sessions:
+            self.model = hello.model
+        elif hello.model.context_tokens < self.model.context_tokens:
+            raise BadInput("model", f"its context is smaller than the {self.model.context_tokens} tokens promised")
         if (old := self.sessions.get(hello.worker_id)) is not None:
             old.close()
         # What it holds is known to it, yet must be admitted again: its tokens are truncated to the durable ones.
@@ -232,14 +234,7 @@ class Leader:
             raise NotServing("no warmed worker", retry_after_ms=1000)
         if self.persister.behind >= MAX_BEHIND:
             raise NotServing("the store is behind", retry_after_ms=1000)
-        tokens, context = len(submit.prompt) + submit.limits.max_tokens, self.model.context_tokens
-        for name, value in (("prompt", submit.prompt), ("max_tokens", submit.limits.max_tokens)):
-            if not value:
-                raise BadInput(name, "must not be empty")
-        if getattr(submit, "class") not in types_pb.RequestClass.values():
-            raise BadInput("class", f"{getattr(submit, 'class')} is none of the classes")
-        if tokens > context:
-            raise BadInput("max_tokens", f"prompt and output are {tokens} tokens, the context holds {context}")
+        checks.submit(submit, self.model.context_tokens)
 
     async def follow(self, follow: gateway_pb.Follow, outbox: GatewayOutbox) -> None:
         """Everything durable from the offset on, round by round; then what comes."""
@@ -285,7 +280,9 @@ class Leader:
         """About when the next place falls vacant: what one live request still needs, over all slots."""
         slots = sum(worker.up.slots for worker in self.core.workers.values())
         some = next(iter(self.core.entries), None)
-        return max(100, round(1000 * self.core.remaining_s(some) / slots)) if slots and some else 1000
+        if not slots or some is None:
+            return 1000
+        return round(1000 * min(max(0.1, self.core.remaining_s(some) / slots), MAX_RETRY_AFTER_S))
 
     # ---- store, then relay ----
 

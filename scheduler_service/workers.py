@@ -11,14 +11,12 @@ from protos.errors import BadInput, RequestError
 from protos.serving import Stream, abort, first_of
 from protos.v1 import worker_link_pb2 as pb
 from protos.v1 import worker_link_pb2_grpc as rpc
+from scheduler_service import checks
 
 if TYPE_CHECKING:
     from scheduler_service.leader import Leader
 
-PROTOCOL = 1
 HELLO_TIMEOUT_S = 10.0
-MAX_SLOTS = 1024
-MAX_DRAFT = 255  # what a stored round can tell
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +81,9 @@ class WorkerLink(rpc.WorkerLinkServicer):
             )
         except TimeoutError:
             log.warning("worker_silent", timeout_s=self._leader.settings.worker_timeout_s)
+        except RequestError as error:
+            log.error("worker_cut_off", reason=error.message)
+            await abort(context, error)
         finally:
             log.info("worker_detached")
             self._leader.detach(session)
@@ -96,18 +97,8 @@ class WorkerLink(rpc.WorkerLinkServicer):
             raise BadInput("hello", f"none came within {HELLO_TIMEOUT_S:.0f} s") from None
         if not isinstance(message, pb.FromWorker) or not message.HasField("hello"):
             raise BadInput("hello", "must be the first message")
-        hello = message.hello
-        if hello.protocol != PROTOCOL:
-            raise BadInput("protocol", f"{hello.protocol} is not {PROTOCOL}")
-        if not hello.worker_id or not hello.session:
-            raise BadInput("worker_id" if not hello.worker_id else "session", "must not be empty")
-        if not 1 <= hello.slots <= MAX_SLOTS:
-            raise BadInput("slots", f"must be from 1 to {MAX_SLOTS}")
-        if hello.max_draft > MAX_DRAFT:
-            raise BadInput("max_draft", f"must be at most {MAX_DRAFT}")
-        if not hello.block_tokens or not hello.blocks:
-            raise BadInput("block_tokens" if not hello.block_tokens else "blocks", "must be at least 1")
-        return hello
+        checks.hello(message.hello)
+        return message.hello
 
     async def _read(self, session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:
         while True:
@@ -115,6 +106,7 @@ class WorkerLink(rpc.WorkerLinkServicer):
                 message = await stream.read()
             if not isinstance(message, pb.FromWorker):
                 return  # it hung up
+            checks.report(message.report)
             self._leader.report(session, message.report, time.perf_counter())
 
     async def _write(self, session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:

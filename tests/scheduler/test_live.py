@@ -1,7 +1,9 @@
 """The live scheduler over real gRPC and a real Redis, with scripted workers and gateways."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -206,16 +208,29 @@ async def test_what_exceeds_the_context_is_refused(live: Live) -> None:
 
 @pytest.mark.parametrize(
     ("more", "complaint"),
-    [({"max_tokens": 0}, "max_tokens: must not be empty"), ({"class": 9}, "class: 9 is none of the classes")],
+    [
+        ({"max_tokens": 0}, "max_tokens: must not be empty"),
+        ({"class": 9}, "class: 9 is none of the classes"),
+        ({"sampling": types_pb.Sampling(temperature=math.nan)}, "temperature: must be a number from 0"),
+        ({"sampling": types_pb.Sampling(top_p=-1)}, "top_p: must be from 0 to 1"),
+    ],
 )
 async def test_a_malformed_submission_is_refused_and_the_link_stays(
-    live: Live, more: dict[str, int], complaint: str
+    live: Live, more: dict[str, Any], complaint: str
 ) -> None:
     _, _, gateway = live
     await gateway.submit("bad", **more)
     await gateway.submit("good")
     await gateway.until(lambda: "good" in gateway.accepted)
     assert gateway.refused["bad"].message == complaint
+
+
+@pytest.mark.parametrize("id", ["", "x" * 129])
+async def test_an_id_that_is_no_key_is_refused(live: Live, id: str) -> None:
+    _, _, gateway = live
+    await gateway.submit(id)
+    await gateway.until(lambda: id in gateway.refused)
+    assert gateway.refused[id].message == "request_id: must have 1 to 128 characters"
 
 
 async def test_without_a_worker_nothing_is_admitted(store: Switch) -> None:
@@ -330,6 +345,8 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
         ({"max_draft": 300}, "max_draft: must be at most 255"),
         ({"slots": 5000}, "slots: must be from 1 to 1024"),
         ({"model": {"fingerprint": "other"}}, "model: scripted differs"),
+        ({"model": {"context_tokens": 255}}, "model: its context is smaller than the 256 tokens promised"),
+        ({"cost": {"verify_s": math.nan}}, "cost: verify_s of nan s is no duration"),
     ],
 )
 async def test_a_worker_that_does_not_belong_here_is_refused(
@@ -340,6 +357,50 @@ async def test_a_worker_that_does_not_belong_here_is_refused(
     with pytest.raises(grpc.aio.AioRpcError, match=complaint):
         await stranger.attach(**change)
     await stranger.close()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"drafted": 256}, {"drafted": 1, "accepted": 2}, {"finish": types_pb.FINISH_REASON_CANCELLED}],
+)
+async def test_a_malformed_report_costs_its_worker_the_link_and_its_requests_nothing(
+    live: Live, row: dict[str, int]
+) -> None:
+    _, first, gateway = live
+    await gateway.submit("a")
+    await first.until("a")
+    await first.report(first.row("a", 0, 7, **row))
+    with pytest.raises(grpc.aio.AioRpcError, match="rows: "):
+        await drain(first)
+    second = await ScriptedWorker(first.target, "second").attach()
+    await second.until("a")
+    await second.report(second.row("a", 0, 7, finish=STOP))
+    await gateway.until(lambda: "a" in gateway.endings)
+    assert gateway.tokens["a"] == [7]
+    await second.close()
+
+
+async def test_two_rows_of_one_request_are_refused_before_either_counts(live: Live) -> None:
+    leader, worker, gateway = live
+    await gateway.submit("a")
+    await worker.until("a")
+    await worker.report(worker.row("a", 0), worker.row("a", 0, 7))
+    with pytest.raises(grpc.aio.AioRpcError, match="more than one"):
+        await drain(worker)
+    assert leader.core.entries["a"].emitted == 0
+
+
+async def test_a_worker_without_a_model_does_not_decide_what_the_others_run(store: Switch) -> None:
+    async with scheduler(store) as (_, target):
+        empty = ScriptedWorker(target, "empty")
+        hello = worker_pb.Hello(protocol=1, worker_id="empty", session="s", slots=1, block_tokens=16, blocks=64)
+        await empty.call.write(worker_pb.FromWorker(hello=hello))
+        with pytest.raises(grpc.aio.AioRpcError, match="model: must have a fingerprint"):
+            await empty.read()
+        good = await ScriptedWorker(target, "good").attach()
+        assert good.welcome.epoch
+        await good.close()
+        await empty.close()
 
 
 async def test_the_event_log_replays_to_the_same_plans(store: Switch, tmp_path_factory: pytest.TempPathFactory) -> None:

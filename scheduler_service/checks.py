@@ -1,0 +1,66 @@
+"""What a peer's message must be before anything is done with it: nothing that a peer says may break what others have.
+
+Every function raises a RequestError that says what is wrong. No state lives here, and no decision of scheduling.
+"""
+
+import math
+
+from protos.errors import BadInput
+from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import types_pb2 as types_pb
+from protos.v1 import worker_link_pb2 as worker_pb
+
+PROTOCOL = 1
+MAX_SLOTS = 1024
+MAX_DRAFT = 255  # what a stored round can tell, as the next one
+MAX_ROUND_TOKENS = 65_535
+MAX_ID_CHARS = 128
+_ENDINGS = (types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_LENGTH, types_pb.FINISH_REASON_ERROR)
+
+
+def hello(message: worker_pb.Hello) -> None:
+    if message.protocol != PROTOCOL:
+        raise BadInput("protocol", f"{message.protocol} is not {PROTOCOL}")
+    for name in ("worker_id", "session"):
+        if not getattr(message, name):
+            raise BadInput(name, "must not be empty")
+    if not 1 <= message.slots <= MAX_SLOTS:
+        raise BadInput("slots", f"must be from 1 to {MAX_SLOTS}")
+    if message.max_draft > MAX_DRAFT:
+        raise BadInput("max_draft", f"must be at most {MAX_DRAFT}")
+    for name in ("block_tokens", "blocks"):
+        if not getattr(message, name):
+            raise BadInput(name, "must be at least 1")
+    if not message.model.fingerprint or not message.model.context_tokens:
+        raise BadInput("model", "must have a fingerprint and a context")
+    for field, seconds in message.cost.ListFields():
+        if not 0 <= seconds < math.inf:  # a NaN among the claims would leave them without an order
+            raise BadInput("cost", f"{field.name} of {seconds} s is no duration")
+
+
+def report(message: worker_pb.StepReport) -> None:
+    if len({row.request_id for row in message.rows}) < len(message.rows):
+        raise BadInput("rows", "a request has more than one")
+    for row in message.rows:
+        if not row.accepted <= row.drafted <= MAX_DRAFT:
+            raise BadInput("rows", f"{row.accepted} accepted of {row.drafted} drafted, of at most {MAX_DRAFT}")
+        if len(row.tokens) > MAX_ROUND_TOKENS:
+            raise BadInput("rows", f"{len(row.tokens)} tokens in a round, of at most {MAX_ROUND_TOKENS}")
+        if row.finish and row.finish not in _ENDINGS:
+            raise BadInput("rows", f"finish {row.finish} is not a worker's to say")
+
+
+def submit(message: gateway_pb.Submit, context_tokens: int) -> None:
+    if not 1 <= len(message.request_id) <= MAX_ID_CHARS:
+        raise BadInput("request_id", f"must have 1 to {MAX_ID_CHARS} characters")
+    for name, value in (("prompt", message.prompt), ("max_tokens", message.limits.max_tokens)):
+        if not value:
+            raise BadInput(name, "must not be empty")
+    if (kind := getattr(message, "class")) not in types_pb.RequestClass.values():
+        raise BadInput("class", f"{kind} is none of the classes")
+    if not 0 <= message.sampling.temperature < math.inf:
+        raise BadInput("temperature", "must be a number from 0")
+    if not 0 <= message.sampling.top_p <= 1:
+        raise BadInput("top_p", "must be from 0 to 1")
+    if (tokens := len(message.prompt) + message.limits.max_tokens) > context_tokens:
+        raise BadInput("max_tokens", f"prompt and output are {tokens} tokens, the context holds {context_tokens}")
