@@ -78,7 +78,7 @@ class Leader:
         """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable."""
         self.epoch = await self.store.lead(int(self.clock() * 1000))
         self.core.length.finished, self.core.length.tokens = await self.store.fleet()
-        async for stored in self.store.live():
+        for stored in [stored async for stored in self.store.live()]:  # all or nothing: a failed take-over is repeated
             self._restore(stored)
         self.persister = Persister(self.store, self.epoch, self.settings.max_pending_steps, self._durable)
         self._log.info("leading", epoch=self.epoch, restored=len(self._tracked), policy=self.settings.policy)

@@ -11,12 +11,13 @@ import pytest
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
+from scheduler_service.config import Settings
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
 from scheduler_service.event_log import replay
 from scheduler_service.leader import Leader
-from scheduler_service.store import RedisStore, StoreUnavailable, Verdict, Write
-from tests.scheduler.live import WAIT_S, ScriptedGateway, ScriptedWorker, scheduler
+from scheduler_service.store import RedisStore, Stored, StoreUnavailable, Verdict, Write
+from tests.scheduler.live import MODEL, WAIT_S, ScriptedGateway, ScriptedWorker, scheduler
 
 STOP = types_pb.FINISH_REASON_STOP
 
@@ -304,6 +305,36 @@ async def test_a_finished_request_can_be_followed_after_a_restart(redis_url: str
         await gateway.until(lambda: "a" in gateway.endings)
         assert gateway.tokens["a"] == [7, 8]
         await gateway.close()
+    await store.close()
+
+
+async def test_a_take_over_that_redis_breaks_off_is_repeated_whole(redis_url: str, namespace: str) -> None:
+    class BreaksOff(RedisStore):
+        broken = False
+
+        async def live(self) -> AsyncIterator[Stored]:
+            async for stored in super().live():
+                yield stored
+                if not self.broken:
+                    self.broken = True
+                    raise StoreUnavailable("broken off")
+
+    store = BreaksOff(redis_url, namespace=namespace)
+    async with scheduler(store) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await gateway.until(lambda: "a" in gateway.accepted)
+        await gateway.close()
+        await worker.close()
+    leader = Leader(Settings(_cli_parse_args=False), store)  # type: ignore[call-arg]
+    with pytest.raises(StoreUnavailable):
+        await leader.lead()
+    await leader.lead()
+    assert leader.core.position("a") == 0
+    leader.cancel("a")
+    leader.attach(worker_pb.Hello(worker_id="w", session="s", slots=1, block_tokens=16, blocks=64, model=MODEL))
+    assert not leader.command(leader.sessions["w"]).rank
     await store.close()
 
 
