@@ -157,6 +157,8 @@ class Leader:
         plan = self.core.plan(worker)
         if self._event_log:
             self._event_log.plan(worker, plan)
+        if (idle := self.core.idle_beside_work()) is not None and idle != worker:
+            self.sessions[idle].wake.set()  # nothing else would: it has nothing to report
         entries = self.core.entries
         forget = [id for id in session.sent if id not in entries or entries[id].home != worker]
         for id in forget:

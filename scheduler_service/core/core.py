@@ -7,6 +7,7 @@ deterministic: equal inputs give equal plans. Nothing here waits, reads a clock 
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from scheduler_service.core import kv
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
@@ -304,12 +305,19 @@ class Core:
         if not donors:
             return None
         donor = min(donors, key=lambda w: w.vacancy)
-        waiting = list(donor.ranking)[donor.up.slots :]
+        waiting = islice(donor.ranking, donor.up.slots, None)
         return next((e for key in waiting if (e := self.entries[key[-1]]).state is not State.RUNNING), None)
 
     def hungriest(self) -> str | None:
         """The worker that a new request is best offered to first."""
         return max(self.workers, key=lambda name: self.workers[name].vacancy, default=None)
+
+    def idle_beside_work(self) -> str | None:
+        """A worker with a vacant slot, if it could claim a request that waits elsewhere: it should plan."""
+        name = self.hungriest()
+        if name is None or self.workers[name].vacancy <= 0:
+            return None
+        return name if len(self._unplaced) or self._claimable(name) else None
 
     # ---- what others may ask ----
 

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
@@ -15,6 +16,7 @@ from scheduler_service.config import Settings
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
 from scheduler_service.event_log import replay
+from scheduler_service.gateways import GatewayOutbox
 from scheduler_service.leader import Leader
 from scheduler_service.store import RedisStore, Stored, StoreUnavailable, Verdict, Write
 from tests.scheduler.live import MODEL, WAIT_S, ScriptedGateway, ScriptedWorker, scheduler
@@ -336,6 +338,20 @@ async def test_a_take_over_that_redis_breaks_off_is_repeated_whole(redis_url: st
     leader.attach(worker_pb.Hello(worker_id="w", session="s", slots=1, block_tokens=16, blocks=64, model=MODEL))
     assert not leader.command(leader.sessions["w"]).rank
     await store.close()
+
+
+async def test_a_burst_that_one_worker_lists_whole_reaches_the_idle_one_too(store: Switch) -> None:
+    async with scheduler(store) as (leader, target):
+        first, second = await ScriptedWorker(target, "first").attach(), await ScriptedWorker(target, "second").attach()
+        for worker in (first, second):
+            while worker.command.seq < leader.sessions[worker.name].seq or not worker.command.seq:
+                await worker.next_command()
+        for id in "ab":  # before anybody plans
+            submit = gateway_pb.Submit(request_id=id, prompt=[1], limits=types_pb.Limits(max_tokens=9))
+            await leader.submit(submit, GatewayOutbox())
+        await asyncio.gather(first.until("a"), second.until("b"))
+        for peer in (first, second):
+            await peer.close()
 
 
 async def test_a_lost_workers_request_continues_on_another(store: Switch) -> None:
