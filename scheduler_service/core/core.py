@@ -287,6 +287,7 @@ class Core:
             rank.append(claimed)
         rank, drop = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)))
         for entry in drop:
+            worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
             entry.lose_kv()
             self._rank(entry)
         draft_len = min(self.draft_len, worker.up.max_draft)

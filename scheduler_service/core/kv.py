@@ -21,7 +21,8 @@ def fit(worker: Worker, rank: Sequence[Entry], by_claim_reversed: Iterable[Entry
     for place, entry in enumerate(rank[:slots]):
         if entry in drop:
             continue
-        need = max(0, worker.blocks_for(entry.tokens + reserve) - entry.blocks)
+        wanted = min(worker.blocks_for(entry.tokens + reserve), worker.up.blocks)
+        need = max(0, wanted - entry.blocks)
         if need > free:
             if holders is None:
                 holders = [other for other in by_claim_reversed if other.blocks]

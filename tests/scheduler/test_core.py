@@ -210,6 +210,28 @@ def test_of_two_that_fill_all_memory_the_lower_claim_gives_way() -> None:
     assert worker.ran[-1] == ("first",)
 
 
+def test_the_best_claim_gets_all_memory_when_its_reserve_would_not_fit() -> None:
+    """Six blocks, all held by the first; the second needs as many, and would like a reserve beyond them."""
+    worker = FakeWorker(core(), {"first": 92, "second": 2}, slots=2, blocks=6)
+    worker.submit("first", prompt=4)
+    worker.run(85)
+    worker.submit("second", prompt=90, klass=RequestClass.INTERACTIVE)
+    worker.step()
+    assert worker.ran[-1] == ("second",)
+    assert "first" not in worker.resident
+
+
+def test_one_shortage_of_memory_is_paid_for_once() -> None:
+    """What one plan drops is free for the next, which may be made before the worker's next report."""
+    worker = FakeWorker(core("fcfs"), {"first": 90, "second": 60, "third": 60}, slots=3, blocks=6)
+    worker.submit("first", "second", "third")
+    worker.run(11)
+    assert worker._free() == 3
+    worker.core.workers["w"].free_blocks = 0
+    drops = [worker.core.plan("w").drop for _ in range(3)]
+    assert drops == [("third",), (), ()]
+
+
 def test_a_request_that_lost_its_kv_finishes_all_the_same() -> None:
     worker = FakeWorker(core(), {"long": 60, "short": 30}, blocks=6)
     worker.submit("long")
