@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from protos.errors import BadInput, DuplicateRequest, NotServing, QueueFull, RequestError, UnknownRequest
+from protos.errors import BadInput, DuplicateRequest, Lost, NotServing, QueueFull, RequestError, UnknownRequest
 from protos.serving import first_of
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import worker_link_pb2 as worker_pb
@@ -33,7 +33,7 @@ from scheduler_service.event_log import EventLog
 from scheduler_service.gateways import GatewayOutbox
 from scheduler_service.insight import Insight
 from scheduler_service.persister import Persister
-from scheduler_service.store import Store, Stored, Verdict, Write
+from scheduler_service.store import Store, Stored, StoreUnavailable, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode, encode
 from scheduler_service.workers import WorkerSession
 
@@ -224,8 +224,7 @@ class Leader:
             tracked = self._tracked[id] = Tracked(submit)
             self._follow(id, tracked, outbox)
             self.insight.counts["submitted"] += 1
-            payload = submit.SerializeToString(deterministic=True)
-            self.persister.put([Write(effect.record, submit=payload) for effect in effects])
+            self.persister.put([Write(effect.record, submit=_payload(submit)) for effect in effects])
             if (worker := self.core.hungriest()) is not None:
                 self.sessions[worker].wake.set()
 
@@ -251,10 +250,7 @@ class Leader:
         elif stored.ending is None:  # it became live while we looked
             outbox.refuse(id, NotServing(f"request {id} is being taken over", retry_after_ms=100))
         else:
-            outbox.accepted(id)
-            self._replay(id, stored.log, offset, outbox)
-            ending = gateway_pb.Ending.FromString(stored.ending)
-            outbox.delta(gateway_pb.Delta(request_id=id, start=stored.record.emitted, ending=ending))
+            self._replay_ended(id, stored, offset, outbox)
 
     def _follow(self, id: str, tracked: Tracked, outbox: GatewayOutbox) -> None:
         tracked.followers.add(outbox)
@@ -266,6 +262,12 @@ class Leader:
         for round in decode(bytes(log)):
             if round.start + len(round.tokens) > offset:
                 outbox.delta(_delta(id, round))
+
+    def _replay_ended(self, id: str, stored: Stored, offset: int, outbox: GatewayOutbox) -> None:
+        outbox.accepted(id)
+        self._replay(id, stored.log, offset, outbox)
+        ending = gateway_pb.Ending.FromString(stored.ending or b"")
+        outbox.delta(gateway_pb.Delta(request_id=id, start=stored.record.emitted, ending=ending))
 
     def cancel(self, id: str) -> None:
         """At once; for a request that is not live, nothing."""
@@ -311,7 +313,7 @@ class Leader:
                     session.wake.set()
         return Write(record, start=start, log=log, ending=ending, finished_tokens=finished)
 
-    def _durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
+    async def _durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
         """What is durable may be told."""
         for write, verdict in written:
             id = write.record.request.id
@@ -319,9 +321,10 @@ class Leader:
             if tracked is None:
                 continue
             if verdict is Verdict.EXISTS:
-                self._withdraw(id, tracked)
+                await self._exists(id, tracked)
             elif verdict is Verdict.STALE:
                 self._log.error("stale_write", request_id=id, start=write.start)
+                self._withdraw(id, tracked, Lost(f"the store no longer holds what was written of request {id}"))
             else:
                 self._relay(id, tracked, write)
 
@@ -342,12 +345,34 @@ class Leader:
             for outbox in tracked.followers:
                 outbox.delta(delta)
 
-    def _withdraw(self, id: str, tracked: Tracked) -> None:
-        """A request of that id ended before our time: the store knows it, the core must not run it again."""
+    async def _exists(self, id: str, tracked: Tracked) -> None:
+        """A request of that id ended before this one came. The same one was sent again, since its answer was lost."""
+        try:
+            stored = await self.store.get(id)
+        except StoreUnavailable as error:
+            self._withdraw(id, tracked, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
+            return
+        if stored is None or stored.submit != _payload(tracked.submit):
+            self._withdraw(id, tracked, DuplicateRequest(f"request_id: {id} was used before"))
+            return
+        self._forget(id)
+        for outbox in tracked.followers:
+            self._replay_ended(id, stored, 0, outbox)
+
+    def _withdraw(self, id: str, tracked: Tracked, error: RequestError) -> None:
+        self._forget(id)
+        for outbox in tracked.followers:
+            outbox.refuse(id, error)
+
+    def _forget(self, id: str) -> None:
+        """It is not ours to run, and nothing more is written of it."""
         self._observe(Cancelled(id))
         del self._tracked[id]
-        for outbox in tracked.followers:
-            outbox.refuse(id, DuplicateRequest(f"request_id: {id} was used before"))
+        self._wake_all()
+
+
+def _payload(submit: gateway_pb.Submit) -> bytes:
+    return submit.SerializeToString(deterministic=True)
 
 
 def _delta(id: str, round: LoggedRound, start: int | None = None) -> gateway_pb.Delta:

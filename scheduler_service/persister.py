@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
@@ -10,15 +10,14 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from scheduler_service.store import Store, StoreUnavailable, Verdict, Write
 
 Batch = Sequence[Write]
+Durable = Callable[[Sequence[tuple[Write, Verdict]]], Awaitable[None]]
 MAX_WRITES_PER_COMMIT = 512
 
 
 class Persister:
     """One batch per report. `durable` is told of every write, in order, after the commit that holds it."""
 
-    def __init__(
-        self, store: Store, epoch: int, max_pending: int, durable: Callable[[Sequence[tuple[Write, Verdict]]], None]
-    ) -> None:
+    def __init__(self, store: Store, epoch: int, max_pending: int, durable: Durable) -> None:
         self._store, self._epoch, self._max_pending, self._durable = store, epoch, max_pending, durable
         self._pending: deque[tuple[Batch, bool]] = deque()
         self._planned = 0
@@ -72,7 +71,7 @@ class Persister:
             taken += 1
         if writes:
             verdicts = await self._commit(writes)
-            self._durable(list(zip(writes, verdicts, strict=True)))
+            await self._durable(list(zip(writes, verdicts, strict=True)))
         for _ in range(taken):
             _, planned = self._pending.popleft()
             self._planned -= planned

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+import redis.asyncio as aioredis
 
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import inference_pb2 as inference_pb
@@ -192,6 +193,32 @@ async def test_a_resubmission_is_accepted_once_more_and_runs_once(live: Live) ->
     await gateway.submit("a")
     await gateway.until(lambda: "a" in gateway.accepted)
     assert len(leader.core.entries) == 1
+
+
+async def test_a_resubmission_of_an_ended_request_gets_its_answer(live: Live) -> None:
+    _, worker, gateway = live
+    await gateway.submit("a")
+    await worker.until("a")
+    await worker.report(worker.row("a", 0, 7, 8, finish=STOP))
+    await gateway.until(lambda: "a" in gateway.endings)
+    again = ScriptedGateway(gateway.target)
+    await again.submit("a")
+    await again.until(lambda: "a" in again.endings or "a" in again.refused)
+    assert again.tokens["a"] == [7, 8]
+    await again.close()
+
+
+async def test_a_request_that_redis_lost_ends_for_its_client_too(live: Live, store: Switch, redis_url: str) -> None:
+    leader, worker, gateway = live
+    await gateway.submit("a")
+    await gateway.until(lambda: "a" in gateway.accepted)
+    await worker.until("a")
+    async with aioredis.Redis.from_url(redis_url) as client:
+        await client.delete(store.keys.request("a"))
+    await worker.report(worker.row("a", 0, 7))
+    await gateway.until(lambda: "a" in gateway.refused)
+    assert gateway.refused["a"].code == grpc.StatusCode.DATA_LOSS.value[0]
+    assert not leader.core.entries
 
 
 async def test_another_request_under_a_live_id_is_refused(live: Live) -> None:
