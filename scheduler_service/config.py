@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from redis.asyncio.connection import parse_url
 
 from scheduler_service.core.policies import Policy, make_policy
 
@@ -25,14 +26,20 @@ class Settings(BaseSettings):
     policy: str = "default"
     policy_set: list[str] = Field(default=[], description="name=value, as often as needed")
     draft_len: int = Field(4, ge=0, le=64, description="tokens proposed per round")
-    prefill_chunk: int = Field(256, ge=1, description="tokens of prompt computed in one round")
+    prefill_chunk: int = Field(256, ge=1, le=2**31, description="tokens of prompt computed in one round")
     max_live: int = Field(10_000, ge=1, description="requests waiting or running; more are refused")
     max_pending_steps: int = Field(16, ge=1, description="reports planned ahead of Redis; then planning waits for it")
-    max_lag: int = Field(16, ge=1, description="rounds that a worker may run ahead of its last command")
+    max_lag: int = Field(16, ge=1, le=2**31, description="rounds that a worker may run ahead of its last command")
     worker_timeout_s: float = Field(30.0, gt=0, description="a worker not heard of for so long is lost")
-    keep_s: int = Field(600, ge=1, description="how long an ended request can still be asked for")
+    keep_s: int = Field(600, ge=1, le=365 * 86_400, description="how long an ended request can still be asked for")
     event_log: Path | None = Field(None, description="append every event and plan here, as JSON lines")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_a_redis_url(cls, url: str) -> str:
+        parse_url(url)
+        return url
 
     @model_validator(mode="after")
     def _policy_exists(self) -> Self:
