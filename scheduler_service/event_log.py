@@ -1,12 +1,13 @@
 """Every event with its time and every plan, as JSON lines: a debugger, and a replay that rebuilds each plan exactly."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import TypeAdapter
 
+from scheduler_service.core.beliefs import FleetLength
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import (
     Cancelled,
@@ -33,6 +34,10 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._file: TextIO = path.open("a", buffering=1)
 
+    def leading(self, length: FleetLength) -> None:
+        """A scheduler's life begins; the log may hold several."""
+        self._write(finished=length.finished, tokens=length.tokens)
+
     def restored(self, record: Record) -> None:
         self._write(restored=_RECORD.dump_python(record, mode="json"))
 
@@ -50,11 +55,15 @@ class EventLog:
         self._file.close()
 
 
-def replay(path: Path, core: Core) -> Iterator[tuple[str, Plan, Plan]]:
-    """Feed the log of one scheduler's life to a fresh core: (worker, plan as logged, plan as rebuilt)."""
+def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Plan, Plan]]:
+    """Feed the log to a fresh core for each scheduler's life: (worker, plan as logged, plan as rebuilt)."""
+    core = make_core()
     with path.open() as lines:
         for line in map(json.loads, lines):
-            if "restored" in line:
+            if "finished" in line:
+                core = make_core()
+                core.length = FleetLength(line["finished"], line["tokens"])
+            elif "restored" in line:
                 core.restore([_RECORD.validate_python(line["restored"], strict=False)])
             elif "event" in line:
                 core.observe(_KINDS[line["kind"]].validate_python(line["event"], strict=False), line["now"])

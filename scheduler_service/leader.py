@@ -78,6 +78,8 @@ class Leader:
         """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable."""
         self.epoch = await self.store.lead(int(self.clock() * 1000))
         self.core.length.finished, self.core.length.tokens = await self.store.fleet()
+        if self._event_log:
+            self._event_log.leading(self.core.length)
         for stored in [stored async for stored in self.store.live()]:  # all or nothing: a failed take-over is repeated
             self._restore(stored)
         self.persister = Persister(self.store, self.epoch, self.settings.max_pending_steps, self._durable)

@@ -492,6 +492,14 @@ async def test_the_event_log_replays_to_the_same_plans(store: Switch, tmp_path_f
         await gateway.until(lambda: "b" in gateway.endings)
         await gateway.close()
         await worker.close()
-    plans = list(replay(path, Core(make_policy("laps-sd"))))
+    async with scheduler(store, event_log=path) as (leader, target):  # a second life: its mean length is one token
+        assert leader.core.length.predict(None, 50) == 1
+        worker = await ScriptedWorker(target).attach()
+        await worker.until("a")
+        for start in range(12, 24):
+            await worker.report(worker.row("a", start, 7, drafted=4))
+            await worker.next_command()
+        await worker.close()
+    plans = list(replay(path, lambda: Core(make_policy("laps-sd"))))
     assert len(plans) > 3
     assert all(logged == rebuilt for _, logged, rebuilt in plans)
