@@ -132,9 +132,11 @@ class Core:
             entry = self.entries[key[-1]]
             worker.ranking.remove(key)
             entry.home, entry.key = None, ()
+            waited = entry.state is State.WAITING
             entry.lose_kv()
             self._rank(entry)
-            effects.append(Changed(entry.record()))
+            if not waited:  # a worker that comes and goes, while the store is away, must not fill what waits for it
+                effects.append(Changed(entry.record()))
         return tuple(effects)
 
     def _step_done(self, step: StepDone, now: float) -> tuple[Effect, ...]:

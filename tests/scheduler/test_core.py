@@ -150,6 +150,16 @@ def test_a_lost_workers_requests_run_elsewhere_with_the_tokens_they_have() -> No
     assert queue.entries["a"].emitted == 4
 
 
+def test_a_worker_that_comes_and_goes_writes_nothing_new() -> None:
+    worker = FakeWorker(core(), dict.fromkeys("ab", 9), slots=2)
+    worker.submit("a", "b")
+    worker.step()
+    assert len(worker.core.observe(WorkerDown("w"), 1.0)) == 2
+    for _ in range(3):
+        worker.core.observe(worker_up(held=(Held("a", 1), Held("b", 1))), 2.0)
+        assert worker.core.observe(WorkerDown("w"), 2.0) == ()
+
+
 def test_kv_that_a_returning_worker_held_is_kept() -> None:
     queue = core()
     worker = FakeWorker(queue, {"a": 9})
