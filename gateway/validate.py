@@ -65,8 +65,8 @@ async def encode_input(request: inference_pb2.GenerateRequest, model: TextModel,
     field = request.WhichOneof("input")
     if field is None:
         raise BadInput("input", "give either prompt or chat")
-    texts = [request.prompt] if field == "prompt" else [message.content for message in request.chat.messages]
-    size = sum(len(text.encode()) for text in texts)
+    # As sent, not the contents alone: each message costs work, an empty one too.
+    size = len(request.prompt.encode()) if field == "prompt" else request.chat.ByteSize()
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
     if size > THREAD_ABOVE_BYTES:

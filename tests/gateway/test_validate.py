@@ -29,6 +29,7 @@ BAD = [
     ({"chat": chat(("robot", "hi"))}, "chat: messages[0]: unknown role 'robot'"),
     ({"chat": chat(("user", "hi"), ("system", "late"))}, "chat: the model's template refuses"),
     ({"chat": chat(("user", LONG))}, "chat: "),
+    ({"chat": chat(*[("user", "")] * 1000)}, "chat: 8000 bytes; at most 4000"),
     ({"prompt": "a", "temperature": math.nan}, "temperature: must be in [0, 2]"),
     ({"prompt": "a", "temperature": -0.1}, "temperature: must be in [0, 2]"),
     ({"prompt": "a", "temperature": 2.1}, "temperature: must be in [0, 2]"),
