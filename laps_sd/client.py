@@ -10,7 +10,7 @@ from typing import Any, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.errors import RETRY_AFTER_KEY, NotServing, RequestError, from_code
+from protos.errors import RETRY_AFTER_KEY, BadInput, NotServing, RequestError, from_code
 from protos.serving import PUBLIC_MESSAGE_BYTES, channel
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
@@ -129,8 +129,12 @@ class Client:
             params["chat"] = {"messages": [dict(message) for message in messages]}
         if prompt is not None:
             params["prompt"] = prompt
+        try:
+            request = inference_pb2.GenerateRequest(**params)
+        except ValueError as error:  # a number that its field cannot hold, text that is no Unicode
+            raise BadInput("request", str(error)) from error
         with _request_errors():
-            call = self._stub.Generate(inference_pb2.GenerateRequest(**params), timeout=timeout_s)
+            call = self._stub.Generate(request, timeout=timeout_s)
             try:
                 async for chunk in call:
                     yield chunk

@@ -6,6 +6,8 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 
+import pytest
+
 from protos.v1 import types_pb2
 from tests.gateway.harness import WAIT_S, ending, ids, stack
 
@@ -72,6 +74,14 @@ async def test_an_error_is_one_line_and_exit_1() -> None:
         code, out, err = await output(await generate(client.target, "--temperature", "3"))
     assert (code, out) == (1, "")
     assert err == "laps-sd: INVALID_ARGUMENT: temperature: must be in [0, 2], not 3\n"
+
+
+@pytest.mark.parametrize("bad", [("--max-tokens", "5000000000"), ("--stop", "\udcff")], ids=["too big", "no UTF-8"])
+async def test_what_the_wire_cannot_carry_is_one_line_and_exit_1(bad: tuple[str, str]) -> None:
+    code, out, err = await output(await generate("127.0.0.1:1", *bad))
+    assert (code, out) == (1, "")
+    assert err.startswith("laps-sd: INVALID_ARGUMENT: request: ")
+    assert err.count("\n") == 1
 
 
 async def test_a_model_without_chat_template_brings_a_hint() -> None:
