@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _REPLACEMENT = "\ufffd"
-_INCOMPLETE_TOKENS = 4  # a character has at most four bytes: what is not complete after as many tokens never will be
+# Several tokens in a row may each end within a character (of emoji, of CJK); after so many it is no text that comes.
+_INCOMPLETE_TOKENS = 16
 
 
 class StopStrings:
