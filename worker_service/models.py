@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -49,9 +50,14 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LoadedModel:
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=number, local_files_only=True).to(place).eval()
-    except (OSError, ValueError) as error:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=number, local_files_only=True, output_loading_info=True
+        )
+        model = model.to(place).eval()
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load {folder}: {error}") from error
+    if missing := sorted(report["missing_keys"]):  # transformers makes them up at random, on every worker anew
+        raise ModelError(f"{folder}: {len(missing)} weights are not in its files; the first is {missing[0]}")
     if not tokenizer.is_fast:
         raise ModelError(f"{folder}: the tokenizer has no fast form (tokenizer.json)")
     if not model._supports_attention_backend:
