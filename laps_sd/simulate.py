@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from scheduler_service.core.policies import POLICIES, Policy
+from scheduler_service.predictor import PredictorKind, make_predictor
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import generate, parse_synthetic, with_acceptance
 from scheduler_service.sim.oracle import simulated_policy
@@ -55,6 +57,10 @@ def simulate(
     t_resume_ms: Annotated[float, typer.Option(min=0, help="Per request that goes on after a pause.")] = 0.0,
     kv_budget_tokens: Annotated[int | None, typer.Option(min=1, help="Per worker; default: unbounded.")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens a round; default: all.")] = None,
+    predictor: Annotated[
+        PredictorKind,
+        typer.Option(help="Of what has no predicted_output_tokens: learned from ended requests, or none."),
+    ] = PredictorKind.ONLINE,
     plan_lag: Annotated[int, typer.Option(min=0, max=1, help="1: plans see a step late, as live.")] = 0,
     seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
@@ -76,14 +82,15 @@ def simulate(
         raise typer.BadParameter(str(error), param_hint="--policy") from None
     draw = _report() if html_file else None
     began = time.process_time()
-    traces = _run(jobs, policies, fleet)
+    traces = _run(jobs, policies, fleet, predictor)
     took_s = time.process_time() - began
     results = {name: summarise(trace) for name, trace in traces.items()}
     _print(results)
     rounds = sum(trace.rounds for trace in traces.values())
     typer.echo(f"{rounds:,} request-rounds, {rounds / max(took_s, 1e-9):,.0f} per second of this processor", err=True)
     if json_file:
-        body = {"policies": results, "settings": asdict(fleet) | {"seed": seed, "workload": workload}}
+        settings = asdict(fleet) | {"seed": seed, "workload": workload, "predictor": predictor}
+        body = {"policies": results, "settings": settings}
         json_file.write_text(json.dumps(body, indent=1) + "\n")
     if html_file and draw:
         command = shlex.join(["laps-sd", *sys.argv[1:]])
@@ -126,14 +133,20 @@ def _report() -> Any:
     return render
 
 
-def _run(jobs: Sequence[Job], policies: dict[str, Policy], fleet: Fleet) -> dict[str, Trace]:
+def _run(jobs: Sequence[Job], policies: dict[str, Policy], fleet: Fleet, predictor: PredictorKind) -> dict[str, Trace]:
+    """Each policy with a predictor of its own, which learns from what ended under it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     traces: dict[str, Trace] = {}
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         for name, policy in policies.items():
             task = bar.add_task(name, total=len(jobs))
-            traces[name] = run(jobs, policy, fleet, lambda ended, task=task: bar.update(task, completed=ended))  # type: ignore[misc]
+            progress = partial(_advance, bar, task)
+            traces[name] = run(jobs, policy, fleet, progress, make_predictor(predictor))
     return traces
+
+
+def _advance(bar: Progress, task: TaskID, ended: int) -> None:
+    bar.update(task, completed=ended)
 
 
 def _print(results: dict[str, dict[str, float]]) -> None:

@@ -58,6 +58,15 @@ class Length:
     spread: float
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a predictor said of a request at its submission; None where it knows no better than the fleet's mean.
+    `acceptance`: accepted / drafted of such requests."""
+
+    length: Length | None = None
+    acceptance: float | None = None
+
+
 SOME_LENGTH = Length(math.log(USUAL_TOKENS), 1.2)  # before anything is known
 
 
@@ -120,11 +129,22 @@ class FleetLength:
             if hint is not None:
                 self.hinted.observe(max(1, hint), tokens)
 
-    def predict(self, hint: int | None, max_tokens: int) -> int:
-        """A client's hint, else the mean of finished requests, else max_tokens; always in [1, max_tokens]."""
-        guess = hint if hint is not None else round(self.tokens / self.finished) if self.finished else max_tokens
-        return max(1, min(guess, max_tokens))
+    def predict(self, hint: int | None, max_tokens: int, expected: Expected | None = None) -> int:
+        """A client's hint, else the expected median, else the mean of finished requests, else max_tokens; always in
+        [1, max_tokens]."""
+        guess: float = max_tokens
+        if hint is not None:
+            guess = hint
+        elif expected is not None and expected.length is not None:
+            guess = math.exp(expected.length.location)
+        elif self.finished:
+            guess = self.tokens / self.finished
+        return max(1, min(round(guess), max_tokens))
 
-    def belief(self, hint: int | None) -> Length:
-        """A client's hint as far as hints are to be trusted, else the lengths of finished requests."""
-        return self.hinted.belief(max(1, hint)) if hint is not None else self.unhinted.belief(USUAL_TOKENS)
+    def belief(self, hint: int | None, expected: Expected | None = None) -> Length:
+        """A client's hint as far as hints are to be trusted, else what is expected, else the lengths of finished
+        requests."""
+        if hint is not None:
+            return self.hinted.belief(max(1, hint))
+        known = expected.length if expected is not None else None
+        return known or self.unhinted.belief(USUAL_TOKENS)

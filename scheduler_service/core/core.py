@@ -97,7 +97,7 @@ class Core:
             if len(self._deadlines) > 2 * len(self.entries) + 64:
                 self._forget_deadlines_of_ended()
         if self.policy.learns:
-            entry.length = self.length.belief(entry.request.predicted_tokens)
+            entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
             self._carousel.append(entry.request.id)
         self._rank(entry)
         return entry
@@ -217,7 +217,7 @@ class Core:
             id = self._carousel.popleft()
             if (entry := self.entries.get(id)) is not None:
                 self._carousel.append(id)
-                entry.length = self.length.belief(entry.request.predicted_tokens)
+                entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
                 self._rank(entry)
 
     @property
@@ -226,7 +226,8 @@ class Core:
 
     def _view(self, entry: Entry) -> View:
         request = entry.request
-        predicted = self.length.predict(request.predicted_tokens, request.max_tokens)
+        predicted = self.length.predict(request.predicted_tokens, request.max_tokens, request.expected)
+        known = request.expected.acceptance if request.expected else None
         prefill_s = self.cost.prefill_token_s
         return View(
             request=request,
@@ -238,7 +239,7 @@ class Core:
             prefill_s=request.prompt_tokens * prefill_s,
             perceptible=entry.perceptible,
             length=entry.length,
-            fleet_acceptance=self.acceptance.mean,
+            prior_acceptance=self.acceptance.mean if known is None else known,
             resume_s=entry.prefill_owed * prefill_s + (self.cost.resume_s if entry.state is State.PAUSED else 0.0),
         )
 

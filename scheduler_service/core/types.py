@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
+from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Expected, Length
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.value import value
 
@@ -37,6 +37,7 @@ class Request:
     klass: RequestClass = RequestClass.DEFAULT
     deadline: float | None = None
     predicted_tokens: int | None = None  # the client's hint
+    expected: Expected | None = None  # what a predictor said at its submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class View(NamedTuple):
     prefill_s: float  # nominal seconds of its whole prompt
     perceptible: bool
     length: Length = SOME_LENGTH  # of its output, from what finished requests taught
-    fleet_acceptance: float = 0.5  # the mean of finished requests
+    prior_acceptance: float = 0.5  # before it showed its own: as predicted, else the mean of finished requests
     resume_s: float = 0.0  # nominal seconds until it can draft: prefill still owed, and resuming from a pause
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from scheduler_service.predictor import PredictorKind, make_predictor
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, at_load, generate, parse_synthetic
 from scheduler_service.sim.oracle import simulated_policy
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--method", default="", help="only rows of this `method`")
     parser.add_argument("--draft-len", type=int, default=4)
     parser.add_argument("--t-resume-ms", type=float, default=0.0)
+    parser.add_argument("--predictor", type=PredictorKind, default=PredictorKind.NONE, choices=list(PredictorKind))
     flags = parser.parse_args()
     policies = flags.policy.split(",")
     try:
@@ -49,7 +51,7 @@ def main() -> None:
     for slots in all_slots:
         fleet = Fleet(slots=slots, draft_len=flags.draft_len, costs=StepCosts(t_resume_ms=flags.t_resume_ms))
         for text, what in workloads.items():
-            runs = [one_seed(policies, fleet, what, logs, seed) for seed in range(1, flags.seeds + 1)]
+            runs = [one_seed(policies, fleet, what, logs, seed, flags.predictor) for seed in range(1, flags.seeds + 1)]
             cells = " | ".join(
                 cell([run[name] for run in runs], [run[policies[0]] for run in runs]) for name in policies
             )
@@ -57,7 +59,12 @@ def main() -> None:
 
 
 def one_seed(
-    policies: Sequence[str], fleet: Fleet, what: Synthetic, logs: Sequence[Job], seed: int
+    policies: Sequence[str],
+    fleet: Fleet,
+    what: Synthetic,
+    logs: Sequence[Job],
+    seed: int,
+    predictor: PredictorKind = PredictorKind.NONE,
 ) -> dict[str, tuple[float, float]]:
     """Mean and p99 latency in ms by policy, all on the same jobs."""
     costs, slots = fleet.costs, fleet.slots
@@ -69,7 +76,8 @@ def one_seed(
         jobs = generate(what, seed, draft_len=fleet.draft_len, costs=costs, slots=slots)
     results: dict[str, tuple[float, float]] = {}
     for text in policies:
-        row = summarise(simulate(jobs, simulated_policy(*_named(text), jobs, fleet.draft_len), fleet))
+        policy = simulated_policy(*_named(text), jobs, fleet.draft_len)
+        row = summarise(simulate(jobs, policy, fleet, predictor=make_predictor(predictor)))
         results[text] = row["mean_e2el_ms"], row["p99_e2el_ms"]
     return results
 

@@ -7,11 +7,12 @@ import heapq
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import Policy
 from scheduler_service.core.types import Advanced, Ended, Record, StepDone, Submitted
+from scheduler_service.predictor.port import Predictor
 from scheduler_service.sim.worker import Fleet, SimWorker
 from scheduler_service.sim.workload import Job
 
@@ -52,7 +53,12 @@ class Simulation:
     """One policy on one workload. `progress` is called now and then with the number of jobs that have ended."""
 
     def __init__(
-        self, jobs: Sequence[Job], policy: Policy, fleet: Fleet, progress: Callable[[int], None] | None = None
+        self,
+        jobs: Sequence[Job],
+        policy: Policy,
+        fleet: Fleet,
+        progress: Callable[[int], None] | None = None,
+        predictor: Predictor | None = None,
     ) -> None:
         self.trace = Trace()
         self._arrivals = sorted((job for job in jobs if fleet.can_hold(job)), key=lambda job: job.arrival_s)
@@ -60,6 +66,7 @@ class Simulation:
         self._jobs = {job.id: job for job in jobs}
         self._max_tokens = max_tokens(jobs)
         self._fleet = fleet
+        self._predictor = predictor
         self._progress = progress or (lambda ended: None)
         self._sample_every = max(1, len(jobs) // SAMPLES)
         self.core = Core(
@@ -99,7 +106,10 @@ class Simulation:
 
     def _submit(self, job: Job, now: float) -> None:
         """With plan lag, as live: whoever has the most room gets a new plan at once, for its next round."""
-        self.core.observe(Submitted(job.request(self._max_tokens)), now)
+        request = job.request(self._max_tokens)
+        if self._predictor:
+            request = replace(request, expected=self._predictor.predict(job.features()))
+        self.core.observe(Submitted(request), now)
         if self._fleet.plan_lag and (name := self.core.hungriest()) is not None:
             self._workers[name].command = self.core.plan(name)
 
@@ -135,11 +145,27 @@ class Simulation:
                     self.trace.gaps_s.append(now - last)
             if isinstance(effect, Ended):
                 del self._last_s[id]
+                self._learn(record)
                 self.trace.outcomes.append(Outcome(self._jobs[id], record, self._first_s.pop(id), now))
                 if len(self.trace.outcomes) % self._sample_every == 0:
                     self._progress(len(self.trace.outcomes))
 
+    def _learn(self, record: Record) -> None:
+        """At the same points in every run of equal inputs; live, a process of its own does it."""
+        if self._predictor:
+            seen = record.acceptance
+            features = self._jobs[record.request.id].features()
+            self._predictor.observe(features, record.emitted, seen.drafted, seen.accepted)
+            if self._predictor.due:
+                self._predictor.refit()
 
-def simulate(jobs: Sequence[Job], policy: Policy, fleet: Fleet, progress: Callable[[int], None] | None = None) -> Trace:
-    """Run `jobs` to their end under `policy`."""
-    return Simulation(jobs, policy, fleet, progress).run()
+
+def simulate(
+    jobs: Sequence[Job],
+    policy: Policy,
+    fleet: Fleet,
+    progress: Callable[[int], None] | None = None,
+    predictor: Predictor | None = None,
+) -> Trace:
+    """Run `jobs` to their end under `policy`. `predictor` learns from those that ended; None: nobody predicts."""
+    return Simulation(jobs, policy, fleet, progress, predictor).run()

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from scheduler_service.core.types import Request, RequestClass
+from scheduler_service.predictor.features import of_category
+from scheduler_service.predictor.port import Features
 
 MOST_TOKENS = 1_000_000  # of one request: more is a mistake in the file
 MOST_DRAFT = 64  # tokens of one draft
@@ -45,6 +47,10 @@ class Job:
         return Request(
             self.id, self.arrival_s, self.prompt_tokens, max_tokens, self.klass, None, self.predicted_output_tokens
         )
+
+    def features(self) -> Features:
+        """What a predictor may know of it."""
+        return of_category(self.category, self.prompt_tokens, self.klass)
 
     def rounds(self, draft_len: int) -> int:
         """Rounds that its output takes with `draft_len` drafts each."""

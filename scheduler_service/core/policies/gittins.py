@@ -3,8 +3,8 @@
 Sources: Gittins, "Bandit processes and dynamic allocation indices", J. Royal Statistical Society B 41(2), 1979; Scully,
 Harchol-Balter, Scheller-Wolf, "SOAP: one clean analysis of all age-based scheduling policies", POMACS 2(1), 2018; on
 LLMs SageSched (arXiv 2603.07917) and Hermes (arXiv 2506.14851). What is ours: the length belief is what finished
-requests teach about predictions (`core.beliefs.Trust`), the acceptance is shrunk to the fleet's from the first round,
-so that there is no blind phase, and the way back into the batch is charged.
+requests teach about predictions (`core.beliefs.Trust`), the acceptance is shrunk to the expected one from the first
+round, so that there is no blind phase, and the way back into the batch is charged.
 """
 
 import math
@@ -21,7 +21,7 @@ REACH = 4.0  # in spreads to both sides of the median
 
 @dataclass(frozen=True, slots=True)
 class Gittins(Policy):
-    """`acceptance_rounds`: for how many rounds of its own a request's acceptance counts as much as the fleet's."""
+    """`acceptance_rounds`: for how many rounds of its own a request's acceptance counts as much as the expected one."""
 
     preemptive: ClassVar[bool] = True
     learns: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class Gittins(Policy):
         tokens = median * rank(view.emitted / median, max(self.least_spread, view.length.spread))
         seen = view.acceptance
         prior = self.acceptance_rounds * max(1, draft_len)
-        acceptance = (seen.accepted + prior * view.fleet_acceptance) / (seen.drafted + prior)
+        acceptance = (seen.accepted + prior * view.prior_acceptance) / (seen.drafted + prior)
         rounds = tokens / (draft_len * acceptance + 1)
         return Claim(1, 0, rounds * cost.round_s(draft_len, slots) + view.resume_s)
 

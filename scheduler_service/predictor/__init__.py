@@ -1,0 +1,19 @@
+"""What a request is expected to need, learned from finished ones. Pure work: no wire, no store, no event loop."""
+
+from enum import StrEnum
+
+from scheduler_service.predictor.port import Predictor
+
+
+class PredictorKind(StrEnum):
+    NONE = "none"
+    ONLINE = "online"
+
+
+def make_predictor(kind: PredictorKind) -> Predictor | None:
+    """A cold one. Loaded only if it is asked for, since it brings numpy along."""
+    if kind is PredictorKind.NONE:
+        return None
+    from scheduler_service.predictor.online import OnlinePredictor
+
+    return OnlinePredictor()

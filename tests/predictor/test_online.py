@@ -1,0 +1,109 @@
+"""The online predictor: what it learns, how sure it is, and when it says nothing."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from scheduler_service.core.beliefs import Expected
+from scheduler_service.predictor.features import of_category, of_prompt
+from scheduler_service.predictor.online import LEAST_NEW, OnlinePredictor
+from scheduler_service.predictor.window import WINDOW
+from tests.predictor.builders import Draw, Stream, all_alike, by_kind, skewed
+
+
+def asked(predictor: OnlinePredictor, kind: str) -> Expected:
+    expected = predictor.predict(of_category(kind, 100, 2))
+    assert expected is not None
+    return expected
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("draw", [by_kind, all_alike, skewed])
+def test_its_80_percent_interval_covers_75_to_85_percent(draw: Draw, seed: int) -> None:
+    """Spreads that differ by kind, features that tell nothing, errors that are not normal."""
+    assert 0.75 <= Stream(seed).run(1500, draw).coverage(last=1000) <= 0.85
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_interval_is_right_again_soon_after_a_drift(seed: int) -> None:
+    stream = Stream(seed).run(1500, by_kind)
+    stream.run(200, lambda rng, kind: by_kind(rng, kind) + 1.5)
+    assert stream.coverage(last=200) < 0.75  # it was a drift
+    stream.run(800, lambda rng, kind: by_kind(rng, kind) + 1.5)
+    assert 0.75 <= stream.coverage(last=800) <= 0.85
+
+
+def test_each_kind_has_its_own_location_and_spread() -> None:
+    predictor = Stream(1).run(600, by_kind).predictor
+    short, long = asked(predictor, "short").length, asked(predictor, "long").length
+    assert short is not None
+    assert long is not None
+    assert (short.location, long.location) == (pytest.approx(3, abs=0.2), pytest.approx(6, abs=0.3))
+    assert long.spread > 3 * short.spread
+
+
+def test_acceptance_is_learned_where_kinds_differ_in_it() -> None:
+    predictor = Stream(1).run(400, by_kind, lambda kind: {"short": 0.9, "middle": 0.6, "long": 0.3}[kind]).predictor
+    assert asked(predictor, "short").acceptance == pytest.approx(0.9, abs=0.05)
+    assert asked(predictor, "long").acceptance == pytest.approx(0.3, abs=0.05)
+
+
+def test_where_features_tell_nothing_it_claims_nothing() -> None:
+    """All requests then share the fleet's belief: differences without meaning would only make them overtake."""
+    assert asked(Stream(1).run(1000, all_alike).predictor, "short") == Expected(None, None)
+
+
+def test_it_is_cold_until_enough_finished_and_says_so() -> None:
+    stream = Stream(1).run(LEAST_NEW - 1, by_kind)
+    assert stream.predictor.predict(of_category("short", 100, 2)) is None
+    assert (stream.predictor.status.word, stream.predictor.status.finished) == ("cold", LEAST_NEW - 1)
+    stream.run(1, by_kind)
+    assert (stream.predictor.status.word, stream.predictor.status.version) == ("warm", 1)
+
+
+def test_equal_histories_give_equal_predictions() -> None:
+    one, two = (Stream(7).run(300, by_kind).predictor for _ in range(2))
+    assert asked(one, "middle") == asked(two, "middle")
+
+
+def test_refits_become_rarer_but_never_too_rare() -> None:
+    predictor = OnlinePredictor()
+    gaps: list[int] = []
+    for finished in range(1, 4000):
+        predictor.observe({"a": 1.0}, 10, 0, 0)
+        if predictor.due:
+            predictor.window()
+            gaps.append(finished)
+    steps = [later - sooner for sooner, later in pairwise(gaps)]
+    assert (steps[0], steps[-1]) == (32, 256)
+    assert steps == sorted(steps)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    predictor = OnlinePredictor()
+    for _ in range(WINDOW + 10):
+        predictor.observe({"a": 1.0}, 10, 0, 0)
+    assert len(predictor.known().rows) == WINDOW
+    assert predictor.known().finished == WINDOW + 10
+
+
+def test_a_single_kind_of_answer_of_a_single_length_is_no_trouble() -> None:
+    predictor = OnlinePredictor()
+    for _ in range(LEAST_NEW):
+        predictor.observe({"a": 1.0}, 1, 0, 0)
+    predictor.refit()
+    assert predictor.predict({"a": 1.0}) == Expected(None, None)
+
+
+def test_one_without_output_teaches_nothing() -> None:
+    predictor = OnlinePredictor()
+    predictor.observe({"a": 1.0}, 0, 0, 0)
+    assert predictor.status.finished == 0
+
+
+def test_a_long_prompt_is_looked_at_from_both_ends_alone() -> None:
+    features = of_prompt(range(100_000), 50, 2)
+    assert {"token 0", "token 99999", "first 0 0", "last 0 99999"} <= features.keys()
+    assert len(features) < 300
+    assert all(math.isfinite(value) for value in features.values())
