@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from scheduler_service.sim.costs import StepCosts
-from scheduler_service.sim.generate import Synthetic, generate, parse_synthetic, with_acceptance
+from scheduler_service.sim.generate import KINDS, MIX, Synthetic, generate, parse_synthetic, with_acceptance
 from scheduler_service.sim.workload import Job, WorkloadError
 
 COSTS = StepCosts()
@@ -84,3 +84,21 @@ def test_acceptance_that_was_recorded_stays() -> None:
 def test_a_wrong_setting_is_refused_by_name(text: str, complaint: str) -> None:
     with pytest.raises(WorkloadError, match=complaint):
         parse_synthetic(text)
+
+
+def test_a_mix_takes_the_kinds_of_the_paper_in_turn() -> None:
+    made = generate(Synthetic(3000, kind="mix"), 1, draft_len=4, costs=COSTS, slots=1)
+    assert [job.category for job in made[:4]] == ["chat", "code", "reasoning", "chat"]
+    for kind in MIX:
+        lengths = [job.output_tokens for job in made if job.category == kind]
+        assert fmean(lengths) == pytest.approx(KINDS[kind]["output_mean"], rel=0.1)
+
+
+def test_a_kind_is_the_same_alone() -> None:
+    mixed = parse_synthetic("kind=mix,sigma=0.3").parts()
+    assert mixed == [parse_synthetic(f"kind={kind},sigma=0.3").parts()[0] for kind in MIX]
+
+
+def test_a_kind_that_is_not_known_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="kind must be one of chat, code"):
+        parse_synthetic("kind=poetry")
