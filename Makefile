@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 
-.PHONY: demo test check lint types architecture protos protos-check env clean
+.PHONY: demo test bench-paper check lint types architecture protos protos-check env clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
 	@echo "make test   all tests, against a real Redis and the real model"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
+	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (some 20 minutes)"
 	@echo "make protos regenerate protos/v1 from the .proto files"
 
 env: $(VENV)/.installed
@@ -27,6 +28,9 @@ demo: env
 test: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest
+
+bench-paper: env
+	$(BIN)/python -m scheduler_service.sim.paper
 
 check: lint types architecture protos-check compose-check test
 

@@ -18,12 +18,10 @@ from scheduler_service.predictor import PredictorKind, make_predictor
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, at_load, generate, parse_synthetic
 from scheduler_service.sim.oracle import simulated_policy
-from scheduler_service.sim.results import summarise
+from scheduler_service.sim.results import interval_95, summarise
 from scheduler_service.sim.simulator import simulate
 from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job
-
-T_95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # two-sided, by degrees of freedom
 
 
 def main() -> None:
@@ -118,9 +116,8 @@ def cell(values: Sequence[tuple[float, float]], bases: Sequence[tuple[float, flo
     """Mean ratio of mean latency to the base's, its interval, and the same ratio of p99."""
     ratios = [value[0] / base[0] for value, base in zip(values, bases, strict=True)]
     tails = [value[1] / base[1] for value, base in zip(values, bases, strict=True)]
-    n = len(ratios)
-    half = T_95[min(n - 1, len(T_95) - 1)] * statistics.stdev(ratios) / math.sqrt(n) if n > 1 else math.nan
-    return f"{statistics.fmean(ratios):.3f} ±{half:.3f} (p99 {statistics.fmean(tails):.2f})"
+    mean, half = interval_95(ratios)
+    return f"{mean:.3f} ±{half:.3f} (p99 {statistics.fmean(tails):.2f})"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,19 @@
 """What a simulation amounts to, under the names that `vllm bench serve` uses. Computes figures; draws no plots."""
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 from scheduler_service.sim.simulator import Trace
+
+T_95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # two-sided, by degrees of freedom
+
+
+def interval_95(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of independent runs and the half-width of its 95 % interval (Student's t); nan for a single run."""
+    n = len(values)
+    half = T_95[min(n - 1, len(T_95) - 1)] * statistics.stdev(values) / math.sqrt(n) if n > 1 else math.nan
+    return statistics.fmean(values), half
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

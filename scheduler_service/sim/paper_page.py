@@ -1,0 +1,250 @@
+"""The page on the reproduced paper, and its plots, made from `paper`'s results alone. Nothing is simulated here.
+
+Sentences that judge are chosen by the figures. Plots need matplotlib, of the extra `lab`.
+"""
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import jinja2
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from scheduler_service.sim.results import interval_95
+
+PAPER_GAIN = 0.39  # below the mean of other methods
+PAPER_ERROR = 0.0684  # of estimated times
+MEAN_OF = ("fcfs", "sjf", "las")  # "the mean of the three"
+NOTHING = 0.05  # a gain below this is nothing to speak of
+STAR = "laps-sd*"
+
+Cell = Mapping[str, Mapping[str, Sequence[float]]]  # policy -> figure -> a value for each seed
+Loads = Mapping[str, Cell]  # by load
+
+
+def write(results: Mapping[str, Any], folder: Path) -> None:
+    """`paper.md` in `folder`, and its plots in `folder`/paper."""
+    plots = folder / "paper"
+    plots.mkdir(parents=True, exist_ok=True)
+    for name, figure in draw(results).items():
+        (plots / f"{name}.svg").write_text(_svg(figure))
+    (folder / "paper.md").write_text(render(results))
+
+
+# ---- figures ----
+
+
+def gain(cell: Cell, policy: str, bases: Sequence[str]) -> tuple[float, float]:
+    """By which share the mean latency lies below the mean of that of `bases`, seed by seed, with its 95 % interval."""
+    below = (fmean(seed) for seed in zip(*(cell[base]["mean_s"] for base in bases), strict=True))
+    return interval_95([1 - mine / theirs for mine, theirs in zip(cell[policy]["mean_s"], below, strict=True)])
+
+
+def ratio(cell: Cell, policy: str, base: str, figure: str = "mean_s") -> tuple[float, float]:
+    pairs = zip(cell[policy][figure], cell[base][figure], strict=True)
+    return interval_95([mine / theirs for mine, theirs in pairs])
+
+
+def percent(value: tuple[float, float]) -> str:
+    return f"{100 * value[0]:.0f} ±{100 * value[1]:.0f}"
+
+
+def plain(value: tuple[float, float], digits: int = 2) -> str:
+    return f"{value[0]:.{digits}f} ±{value[1]:.{digits}f}"
+
+
+# ---- sentences ----
+
+
+def headline(results: Mapping[str, Any]) -> Iterator[str]:
+    """Where each reading of LAPS-SD gains what the paper reports."""
+    for reading, policy in results["settings"]["readings"].items():
+        reached: list[str] = []
+        gains: list[float] = []
+        for kind, loads in results["loads"].items():
+            found = {load: gain(cell, policy, MEAN_OF)[0] for load, cell in loads.items()}
+            gains += found.values()
+            if at := [load for load, value in found.items() if value >= PAPER_GAIN]:
+                reached.append(f"{kind} at {_listed(at)}")
+        where = f"reaches it: {'; '.join(reached)}" if reached else "reaches it nowhere"
+        yield f"`{reading}` {where} (from {100 * min(gains):.0f} to {100 * max(gains):.0f} %)."
+
+
+def against(results: Mapping[str, Any], policy: str) -> Iterator[str]:
+    """Over which of the others it wins or loses beyond the interval, over all kinds and loads."""
+    cells = [(kind, load, cell) for kind, loads in results["loads"].items() for load, cell in loads.items()]
+    for base in (*MEAN_OF, "mlfq", "srpt-length", "gittins"):
+        gains = [(kind, load, *gain(cell, policy, (base,))) for kind, load, cell in cells]
+        wins = sum(mean > half for *_, mean, half in gains)
+        losses = [f"{kind} {load}" for kind, load, mean, half in gains if mean < -half]
+        lost = f", worse in {len(losses)} ({_listed(losses)})" if losses else ", worse in none"
+        yield f"{base}: better in {wins} of {len(gains)} cells beyond the interval{lost}."
+
+
+def estimates(results: Mapping[str, Any]) -> str:
+    means = {sigma: fmean(results["errors"]["mix"][sigma]["laps-sd"]["mean"]) for sigma in results["errors"]["mix"]}
+    alone = means["0"]
+    verdict = "within" if alone <= PAPER_ERROR else "above"
+    noisy = ", ".join(f"{100 * mean:.1f} % at sigma {sigma}" for sigma, mean in means.items() if sigma != "0")
+    return (
+        f"On the mix the acceptance part alone errs by {100 * alone:.1f} %, {verdict} the paper's "
+        f"{100 * PAPER_ERROR:.2f} %; with predicted lengths the error is theirs: {noisy}."
+    )
+
+
+def nothing_to_gain(results: Mapping[str, Any]) -> str:
+    empty = [
+        f"{slots} slots up to {max(loads, key=float)}"
+        for slots, cells in results["map"].items()
+        if (loads := [load for load, cell in cells.items() if gain(cell, "oracle", ("fcfs",))[0] < NOTHING])
+    ]
+    where = "; ".join(empty) or "nowhere"
+    return f"Even the oracle gains less than {100 * NOTHING:.0f} % over fcfs with {where}."
+
+
+def ablated(results: Mapping[str, Any]) -> Iterator[str]:
+    """Choices that matter: beyond the interval, best and worst first."""
+    (cell,) = results["ablations"]["mix"].values()
+    changes = {policy: gain(cell, policy, ("laps-sd",)) for policy in cell if policy.startswith("laps-sd:")}
+    better = sorted((p for p, (mean, half) in changes.items() if mean > half), key=lambda p: -changes[p][0])
+    worse = sorted((p for p, (mean, half) in changes.items() if mean < -half), key=lambda p: changes[p][0])
+    for word, policies in (("Better", better), ("Worse", worse)):
+        said = (f"`{p.partition(':')[2]}` ({100 * abs(changes[p][0]):.0f} %)" for p in policies)
+        yield f"{word} than the default beyond the interval: {', '.join(said) or 'none'}."
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+# ---- plots ----
+
+
+def draw(results: Mapping[str, Any]) -> dict[str, Figure]:
+    return {
+        "latency": _by_load(results, "mean latency over that of fcfs", _latencies),
+        "gain": _by_load(results, "below the mean of fcfs, sjf, las", _gains),
+        "ablations": _ablations(results),
+        "map": _map(results),
+    }
+
+
+def _by_load(results: Mapping[str, Any], label: str, curves: Any) -> Figure:
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True, sharey=True)
+    for axis, (kind, loads) in zip(axes.flat, results["loads"].items(), strict=True):
+        for name, points in curves(results, loads):
+            axis.plot([float(load) for load in loads], points, marker=".", label=name)
+        axis.set_title(kind, loc="left", fontsize="medium")
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(label)
+    for axis in axes[1]:
+        axis.set_xlabel("load")
+    if curves is _gains:
+        for axis in axes.flat:
+            axis.axhline(PAPER_GAIN, color="0.6", linestyle="--", label="the paper's 39 %")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, loc="outside right upper")
+    return figure
+
+
+def _latencies(results: Mapping[str, Any], loads: Loads) -> Iterator[tuple[str, list[float]]]:
+    for name, policy in _named(results):
+        if name not in ("remaining", "stay"):
+            yield name, [ratio(cell, policy, "fcfs")[0] for cell in loads.values()]
+
+
+def _gains(results: Mapping[str, Any], loads: Loads) -> Iterator[tuple[str, list[float]]]:
+    for name, policy in (*results["settings"]["readings"].items(), ("gittins", "gittins")):
+        yield name, [gain(cell, policy, MEAN_OF)[0] for cell in loads.values()]
+
+
+def _ablations(results: Mapping[str, Any]) -> Figure:
+    (cell,) = results["ablations"]["mix"].values()
+    variants = [policy for policy in cell if policy.startswith("laps-sd:")]
+    means, halves = zip(*(gain(cell, policy, MEAN_OF) for policy in variants), strict=True)
+    figure = Figure(figsize=(8, 0.24 * len(variants) + 0.8), layout="constrained")
+    axis = figure.subplots()
+    axis.errorbar(means, range(len(variants)), xerr=halves, fmt="o", color="C0")
+    axis.axvline(gain(cell, "laps-sd", MEAN_OF)[0], color="0.6", linestyle="--", label="default")
+    axis.set_yticks(range(len(variants)), [policy.partition(":")[2] for policy in variants])
+    axis.invert_yaxis()
+    axis.set_xlabel("below the mean of fcfs, sjf, las")
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _map(results: Mapping[str, Any]) -> Figure:
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    panels = mapped(results)
+    for axis, (name, policy) in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
+        rows = [[gain(cell, policy, ("fcfs",))[0] for cell in cells.values()] for cells in results["map"].values()]
+        axis.imshow(rows, cmap="YlGn", vmin=0, vmax=0.8, aspect="auto")
+        for y, row in enumerate(rows):
+            for x, value in enumerate(row):
+                axis.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize="small")
+        loads = next(iter(results["map"].values()))
+        axis.set_xticks(range(len(loads)), list(loads))
+        axis.set_yticks(range(len(rows)), list(results["map"]))
+        axis.set_title(f"{name}, % below fcfs", loc="left", fontsize="medium")
+        axis.set_xlabel("load")
+    figure.axes[0].set_ylabel("slots")
+    return figure
+
+
+def mapped(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(STAR, results["settings"]["readings"][STAR]), ("gittins", "gittins"), ("oracle", "oracle")]
+
+
+def _named(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The policies of the tables: name on the page, and in the results."""
+    readings = {policy: name for name, policy in results["settings"]["readings"].items()}
+    first = next(iter(next(iter(results["loads"].values())).values()))
+    return [(readings.get(policy, policy), policy) for policy in first]
+
+
+def _svg(figure: Figure) -> str:
+    """Text stays text and ids depend on nothing, so that equal figures are equal files."""
+    text = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "laps-sd"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+# ---- the page ----
+
+
+def render(results: Mapping[str, Any]) -> str:
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    text = Path(__file__).with_name("paper.md.jinja").read_text()
+    page: str = environment.from_string(text).render(
+        **results,
+        results=results,
+        scale=results["settings"]["scale"],
+        named=_named(results),
+        mapped=mapped(results),
+        mean_of=MEAN_OF,
+        star=results["settings"]["readings"][STAR],
+        paper_error=PAPER_ERROR,
+        **{
+            tool.__name__: tool
+            for tool in (
+                gain,
+                ratio,
+                percent,
+                plain,
+                headline,
+                against,
+                estimates,
+                nothing_to_gain,
+                ablated,
+                interval_95,
+            )
+        },
+    )
+    return page

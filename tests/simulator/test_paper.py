@@ -1,0 +1,108 @@
+"""The LAPS-SD paper, reproduced: what is measured, and what the page says of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_service.sim import paper, paper_page
+from scheduler_service.sim.worker import Fleet
+from tests.simulator.builders import SECOND, job
+
+TINY = paper.Scale(requests=4, seeds=2, loads=(0.5,), slots=(1, 2))
+
+
+def bench_paper(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr("sys.argv", ["paper", *map(str, words)])
+    paper.main()
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    return paper.reproduce(TINY, jobs=1)
+
+
+def test_it_writes_figures_page_and_plots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bench_paper(monkeypatch, "--quick", "--out", tmp_path)
+    page = (tmp_path / "paper.md").read_text()
+    assert "12 requests a seed, seeds 1 to 2" in page
+    for plot in ("latency", "gain", "ablations", "map"):
+        assert f"(paper/{plot}.svg)" in page
+        assert "<svg" in (tmp_path / "paper" / f"{plot}.svg").read_text()
+    assert json.loads((tmp_path / "paper" / "results.json").read_text())["settings"]["scale"]["requests"] == 12
+
+
+def test_the_number_of_processes_changes_nothing(results: dict[str, Any]) -> None:
+    assert paper.reproduce(TINY, jobs=2) == results
+
+
+def test_equal_figures_are_equal_files(results: dict[str, Any], tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        paper_page.write(results, tmp_path / folder)
+    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*.*"))
+    assert len(files) == 5
+    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
+
+
+def test_one_policy_is_measured_anew_beside_what_was_kept(results: dict[str, Any]) -> None:
+    kept = json.loads(json.dumps(results))
+    kept["loads"]["chat"]["0.5"]["gittins"] = kept["loads"]["chat"]["0.5"]["fcfs"] = {"mean_s": [1, 2], "p99_s": [3, 4]}
+    cell = paper.reproduce(TINY, 1, kept, ["gittins"])["loads"]["chat"]["0.5"]
+    assert cell["gittins"] == results["loads"]["chat"]["0.5"]["gittins"]
+    assert cell["fcfs"] == {"mean_s": [1, 2], "p99_s": [3, 4]}
+
+
+def test_every_cell_of_the_map_is_there(results: dict[str, Any]) -> None:
+    assert {slots: list(cells) for slots, cells in results["map"].items()} == {"1": ["0.5"], "2": ["0.5"]}
+    assert all(list(cell) == list(paper.MAPPED) for cells in results["map"].values() for cell in cells.values())
+
+
+def test_a_cell_of_the_map_is_the_gain_over_fcfs() -> None:
+    cell = {"fcfs": {"mean_s": [10.0, 20.0]}, "oracle": {"mean_s": [5.0, 12.0]}}
+    mean, half = paper_page.gain(cell, "oracle", ["fcfs"])
+    assert mean == pytest.approx(0.45)
+    assert half == pytest.approx(12.71 * 0.05)
+
+
+def test_the_error_is_that_of_the_estimate_when_acceptance_became_stable() -> None:
+    # Eight rounds of five tokens make it perceptible: 100 tokens seem to take 20 rounds. In truth each of the other
+    # sixty tokens takes a round of its own: 68 rounds in all.
+    falling = job("falling", 0, 100, (4,) * 8 + (0,) * 60, predicted_output_tokens=100)
+    steady = job("steady", 0, 100, (4,), predicted_output_tokens=100)
+    short = job("short", 0, 10, (4,), predicted_output_tokens=10)  # ends before it is known
+    errors = paper.estimation_errors([falling, steady, short], Fleet(costs=SECOND))
+    assert sorted(errors) == pytest.approx([0.0, 48 / 68])
+
+
+def test_a_gain_below_the_mean_of_three_is_seed_by_seed() -> None:
+    cell = {name: {"mean_s": [mean]} for name, mean in (("fcfs", 10.0), ("sjf", 5.0), ("las", 9.0), ("laps-sd", 4.0))}
+    assert paper_page.gain(cell, "laps-sd", paper_page.MEAN_OF)[0] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("gain", [0.38, 0.40])
+def test_the_page_says_where_the_headline_is_reached(results: dict[str, Any], gain: float) -> None:
+    cell = {policy: {"mean_s": [1.0, 1.0]} for policy in results["loads"]["chat"]["0.5"]}
+    cell["laps-sd"] = {"mean_s": [1 - gain, 1 - gain]}
+    (total, *_) = paper_page.headline({"settings": results["settings"], "loads": {"chat": {"0.9": cell}}})
+    assert ("reaches it: chat at 0.9" in total) is (gain >= 0.39)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--seeds", "1"], "--seeds at least 2"),
+        (["--jobs", "0"], "--jobs must be at least 1"),
+        (["--only", "gittins"], "results.json"),
+    ],
+)
+def test_a_wrong_flag_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: list[str],
+    complaint: str,
+) -> None:
+    with pytest.raises(SystemExit):
+        bench_paper(monkeypatch, "--out", tmp_path, *words)
+    assert complaint in capsys.readouterr().err
