@@ -45,6 +45,7 @@ async def serve(settings: Settings) -> None:
             await first_of(stopping.wait, leader.run)
         finally:
             await server.stop(STOP_GRACE_S)
+            await leader.learning.close()
             await store.close()
 
 

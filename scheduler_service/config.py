@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.asyncio.connection import parse_url
 
 from scheduler_service.core.policies import Policy, make_policy
+from scheduler_service.predictor import PredictorKind
 
 
 class Settings(BaseSettings):
@@ -25,6 +26,7 @@ class Settings(BaseSettings):
     namespace: str = Field("laps-sd", pattern=r"^[A-Za-z0-9._-]+$", description="prefix of every key in Redis")
     policy: str = "default"
     policy_set: list[str] = Field(default=[], description="name=value, as often as needed")
+    predictor: PredictorKind = Field(PredictorKind.ONLINE, description="of output lengths and acceptance, or none")
     draft_len: int = Field(4, ge=0, le=64, description="tokens proposed per round")
     prefill_chunk: int = Field(256, ge=1, le=2**31, description="tokens of prompt computed in one round")
     max_live: int = Field(10_000, ge=1, description="requests waiting or running; more are refused")

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from pydantic import TypeAdapter
 
-from scheduler_service.core.beliefs import FleetLength
+from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import (
     Cancelled,
@@ -24,6 +24,8 @@ from scheduler_service.core.types import (
 _KINDS: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(kind) for kind in (Submitted, Cancelled, WorkerUp, WorkerDown, StepDone, Tick)
 }
+_LENGTH = TypeAdapter(FleetLength)
+_ACCEPTANCE = TypeAdapter(FleetAcceptance)
 _PLAN = TypeAdapter(Plan)
 _RECORD = TypeAdapter(Record)
 
@@ -34,9 +36,9 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._file: TextIO = path.open("a", buffering=1)
 
-    def leading(self, length: FleetLength) -> None:
-        """A scheduler's life begins; the log may hold several."""
-        self._write(finished=length.finished, tokens=length.tokens)
+    def leading(self, core: Core) -> None:
+        """A scheduler's life begins, and this is what it knew by then; the log may hold several."""
+        self._write(length=_LENGTH.dump_python(core.length), acceptance=_ACCEPTANCE.dump_python(core.acceptance))
 
     def restored(self, record: Record) -> None:
         self._write(restored=_RECORD.dump_python(record, mode="json"))
@@ -60,9 +62,10 @@ def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Pla
     core = make_core()
     with path.open() as lines:
         for line in map(json.loads, lines):
-            if "finished" in line:
+            if "length" in line:
                 core = make_core()
-                core.length = FleetLength(line["finished"], line["tokens"])
+                core.length = _LENGTH.validate_python(line["length"])
+                core.acceptance = _ACCEPTANCE.validate_python(line["acceptance"])
             elif "restored" in line:
                 core.restore([_RECORD.validate_python(line["restored"], strict=False)])
             elif "event" in line:

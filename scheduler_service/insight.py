@@ -11,6 +11,7 @@ from scheduler_service import translate
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import policy_name
 from scheduler_service.core.types import Effect, Finish, StepDone
+from scheduler_service.predictor.port import Status
 
 if TYPE_CHECKING:
     from scheduler_service.leader import Leader
@@ -59,6 +60,7 @@ class Insight:
             report_to_command_p50_ms=_percentile_ms(delays, 0.50),
             report_to_command_p99_ms=_percentile_ms(delays, 0.99),
             epoch=leader.epoch,
+            predictor=_predictor_status(leader.learning.status),
         )
 
 
@@ -94,6 +96,14 @@ def _worker_status(leader: "Leader", session: "WorkerSession") -> types_pb.Worke
         rounds=session.rounds,
         idle_share=session.idle_share,
         outside_forward_share=session.outside_forward_share,
+    )
+
+
+def _predictor_status(status: Status | None) -> types_pb.PredictorStatus:
+    if status is None:
+        return types_pb.PredictorStatus(status="none")
+    return types_pb.PredictorStatus(
+        status=status.word, version=status.version, finished=status.finished, trained_on=status.trained_on
     )
 
 

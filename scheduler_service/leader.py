@@ -32,6 +32,7 @@ from scheduler_service.core.types import (
 from scheduler_service.event_log import EventLog
 from scheduler_service.gateways import GatewayOutbox
 from scheduler_service.insight import Insight
+from scheduler_service.learning import Learning
 from scheduler_service.persister import Persister
 from scheduler_service.store import Store, Stored, StoreUnavailable, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode, encode
@@ -70,6 +71,7 @@ class Leader:
         self.insight = Insight()
         self.store = store
         self.clock = clock
+        self.learning = Learning(settings.predictor, self.core, store)
         self._tracked: dict[str, Tracked] = {}
         self._event_log = EventLog(settings.event_log) if settings.event_log else None
         self._log = structlog.get_logger()
@@ -77,9 +79,9 @@ class Leader:
     async def lead(self) -> None:
         """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable."""
         self.epoch = await self.store.lead(int(self.clock() * 1000))
-        self.core.length.finished, self.core.length.tokens = await self.store.fleet()
+        await self.learning.take_over(self.epoch)
         if self._event_log:
-            self._event_log.leading(self.core.length)
+            self._event_log.leading(self.core)
         for stored in [stored async for stored in self.store.live()]:  # all or nothing: a failed take-over is repeated
             self._restore(stored)
         self.persister = Persister(self.store, self.epoch, self.settings.max_pending_steps, self._durable)
@@ -96,7 +98,7 @@ class Leader:
 
     async def run(self) -> None:
         """Until cancelled, or Fenced is raised. What is ready to be stored is stored; deadlines pass."""
-        await first_of(self.persister.run, self._tick)
+        await first_of(self.persister.run, self._tick, self.learning.run)
 
     async def _tick(self) -> None:
         while True:
@@ -217,7 +219,7 @@ class Leader:
             return
         try:
             self._admissible(submit, known)
-            effects = self._observe(Submitted(translate.to_request(submit, self.clock())))
+            effects = self._observe(Submitted(translate.to_request(submit, self.clock(), self.learning.expect(submit))))
         except QueueIsFull as error:
             outbox.refuse(id, QueueFull(str(error), retry_after_ms=self._retry_after_ms()))
         except RequestError as error:
@@ -300,7 +302,7 @@ class Leader:
 
     def _write(self, effect: Effect, row: worker_pb.Row | None) -> Write:
         record, id = effect.record, effect.record.request.id
-        start, log, ending, finished = None, b"", None, None
+        start, log, ending = None, b"", None
         if row is not None and row.tokens and getattr(effect, "start", None) is not None:
             self._tracked[id].output.extend(row.tokens)
             start, log = row.start, encode(row.tokens, row.drafted, row.accepted)
@@ -308,12 +310,12 @@ class Leader:
             message = row.error if row is not None else ""
             ending = translate.to_ending(record, effect.finish, self.clock(), message).SerializeToString()
             if record.state is State.FINISHED:
-                finished = record.emitted
+                self.learning.finished(self._tracked[id].submit, record)
             self.insight.counts[record.state.value] += 1
             for session in self.sessions.values():
                 if id in session.sent:
                     session.wake.set()
-        return Write(record, start=start, log=log, ending=ending, finished_tokens=finished)
+        return Write(record, start=start, log=log, ending=ending)
 
     async def _durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
         """What is durable may be told."""

@@ -3,6 +3,7 @@
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
+from scheduler_service.core.beliefs import Expected
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
     CostProfile,
@@ -29,7 +30,7 @@ _REASON = {
 }
 
 
-def to_request(submit: gateway_pb.Submit, arrival: float) -> Request:
+def to_request(submit: gateway_pb.Submit, arrival: float, expected: Expected | None = None) -> Request:
     """`arrival`: seconds since the Unix epoch."""
     return Request(
         id=submit.request_id,
@@ -39,6 +40,7 @@ def to_request(submit: gateway_pb.Submit, arrival: float) -> Request:
         klass=RequestClass(getattr(submit, "class") or RequestClass.DEFAULT),
         deadline=submit.deadline_unix_ms / 1000 if submit.deadline_unix_ms else None,
         predicted_tokens=submit.predicted_tokens if submit.HasField("predicted_tokens") else None,
+        expected=expected,
     )
 
 

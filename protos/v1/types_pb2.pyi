@@ -316,6 +316,40 @@ class WorkerStatus(_message.Message):
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
 
 @_typing.final
+class PredictorStatus(_message.Message):
+    """What predicts output lengths and acceptance. It learns from finished requests and survives restarts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    TRAINED_ON_FIELD_NUMBER: _builtins.int
+    status: _builtins.str
+    """none, cold (the mean of finished requests stands in), warm"""
+    version: _builtins.int
+    """models fitted so far"""
+    finished: _builtins.int
+    """requests learned from, restarts included"""
+    trained_on: _builtins.int
+    """requests that the model was fitted to"""
+    def __init__(
+        self,
+        *,
+        status: _builtins.str = ...,
+        version: _builtins.int = ...,
+        finished: _builtins.int = ...,
+        trained_on: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "status", b"status", "trained_on", b"trained_on", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PredictorStatus: _TypeAlias = PredictorStatus  # noqa: Y015
+
+@_typing.final
 class ServerStats(_message.Message):
     """Counters count from the start of this scheduler process."""
 
@@ -339,6 +373,7 @@ class ServerStats(_message.Message):
     REPORT_TO_COMMAND_P50_MS_FIELD_NUMBER: _builtins.int
     REPORT_TO_COMMAND_P99_MS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    PREDICTOR_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     model: _builtins.str
     waiting: _builtins.int
@@ -362,6 +397,8 @@ class ServerStats(_message.Message):
 
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]: ...
+    @_builtins.property
+    def predictor(self) -> Global___PredictorStatus: ...
     def __init__(
         self,
         *,
@@ -383,10 +420,11 @@ class ServerStats(_message.Message):
         report_to_command_p50_ms: _builtins.float = ...,
         report_to_command_p99_ms: _builtins.float = ...,
         epoch: _builtins.int = ...,
+        predictor: Global___PredictorStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["predictor", b"predictor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "epoch", b"epoch", "finished", b"finished", "model", b"model", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "preemptions", b"preemptions", "queue_lengths", b"queue_lengths", "report_to_command_p50_ms", b"report_to_command_p50_ms", "report_to_command_p99_ms", b"report_to_command_p99_ms", "running", b"running", "submitted", b"submitted", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "epoch", b"epoch", "finished", b"finished", "model", b"model", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "queue_lengths", b"queue_lengths", "report_to_command_p50_ms", b"report_to_command_p50_ms", "report_to_command_p99_ms", b"report_to_command_p99_ms", "running", b"running", "submitted", b"submitted", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

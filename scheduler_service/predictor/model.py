@@ -3,13 +3,14 @@
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_service.core.beliefs import Length
-from scheduler_service.predictor.window import COLUMNS, Example, Row
+from scheduler_service.predictor.window import COLUMNS, Arrays, Example, Row
 
 HEADS = 3  # location, scale and acceptance
 NORMAL_90 = 1.2816  # the 90 % quantile of a standard normal
@@ -39,6 +40,15 @@ class Model:
             raise ValueError("model: a weight is not finite")
         if not 0 < len(self.surprises) <= SURPRISES or self.tells.shape != (2,):
             raise ValueError(f"model: {len(self.surprises)} surprises, tells of shape {self.tells.shape}")
+
+    def arrays(self) -> Arrays:
+        return {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
+
+    @classmethod
+    def of_arrays(cls, arrays: Arrays) -> "Model":
+        """Raises KeyError or ValueError."""
+        parts: dict[str, Any] = {field.name: arrays[field.name] for field in fields(cls)}
+        return cls(**parts | {name: int(parts[name]) for name in ("trained_on", "finished")})
 
     def raw(self, row: Row) -> tuple[float, float, float]:
         """Location and scale of ln(tokens), neither calibrated, and acceptance."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from scheduler_service.core.beliefs import Expected
 from scheduler_service.predictor.model import Calibration, Model
 from scheduler_service.predictor.port import Features, Status
-from scheduler_service.predictor.window import WINDOW, Example, Window, hashed
+from scheduler_service.predictor.window import WINDOW, Example, Snapshot, Window, hashed
 
 LEAST_NEW, MOST_NEW = 32, 256  # finished requests between two refits: a tenth of those seen, within these
 
 
 class OnlinePredictor:
-    """Fills the port `Predictor`. A shell with a process for it fits `window()` there and calls `install`."""
+    """Fills the port `Predictor`. A shell with a process for it fits `begin_refit()` there and calls `install`."""
 
     def __init__(self) -> None:
         self._examples: deque[Example] = deque(maxlen=WINDOW)
@@ -60,13 +60,13 @@ class OnlinePredictor:
         self._examples.append(example)
         self._finished += 1
 
-    def window(self) -> Window:
-        """What to fit now. Whoever takes it is not asked again until enough more has finished."""
+    def begin_refit(self) -> Snapshot:
+        """What to fit now. It is not due again until enough more has finished."""
         self._refit_at = self._finished + min(MOST_NEW, max(LEAST_NEW, self._finished // 10))
         return self.known()
 
-    def known(self) -> Window:
-        return Window.of(list(self._examples), self._finished)
+    def known(self) -> Snapshot:
+        return Snapshot(tuple(self._examples), self._finished)
 
     def install(self, model: Model) -> None:
         """Use it from now on. What finished while it was fitted is its first test."""
@@ -80,12 +80,12 @@ class OnlinePredictor:
     def refit(self) -> None:
         from scheduler_service.predictor.fit import fit
 
-        self.install(fit(self.window()))
+        self.install(fit(Window.of(self.begin_refit())))
 
-    def restore(self, window: Window, model: Model | None, version: int) -> None:
+    def restore(self, known: Snapshot, model: Model | None, version: int) -> None:
         """Begin where another process ended."""
-        self._examples = deque(window.examples(), WINDOW)
-        self._finished = window.finished
+        self._examples = deque(known.examples, WINDOW)
+        self._finished = known.finished
         self._refit_at = max(LEAST_NEW, self._finished + LEAST_NEW * (model is not None))
         if model is not None:
             self.install(model)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from scheduler_service.core.beliefs import Acceptance
+from scheduler_service.core.beliefs import Acceptance, Expected, Length
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Record, Request, RequestClass
 
@@ -17,6 +17,7 @@ def of_request(request: Request) -> dict[str, str]:
         "class": str(int(request.klass)),
         "deadline": _optional(request.deadline),
         "predicted_tokens": _optional(request.predicted_tokens),
+        "expected": _of_expected(request.expected),
     }
 
 
@@ -47,6 +48,7 @@ def to_record(id: str, fields: Mapping[str, str]) -> Record:
         klass=RequestClass(int(fields["class"])),
         deadline=float(fields["deadline"]) if fields["deadline"] else None,
         predicted_tokens=int(fields["predicted_tokens"]) if fields["predicted_tokens"] else None,
+        expected=_to_expected(text) if (text := fields.get("expected")) else None,
     )
     means = tuple(json.loads(fields["means"]))
     return Record(
@@ -63,6 +65,20 @@ def to_record(id: str, fields: Mapping[str, str]) -> Record:
         preemptions=int(fields["preemptions"]),
         started=float(fields["started"]) if fields["started"] else None,
     )
+
+
+def _of_expected(expected: Expected | None) -> str:
+    """Location and spread of ln(tokens), and acceptance; null where there is none."""
+    if expected is None:
+        return ""
+    length = expected.length
+    known = [length.location, length.spread] if length else [None, None]
+    return json.dumps([*known, expected.acceptance], separators=(",", ":"))
+
+
+def _to_expected(text: str) -> Expected:
+    location, spread, acceptance = json.loads(text)
+    return Expected(None if location is None else Length(location, spread), acceptance)
 
 
 def _optional(value: float | int | None) -> str:

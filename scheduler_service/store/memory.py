@@ -10,7 +10,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._epoch = 0
         self._requests: dict[str, Stored] = {}
-        self._finished = self._tokens = 0
+        self._learned: bytes | None = None
 
     async def lead(self, now_ms: int) -> int:
         self._epoch = max(self._epoch + 1, now_ms)
@@ -42,9 +42,6 @@ class MemoryStore:
         if over:
             return Verdict.APPLIED
         self._requests[id] = Stored(replace(write.record, emitted=emitted), stored.submit, log, write.ending)
-        if write.ending is not None and write.finished_tokens is not None:
-            self._finished += 1
-            self._tokens += write.finished_tokens
         return Verdict.APPLIED
 
     async def live(self) -> AsyncIterator[Stored]:
@@ -55,8 +52,13 @@ class MemoryStore:
     async def get(self, id: str) -> Stored | None:
         return self._requests.get(id)
 
-    async def fleet(self) -> tuple[int, int]:
-        return self._finished, self._tokens
+    async def save_learned(self, epoch: int, learned: bytes) -> None:
+        if epoch != self._epoch:
+            raise Fenced("another leader has taken over")
+        self._learned = learned
+
+    async def learned(self) -> bytes | None:
+        return self._learned
 
     async def close(self) -> None:
         return

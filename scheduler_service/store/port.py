@@ -31,7 +31,6 @@ class Write:
     start: int | None = None  # with tokens: output tokens before them
     log: bytes = b""  # with tokens: their rounds, as rounds.encode
     ending: bytes | None = None  # with the last write: how it ended; the request then expires
-    finished_tokens: int | None = None  # with the last write of one that ran to its end: counts for the fleet's mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,10 @@ class Store(Protocol):
     async def get(self, id: str) -> Stored | None:
         """One request, ended ones included until they expire."""
 
-    async def fleet(self) -> tuple[int, int]:
-        """How many requests ran to their end, and their output tokens."""
+    async def save_learned(self, epoch: int, learned: bytes) -> None:
+        """What the leader has learned, instead of what was kept before."""
+
+    async def learned(self) -> bytes | None:
+        """What was last kept; None if nothing was."""
 
     async def close(self) -> None: ...

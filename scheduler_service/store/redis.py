@@ -21,6 +21,13 @@ redis.call('SET', KEYS[1], epoch)
 return epoch
 """
 
+_SAVE_LEARNED = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return redis.error_reply('FENCED another leader has taken over')
+end
+redis.call('SET', KEYS[2], ARGV[2])
+"""
+
 
 class Keys:
     """With one hash tag, so that a script's keys share a slot."""
@@ -28,7 +35,7 @@ class Keys:
     def __init__(self, namespace: str) -> None:
         self._prefix = f"{{{namespace}}}"
         self.epoch = f"{self._prefix}:epoch"
-        self.fleet = f"{self._prefix}:fleet"
+        self.learned = f"{self._prefix}:learned"
         self.queues = [f"{self._prefix}:queue:{level}" for level in range(1, LEVELS + 1)]
 
     def request(self, id: str) -> str:
@@ -48,13 +55,14 @@ class RedisStore:
         self.keys = Keys(namespace)
         self._keep_s = keep_s
         self._lead = self._redis.register_script(_LEAD)
+        self._save_learned = self._redis.register_script(_SAVE_LEARNED)
         self._commit = self._redis.register_script(files(__package__).joinpath("commit.lua").read_text())
 
     async def lead(self, now_ms: int) -> int:
         return int(await _guarded(self._lead(keys=[self.keys.epoch], args=[now_ms])))
 
     async def commit(self, epoch: int, writes: Sequence[Write]) -> list[Verdict]:
-        keys = [self.keys.epoch, self.keys.fleet, *self.keys.queues]
+        keys = [self.keys.epoch, *self.keys.queues]
         args: list[str | bytes | int | float] = [epoch, self._keep_s, LEVELS]
         for write in writes:
             record = write.record
@@ -67,9 +75,8 @@ class RedisStore:
                 pairs["ending"] = write.ending
             start = -1 if write.start is None else write.start
             new = 0 if write.start is None else record.emitted - write.start
-            finished = -1 if write.finished_tokens is None else write.finished_tokens
             args += (id, int(write.submit is not None), start, new, write.log, record.level, record.key)
-            args += (int(write.ending is not None), finished, len(pairs))
+            args += (int(write.ending is not None), len(pairs))
             for pair in pairs.items():
                 args += pair
         return [Verdict(verdict) for verdict in await _guarded(self._commit(keys=keys, args=args))]
@@ -85,9 +92,12 @@ class RedisStore:
     async def get(self, id: str) -> Stored | None:
         return (await self._read([id]))[0]
 
-    async def fleet(self) -> tuple[int, int]:
-        finished, tokens = await _guarded(self._redis.hmget(self.keys.fleet, ["finished", "tokens"]))
-        return int(finished or 0), int(tokens or 0)
+    async def save_learned(self, epoch: int, learned: bytes) -> None:
+        await _guarded(self._save_learned(keys=[self.keys.epoch, self.keys.learned], args=[epoch, learned]))
+
+    async def learned(self) -> bytes | None:
+        kept: bytes | None = await _guarded(self._redis.get(self.keys.learned))
+        return kept
 
     async def close(self) -> None:
         await self._redis.aclose()

@@ -73,7 +73,7 @@ def test_refits_become_rarer_but_never_too_rare() -> None:
     for finished in range(1, 4000):
         predictor.observe({"a": 1.0}, 10, 0, 0)
         if predictor.due:
-            predictor.window()
+            predictor.begin_refit()
             gaps.append(finished)
     steps = [later - sooner for sooner, later in pairwise(gaps)]
     assert (steps[0], steps[-1]) == (32, 256)
@@ -84,7 +84,7 @@ def test_what_is_kept_is_bounded() -> None:
     predictor = OnlinePredictor()
     for _ in range(WINDOW + 10):
         predictor.observe({"a": 1.0}, 10, 0, 0)
-    assert len(predictor.known().rows) == WINDOW
+    assert len(predictor.known().examples) == WINDOW
     assert predictor.known().finished == WINDOW + 10
 
 

@@ -38,6 +38,7 @@ async def scheduler(store: Store, **settings: Any) -> AsyncIterator[tuple[Leader
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await server.stop(0)
+        await leader.learning.close()
 
 
 class Peer:

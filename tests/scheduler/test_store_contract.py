@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_service.core.beliefs import Acceptance
+from scheduler_service.core.beliefs import Acceptance, Expected, Length
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Record
 from scheduler_service.store import Fenced, MemoryStore, RedisStore, Store, StoreUnavailable, Verdict, Write
@@ -99,12 +99,12 @@ async def test_a_repeated_commit_writes_once(store: Store) -> None:
     assert len(list(decode(stored.log))) == 1
 
 
-async def test_a_repeated_ending_with_tokens_is_applied_and_counted_once(store: Store) -> None:
+async def test_a_repeated_ending_with_tokens_is_applied_once(store: Store) -> None:
     epoch = await created(store, "a")
-    last = replace(tokens("a", 0, 10), ending=b"over", finished_tokens=1)
+    last = replace(tokens("a", 0, 10), ending=b"over")
     for _ in range(2):
         assert await store.commit(epoch, [last]) == [Verdict.APPLIED]
-    assert await store.fleet() == (1, 1)
+    assert await live_ids(store) == []
 
 
 async def test_a_repeated_commit_of_a_whole_life_writes_once(store: Store) -> None:
@@ -115,7 +115,7 @@ async def test_a_repeated_commit_of_a_whole_life_writes_once(store: Store) -> No
         tokens("a", 0, 10, level=2),
         Write(record(emitted=1, level=3)),
         tokens("a", 1, 11, level=4),
-        replace(tokens("a", 2, 12, level=4), ending=b"over", finished_tokens=3),
+        replace(tokens("a", 2, 12, level=4), ending=b"over"),
     ]
     for count in (4, 4, 5, 5):
         assert await store.commit(epoch, life[:count]) == [Verdict.APPLIED] * count
@@ -124,7 +124,31 @@ async def test_a_repeated_commit_of_a_whole_life_writes_once(store: Store) -> No
         assert [round.tokens[0] for round in decode(stored.log)] == [10, 11, 12][: count - 2]
         assert stored.record.level == 4
         assert await live_ids(store) == ["a"] * (count == 4)
-    assert await store.fleet() == (1, 3)
+
+
+async def test_what_was_learned_last_is_read_back(store: Store) -> None:
+    epoch = await store.lead(1000)
+    assert await store.learned() is None
+    for learned in (b"first", b"\x00\xffsecond"):
+        await store.save_learned(epoch, learned)
+    assert await store.learned() == b"\x00\xffsecond"
+
+
+async def test_an_earlier_leader_cannot_overwrite_what_was_learned(store: Store) -> None:
+    old = await store.lead(1000)
+    await store.save_learned(await store.lead(2000), b"new")
+    with pytest.raises(Fenced):
+        await store.save_learned(old, b"old")
+    assert await store.learned() == b"new"
+
+
+@pytest.mark.parametrize("expected", [Expected(Length(4.5, 0.75), 0.5), Expected(None, 0.25), Expected()])
+async def test_what_a_predictor_said_of_a_request_stays_with_it(store: Store, expected: Expected) -> None:
+    epoch = await store.lead(1000)
+    await store.commit(epoch, [Write(record(request=request("a", expected=expected)), submit=b"payload a")])
+    stored = await store.get("a")
+    assert stored is not None
+    assert stored.record.request.expected == expected
 
 
 async def test_an_ended_request_submitted_anew_exists(store: Store) -> None:

@@ -1,0 +1,128 @@
+"""What the live service learns from its finished requests: asked at submission, told at the end, refitted and stored in
+the background. It decides nothing, and nothing here holds up a step."""
+
+import asyncio
+import copy
+
+import structlog
+
+from protos.serving import first_of
+from protos.v1 import gateway_link_pb2 as gateway_pb
+from scheduler_service.core.beliefs import Expected
+from scheduler_service.core.core import Core
+from scheduler_service.core.types import Record, RequestClass
+from scheduler_service.learned import Learned, Unreadable, decode
+from scheduler_service.predictor import PredictorKind
+from scheduler_service.predictor.features import of_prompt
+from scheduler_service.predictor.online import OnlinePredictor
+from scheduler_service.predictor.port import Features, Status
+from scheduler_service.store import Fenced, Store, StoreUnavailable
+from scheduler_service.trainer import Trainer, TrainingFailed
+
+SAVE_EVERY_S = 30.0  # if anything was learned since
+LAST_SAVE_S = 3.0  # how long the end of the process may wait for it
+
+
+class Learning:
+    def __init__(self, kind: PredictorKind, core: Core, store: Store, trainer: Trainer | None = None) -> None:
+        self._core, self._store = core, store
+        self._predictor = OnlinePredictor() if kind is PredictorKind.ONLINE else None
+        self._trainer = trainer or Trainer()
+        self._due = asyncio.Event()
+        self._epoch = 0
+        self._saved = 0  # finished requests that the store knows of
+        self._log = structlog.get_logger()
+
+    @property
+    def status(self) -> Status | None:
+        """None without a predictor."""
+        return self._predictor.status if self._predictor else None
+
+    async def take_over(self, epoch: int) -> None:
+        """Begin where the last leader ended. Raises StoreUnavailable."""
+        packed = await self._store.learned()
+        self._epoch = epoch
+        if packed is not None:
+            try:
+                self._restore(await asyncio.to_thread(decode, packed))
+            except Unreadable as error:
+                self._log.warning("learned_unreadable", reason=str(error), bytes=len(packed))
+        word = self.status.word if self.status else "none"
+        self._log.info("learned", predictor=word, finished=self._core.length.finished)
+
+    def _restore(self, learned: Learned) -> None:
+        self._core.length, self._core.acceptance = learned.length, learned.acceptance
+        self._saved = learned.length.finished
+        if self._predictor:
+            self._predictor.restore(learned.examples, learned.model, learned.version)
+
+    # ---- by request ----
+
+    def expect(self, submit: gateway_pb.Submit) -> Expected | None:
+        return self._predictor.predict(_features(submit)) if self._predictor else None
+
+    def finished(self, submit: gateway_pb.Submit, record: Record) -> None:
+        """It ran to its end."""
+        if self._predictor:
+            seen = record.acceptance
+            self._predictor.observe(_features(submit), record.emitted, seen.drafted, seen.accepted)
+            if self._predictor.due:
+                self._due.set()
+
+    # ---- in the background ----
+
+    async def run(self) -> None:
+        """Until cancelled, or Fenced is raised."""
+        try:
+            await first_of(self._train, self._keep)
+        finally:
+            await self._trainer.close()
+
+    async def _train(self) -> None:
+        """Never two at a time. What finishes meanwhile waits for the next."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if self._predictor and self._predictor.due:
+                await self._refit(self._predictor)
+
+    async def _refit(self, predictor: OnlinePredictor) -> None:
+        cold = not predictor.status.warm
+        try:
+            predictor.install(await self._trainer.fit(predictor.begin_refit()))
+        except TrainingFailed as error:
+            self._log.warning("training_failed", reason=str(error), finished=predictor.status.finished)
+            return
+        tell = self._log.info if cold else self._log.debug
+        tell("predictor_fitted", version=predictor.status.version, trained_on=predictor.status.trained_on)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            try:
+                await self.save()
+            except StoreUnavailable as error:
+                self._log.warning("learned_not_saved", reason=str(error))
+
+    async def save(self) -> None:
+        """Raises StoreUnavailable, Fenced. Nothing is written if nothing was learned since."""
+        if (finished := self._core.length.finished) == self._saved:
+            return
+        predictor = self._predictor
+        known = (predictor.known(), predictor.model, predictor.status.version) if predictor else ()
+        learned = Learned(copy.deepcopy(self._core.length), copy.copy(self._core.acceptance), *known)
+        await self._store.save_learned(self._epoch, await asyncio.to_thread(learned.encode))
+        self._saved = finished
+
+    async def close(self) -> None:
+        """An orderly end loses nothing of it."""
+        try:
+            async with asyncio.timeout(LAST_SAVE_S):
+                await self.save()
+        except (StoreUnavailable, Fenced, TimeoutError) as error:
+            self._log.warning("learned_not_saved", reason=str(error))
+
+
+def _features(submit: gateway_pb.Submit) -> Features:
+    klass = getattr(submit, "class") or RequestClass.DEFAULT
+    return of_prompt(submit.prompt, submit.limits.max_tokens, klass)

@@ -1,0 +1,340 @@
+"""What the live service learns: off the event loop, across restarts, whatever happens to the training process."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+
+from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import inference_pb2 as inference_pb
+from protos.v1 import types_pb2 as types_pb
+from scheduler_service import learned
+from scheduler_service.core.beliefs import Acceptance
+from scheduler_service.core.core import Core
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.policies import make_policy
+from scheduler_service.core.types import Record
+from scheduler_service.event_log import replay
+from scheduler_service.learning import Learning
+from scheduler_service.predictor import PredictorKind
+from scheduler_service.predictor.fit import fit
+from scheduler_service.predictor.model import Model
+from scheduler_service.predictor.online import LEAST_NEW
+from scheduler_service.predictor.window import Snapshot, Window
+from scheduler_service.store import MemoryStore, RedisStore, Store
+from scheduler_service.trainer import Trainer, TrainingFailed
+from tests.scheduler.builders import request
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+from tests.waiting import until
+
+SHORT, LONG = (7, 7, 7), (9, 9, 9)  # prompts of two kinds
+
+
+class GatedTrainer(Trainer):
+    """Fits in this process, once the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.begun = asyncio.Event(), 0
+
+    async def fit(self, snapshot: Snapshot) -> Model:
+        self.begun += 1
+        await self.gate.wait()
+        return fit(Window.of(snapshot))
+
+
+@pytest.fixture(params=["redis", "memory"])
+async def store(request: pytest.FixtureRequest, namespace: str) -> AsyncIterator[Store]:
+    made: Store = (
+        MemoryStore()
+        if request.param == "memory"
+        else RedisStore(request.getfixturevalue("redis_url"), namespace=namespace)
+    )
+    yield made
+    await made.close()
+
+
+def submit(prompt: tuple[int, ...]) -> gateway_pb.Submit:
+    return gateway_pb.Submit(prompt=prompt, limits=types_pb.Limits(max_tokens=500))
+
+
+def finish(learning: Learning, requests: int = LEAST_NEW) -> None:
+    """As many short and long answers, as the leader and its core would tell of them."""
+    rng = Random(learning._core.length.finished)
+    for index in range(requests):
+        prompt, tokens = ((SHORT, rng.randint(4, 8)), (LONG, rng.randint(200, 400)))[index % 2]
+        acceptance = Acceptance(8, rng.randint(2, 6))
+        record = Record(request("r"), State.FINISHED, 1, tokens, 2, 3, acceptance, True, 1, 0.0, 0, 0.0)
+        learning._core.length.observe(tokens)
+        learning._core.acceptance.observe(acceptance)
+        learning.finished(submit(prompt), record)
+
+
+def median(learning: Learning, prompt: tuple[int, ...]) -> float:
+    expected = learning.expect(submit(prompt))
+    assert expected is not None
+    assert expected.length is not None
+    return expected.length.location
+
+
+def new(store: Store, trainer: Trainer | None = None) -> Learning:
+    return Learning(PredictorKind.ONLINE, Core(make_policy("gittins")), store, trainer)
+
+
+@contextlib.asynccontextmanager
+async def running(learning: Learning) -> AsyncIterator[None]:
+    task = asyncio.create_task(learning.run())
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def warm(learning: Learning, version: int = 1) -> None:
+    async def fitted() -> bool:
+        return learning.status is not None and learning.status.version >= version
+
+    await until(fitted)
+
+
+async def test_a_refit_holds_up_nothing_and_never_meets_another() -> None:
+    trainer = GatedTrainer()
+    learning = new(MemoryStore(), trainer)
+    async with running(learning):
+        finish(learning)
+
+        async def began() -> bool:
+            return trainer.begun == 1
+
+        await until(began)
+        finish(learning, 3 * LEAST_NEW)  # due again, while the first is being fitted
+        assert learning.expect(submit(SHORT)) is None
+        assert trainer.begun == 1
+        trainer.gate.set()
+        await warm(learning, version=2)
+    assert trainer.begun == 2
+    assert median(learning, SHORT) < median(learning, LONG)
+
+
+async def test_what_was_learned_survives_a_restart(store: Store) -> None:
+    trainer = GatedTrainer()
+    trainer.gate.set()
+    before = new(store, trainer)
+    await before.take_over(await store.lead(1000))
+    async with running(before):
+        finish(before)
+        await warm(before)
+    await before.save()
+    after = new(store)
+    await after.take_over(await store.lead(2000))
+    assert after.status == before.status
+    assert median(after, LONG) == median(before, LONG)
+    assert after._core.length == before._core.length
+    assert after._core.acceptance == before._core.acceptance
+
+
+async def test_after_a_restart_it_goes_on_learning_from_what_it_had(store: Store) -> None:
+    trainer = GatedTrainer()
+    trainer.gate.set()
+    before = new(store, trainer)
+    await before.take_over(await store.lead(1000))
+    async with running(before):
+        finish(before)
+        await warm(before)
+    await before.save()
+    after = new(store, trainer)
+    await after.take_over(await store.lead(2000))
+    async with running(after):
+        finish(after)
+        await warm(after, version=2)
+    assert after.status is not None
+    assert after.status.trained_on == 2 * LEAST_NEW
+
+
+async def unreadable(store: Store, packed: bytes) -> Learning:
+    epoch = await store.lead(1000)
+    await store.save_learned(epoch, packed)
+    learning = new(store)
+    await learning.take_over(epoch)
+    return learning
+
+
+async def kept() -> bytes:
+    """What a scheduler with a warm predictor keeps."""
+    store, trainer = MemoryStore(), GatedTrainer()
+    trainer.gate.set()
+    learning = new(store, trainer)
+    await learning.take_over(await store.lead(1))
+    async with running(learning):
+        finish(learning)
+        await warm(learning)
+    await learning.save()
+    packed = await store.learned()
+    assert packed is not None
+    return packed
+
+
+async def test_damaged_bytes_are_a_cold_start(store: Store) -> None:
+    packed, rng = await kept(), Random(1)
+    flipped = bytearray(packed)
+    flipped[rng.randrange(len(packed))] ^= 1 << rng.randrange(8)
+    for damaged in (bytes(flipped), b"", b"nonsense", packed[: len(packed) // 2]):
+        learning = await unreadable(store, damaged)
+        assert learning.status is not None
+        assert (learning.status.word, learning._core.length.finished) == ("cold", 0)
+
+
+async def test_another_schema_is_a_cold_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = await kept()
+    monkeypatch.setattr(learned, "SCHEMA", learned.SCHEMA + 1)
+    learning = await unreadable(store, packed)
+    assert learning._core.length.finished == 0
+
+
+async def test_features_of_another_version_leave_the_fleets_beliefs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = await kept()
+    monkeypatch.setattr(learned, "FEATURES_VERSION", learned.FEATURES_VERSION + 1)
+    learning = await unreadable(store, packed)
+    assert learning.status is not None
+    assert (learning.status.word, learning._core.length.finished) == ("cold", LEAST_NEW)
+
+
+async def test_a_training_process_that_crashes_costs_one_refit() -> None:
+    trainer = Trainer((sys.executable, "-c", "raise SystemExit(1)"))
+    learning = new(MemoryStore(), trainer)
+    async with running(learning):
+        finish(learning)
+
+        async def tried() -> bool:
+            return learning._predictor is not None and not learning._predictor.due
+
+        await until(tried)
+        trainer._command = Trainer()._command
+        finish(learning)
+        await warm(learning)
+    assert median(learning, SHORT) < median(learning, LONG)
+
+
+def snapshot() -> Snapshot:
+    learning = new(MemoryStore(), GatedTrainer())
+    finish(learning)
+    assert learning._predictor is not None
+    return learning._predictor.known()
+
+
+async def test_the_training_process_fits_what_is_fitted_here_and_serves_again_after_its_death() -> None:
+    trainer, what = Trainer(), snapshot()
+    try:
+        first = await trainer.fit(what)
+        assert first.weights == pytest.approx(fit(Window.of(what)).weights)
+        assert trainer._process is not None
+        trainer._process.kill()
+        await trainer._process.wait()
+        assert (await trainer.fit(what)).weights == pytest.approx(first.weights)
+    finally:
+        await trainer.close()
+
+
+async def test_a_training_process_that_does_not_answer_is_ended() -> None:
+    trainer = Trainer((sys.executable, "-c", "import time; time.sleep(60)"), deadline_s=0.3)
+    pids = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(TrainingFailed):
+        await trainer.fit(snapshot())
+    assert {child.pid for child in psutil.Process().children()} <= pids
+
+
+async def test_a_training_process_ends_with_its_scheduler() -> None:
+    code = """
+import asyncio, os, signal
+from tests.scheduler.test_learning import Trainer, snapshot
+async def main():
+    trainer = Trainer()
+    await trainer.fit(snapshot())
+    print(trainer._process.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+    run = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=60)
+    pid = int(run.stdout)
+
+    async def gone() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return True
+
+    await until(gone)
+    assert pid != os.getpid()
+
+
+async def test_live_a_short_kind_is_expected_to_be_shorter(redis_url: str, namespace: str) -> None:
+    """Over gRPC, with the training process; the second scheduler knows it from Redis."""
+    store = RedisStore(redis_url, namespace=namespace)
+    async with scheduler(store) as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        for index in range(LEAST_NEW):
+            id, (prompt, tokens) = f"r{index}", ((SHORT, 2 + index % 4), (LONG, 60 + index % 9))[index % 2]
+            await gateway.submit(id, *prompt, max_tokens=100)
+            await worker.until(id)
+            row = worker.row(id, 0, *range(tokens), finish=types_pb.FINISH_REASON_STOP, drafted=4, accepted=2)
+            await worker.report(row)
+        await gateway.until(lambda: len(gateway.endings) == LEAST_NEW)
+        await warm(leader.learning)
+        stats = await gateway.unary.Stats(inference_pb.StatsRequest())
+        assert (stats.predictor.status, stats.predictor.finished) == ("warm", LEAST_NEW)
+        await gateway.close()
+        await worker.close()
+    async with scheduler(store) as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        for id, prompt in (("short", SHORT), ("long", LONG)):
+            await gateway.submit(id, *prompt, max_tokens=100)
+        await gateway.until(lambda: gateway.accepted >= {"short", "long"})
+        core = leader.core
+        assert core._view(core.entries["short"]).predicted_tokens < 10
+        assert core._view(core.entries["long"]).predicted_tokens > 40
+        await gateway.close()
+        await worker.close()
+    await store.close()
+
+
+async def test_the_event_log_replays_what_was_learned_and_expected(tmp_path: Path) -> None:
+    store, path = MemoryStore(), tmp_path / "events.jsonl"
+    await store.save_learned(await store.lead(1), await kept())
+    async with scheduler(store, policy="gittins", event_log=path) as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("long", *LONG, max_tokens=100)
+        await worker.until("long")
+        await gateway.submit("short", *SHORT, max_tokens=100)
+        await worker.until("short", "long")  # it overtakes, for what is expected of it
+        assert leader.core.entries["short"].length.location < leader.core.entries["long"].length.location
+        await worker.report(worker.row("short", 0, 7, drafted=4, accepted=1))
+        await worker.next_command()
+        await gateway.close()
+        await worker.close()
+    plans = list(replay(path, lambda: Core(make_policy("gittins"))))
+    assert len(plans) > 3
+    assert all(logged == rebuilt for _, logged, rebuilt in plans)
+
+
+async def test_without_a_predictor_only_the_fleets_beliefs_are_learned(store: Store) -> None:
+    learning = Learning(PredictorKind.NONE, Core(make_policy("gittins")), store)
+    await learning.take_over(await store.lead(1000))
+    finish(learning)
+    assert learning.expect(submit(SHORT)) is None
+    await learning.save()
+    after = new(store)
+    await after.take_over(await store.lead(2000))
+    assert after._core.length.finished == LEAST_NEW
