@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from scheduler_service.core.value import value
 
 MAX_WINDOW = 32  # rounds of history kept for the stability test
+FAR = 4.0  # spreads above the median: of what lies beyond little is known
 USUAL_TOKENS = 256  # of output, before anything is known
 
 
@@ -56,6 +57,16 @@ class Length:
 
     location: float
     spread: float
+
+    def left(self, emitted: int) -> float:
+        """Expected tokens still to come of a request that did not end by `emitted`."""
+        if not emitted:
+            return math.exp(self.location + self.spread**2 / 2)
+        age = (math.log(emitted) - self.location) / self.spread
+        if age > FAR:
+            return self.spread / FAR * emitted
+        beyond = math.erfc((age - self.spread) / math.sqrt(2)) / math.erfc(age / math.sqrt(2))
+        return math.exp(self.location + self.spread**2 / 2) * beyond - emitted
 
 
 @dataclass(frozen=True, slots=True)

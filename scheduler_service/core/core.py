@@ -5,6 +5,7 @@ deterministic: equal inputs give equal plans. Nothing here waits, reads a clock 
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -13,7 +14,8 @@ from scheduler_service.core import kv
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.lifecycle import Move, State
-from scheduler_service.core.policies import Policy
+from scheduler_service.core.overtaking import Overtaking
+from scheduler_service.core.policies import Claim, Policy
 from scheduler_service.core.ranking import Key, Ranking
 from scheduler_service.core.types import (
     Advanced,
@@ -54,6 +56,7 @@ class Core:
         self.workers: dict[str, Worker] = {}
         self.length = FleetLength()
         self.acceptance = FleetAcceptance()
+        self._overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
         self._refit_at = 1  # finished requests
         self._to_rekey = 0
         self._carousel: deque[str] = deque()  # live requests, the one re-keyed longest ago first
@@ -96,9 +99,11 @@ class Core:
             heapq.heappush(self._deadlines, (entry.request.deadline, entry.request.id))
             if len(self._deadlines) > 2 * len(self.entries) + 64:
                 self._forget_deadlines_of_ended()
+        entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
         if self.policy.learns:
-            entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
             self._carousel.append(entry.request.id)
+        if self._overtaking:
+            self._overtaking.arrived(entry.request, self._believed_rounds(entry))
         self._rank(entry)
         return entry
 
@@ -162,6 +167,11 @@ class Core:
                 self._rank(entry)
                 effects.append(Changed(entry.record()))
         worker.running = {id for id in ran if id in self.entries}
+        if self._overtaking:
+            for id in self._overtaking.overdue():
+                if (entry := self.entries.get(id)) is not None:
+                    entry.overdue = True
+                    self._rank(entry)
         return tuple(effects)
 
     def _round_done(self, entry: Entry, row: Round, began: float) -> Effect:
@@ -170,6 +180,8 @@ class Core:
         if entry.started is None:
             entry.started = began
         entry.emitted += row.new
+        if self._overtaking:
+            self._overtaking.served(entry.request, self._believed_rounds(entry))
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         if row.drafted or (row.new and not row.prefilled):
             entry.rounds += 1
@@ -199,6 +211,8 @@ class Core:
         entry.move(move)
         self._ranking(entry).remove(entry.key)
         del self.entries[entry.request.id]
+        if self._overtaking:
+            self._overtaking.ended(entry.request)
         return Ended(entry.record(), finish, start)
 
     def _learn(self, entry: Entry) -> None:
@@ -253,7 +267,8 @@ class Core:
         waits = entry.state is not State.RUNNING
         first = waits and not self.policy.preemptive
         request = entry.request
-        key = (first, request.klass, *entry.claim, waits, request.arrival, request.id)
+        claim = Claim(1, -1, request.arrival) if entry.overdue else entry.claim
+        key = (first, request.klass, *claim, waits, request.arrival, request.id)
         if key == entry.key:
             return
         ranking = self._ranking(entry)
@@ -334,10 +349,14 @@ class Core:
     def remaining_s(self, id: str) -> float:
         """Nominal seconds that it still needs, by the estimate of LAPS-SD."""
         entry = self.entries[id]
-        view = self._view(entry)
-        left = max(1, view.predicted_tokens - entry.emitted)
-        rounds = left / (self.draft_len * entry.acceptance.mean + 1)
+        left = max(1, self._view(entry).predicted_tokens - entry.emitted)
+        seen = entry.acceptance if entry.acceptance.drafted else self.acceptance
+        rounds = left / (self.draft_len * seen.mean + 1)
         return rounds * self._round_s + entry.prefill_owed * self.cost.prefill_token_s
+
+    def _believed_rounds(self, entry: Entry) -> int:
+        """That it still needs, by what is believed of its length given that it did not end yet."""
+        return math.ceil(entry.length.left(entry.emitted) / (self.draft_len * self.acceptance.mean + 1))
 
     def wait_s(self, id: str, sample: int = 256) -> float:
         """Estimated seconds until it runs: the work of those before it, shared by all slots."""

@@ -22,6 +22,7 @@ class Entry:
     acceptance: Acceptance = field(default_factory=Acceptance)
     length: Length = SOME_LENGTH
     perceptible: bool = False
+    overdue: bool = False  # overtaken as often as the policy allows
     preemptions: int = 0
     started: float | None = None
     blocks: int = 0  # of KV on its home worker

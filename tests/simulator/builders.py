@@ -19,7 +19,8 @@ def job(id: str, arrival_s: float = 0.0, tokens: int = 10, accepted: tuple[int, 
 def policy(name: str, jobs: list[Job], draft_len: int = 4) -> Policy:
     if name == "oracle":
         return Oracle({job.id: job.rounds(draft_len) for job in jobs}.__getitem__)
-    return make_policy(name)
+    name, *settings = name.split(":")
+    return make_policy(name, settings)
 
 
 def run(jobs: list[Job], name: str = "fcfs", **fleet: object) -> Trace:

@@ -22,7 +22,7 @@ POLICIES: dict[str, type[Policy]] = {
     "laps-sd": LapsSd,
     "gsa": Gsa,
     "gittins": Gittins,
-    "default": LapsSd,
+    "default": Gittins,
 }
 
 __all__ = [

@@ -26,6 +26,11 @@ class Policy:
         """Number of queues."""
         return 1
 
+    @property
+    def overtaking_bound(self) -> int:
+        """How many times the work ahead of a request may be served before it (`core.overtaking`); 0: no bound."""
+        return 0
+
     def perceives(self, view: View) -> bool:
         """Whether the request becomes perceptible now; asked after each of its rounds until it says yes once."""
         return False
@@ -33,3 +38,9 @@ class Policy:
     def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
         """`draft_len` and `slots`: the reference round in which nominal seconds are counted."""
         raise NotImplementedError
+
+
+def check_overtaking(bound: int) -> None:
+    """Raises ValueError."""
+    if bound != 0 and not 2 <= bound <= 10_000:
+        raise ValueError("policy-set: overtaking must be 0 or from 2 to 10000")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from scheduler_service.core.policies.base import Claim, Policy
+from scheduler_service.core.policies.base import Claim, Policy, check_overtaking
 from scheduler_service.core.types import CostProfile, View
 
 AGES = 96  # cells of a table
@@ -28,12 +28,21 @@ class Gittins(Policy):
 
     acceptance_rounds: float = 16.0
     least_spread: float = 0.2  # no belief about a length is surer than this
+    ageing: float = 0.0  # seconds of work that a second of waiting outweighs; 0 is the lowest mean, much is fcfs
+    overtaking: int = 12  # how many times the work ahead of a request is served before it at most; 0: no bound
 
     def __post_init__(self) -> None:
         if not 0 < self.acceptance_rounds <= 1e9:
             raise ValueError("policy-set: acceptance_rounds must be over 0")
+        if not 0 <= self.ageing <= 1000:
+            raise ValueError("policy-set: ageing must be from 0 to 1000")
+        check_overtaking(self.overtaking)
         if not 0.05 <= self.least_spread <= 3:
             raise ValueError("policy-set: least_spread must be from 0.05 to 3")
+
+    @property
+    def overtaking_bound(self) -> int:
+        return self.overtaking
 
     def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
         median = math.exp(view.length.location)
@@ -42,7 +51,9 @@ class Gittins(Policy):
         prior = self.acceptance_rounds * max(1, draft_len)
         acceptance = (seen.accepted + prior * view.prior_acceptance) / (seen.drafted + prior)
         rounds = tokens / (draft_len * acceptance + 1)
-        return Claim(1, 0, rounds * cost.round_s(draft_len, slots) + view.resume_s)
+        left_s = rounds * cost.round_s(draft_len, slots) + view.resume_s
+        # All wait at the same pace: that it arrived early weighs as much, and need not be told anew every second.
+        return Claim(1, 0, left_s + self.ageing * view.request.arrival)
 
 
 def rank(age: float, spread: float) -> float:

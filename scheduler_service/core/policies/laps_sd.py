@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scheduler_service.core.beliefs import MAX_WINDOW
-from scheduler_service.core.policies.base import Claim, Policy
+from scheduler_service.core.policies.base import Claim, Policy, check_overtaking
 from scheduler_service.core.types import CostProfile, View
 
 
@@ -28,6 +28,7 @@ class LapsSd(Policy):
     length_margin: float = 0.1  # an overrun prediction becomes emitted * (1 + margin)
     key: str = "total"  # or "remaining": what of the estimate orders a queue
     destination: str = "estimate"  # or "remaining" (of it), or "stay": the queue that a perceptible request goes to
+    overtaking: int = 0  # how many times the work ahead of a request is served before it at most; 0: no bound
 
     def __post_init__(self) -> None:
         if not 1 <= self.queues <= 16:
@@ -45,9 +46,15 @@ class LapsSd(Policy):
         if self.destination not in ("estimate", "remaining", "stay"):
             raise ValueError("policy-set: destination must be estimate, remaining or stay")
 
+        check_overtaking(self.overtaking)
+
     @property
     def levels(self) -> int:
         return self.queues
+
+    @property
+    def overtaking_bound(self) -> int:
+        return self.overtaking
 
     def perceives(self, view: View) -> bool:
         return view.acceptance.stable(self.window, self.epsilon)

@@ -1,0 +1,56 @@
+"""A bound on overtaking: who has been passed often enough goes first, in order of arrival. No policy lives here.
+
+**Claim.** Let a request wait for a worker of B slots. While it waits, later arrivals of its class are served there at
+most (c - 1) * W + 2 * B request-rounds, where c is the bound and W the work ahead of it: the request-rounds that those
+who were there, and it itself, were believed to need when it came.
+
+**Proof.** It becomes overdue once (c - 1) * W request-rounds of its class were served since it came, to whomever. Those
+overdue go before all others of their class, the earliest first. So from then on, whenever it waits, all places that its
+class gets are taken by overdue requests that came before it. Only what was decided before is still to come: the round
+at whose end it became overdue, and with plans a round late the next one, B request-rounds each at most.
+
+A late command adds B for each round that it is late; a new scheduler begins to count anew. W is a belief: a bound in
+what really came to be served ahead can be kept as well, but costs more (docs/laboratory.md). Whoever is overdue remains
+so until it ends, so the bound makes nobody thrash.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+
+from scheduler_service.core.types import Request, RequestClass
+
+
+class Overtaking:
+    """The account of all live requests, in request-rounds. `bound` is c."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self._served: defaultdict[RequestClass, int] = defaultdict(int)
+        self._left: dict[str, int] = {}  # rounds that each live request is believed to need still
+        self._ahead: defaultdict[RequestClass, int] = defaultdict(int)  # their sum
+        self._due: defaultdict[RequestClass, list[tuple[int, str]]] = defaultdict(list)  # heaps: when, in served rounds
+
+    def arrived(self, request: Request, left: int) -> int:
+        """`left`: rounds that it is believed to need. Returns the work ahead of it, its own included."""
+        klass = request.klass
+        self._left[request.id] = left
+        self._ahead[klass] += left
+        due = self._served[klass] + (self.bound - 1) * self._ahead[klass]
+        heapq.heappush(self._due[klass], (due, request.id))
+        return self._ahead[klass]
+
+    def served(self, request: Request, left: int) -> None:
+        """One round of it; `left`: rounds that it is believed to need still."""
+        self._served[request.klass] += 1
+        self._ahead[request.klass] += left - self._left[request.id]
+        self._left[request.id] = left
+
+    def ended(self, request: Request) -> None:
+        self._ahead[request.klass] -= self._left.pop(request.id)
+
+    def overdue(self) -> Iterator[str]:
+        """Who has become so since this was asked last; some may have ended."""
+        for klass, heap in self._due.items():
+            while heap and heap[0][0] <= self._served[klass]:
+                yield heapq.heappop(heap)[1]
