@@ -500,6 +500,6 @@ async def test_the_event_log_replays_to_the_same_plans(store: Switch, tmp_path_f
             await worker.report(worker.row("a", start, 7, drafted=4))
             await worker.next_command()
         await worker.close()
-    plans = list(replay(path, lambda: Core(make_policy("laps-sd"))))
+    plans = list(replay(path, lambda: Core(make_policy("default"))))
     assert len(plans) > 3
     assert all(logged == rebuilt for _, logged, rebuilt in plans)
