@@ -47,7 +47,7 @@ class Options:
     workers: int = 1
     slots: int = 4
     kv_tokens: int | None = None
-    policy: str = "laps-sd"
+    policy: str = "default"
     policy_set: tuple[str, ...] = ()
     drafter: str = "ngram"
     draft_len: int = 4

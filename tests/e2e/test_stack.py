@@ -111,7 +111,7 @@ async def test_a_deadline_is_never_disguised_as_length(client: Client) -> None:
 async def test_stats_tell_of_the_worker_and_the_delays(client: Client) -> None:
     await client.complete(**SHORT)
     stats = await client.stats()
-    assert (stats.policy, len(stats.workers), stats.workers[0].slots) == ("laps-sd", 1, 1)
+    assert (stats.policy, len(stats.workers), stats.workers[0].slots) == ("gittins", 1, 1)
     assert 0 < stats.report_to_command_p50_ms <= stats.report_to_command_p99_ms
     assert stats.num_accepted_tokens <= stats.num_draft_tokens
 
