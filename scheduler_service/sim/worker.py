@@ -54,7 +54,8 @@ class SimWorker:
         self._ran: set[str] = set()
 
     def step(self, plan: Plan) -> StepDone | None:
-        """One round of `plan`'s first runnable requests; None if there is none."""
+        """One round of `plan`'s first runnable requests; None if it lists none. If memory is short for all of them it
+        takes no time, and its report is what tells the core."""
         for id in plan.drop:
             self._release(id)
         rows: list[Round] = []
@@ -75,13 +76,13 @@ class SimWorker:
             ran += 1
             if ran == self._fleet.slots:
                 break
-        if not ran:
+        if not rows:
             return None
         self._ran = {row.id for row in rows if not row.skipped}
         for row in rows:
             if row.finish:
                 self._release(row.id)
-        duration_s = self._fleet.costs.step_s(drafted, ran, verified, prefilled, resumed)
+        duration_s = self._fleet.costs.step_s(drafted, ran, verified, prefilled, resumed) if ran else 0.0
         return StepDone(self.name, tuple(rows), self._free, duration_s)
 
     def _row(self, run: Run, entry: Entry) -> Round:

@@ -107,3 +107,20 @@ def test_results_have_the_names_and_units_of_vllm_bench_serve() -> None:
 
 def test_no_round_is_free() -> None:
     assert run([job("a", tokens=3)], costs=SECOND).outcomes[0].latency_s == 3
+
+
+def test_a_worker_without_room_says_so_and_gets_a_better_plan() -> None:
+    """With plans a round late the core may count on memory that is gone; found by hypothesis."""
+    sizes = [
+        (1.5, 1, 34),
+        (0, 43, 34),
+        (1, 18, 18),
+        (0.5, 47, 18),
+        (0, 1, 18),
+        (0, 43, 34),
+        (0.5, 7, 34),
+        (0, 1, 1),
+        (1.5, 40, 18),
+    ]
+    jobs = [job(f"j{i}", at, tokens, prompt_tokens=prompt) for i, (at, prompt, tokens) in enumerate(sizes)]
+    assert len(ends(run(jobs, "gsa", plan_lag=1, draft_len=1, kv_budget_tokens=200))) == len(jobs)
