@@ -98,7 +98,7 @@ def estimates(results: Mapping[str, Any]) -> str:
 def nothing_to_gain(results: Mapping[str, Any]) -> str:
     empty = [
         f"{slots} slots up to {max(loads, key=float)}"
-        for slots, cells in results["map"].items()
+        for slots, cells in by_slots(results).items()
         if (loads := [load for load, cell in cells.items() if gain(cell, "oracle", ("fcfs",))[0] < NOTHING])
     ]
     where = "; ".join(empty) or "nowhere"
@@ -183,18 +183,23 @@ def _map(results: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     panels = mapped(results)
     for axis, (name, policy) in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
-        rows = [[gain(cell, policy, ("fcfs",))[0] for cell in cells.values()] for cells in results["map"].values()]
+        cells = [list(by_load.values()) for by_load in by_slots(results).values()]
+        rows = [[gain(cell, policy, ("fcfs",))[0] for cell in row] for row in cells]
         axis.imshow(rows, cmap="YlGn", vmin=0, vmax=0.8, aspect="auto")
         for y, row in enumerate(rows):
             for x, value in enumerate(row):
                 axis.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize="small")
-        loads = next(iter(results["map"].values()))
-        axis.set_xticks(range(len(loads)), list(loads))
-        axis.set_yticks(range(len(rows)), list(results["map"]))
+        axis.set_xticks(range(len(rows[0])), list(results["loads"]["mix"]))
+        axis.set_yticks(range(len(rows)), list(by_slots(results)))
         axis.set_title(f"{name}, % below fcfs", loc="left", fontsize="medium")
         axis.set_xlabel("load")
     figure.axes[0].set_ylabel("slots")
     return figure
+
+
+def by_slots(results: Mapping[str, Any]) -> dict[str, Loads]:
+    """The map's rows; that of one slot was measured with all else."""
+    return {"1": results["loads"]["mix"], **results["map"]}
 
 
 def mapped(results: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -234,6 +239,7 @@ def render(results: Mapping[str, Any]) -> str:
         **{
             tool.__name__: tool
             for tool in (
+                by_slots,
                 gain,
                 ratio,
                 percent,

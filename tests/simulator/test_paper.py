@@ -10,7 +10,7 @@ from scheduler_service.sim import paper, paper_page
 from scheduler_service.sim.worker import Fleet
 from tests.simulator.builders import SECOND, job
 
-TINY = paper.Scale(requests=4, seeds=2, loads=(0.5,), slots=(1, 2))
+TINY = paper.Scale(requests=4, seeds=2, loads=(0.5,), slots=(2, 32))
 
 
 def bench_paper(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -54,7 +54,8 @@ def test_one_policy_is_measured_anew_beside_what_was_kept(results: dict[str, Any
 
 
 def test_every_cell_of_the_map_is_there(results: dict[str, Any]) -> None:
-    assert {slots: list(cells) for slots, cells in results["map"].items()} == {"1": ["0.5"], "2": ["0.5"]}
+    assert {slots: list(cells) for slots, cells in results["map"].items()} == {"2": ["0.5"], "32": ["0.5"]}
+    assert list(paper_page.by_slots(results)) == ["1", "2", "32"]
     assert all(list(cell) == list(paper.MAPPED) for cells in results["map"].values() for cell in cells.values())
 
 
