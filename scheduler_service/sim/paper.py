@@ -46,24 +46,26 @@ ABLATIONS: Mapping[str, Sequence[object]] = {  # around the defaults of `laps-sd
     "destination": ("remaining", "stay"),
 }
 SIGMAS = (0.0, 0.3, 0.5)
+DRAFT_LEN = 5  # at which the acceptance of the kinds was measured
 REFERENCE_LOAD = 0.85  # of errors, ablations and longer tails
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is simulated. `slots`: of the map, beside the one slot that all else is simulated with."""
+    """How much is simulated. `slots`: of the map, beside the one that all else has; at some of the loads."""
 
     requests: int = 1100
     seeds: int = 5
     loads: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
     slots: tuple[int, ...] = (2, 4, 8, 16, 32)
+    map_loads: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95)
 
     def requests_at(self, slots: int) -> int:
         """With many slots a run needs more requests to leave its beginning behind."""
         return self.requests * max(1, slots // 16)
 
 
-QUICK = Scale(requests=12, seeds=2, loads=(0.5, 0.9), slots=(4,))
+QUICK = Scale(requests=12, seeds=2, loads=(0.5, 0.9), slots=(4,), map_loads=(0.9,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +136,11 @@ def reproduce(
 
 
 def settings(scale: Scale) -> dict[str, Any]:
-    fleet = Fleet()
     return {
         "scale": asdict(scale),
         "sigma": Synthetic().sigma,
-        "draft_len": fleet.draft_len,
-        "costs": asdict(fleet.costs),
+        "draft_len": DRAFT_LEN,
+        "costs": asdict(Fleet().costs),
         "kinds": {name: dict(kind) for name, kind in KINDS.items()},
         "reference_load": REFERENCE_LOAD,
         "readings": READINGS,
@@ -154,7 +155,7 @@ def cases(scale: Scale) -> Iterator[Case]:
             yield Case("loads", kind, f"{load:g}", Synthetic(scale.requests, load, kind=kind), 1, everybody)
     for row, kind in (("plain", ""), ("thinking", "thinking")):
         plain = Synthetic(scale.requests, REFERENCE_LOAD, kind=kind)
-        yield Case("tails", row, f"{REFERENCE_LOAD:g}", plain, 1, everybody)
+        yield Case("tails", row, f"{REFERENCE_LOAD:g}", plain, 1, (*BASES, *READINGS.values(), "gittins", "oracle"))
     for kind in (*MIX, "mix"):
         for sigma in SIGMAS:
             noisy = Synthetic(scale.requests, REFERENCE_LOAD, sigma=sigma, kind=kind)
@@ -163,14 +164,14 @@ def cases(scale: Scale) -> Iterator[Case]:
     variants = [f"laps-sd:{name}={value}" for name, values in ABLATIONS.items() for value in values]
     yield Case("ablations", "mix", f"{REFERENCE_LOAD:g}", mixed, 1, (*BASES, "laps-sd", *variants))
     for slots in scale.slots:
-        for load in scale.loads:
+        for load in scale.map_loads:
             what = Synthetic(scale.requests_at(slots), load, kind="mix")
             yield Case("map", str(slots), f"{load:g}", what, slots, MAPPED)
 
 
 def _measure(case: Case, seed: int) -> dict[str, dict[str, float]]:
     """Figures by policy: seconds, or of the errors of estimates."""
-    fleet = Fleet(slots=case.slots)
+    fleet = Fleet(case.slots, draft_len=DRAFT_LEN)
     if not case.policies:
         return {}
     if case.experiment != "errors":

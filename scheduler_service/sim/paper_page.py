@@ -189,7 +189,7 @@ def _map(results: Mapping[str, Any]) -> Figure:
         for y, row in enumerate(rows):
             for x, value in enumerate(row):
                 axis.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize="small")
-        axis.set_xticks(range(len(rows[0])), list(results["loads"]["mix"]))
+        axis.set_xticks(range(len(rows[0])), list(by_slots(results)["1"]))
         axis.set_yticks(range(len(rows)), list(by_slots(results)))
         axis.set_title(f"{name}, % below fcfs", loc="left", fontsize="medium")
         axis.set_xlabel("load")
@@ -199,7 +199,8 @@ def _map(results: Mapping[str, Any]) -> Figure:
 
 def by_slots(results: Mapping[str, Any]) -> dict[str, Loads]:
     """The map's rows; that of one slot was measured with all else."""
-    return {"1": results["loads"]["mix"], **results["map"]}
+    mix = results["loads"]["mix"]
+    return {"1": {load: mix[load] for load in next(iter(results["map"].values()))}, **results["map"]}
 
 
 def mapped(results: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import Policy
-from scheduler_service.core.types import Advanced, Ended, Record, StepDone, Submitted
+from scheduler_service.core.types import Changed, Ended, Record, StepDone, Submitted
 from scheduler_service.predictor.port import Predictor
 from scheduler_service.sim.worker import Fleet, SimWorker
 from scheduler_service.sim.workload import Job
@@ -131,7 +131,7 @@ class Simulation:
 
     def _step_done(self, step: StepDone, now: float) -> None:
         for effect in self.core.observe(step, now):
-            if not isinstance(effect, Advanced | Ended):
+            if isinstance(effect, Changed):
                 continue
             record = effect.record
             id = record.request.id

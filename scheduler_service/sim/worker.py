@@ -92,22 +92,27 @@ class SimWorker:
             held = self._held[run.id] = Held(run.placement)
         start, tokens = entry.emitted, entry.tokens
         owed = tokens - held.tokens
-        prefill = min(owed, run.prefill_tokens)
-        owed -= prefill
-        job = self._jobs[run.id]
+        prefill = 0
+        if owed:
+            prefill = min(owed, run.prefill_tokens)
+            owed -= prefill
         new = drafts = accepted = 0
+        finish = None
         if not owed:
+            job = self._jobs[run.id]
             drafts = run.draft_len
             accepted = min(job.accepted[entry.rounds % len(job.accepted)], drafts)
-            new = min(accepted + 1, job.output_tokens - start)
-            accepted = min(accepted, new)
-        grown = held.tokens + prefill + new
-        if grown - held.tokens > self._free:
+            new = accepted + 1
+            if new >= job.output_tokens - start:
+                new = job.output_tokens - start
+                accepted = min(accepted, new)
+                finish = Finish.LENGTH
+        grown = prefill + new
+        if grown > self._free:
             return Round(run.id, run.placement, start, 0, 0, 0, 0, tokens - held.tokens, held.tokens, None, True)
-        self._free -= grown - held.tokens
-        held.tokens = grown
-        finish = Finish.LENGTH if start + new >= job.output_tokens else None
-        return Round(run.id, run.placement, start, new, drafts, accepted, prefill, owed, grown, finish)
+        self._free -= grown
+        held.tokens += grown
+        return Round(run.id, run.placement, start, new, drafts, accepted, prefill, owed, held.tokens, finish)
 
     def _release(self, id: str) -> None:
         held = self._held.pop(id, None)

@@ -10,7 +10,7 @@ from scheduler_service.sim import paper, paper_page
 from scheduler_service.sim.worker import Fleet
 from tests.simulator.builders import SECOND, job
 
-TINY = paper.Scale(requests=4, seeds=2, loads=(0.5,), slots=(2, 32))
+TINY = paper.Scale(requests=4, seeds=2, loads=(0.5,), slots=(2, 32), map_loads=(0.5,))
 
 
 def bench_paper(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
