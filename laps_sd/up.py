@@ -51,7 +51,9 @@ def up(
     kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a worker's KV memory. Default: 32768.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="The order of requests: default (gittins), laps-sd, fcfs, ...")] = "default",
+    policy: Annotated[
+        str, typer.Option(help="The order of requests: default (gittins), laps-sd, fcfs, ...")
+    ] = "default",
     policy_set: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A policy's setting; repeatable.")
     ] = None,

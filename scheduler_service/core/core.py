@@ -148,18 +148,20 @@ class Core:
         worker = self.workers[step.worker]
         worker.free_blocks = step.free_blocks
         effects: list[Effect] = []
-        ran: set[str] = set()
+        ran: dict[str, tuple[Entry, Round]] = {}
         for row in step.rounds:
             entry = self.entries.get(row.id)
             if not entry or (entry.home, entry.placement, entry.emitted) != (step.worker, row.placement, row.start):
                 continue  # stale: it was moved, ended, or its worker ran ahead of what is durable
             entry.blocks = row.blocks
             entry.prefill_owed = row.prefill_owed
-            if row.skipped:
-                continue
-            ran.add(row.id)
+            if not row.skipped:
+                ran[row.id] = entry, row
+        if self._overtaking:
+            self._overtaking.served([(entry.request, self._believed_rounds(entry)) for entry, _ in ran.values()])
+        for entry, row in ran.values():
             effects.append(self._round_done(entry, row, now - step.duration_s))
-        for id in sorted(worker.running - ran):
+        for id in sorted(worker.running - ran.keys()):
             entry = self.entries.get(id)
             if entry and entry.home == step.worker and entry.state is State.RUNNING:
                 entry.move(Move.PREEMPT)
@@ -168,10 +170,9 @@ class Core:
                 effects.append(Changed(entry.record()))
         worker.running = {id for id in ran if id in self.entries}
         if self._overtaking:
-            for id in self._overtaking.overdue():
-                if (entry := self.entries.get(id)) is not None:
-                    entry.overdue = True
-                    self._rank(entry)
+            for entry in [self.entries[id] for id in self._overtaking.overdue()]:
+                entry.overdue = True
+                self._rank(entry)
         return tuple(effects)
 
     def _round_done(self, entry: Entry, row: Round, began: float) -> Effect:
@@ -180,8 +181,6 @@ class Core:
         if entry.started is None:
             entry.started = began
         entry.emitted += row.new
-        if self._overtaking:
-            self._overtaking.served(entry.request, self._believed_rounds(entry))
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         if row.drafted or (row.new and not row.prefilled):
             entry.rounds += 1

@@ -4,10 +4,11 @@
 most (c - 1) * W + 2 * B request-rounds, where c is the bound and W the work ahead of it: the request-rounds that those
 who were there, and it itself, were believed to need when it came.
 
-**Proof.** It becomes overdue once (c - 1) * W request-rounds of its class were served since it came, to whomever. Those
-overdue go before all others of their class, the earliest first. So from then on, whenever it waits, all places that its
-class gets are taken by overdue requests that came before it. Only what was decided before is still to come: the round
-at whose end it became overdue, and with plans a round late the next one, B request-rounds each at most.
+**Proof.** It becomes overdue once (c - 1) * W request-rounds of its class were served since it came, to whomever, in
+rounds in which it did not run. Those overdue go before all others of their class, the earliest first. So from then on,
+whenever it waits, all places that its class gets are taken by overdue requests that came before it. Only what was
+decided before is still to come: the round at whose end it became overdue, and with plans a round late the next one, B
+request-rounds each at most.
 
 A late command adds B for each round that it is late; a new scheduler begins to count anew. W is a belief: a bound in
 what really came to be served ahead can be kept as well, but costs more (docs/laboratory.md). Whoever is overdue remains
@@ -15,8 +16,8 @@ so until it ends, so the bound makes nobody thrash.
 """
 
 import heapq
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 
 from scheduler_service.core.types import Request, RequestClass
 
@@ -30,27 +31,40 @@ class Overtaking:
         self._left: dict[str, int] = {}  # rounds that each live request is believed to need still
         self._ahead: defaultdict[RequestClass, int] = defaultdict(int)  # their sum
         self._due: defaultdict[RequestClass, list[tuple[int, str]]] = defaultdict(list)  # heaps: when, in served rounds
+        self._shared: dict[str, int] = {}  # served rounds in which it ran too, and which its entry in the heap ignores
 
     def arrived(self, request: Request, left: int) -> int:
         """`left`: rounds that it is believed to need. Returns the work ahead of it, its own included."""
         klass = request.klass
         self._left[request.id] = left
         self._ahead[klass] += left
-        due = self._served[klass] + (self.bound - 1) * self._ahead[klass]
-        heapq.heappush(self._due[klass], (due, request.id))
+        self._push(klass, self._served[klass] + (self.bound - 1) * self._ahead[klass], request.id)
         return self._ahead[klass]
 
-    def served(self, request: Request, left: int) -> None:
-        """One round of it; `left`: rounds that it is believed to need still."""
-        self._served[request.klass] += 1
-        self._ahead[request.klass] += left - self._left[request.id]
-        self._left[request.id] = left
+    def _push(self, klass: RequestClass, due: int, id: str) -> None:
+        heapq.heappush(self._due[klass], (due, id))
+        self._shared[id] = 0
+
+    def served(self, ran: Sequence[tuple[Request, int]]) -> None:
+        """One round of a worker: who ran, and the rounds that each is believed to need still."""
+        together = Counter(request.klass for request, _ in ran)
+        for klass, count in together.items():
+            self._served[klass] += count
+        for request, left in ran:
+            self._shared[request.id] += together[request.klass]
+            self._ahead[request.klass] += left - self._left[request.id]
+            self._left[request.id] = left
 
     def ended(self, request: Request) -> None:
         self._ahead[request.klass] -= self._left.pop(request.id)
+        del self._shared[request.id]
 
     def overdue(self) -> Iterator[str]:
-        """Who has become so since this was asked last; some may have ended."""
+        """The live requests that have become so since this was asked last."""
         for klass, heap in self._due.items():
             while heap and heap[0][0] <= self._served[klass]:
-                yield heapq.heappop(heap)[1]
+                due, id = heapq.heappop(heap)
+                if shared := self._shared.get(id, 0):
+                    self._push(klass, due + shared, id)
+                elif id in self._left:
+                    yield id
