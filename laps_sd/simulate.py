@@ -141,7 +141,7 @@ def _run(jobs: Sequence[Job], policies: dict[str, Policy], fleet: Fleet, predict
         for name, policy in policies.items():
             task = bar.add_task(name, total=len(jobs))
             progress = partial(_advance, bar, task)
-            traces[name] = run(jobs, policy, fleet, progress, make_predictor(predictor))
+            traces[name] = run(jobs, policy, fleet, progress, make_predictor(predictor) if policy.asks else None)
     return traces
 
 

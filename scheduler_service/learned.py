@@ -1,7 +1,7 @@
 """What a scheduler has learned, as bytes for the store, and back. It neither reads nor writes them.
 
 One zip of numpy arrays behind a checksum: JSON in the array `header`, the predictor's window and model beside it.
-Nothing in it is code, and the size is bounded by the window's: 4 MB before compression.
+Nothing in it is code, and the size is bounded by the window's: 8 MB before compression.
 """
 
 import json

@@ -14,7 +14,7 @@ def of_prompt(tokens: Sequence[int], max_tokens: int, klass: int) -> Features:
     """Live: the prompt's token ids."""
     seen = [*tokens[:ENDS], *tokens[-ENDS:]] if len(tokens) > 2 * ENDS else tokens
     distinct = set(seen)
-    weight = 1 / math.sqrt(max(1, len(distinct)))  # so that long prompts do not outweigh short ones
+    weight = 2 / math.sqrt(max(1, len(distinct)))  # so that long prompts do not outweigh short ones
     features = {f"token {token}": weight for token in distinct}
     features |= {f"first {place} {token}": 0.5 for place, token in enumerate(seen[:PLACES])}
     features |= {f"last {place} {token}": 0.5 for place, token in enumerate(reversed(seen[-PLACES:]))}

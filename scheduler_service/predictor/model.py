@@ -26,7 +26,7 @@ class Model:
     predicted without the example. `tells` (2,): whether it knows lengths, and acceptance, better than their means do.
     `finished`: requests that had been seen when it was fitted."""
 
-    weights: NDArray[np.float64]
+    weights: NDArray[np.float32]
     offsets: NDArray[np.float64]
     surprises: NDArray[np.float64]
     tells: NDArray[np.bool_]
@@ -52,7 +52,8 @@ class Model:
 
     def raw(self, row: Row) -> tuple[float, float, float]:
         """Location and scale of ln(tokens), neither calibrated, and acceptance."""
-        location, scale, acceptance = (self.weights @ row.astype(np.float64) + self.offsets).tolist()
+        columns, values = row
+        location, scale, acceptance = (self.weights[:, columns] @ values + self.offsets).tolist()
         return location, max(LEAST_SCALE, math.exp(min(scale, 2.0))), acceptance
 
     def surprise(self, example: Example) -> float:

@@ -15,6 +15,7 @@ class Oracle(Policy):
     """`rounds`: the true number of decoding rounds of a request in all, by its id."""
 
     preemptive: ClassVar[bool] = True
+    asks: ClassVar[bool] = False
 
     rounds: Callable[[str], int]
 

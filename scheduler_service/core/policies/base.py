@@ -21,6 +21,8 @@ class Policy:
     preemptive: ClassVar[bool]
     learns: ClassVar[bool] = False  # whether claims depend on what finished requests teach
 
+    asks: ClassVar[bool] = True  # whether claims depend on what is predicted of a request
+
     @property
     def levels(self) -> int:
         """Number of queues."""

@@ -10,6 +10,7 @@ from scheduler_service.core.types import CostProfile, View
 @dataclass(frozen=True, slots=True)
 class Fcfs(Policy):
     preemptive: ClassVar[bool] = False
+    asks: ClassVar[bool] = False
 
     def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
         return Claim(1, 0, view.request.arrival)

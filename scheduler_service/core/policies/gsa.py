@@ -17,6 +17,7 @@ class Gsa(Policy):
     """Phase k ends at `first_phase_tokens` * 2^(k-1) output tokens; the last of `phases` has no end."""
 
     preemptive: ClassVar[bool] = True
+    asks: ClassVar[bool] = False
 
     phases: int = 16
     first_phase_tokens: int = 16

@@ -15,6 +15,7 @@ from scheduler_service.core.types import CostProfile, View
 @dataclass(frozen=True, slots=True)
 class Las(Policy):
     preemptive: ClassVar[bool] = True
+    asks: ClassVar[bool] = False
 
     quantum_rounds: int = 1
 

@@ -17,6 +17,7 @@ class Mlfq(Policy):
     """The quantum of queue k is `first_quantum_rounds` rounds * 2^(k-1); the last queue's has no end."""
 
     preemptive: ClassVar[bool] = True
+    asks: ClassVar[bool] = False
 
     queues: int = 6
     first_quantum_rounds: int = 10
