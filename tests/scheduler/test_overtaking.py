@@ -39,12 +39,8 @@ class Watched(Simulation):
 
     def _count(self, ran: Sequence[Request], waited: Sequence[Request]) -> None:
         for one in waited:
-            later = [other for other in ran if other.klass == one.klass and _age(other) > _age(one)]
+            later = [other for other in ran if other.klass == one.klass and other.arrival > one.arrival]
             self.passed[one.id] += len(later)
-
-
-def _age(request: Request) -> tuple[float, str]:
-    return request.arrival, request.id
 
 
 @st.composite
