@@ -29,7 +29,7 @@ class Gittins(Policy):
     acceptance_rounds: float = 16.0
     least_spread: float = 0.2  # no belief about a length is surer than this
     ageing: float = 0.0  # seconds of work that a second of waiting outweighs; 0 is the lowest mean, much is fcfs
-    overtaking: int = 15  # how many times the work ahead of a request is served before it at most; 0: no bound
+    overtaking: int = 20  # how many times the work ahead of a request is served before it at most; 0: no bound
 
     def __post_init__(self) -> None:
         if not 0 < self.acceptance_rounds <= 1e9:
