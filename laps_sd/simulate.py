@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from laps_sd.draft_len import parse_draft_len
 from scheduler_service.core.policies import POLICIES, Policy
 from scheduler_service.predictor import PredictorKind, make_predictor
 from scheduler_service.sim.costs import StepCosts
@@ -44,7 +45,9 @@ def simulate(
     ] = None,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Requests that a worker runs in one round.")] = 1,
     workers: Annotated[int, typer.Option(min=1, max=256)] = 1,
-    draft_len: Annotated[int, typer.Option(min=0, max=MOST_DRAFT, help="Tokens proposed per round.")] = 4,
+    draft_len: Annotated[
+        str, typer.Option(metavar="N|auto", help="Tokens proposed per round; auto: as many as pay.")
+    ] = "4",
     t_draft_ms: Annotated[float, typer.Option(min=0, help="Per draft token.")] = StepCosts().t_draft_ms,
     t_verify_ms: Annotated[
         float, typer.Option(min=0.001, help="Verification of one request.")
@@ -71,13 +74,21 @@ def simulate(
     if not all(map(math.isfinite, times)):
         raise typer.BadParameter("must be finite", param_hint="--t-...")
     costs = StepCosts(*times)
-    fleet = Fleet(slots, workers, draft_len, costs, kv_budget_tokens or UNBOUNDED, plan_lag, prefill_chunk or UNBOUNDED)
+    fleet = Fleet(
+        slots=slots,
+        workers=workers,
+        draft_len=parse_draft_len(draft_len, MOST_DRAFT),
+        costs=costs,
+        kv_budget_tokens=kv_budget_tokens or UNBOUNDED,
+        plan_lag=plan_lag,
+        prefill_chunk=prefill_chunk or UNBOUNDED,
+    )
     try:
         jobs = _jobs(workload, fleet, seed)
     except WorkloadError as error:
         raise typer.BadParameter(str(error), param_hint="--workload") from None
     try:
-        policies = _policies(policy, policy_set or [], jobs, draft_len)
+        policies = _policies(policy, policy_set or [], jobs, fleet.reference_draft)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--policy") from None
     draw = _report() if html_file else None
@@ -102,9 +113,14 @@ def _jobs(workload: str, fleet: Fleet, seed: int) -> Sequence[Job]:
     if kind == SYNTHETIC:
         synthetic = parse_synthetic(settings)
         return generate(
-            synthetic, seed, draft_len=fleet.draft_len, costs=fleet.costs, slots=fleet.slots, workers=fleet.workers
+            synthetic,
+            seed,
+            draft_len=fleet.reference_draft,
+            costs=fleet.costs,
+            slots=fleet.slots,
+            workers=fleet.workers,
         )
-    return with_acceptance(read_workload(Path(workload)), max(1, fleet.draft_len), seed)
+    return with_acceptance(read_workload(Path(workload)), max(1, fleet.reference_draft), seed)
 
 
 def _policies(names: str, settings: Sequence[str], jobs: Sequence[Job], draft_len: int) -> dict[str, Policy]:

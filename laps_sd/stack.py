@@ -50,7 +50,7 @@ class Options:
     policy: str = "default"
     policy_set: tuple[str, ...] = ()
     drafter: str = "ngram"
-    draft_len: int = 4
+    draft_len: int | None = 4  # None: chosen by request and round
     device: str = "auto"
     dtype: str = "auto"
     redis: str | None = None
@@ -141,7 +141,12 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
     policy_set = [word for setting in options.policy_set for word in ("--policy-set", setting)]
     arguments = _python("scheduler_service", "--host", HOST, "--port", port, "--redis-url", redis_url)
     arguments += ["--policy", options.policy, *policy_set]
-    arguments += ["--draft-len", str(options.draft_len), "--log-level", options.log_level]
+    arguments += [
+        "--draft-len",
+        "auto" if options.draft_len is None else str(options.draft_len),
+        "--log-level",
+        options.log_level,
+    ]
     return Command("scheduler", arguments)
 
 
@@ -150,7 +155,9 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
     name = f"worker-{index}"
     arguments = _python("worker_service", "--scheduler", scheduler, "--worker-id", name, "--model", model)
     arguments += ["--device", options.device, "--dtype", options.dtype, "--slots", str(options.slots)]
-    arguments += ["--drafter", options.drafter, "--max-draft", str(options.draft_len), "--threads", str(threads)]
+    arguments += ["--drafter", options.drafter, "--threads", str(threads)]
+    if options.draft_len is not None:
+        arguments += ["--max-draft", str(options.draft_len)]
     arguments += ["--host", HOST, "--health-port", "0", "--log-level", options.log_level]
     if options.kv_tokens is not None:
         arguments += ["--kv-tokens", str(options.kv_tokens)]

@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from laps_sd.draft_len import parse_draft_len
 from laps_sd.redis_server import NoServer
 from laps_sd.stack import Emit, Options, Stack, StackError, run, to_stderr
 from laps_sd.supervise import GaveUp
 from protos.errors import NotServing
 from protos.serving import stop_signals
-
-MAX_DRAFT_LEN = 64
 
 
 class Device(StrEnum):
@@ -59,7 +58,9 @@ def up(
     ] = None,
     model: Annotated[str, typer.Option(help="As in `laps-sd pull`.")] = "smollm2-135m",
     drafter: Annotated[str, typer.Option(help="none, ngram or default (now: ngram).")] = "ngram",
-    draft_len: Annotated[str, typer.Option(metavar="N", help="Tokens drafted per round.")] = "4",
+    draft_len: Annotated[
+        str, typer.Option(metavar="N|auto", help="Tokens drafted per round; auto: as many as pay.")
+    ] = "4",
     device: Annotated[Device, typer.Option()] = Device.auto,
     dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where it is native. float32: exact.")] = Dtype.auto,
     redis: Annotated[str | None, typer.Option(metavar="URL", help="Default: a server of our own.")] = None,
@@ -86,7 +87,7 @@ def up(
         policy=policy,
         policy_set=tuple(policy_set or ()),
         drafter=_drafter(drafter),
-        draft_len=_draft_len(draft_len),
+        draft_len=parse_draft_len(draft_len),
         device=device.value,
         dtype=dtype.value,
         redis=redis,
@@ -143,11 +144,3 @@ def _drafter(drafter: str) -> str:
     if drafter not in ("none", "ngram", "default"):
         raise typer.BadParameter(f"{drafter!r} is none of none, ngram, default", param_hint="--drafter")
     return "ngram" if drafter == "default" else drafter
-
-
-def _draft_len(draft_len: str) -> int:
-    if draft_len == "auto":
-        raise typer.BadParameter("auto is not built yet; give a number of tokens", param_hint="--draft-len")
-    if not draft_len.isdecimal() or int(draft_len) > MAX_DRAFT_LEN:
-        raise typer.BadParameter(f"{draft_len!r} is no number from 0 to {MAX_DRAFT_LEN}", param_hint="--draft-len")
-    return int(draft_len)

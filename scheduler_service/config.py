@@ -1,7 +1,7 @@
 """The scheduler's settings, read once from flags and LAPS_SD_SCHEDULER_* variables, and refused at start if wrong."""
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -27,7 +27,9 @@ class Settings(BaseSettings):
     policy: str = "default"
     policy_set: list[str] = Field(default=[], description="name=value, as often as needed")
     predictor: PredictorKind = Field(PredictorKind.ONLINE, description="of output lengths and acceptance, or none")
-    draft_len: int = Field(4, ge=0, le=64, description="tokens proposed per round")
+    draft_len: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
+        4, description="tokens proposed per round; auto: as many as pay, by request and round"
+    )
     prefill_chunk: int = Field(256, ge=1, le=2**31, description="tokens of prompt computed in one round")
     max_live: int = Field(10_000, ge=1, description="requests waiting or running; more are refused")
     max_pending_steps: int = Field(16, ge=1, description="reports planned ahead of Redis; then planning waits for it")

@@ -60,7 +60,7 @@ class Leader:
         self.settings = settings
         self.core = Core(
             settings.make_policy(),
-            draft_len=settings.draft_len,
+            draft_len=None if settings.draft_len == "auto" else settings.draft_len,
             prefill_chunk=settings.prefill_chunk,
             max_live=settings.max_live,
         )

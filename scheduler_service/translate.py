@@ -52,7 +52,11 @@ def to_worker_up(hello: worker_pb.Hello) -> WorkerUp:
         block_tokens=hello.block_tokens,
         max_draft=hello.max_draft,
         cost=CostProfile(
-            hello.cost.draft_s, hello.cost.verify_s, hello.cost.verify_slope_s, hello.cost.prefill_token_s
+            draft_s=hello.cost.draft_s,
+            verify_s=hello.cost.verify_s,
+            verify_slope_s=hello.cost.verify_slope_s,
+            prefill_token_s=hello.cost.prefill_token_s,
+            verify_token_s=hello.cost.verify_token_s,
         ),
         held=tuple(Held(held.request_id, held.placement) for held in hello.held),
     )
@@ -102,7 +106,7 @@ def to_ending(record: Record, finish: Finish | None, now: float, message: str = 
         finish_reason=reason,
         queue_ms=queue_time_s(record, now) * 1000,
         preemptions=record.preemptions,
-        rounds=record.rounds,
+        rounds=record.acceptance.rounds,
         message=message,
     )
 
@@ -123,7 +127,7 @@ def to_status(record: Record, now: float) -> types_pb.RequestStatus:
         preemptions=record.preemptions,
         prompt_tokens=record.request.prompt_tokens,
         output_tokens=record.emitted,
-        rounds=record.rounds,
+        rounds=record.acceptance.rounds,
         acceptance_rate=record.acceptance.mean,
         queue_time_s=queue_time_s(record, now),
     )

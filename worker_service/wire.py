@@ -83,6 +83,7 @@ def of_cost(cost: CostProfile) -> pb.CostProfile:
         verify_s=cost.verify_s,
         verify_slope_s=cost.verify_slope_s,
         prefill_token_s=cost.prefill_token_s,
+        verify_token_s=cost.verify_token_s,
     )
 
 

@@ -156,7 +156,7 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 @_typing.final
 class CostProfile(_message.Message):
     """Seconds, measured at warm-up. A round of b requests with n drafts each costs
-    n * draft_s + verify_s + verify_slope_s * (b - 1).
+    n * (draft_s + verify_token_s * b) + verify_s + verify_slope_s * (b - 1).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -165,6 +165,7 @@ class CostProfile(_message.Message):
     VERIFY_S_FIELD_NUMBER: _builtins.int
     VERIFY_SLOPE_S_FIELD_NUMBER: _builtins.int
     PREFILL_TOKEN_S_FIELD_NUMBER: _builtins.int
+    VERIFY_TOKEN_S_FIELD_NUMBER: _builtins.int
     draft_s: _builtins.float
     """per draft position"""
     verify_s: _builtins.float
@@ -172,6 +173,8 @@ class CostProfile(_message.Message):
     verify_slope_s: _builtins.float
     """per further request of the batch"""
     prefill_token_s: _builtins.float
+    verify_token_s: _builtins.float
+    """per draft token verified"""
     def __init__(
         self,
         *,
@@ -179,10 +182,11 @@ class CostProfile(_message.Message):
         verify_s: _builtins.float = ...,
         verify_slope_s: _builtins.float = ...,
         prefill_token_s: _builtins.float = ...,
+        verify_token_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_s", b"draft_s", "prefill_token_s", b"prefill_token_s", "verify_s", b"verify_s", "verify_slope_s", b"verify_slope_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_s", b"draft_s", "prefill_token_s", b"prefill_token_s", "verify_s", b"verify_s", "verify_slope_s", b"verify_slope_s", "verify_token_s", b"verify_token_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,22 +12,38 @@ USUAL_TOKENS = 256  # of output, before anything is known
 
 @value
 class Acceptance:
-    """Accepted / drafted of one request, weighted by drafted tokens, with the running mean of its last rounds."""
+    """What one request's rounds of decoding showed."""
 
-    drafted: int = 0
+    rounds: int = 0
+    drafted: int = 0  # tokens
     accepted: int = 0
+    rejected: int = 0  # rounds in which the target disagreed with a draft
     means: tuple[float, ...] = ()  # the running mean after each of the last MAX_WINDOW rounds
 
     @property
     def mean(self) -> float:
-        """In [0, 1]; 0 before anything was drafted."""
+        """Accepted / drafted, in [0, 1]; 0 before anything was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     def after(self, drafted: int, accepted: int) -> "Acceptance":
         """The belief after one more round. A round without drafts is no sample, yet counts as a round."""
         total, hits = self.drafted + drafted, self.accepted + accepted
         mean = hits / total if total else 0.0
-        return Acceptance(total, hits, (*self.means, mean)[-MAX_WINDOW:])
+        rejected = self.rejected + (accepted < drafted)
+        return Acceptance(self.rounds + 1, total, hits, rejected, (*self.means, mean)[-MAX_WINDOW:])
+
+    def per_round(self, prior: float = 0.0, weight: float = 0.0) -> float:
+        """Accepted tokens a round, whatever was drafted: as if `weight` more rounds had shown `prior`."""
+        rounds = self.rounds + weight
+        return (self.accepted + weight * prior) / rounds if rounds else prior
+
+    def chance(self, prior: float, weight: float = 16.0) -> float:
+        """That one draft token is accepted, after accepted ones: as if `weight` drafts had shown `prior`.
+
+        A round is a run of successes that ends with a rejection or is cut at its draft length, so this is the maximum
+        likelihood whatever the lengths were; the mean, accepted / drafted, falls as they grow.
+        """
+        return (self.accepted + weight * prior) / (self.accepted + self.rejected + weight)
 
     def stable(self, window: int, epsilon: float) -> bool:
         """Whether the running mean moved by at most `epsilon` over the last `window` rounds (LAPS-SD, Algorithm 1)."""
@@ -37,18 +53,37 @@ class Acceptance:
 
 @dataclass(slots=True)
 class FleetAcceptance:
-    """Acceptance before a request showed its own: that of the finished ones, begun at 0.5 with little weight."""
+    """Acceptance before a request showed its own: that of the finished ones."""
 
-    drafted: int = 64
-    accepted: int = 32
+    rounds: int
+    drafted: int
+    accepted: int
+    rejected: int
+
+    @classmethod
+    def at(cls, draft_len: int) -> "FleetAcceptance":
+        """As it begins: half is accepted, with little weight."""
+        return cls(rounds=16, drafted=16 * draft_len, accepted=8 * draft_len, rejected=16)
 
     def observe(self, acceptance: Acceptance) -> None:
+        self.rounds += acceptance.rounds
         self.drafted += acceptance.drafted
         self.accepted += acceptance.accepted
+        self.rejected += acceptance.rejected
 
     @property
-    def mean(self) -> float:
-        return self.accepted / self.drafted
+    def per_round(self) -> float:
+        """Accepted tokens a round."""
+        return self.accepted / self.rounds
+
+    @property
+    def drafts_per_round(self) -> float:
+        return self.drafted / self.rounds
+
+    @property
+    def chance(self) -> float:
+        """That one draft token is accepted, after accepted ones."""
+        return self.accepted / (self.accepted + self.rejected)
 
 
 @dataclass(frozen=True, slots=True)

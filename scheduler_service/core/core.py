@@ -12,6 +12,7 @@ from itertools import islice
 
 from scheduler_service.core import kv
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
+from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, draft_lengths
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.overtaking import Overtaking
@@ -45,17 +46,20 @@ REKEYED = 8  # requests per plan whose claims follow what was learned: a decisio
 
 
 class Core:
-    """`draft_len`: tokens proposed per round. `prefill_chunk`: tokens of prompt computed in one round."""
+    """`draft_len`: tokens proposed per round; None: as many as pay. `prefill_chunk`: prompt tokens computed in one."""
 
-    def __init__(self, policy: Policy, *, draft_len: int = 4, prefill_chunk: int = 256, max_live: int = 10_000) -> None:
+    def __init__(
+        self, policy: Policy, *, draft_len: int | None = 4, prefill_chunk: int = 256, max_live: int = 10_000
+    ) -> None:
         self.policy = policy
-        self.draft_len = draft_len
+        self.draft_len = REFERENCE if draft_len is None else draft_len
+        self._adaptive = draft_len is None
         self.prefill_chunk = prefill_chunk
         self.max_live = max_live
         self.entries: dict[str, Entry] = {}
         self.workers: dict[str, Worker] = {}
         self.length = FleetLength()
-        self.acceptance = FleetAcceptance()
+        self.acceptance = FleetAcceptance.at(self.draft_len)
         self._overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
         self._refit_at = 1  # finished requests
         self._to_rekey = 0
@@ -65,7 +69,7 @@ class Core:
         # One profile for all: it only has to order requests. The first worker's, so that keys stay comparable.
         self._cost: CostProfile | None = None
         self._slots = 1
-        self._round_s = self.cost.round_s(draft_len, 1)  # nominal: full batch, reference draft length
+        self._round_s = self.cost.round_s(self.draft_len, 1)  # nominal: full batch, reference draft length
 
     # ---- observe ----
 
@@ -99,6 +103,7 @@ class Core:
             heapq.heappush(self._deadlines, (entry.request.deadline, entry.request.id))
             if len(self._deadlines) > 2 * len(self.entries) + 64:
                 self._forget_deadlines_of_ended()
+        entry.draft_len = self.draft_len
         entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
         if self.policy.learns:
             self._carousel.append(entry.request.id)
@@ -183,7 +188,6 @@ class Core:
         entry.emitted += row.new
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         if row.drafted or (row.new and not row.prefilled):
-            entry.rounds += 1
             entry.acceptance = entry.acceptance.after(row.drafted, row.accepted)
         if row.finish is Finish.ERROR:
             return self._end(entry, Move.FAIL, row.finish, row.start)
@@ -240,19 +244,18 @@ class Core:
     def _view(self, entry: Entry) -> View:
         request = entry.request
         predicted = self.length.predict(request.predicted_tokens, request.max_tokens, request.expected)
-        known = request.expected.acceptance if request.expected else None
+        known, fleet = request.expected.acceptance if request.expected else None, self.acceptance
         prefill_s = self.cost.prefill_token_s
         return View(
             request=request,
             attained_s=entry.rounds * self._round_s + entry.prefilled * prefill_s,
-            rounds=entry.rounds,
             emitted=entry.emitted,
             acceptance=entry.acceptance,
             predicted_tokens=max(predicted, entry.emitted),
             prefill_s=request.prompt_tokens * prefill_s,
             perceptible=entry.perceptible,
             length=entry.length,
-            prior_acceptance=self.acceptance.mean if known is None else known,
+            prior_accepted=fleet.per_round if known is None else known * fleet.drafts_per_round,
             resume_s=entry.prefill_owed * prefill_s + (self.cost.resume_s if entry.state is State.PAUSED else 0.0),
         )
 
@@ -307,11 +310,32 @@ class Core:
             worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
             entry.lose_kv()
             self._rank(entry)
-        draft_len = min(self.draft_len, worker.up.max_draft)
+        if self._adaptive:
+            self._choose_draft_lengths(worker, rank[: worker.up.slots])
         return Plan(
-            tuple(Run(entry.request.id, entry.placement, draft_len, self.prefill_chunk) for entry in rank),
+            tuple(
+                Run(
+                    entry.request.id, entry.placement, min(self._drafts(entry), worker.up.max_draft), self.prefill_chunk
+                )
+                for entry in rank
+            ),
             tuple(entry.request.id for entry in drop),
         )
+
+    def _choose_draft_lengths(self, worker: Worker, batch: list[Entry]) -> None:
+        drafting = [entry for entry in batch if not entry.prefill_owed]
+        if not drafting:
+            return
+        fleet = self.acceptance.chance
+        chances = [entry.acceptance.chance(fleet) for entry in drafting]
+        last = [entry.draft_len for entry in drafting]
+        lengths = draft_lengths(chances, last, self.cost, worker.up.max_draft)
+        for entry, length in zip(drafting, lengths, strict=True):
+            entry.draft_len = length
+
+    def _drafts(self, entry: Entry) -> int:
+        probe = self._adaptive and entry.rounds % PROBE_ROUNDS == 0
+        return max(entry.draft_len, int(probe))
 
     def _best(self, worker: Worker, limit: int) -> list[Key]:
         """The best of what the worker has and of what has no home yet."""
@@ -349,13 +373,12 @@ class Core:
         """Nominal seconds that it still needs, by the estimate of LAPS-SD."""
         entry = self.entries[id]
         left = max(1, self._view(entry).predicted_tokens - entry.emitted)
-        seen = entry.acceptance if entry.acceptance.drafted else self.acceptance
-        rounds = left / (self.draft_len * seen.mean + 1)
+        rounds = left / (entry.acceptance.per_round(self.acceptance.per_round, weight=1) + 1)
         return rounds * self._round_s + entry.prefill_owed * self.cost.prefill_token_s
 
     def _believed_rounds(self, entry: Entry) -> int:
         """That it still needs, by what is believed of its length given that it did not end yet."""
-        return math.ceil(entry.length.left(entry.emitted) / (self.draft_len * self.acceptance.mean + 1))
+        return math.ceil(entry.length.left(entry.emitted) / (self.acceptance.per_round + 1))
 
     def wait_s(self, id: str, sample: int = 256) -> float:
         """Estimated seconds until it runs: the work of those before it, shared by all slots."""

@@ -16,10 +16,10 @@ class Entry:
     home: str | None = None  # the worker it is placed on
     placement: int = 0  # grows with every move
     emitted: int = 0
-    rounds: int = 0  # of decoding; prefill is counted in tokens
     prefilled: int = 0  # tokens of its own prompt computed at least once
     prefill_owed: int = 0  # tokens to be computed before it can draft
     acceptance: Acceptance = field(default_factory=Acceptance)
+    draft_len: int = 0  # that it was last planned to use
     length: Length = SOME_LENGTH
     perceptible: bool = False
     overdue: bool = False  # overtaken as often as the policy allows
@@ -31,6 +31,11 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.prefill_owed = self.tokens
+
+    @property
+    def rounds(self) -> int:
+        """Of decoding; prefill is counted in tokens."""
+        return self.acceptance.rounds
 
     @property
     def tokens(self) -> int:
@@ -52,7 +57,6 @@ class Entry:
             state=self.state,
             placement=self.placement,
             emitted=self.emitted,
-            rounds=self.rounds,
             prefilled=self.prefilled,
             acceptance=self.acceptance,
             perceptible=self.perceptible,
@@ -69,7 +73,6 @@ class Entry:
             request=record.request,
             placement=record.placement,
             emitted=record.emitted,
-            rounds=record.rounds,
             prefilled=record.prefilled,
             acceptance=record.acceptance,
             perceptible=record.perceptible,

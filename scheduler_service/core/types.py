@@ -3,6 +3,7 @@
 Times are seconds, sizes tokens or blocks. Nothing here holds the true output length of a request.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
@@ -49,10 +50,17 @@ class CostProfile:
     verify_slope_s: float = 0.003
     prefill_token_s: float = 0.001
     resume_s: float = 0.0  # of a paused request whose KV was kept
+    verify_token_s: float = 0.0  # per draft token verified, beside the one token of each request
 
     def round_s(self, draft_len: int, batch: int) -> float:
         """Nominal seconds of a round of `batch` requests with `draft_len` drafts each."""
-        return draft_len * self.draft_s + self.verify_s + self.verify_slope_s * (batch - 1)
+        drafts = draft_len * (self.draft_s + self.verify_token_s * batch)
+        return drafts + self.verify_s + self.verify_slope_s * (batch - 1)
+
+    def step_s(self, draft_lens: Sequence[int]) -> float:
+        """Nominal seconds of a round of requests with that many drafts each; drafting takes as long as its longest."""
+        drafts = max(draft_lens) * self.draft_s + sum(draft_lens) * self.verify_token_s
+        return drafts + self.verify_s + self.verify_slope_s * (len(draft_lens) - 1)
 
 
 # ---- events: what happened ----
@@ -135,7 +143,6 @@ class Record:
     state: State
     placement: int
     emitted: int
-    rounds: int
     prefilled: int
     acceptance: Acceptance
     perceptible: bool
@@ -195,14 +202,13 @@ class View(NamedTuple):
 
     request: Request
     attained_s: float  # nominal seconds of service so far (DESIGN: never wall time)
-    rounds: int
     emitted: int
     acceptance: Acceptance
     predicted_tokens: int  # of output in all; never below what was emitted
     prefill_s: float  # nominal seconds of its whole prompt
     perceptible: bool
     length: Length = SOME_LENGTH  # of its output, from what finished requests taught
-    prior_acceptance: float = 0.5  # before it showed its own: as predicted, else the mean of finished requests
+    prior_accepted: float = 2.0  # tokens a round, before it showed its own: as predicted, else as finished ones had
     resume_s: float = 0.0  # nominal seconds until it can draft: prefill still owed, and resuming from a pause
 
 

@@ -71,10 +71,10 @@ def one_seed(
             list(drawn(logs, what, seed)), what.load, seed, costs=costs, slots=slots, arrival_cv=what.arrival_cv
         )
     else:
-        jobs = generate(what, seed, draft_len=fleet.draft_len, costs=costs, slots=slots)
+        jobs = generate(what, seed, draft_len=fleet.reference_draft, costs=costs, slots=slots)
     results: dict[str, tuple[float, float]] = {}
     for text in policies:
-        policy = simulated_policy(*_named(text), jobs, fleet.draft_len)
+        policy = simulated_policy(*_named(text), jobs, fleet.reference_draft)
         row = summarise(simulate(jobs, policy, fleet, predictor=make_predictor(predictor)))
         results[text] = row["mean_e2el_ms"], row["p99_e2el_ms"]
     return results

@@ -26,13 +26,13 @@ class StepCosts:
             + self.t_resume_ms * resumed
         )
 
-    def profile(self, draft_len: int) -> CostProfile:
-        """As a worker would report it, with verified tokens counted at `draft_len` drafts a request."""
-        tokens_ms = self.t_token_ms * (draft_len + 1)
+    def profile(self) -> CostProfile:
+        """As a worker would report it."""
         return CostProfile(
             draft_s=1e-3 * self.t_draft_ms,
-            verify_s=1e-3 * (self.t_verify_ms + tokens_ms),
-            verify_slope_s=1e-3 * (self.t_verify_ms * self.t_verify_slope + tokens_ms),
+            verify_s=1e-3 * (self.t_verify_ms + self.t_token_ms),
+            verify_slope_s=1e-3 * (self.t_verify_ms * self.t_verify_slope + self.t_token_ms),
             prefill_token_s=1e-3 * self.t_prefill_ms_per_token,
             resume_s=1e-3 * self.t_resume_ms,
+            verify_token_s=1e-3 * self.t_token_ms,
         )

@@ -20,8 +20,10 @@ class Oracle(Policy):
     rounds: Callable[[str], int]
 
     def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
-        left = self.rounds(view.request.id) - view.rounds
-        return Claim(1, 0, left * cost.round_s(draft_len, slots) + (view.prefill_s if not view.rounds else 0.0))
+        left = self.rounds(view.request.id) - view.acceptance.rounds
+        return Claim(
+            1, 0, left * cost.round_s(draft_len, slots) + (view.prefill_s if not view.acceptance.rounds else 0.0)
+        )
 
 
 def simulated_policy(name: str, settings: Iterable[str], jobs: Sequence[Job], draft_len: int) -> Policy:

@@ -177,7 +177,7 @@ def _measure(case: Case, seed: int) -> dict[str, dict[str, float]]:
     if case.experiment != "errors":
         timed = one_seed(case.policies, fleet, case.workload, (), seed)
         return {policy: {"mean_s": mean / 1e3, "p99_s": p99 / 1e3} for policy, (mean, p99) in timed.items()}
-    jobs = generate(case.workload, seed, draft_len=fleet.draft_len, costs=fleet.costs, slots=fleet.slots)
+    jobs = generate(case.workload, seed, draft_len=fleet.reference_draft, costs=fleet.costs, slots=fleet.slots)
     errors = sorted(estimation_errors(jobs, fleet))
     figures = {"mean": sum(errors) / max(1, len(errors)), "median": percentile(errors, 0.5)}
     return {"laps-sd": {**figures, "perceptible": len(errors) / len(jobs)}}
@@ -201,7 +201,7 @@ class Watched(LapsSd):
 
 def estimation_errors(jobs: Sequence[Job], fleet: Fleet) -> list[float]:
     """|estimated - true| / true nominal seconds of those `jobs` that become perceptible, at the moment when they do."""
-    watched = Watched(rounds={job.id: job.rounds(fleet.draft_len) for job in jobs}.__getitem__)
+    watched = Watched(rounds={job.id: job.rounds(fleet.reference_draft) for job in jobs}.__getitem__)
     simulate(jobs, watched, fleet)
     return list(watched.errors.values())
 

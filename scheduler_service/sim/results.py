@@ -35,7 +35,7 @@ def summarise(trace: Trace) -> dict[str, float]:
     tokens = sum(record.emitted for record in records)
     drafted = sum(record.acceptance.drafted for record in records)
     accepted = sum(record.acceptance.accepted for record in records)
-    drafts = sum(record.rounds for record in records) if drafted else 0
+    drafts = sum(record.acceptance.rounds for record in records) if drafted else 0
     return {
         "completed": len(outcomes),
         "failed": len(trace.failed),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler_service.core.core import Core
+from scheduler_service.core.draft import LONGEST, REFERENCE
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.types import Finish, Plan, Round, Run, StepDone, WorkerUp
 from scheduler_service.sim.costs import StepCosts
@@ -18,20 +19,27 @@ class Fleet:
 
     slots: int = 1
     workers: int = 1
-    draft_len: int = 4
+    draft_len: int | None = 4  # None: chosen by the core
     costs: StepCosts = field(default_factory=StepCosts)
     kv_budget_tokens: int = UNBOUNDED
     plan_lag: int = 0
     prefill_chunk: int = UNBOUNDED
 
+    @property
+    def max_draft(self) -> int:
+        return LONGEST if self.draft_len is None else self.draft_len
+
+    @property
+    def reference_draft(self) -> int:
+        """In which loads and nominal seconds are counted."""
+        return REFERENCE if self.draft_len is None else self.draft_len
+
     def worker_up(self, name: str) -> WorkerUp:
-        return WorkerUp(
-            name, self.slots, self.kv_budget_tokens, 1, self.draft_len, self.costs.profile(self.draft_len), ()
-        )
+        return WorkerUp(name, self.slots, self.kv_budget_tokens, 1, self.max_draft, self.costs.profile(), ())
 
     def can_hold(self, job: Job) -> bool:
         """Whether the job fits alone, with the reserve that the core keeps."""
-        return job.prompt_tokens + job.output_tokens + 2 * (self.draft_len + 1) <= self.kv_budget_tokens
+        return job.prompt_tokens + job.output_tokens + 2 * (self.max_draft + 1) <= self.kv_budget_tokens
 
 
 @dataclass(slots=True)
@@ -101,7 +109,7 @@ class SimWorker:
         if not owed:
             job = self._jobs[run.id]
             drafts = run.draft_len
-            accepted = min(job.accepted[entry.rounds % len(job.accepted)], drafts)
+            accepted = job.accepts(entry.rounds, drafts)
             new = accepted + 1
             if new >= job.output_tokens - start:
                 new = job.output_tokens - start

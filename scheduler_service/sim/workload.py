@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any, TextIO, TypeVar
 
 from scheduler_service.core.types import Request, RequestClass
@@ -52,16 +53,27 @@ class Job:
         """What a predictor may know of it."""
         return of_category(self.category, self.prompt_tokens, self.klass)
 
+    def accepts(self, round: int, drafts: int) -> int:
+        """How many of `drafts` are accepted in that round.
+
+        A recorded round that accepted all it drafted says nothing of further ones: they are drawn with the job's own
+        chance, the same whenever it is asked.
+        """
+        accepted = self.accepted[round % len(self.accepted)] if self.accepted else 0
+        if drafts <= self.draft_len or accepted < self.draft_len:
+            return min(accepted, drafts)
+        rejected = sum(1 for other in self.accepted if other < self.draft_len)
+        chance = sum(self.accepted) / (sum(self.accepted) + rejected)
+        rng = Random(f"{self.id} {round}")
+        while accepted < drafts and rng.random() < chance:
+            accepted += 1
+        return accepted
+
     def rounds(self, draft_len: int) -> int:
         """Rounds that its output takes with `draft_len` drafts each."""
-        script = self.accepted or (0,)
-        gains = [min(accepted, draft_len) + 1 for accepted in script]
-        laps, left = divmod(self.output_tokens, sum(gains))
-        rounds = laps * len(gains)
-        for gain in gains:
-            if left <= 0:
-                break
-            left -= gain
+        rounds = emitted = 0
+        while emitted < self.output_tokens:
+            emitted += self.accepts(rounds, draft_len) + 1
             rounds += 1
         return rounds
 

@@ -26,10 +26,11 @@ def of_record(record: Record) -> dict[str, str]:
     return {
         "state": record.state.value,
         "placement": str(record.placement),
-        "rounds": str(record.rounds),
+        "rounds": str(record.acceptance.rounds),
         "prefilled": str(record.prefilled),
         "drafted": str(record.acceptance.drafted),
         "accepted": str(record.acceptance.accepted),
+        "rejected": str(record.acceptance.rejected),
         "means": json.dumps([round(mean, 6) for mean in record.acceptance.means], separators=(",", ":")),
         "perceptible": str(int(record.perceptible)),
         "key": repr(record.key),
@@ -50,15 +51,20 @@ def to_record(id: str, fields: Mapping[str, str]) -> Record:
         predicted_tokens=int(fields["predicted_tokens"]) if fields["predicted_tokens"] else None,
         expected=_to_expected(text) if (text := fields.get("expected")) else None,
     )
-    means = tuple(json.loads(fields["means"]))
+    acceptance = Acceptance(
+        rounds=int(fields["rounds"]),
+        drafted=int(fields["drafted"]),
+        accepted=int(fields["accepted"]),
+        rejected=int(fields["rejected"]),
+        means=tuple(json.loads(fields["means"])),
+    )
     return Record(
         request=request,
         state=State(fields["state"]),
         placement=int(fields["placement"]),
         emitted=int(fields["emitted"]),
-        rounds=int(fields["rounds"]),
         prefilled=int(fields["prefilled"]),
-        acceptance=Acceptance(int(fields["drafted"]), int(fields["accepted"]), means),
+        acceptance=acceptance,
         perceptible=fields["perceptible"] == "1",
         level=int(fields["level"]),
         key=float(fields["key"]),

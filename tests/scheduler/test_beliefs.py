@@ -1,5 +1,8 @@
 """What is believed of acceptance and length."""
 
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +31,23 @@ def test_a_round_without_drafts_is_no_sample_but_counts_for_stability() -> None:
 def test_a_mean_that_moves_is_not_stable() -> None:
     assert not observed((4, 4), (4, 0)).stable(window=2, epsilon=0.4)
     assert observed((4, 4), (4, 0)).stable(window=2, epsilon=0.5)
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+def test_the_chance_of_a_draft_token_is_told_alike_by_short_and_by_long_drafts(one: int, other: int) -> None:
+    """Accepted with 2 in 3 each: of three rounds with one draft two accept it; the mean would fall with the length."""
+    chances = []
+    for draft_len in (one, other):
+        rng = Random(draft_len)
+        rounds = [
+            (draft_len, next((n for n in range(draft_len) if rng.random() > 2 / 3), draft_len)) for _ in range(9000)
+        ]
+        chances.append(observed(*rounds).chance(prior=0.5))
+    assert chances == pytest.approx([2 / 3, 2 / 3], abs=0.03)
+
+
+def test_a_round_without_drafts_says_nothing_of_the_chance() -> None:
+    assert observed((4, 2), (0, 0)).chance(prior=0.9) == observed((4, 2)).chance(prior=0.9)
 
 
 @given(st.lists(st.tuples(st.integers(0, 16), st.integers(0, 16)).map(lambda r: (max(r), min(r))), max_size=80))

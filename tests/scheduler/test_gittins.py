@@ -48,8 +48,8 @@ def test_a_short_belief_goes_before_a_long_one() -> None:
 
 
 def test_acceptance_is_the_fleets_until_the_request_shows_its_own() -> None:
-    poor, rich = (view(prior_acceptance=0.5, acceptance=Acceptance(drafted, 0)) for drafted in (4, 400))
-    blank = view(prior_acceptance=0.5)
+    poor, rich = (view(prior_accepted=2.0, acceptance=Acceptance(rounds)) for rounds in (1, 100))
+    blank = view(prior_accepted=2.0)
     assert key(blank) < key(poor) < key(rich)
     assert key(poor) == pytest.approx(key(blank), rel=0.1)
 

@@ -70,8 +70,8 @@ def finish(learning: Learning, requests: int = LEAST_NEW) -> None:
     rng = Random(learning._core.length.finished)
     for index in range(requests):
         prompt, tokens = ((SHORT, rng.randint(4, 8)), (LONG, rng.randint(200, 400)))[index % 2]
-        acceptance = Acceptance(8, rng.randint(2, 6))
-        record = Record(request("r"), State.FINISHED, 1, tokens, 2, 3, acceptance, True, 1, 0.0, 0, 0.0)
+        acceptance = Acceptance(2, 8, rng.randint(2, 6))
+        record = Record(request("r"), State.FINISHED, 1, tokens, 3, acceptance, True, 1, 0.0, 0, 0.0)
         learning._core.length.observe(tokens)
         learning._core.acceptance.observe(acceptance)
         learning.finished(submit(prompt), record)

@@ -12,7 +12,6 @@ def view(**changes: object) -> View:
     values: dict[str, object] = {
         "request": request("a", arrival=5.0),
         "attained_s": 0.0,
-        "rounds": 0,
         "emitted": 0,
         "acceptance": Acceptance(),
         "predicted_tokens": 100,
@@ -74,42 +73,48 @@ def test_gsa_counts_phases_of_doubling_output(emitted: int, phase: int) -> None:
 
 def test_a_perceptible_request_is_ordered_by_the_papers_estimate() -> None:
     """L = 100, n = 4, A = 0.25: 100 / (4 * 0.25 + 1) = 50 rounds of a second."""
-    seen = view(perceptible=True, acceptance=Acceptance(80, 20))
+    seen = view(perceptible=True, acceptance=Acceptance(20, 80, 20))
     assert claim(make_policy("laps-sd"), seen) == (4, 0, 50.0)
+
+
+def test_a_round_that_proposed_fewer_drafts_than_it_might_is_no_faster_for_that() -> None:
+    """A drafter that finds nothing in 9 of 10 rounds and is always right in the tenth."""
+    seen = view(perceptible=True, acceptance=Acceptance(rounds=20, drafted=2, accepted=2))
+    assert claim(make_policy("laps-sd"), seen).key == pytest.approx(100 / 1.1)
 
 
 def test_within_a_queue_the_perceptible_go_first() -> None:
     policy = make_policy("laps-sd")
     blind = view(attained_s=45.0, request=request("early", arrival=0.0))
-    perceptible = view(perceptible=True, acceptance=Acceptance(80, 20))
+    perceptible = view(perceptible=True, acceptance=Acceptance(20, 80, 20))
     assert claim(policy, perceptible) < claim(policy, blind)
 
 
 def test_the_key_remaining_subtracts_what_was_served() -> None:
-    seen = view(perceptible=True, acceptance=Acceptance(80, 20), attained_s=30.0)
+    seen = view(perceptible=True, acceptance=Acceptance(20, 80, 20), attained_s=30.0)
     assert claim(make_policy("laps-sd", ["key=remaining"]), seen).key == 20.0
 
 
 def test_the_destination_stay_keeps_the_queue_of_attained_service() -> None:
-    seen = view(perceptible=True, acceptance=Acceptance(80, 20), attained_s=3.0)
+    seen = view(perceptible=True, acceptance=Acceptance(20, 80, 20), attained_s=3.0)
     assert claim(make_policy("laps-sd", ["destination=stay"]), seen) == (1, 0, 50.0)
 
 
 def test_the_destination_remaining_lets_it_rise_as_it_is_served() -> None:
-    seen = view(perceptible=True, acceptance=Acceptance(80, 20), attained_s=45.0)
+    seen = view(perceptible=True, acceptance=Acceptance(20, 80, 20), attained_s=45.0)
     assert claim(make_policy("laps-sd", ["destination=remaining"]), seen) == (1, 0, 50.0)
 
 
 def test_an_overrun_prediction_still_looks_unfinished() -> None:
-    seen = view(perceptible=True, acceptance=Acceptance(80, 0), emitted=200, predicted_tokens=200, attained_s=200.0)
+    seen = view(perceptible=True, acceptance=Acceptance(20, 80, 0), emitted=200, predicted_tokens=200, attained_s=200.0)
     assert claim(make_policy("laps-sd", ["key=remaining"]), seen).key > 0
 
 
 def test_it_becomes_perceptible_after_a_window_of_steady_rounds() -> None:
     policy = make_policy("laps-sd", ["window=3", "epsilon=0.1"])
-    assert not policy.perceives(view(acceptance=Acceptance(8, 4, (0.5, 0.5))))
-    assert policy.perceives(view(acceptance=Acceptance(12, 6, (0.5, 0.55, 0.5))))
-    assert not policy.perceives(view(acceptance=Acceptance(12, 6, (0.7, 0.55, 0.5))))
+    assert not policy.perceives(view(acceptance=Acceptance(means=(0.5, 0.5))))
+    assert policy.perceives(view(acceptance=Acceptance(means=(0.5, 0.55, 0.5))))
+    assert not policy.perceives(view(acceptance=Acceptance(means=(0.7, 0.55, 0.5))))
 
 
 @pytest.mark.parametrize(

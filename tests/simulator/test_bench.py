@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.sim import bench
+from scheduler_service.sim import bench, drafts
+from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic
+from scheduler_service.sim.worker import Fleet
 
 
 def table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
@@ -68,3 +70,9 @@ def test_a_wrong_flag_is_refused(
     with pytest.raises(SystemExit):
         table(capsys, monkeypatch, *words)
     assert complaint in capsys.readouterr().err
+
+
+def test_chosen_draft_lengths_beat_each_fixed_one_where_verifying_a_token_costs() -> None:
+    fleets = [Fleet(slots=8, draft_len=draft, costs=StepCosts(t_token_ms=1.5)) for draft in (0, 4, 8, None)]
+    *fixed, chosen = [mean for mean, _ in drafts.one_seed("gittins", fleets, Synthetic(requests=200), seed=1)]
+    assert chosen < min(fixed)

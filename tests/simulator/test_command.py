@@ -82,3 +82,13 @@ def test_a_bad_workload_is_refused_with_line_and_field(tmp_path: Path) -> None:
     ran = simulate("--workload", str(path))
     assert ran.exit_code == 2
     assert "work.jsonl:1: output_tokens: 'many'" in ran.output
+
+
+def test_draft_lengths_may_be_chosen_and_bad_ones_are_refused(workload: str, tmp_path: Path) -> None:
+    results = []
+    for draft_len in ("2", "auto"):
+        data = tmp_path / draft_len
+        assert simulate("--workload", workload, "--draft-len", draft_len, "--json", str(data)).exit_code == 0
+        results.append(json.loads(data.read_text())["policies"]["fcfs"]["spec_decode_num_drafts"])
+    assert results[0] != results[1]
+    assert "neither auto nor a number" in simulate("--workload", workload, "--draft-len", "-1").output

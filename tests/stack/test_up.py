@@ -21,6 +21,7 @@ from laps_sd.stack import (
 )
 from laps_sd.supervise import Command
 from scheduler_service.config import Settings as SchedulerSettings
+from scheduler_service.core.draft import LONGEST
 from worker_service.config import Settings as WorkerSettings
 
 OPTIONS = Options(
@@ -44,6 +45,13 @@ def test_a_worker_understands_its_flags() -> None:
     told = understood(WorkerSettings, worker_command(OPTIONS, 1, "127.0.0.1:7001", Path("/models/m")))
     assert (told["worker_id"], told["scheduler"], told["model"]) == ("worker-1", "127.0.0.1:7001", "/models/m")
     assert (told["slots"], told["kv_tokens"], told["max_draft"], told["dtype"]) == (3, 4096, 5, "float32")
+
+
+def test_a_draft_length_that_is_chosen_is_left_to_the_scheduler_within_the_workers_own_limit() -> None:
+    options = Options(draft_len=None)
+    scheduler = understood(SchedulerSettings, scheduler_command(options, 7001, "unix:///r.sock"))
+    worker = understood(WorkerSettings, worker_command(options, 1, "127.0.0.1:7001", Path("/models/m")))
+    assert (scheduler["draft_len"], worker["max_draft"]) == ("auto", LONGEST)
 
 
 def test_the_gateway_understands_its_flags_and_has_time_to_drain() -> None:
@@ -84,8 +92,8 @@ def test_two_stacks_never_share_the_data_of_one_redis(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--draft-len", "auto"], "auto is not built yet"),
-        (["--draft-len", "-1"], "no number from 0 to 64"),
+        (["--draft-len", "most"], "neither auto nor a number from 0 to 64"),
+        (["--draft-len", "-1"], "neither auto nor a number from 0 to 64"),
         (["--drafter", "/a/path"], "none of none, ngram, default"),
         (["--workers", "0"], "--workers"),
         (["--dtype", "int3"], "--dtype"),

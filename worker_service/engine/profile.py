@@ -1,9 +1,10 @@
 """Warm-up: what rounds cost on this machine, measured on the engine itself. It leaves nothing admitted."""
 
 from time import perf_counter
+from typing import NamedTuple
 
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import CostProfile, Limits, Run, Sampling
+from worker_service.engine.types import CostProfile, Limits, Run, Sampling, StepResult
 
 _PROMPT = 64
 _DRAFTS = 4
@@ -12,7 +13,7 @@ _LIMITS = Limits(max_tokens=1 << 20, ignore_eos=True)
 
 
 def measure(engine: Engine, slots: int) -> CostProfile:
-    """Time prefills, and rounds of one request and of `slots`, with drafts. The engine must hold no requests.
+    """Time prefills, and rounds of one request and of `slots`, without drafts and with. The engine must hold none.
 
     The least of a few rounds each, for a busy machine only ever adds; under two seconds with a small model. With memory
     for fewer requests than `slots` the slope comes from those that fit.
@@ -23,27 +24,40 @@ def measure(engine: Engine, slots: int) -> CostProfile:
     prefills = []
     for name in names:
         engine.admit(name, 0, prompt, len(prompt), Sampling(), _LIMITS)
-        prefills.append(_timed_round(engine, [name])[0])
-    _rounds(engine, names)  # the first passes pay for allocations
-    alone_s, draft_s = _rounds(engine, names[:1])
-    together_s, _ = _rounds(engine, names)
+        prefills.append(_timed_round(engine, [name], 0)[0])
+    _rounds(engine, names, _DRAFTS)  # the first passes pay for allocations
+    alone = _rounds(engine, names[:1], 0)
+    together = _rounds(engine, names, 0)
+    drafting = _rounds(engine, names, _DRAFTS)
     for name in names:
         engine.forget(name)
     return CostProfile(
-        draft_s=draft_s,
-        verify_s=alone_s,
-        verify_slope_s=max(together_s - alone_s, 0.0) / max(batch - 1, 1),
+        draft_s=drafting.draft_s,
+        verify_s=alone.verify_s,
+        verify_slope_s=max(together.verify_s - alone.verify_s, 0.0) / max(batch - 1, 1),
         prefill_token_s=min(prefills) / _PROMPT,
+        verify_token_s=max(drafting.verify_s - together.verify_s, 0.0) / (drafting.drafted or 1),
     )
 
 
-def _rounds(engine: Engine, names: list[str]) -> tuple[float, float]:
-    """The least of a few rounds: seconds without drafting, and seconds of drafting per position and request."""
-    rounds = [_timed_round(engine, names) for _ in range(_ROUNDS)]
-    return min(total - draft for total, draft in rounds), min(draft for _, draft in rounds) / (_DRAFTS * len(names))
+class _Rounds(NamedTuple):
+    """The least of a few: seconds of all but drafting, and of drafting per position; tokens drafted a round."""
+
+    verify_s: float
+    draft_s: float
+    drafted: float
 
 
-def _timed_round(engine: Engine, names: list[str]) -> tuple[float, float]:
+def _rounds(engine: Engine, names: list[str], drafts: int) -> _Rounds:
+    rounds = [_timed_round(engine, names, drafts) for _ in range(_ROUNDS)]
+    return _Rounds(
+        min(total_s - result.draft_s for total_s, result in rounds),
+        min(result.draft_s for _, result in rounds) / max(drafts, 1),
+        sum(row.drafted for _, result in rounds for row in result.rows) / _ROUNDS,
+    )
+
+
+def _timed_round(engine: Engine, names: list[str], drafts: int) -> tuple[float, StepResult]:
     begun = perf_counter()
-    result = engine.step([Run(name, _DRAFTS, _PROMPT) for name in names], len(names))
-    return perf_counter() - begun, result.draft_s
+    result = engine.step([Run(name, drafts, _PROMPT) for name in names], len(names))
+    return perf_counter() - begun, result

@@ -82,9 +82,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """Seconds. A round of b requests with n drafts each costs n * draft_s + verify_s + verify_slope_s * (b - 1)."""
+    """Seconds. A round of b requests with n drafts each costs n * (draft_s + verify_token_s * b) + verify_s
+    + verify_slope_s * (b - 1)."""
 
     draft_s: float  # per draft position
     verify_s: float  # one verify pass, batch 1
     verify_slope_s: float  # per further request of the batch
     prefill_token_s: float
+    verify_token_s: float  # per draft token verified

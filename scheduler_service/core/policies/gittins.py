@@ -47,10 +47,7 @@ class Gittins(Policy):
     def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
         median = math.exp(view.length.location)
         tokens = median * rank(view.emitted / median, max(self.least_spread, view.length.spread))
-        seen = view.acceptance
-        prior = self.acceptance_rounds * max(1, draft_len)
-        acceptance = (seen.accepted + prior * view.prior_acceptance) / (seen.drafted + prior)
-        rounds = tokens / (draft_len * acceptance + 1)
+        rounds = tokens / (view.acceptance.per_round(view.prior_accepted, self.acceptance_rounds) + 1)
         left_s = rounds * cost.round_s(draft_len, slots) + view.resume_s
         # All wait at the same pace: that it arrived early weighs as much, and need not be told anew every second.
         return Claim(1, 0, left_s + self.ageing * view.request.arrival)

@@ -63,15 +63,16 @@ class LapsSd(Policy):
         round_s = cost.round_s(draft_len, slots)
         if not view.perceptible:
             return Claim(self._level(view.attained_s, round_s), 1, view.request.arrival)
-        total_s = self._estimate(view, round_s, draft_len)
+        total_s = self._estimate(view, round_s)
         remaining_s = max(0.0, total_s - view.attained_s)
         placed_by = {"estimate": total_s, "remaining": remaining_s, "stay": view.attained_s}[self.destination]
         return Claim(self._level(placed_by, round_s), 0, total_s if self.key == "total" else remaining_s)
 
-    def _estimate(self, view: View, round_s: float, draft_len: int) -> float:
-        """T = L / (n A + 1) rounds of n T_SSM + T_LLM seconds each (LAPS-SD), and the prompt's prefill."""
+    def _estimate(self, view: View, round_s: float) -> float:
+        """T = L / (n A + 1) rounds of n T_SSM + T_LLM seconds each (LAPS-SD), and the prompt's prefill. n A is what was
+        accepted a round, since a drafter may propose fewer than n."""
         tokens = max(view.predicted_tokens, view.emitted * (1 + self.length_margin))
-        return tokens / (draft_len * view.acceptance.mean + 1) * round_s + view.prefill_s
+        return tokens / (view.acceptance.per_round() + 1) * round_s + view.prefill_s
 
     def _level(self, service_s: float, round_s: float) -> int:
         level, bound = 1, self.first_queue_rounds * round_s
