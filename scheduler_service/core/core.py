@@ -42,6 +42,7 @@ from scheduler_service.core.types import (
     WorkerUp,
 )
 
+WORTH = 3.0  # times the seconds that its KV cost is a request served before it may lose it
 REKEYED = 8  # requests per plan whose claims follow what was learned: a decision's time stays bounded
 
 
@@ -189,6 +190,7 @@ class Core:
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         if row.drafted or (row.new and not row.prefilled):
             entry.acceptance = entry.acceptance.after(row.drafted, row.accepted)
+            entry.earned += 1
         if row.finish is Finish.ERROR:
             return self._end(entry, Move.FAIL, row.finish, row.start)
         if row.finish is not None:
@@ -305,7 +307,7 @@ class Core:
         while len(rank) < worker.up.slots and (claimed := self._claimable(name)) is not None:
             self._place(claimed, name)
             rank.append(claimed)
-        rank, drop = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)))
+        rank, drop = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)), self._settled)
         for entry in drop:
             worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
             entry.lose_kv()
@@ -321,6 +323,11 @@ class Core:
             ),
             tuple(entry.request.id for entry in drop),
         )
+
+    def _settled(self, entry: Entry) -> bool:
+        """Whether it was served long enough, since its KV was computed, to have been worth it."""
+        rebuilding_s = entry.tokens * self.cost.prefill_token_s * self._slots  # the whole batch waits for a prefill
+        return entry.earned * self._round_s >= WORTH * rebuilding_s
 
     def _choose_draft_lengths(self, worker: Worker, batch: list[Entry]) -> None:
         drafting = [entry for entry in batch if not entry.prefill_owed]

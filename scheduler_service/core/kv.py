@@ -1,16 +1,20 @@
 """KV memory of a worker: who keeps it, who gives it back. The worker owns the blocks; it never evicts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from scheduler_service.core.entry import Entry, Worker
 
 
-def fit(worker: Worker, rank: Sequence[Entry], by_claim_reversed: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
+def fit(
+    worker: Worker, rank: Sequence[Entry], by_claim_reversed: Iterable[Entry], settled: Callable[[Entry], bool]
+) -> tuple[list[Entry], list[Entry]]:
     """Which of `rank` (best first) may run with full KV, and whose KV must be dropped for that.
 
     Every request that runs keeps 2 * (max_draft + 1) tokens in reserve: a plan is one step old when it is carried out.
-    A request resumes only if all of it fits, so that none is evicted halfway (no thrashing); the best one always does,
-    since admission refuses what exceeds the whole memory. Requests of a lower claim give way, the lowest first.
+    A request resumes only if all of it fits, so that none is evicted halfway; the best one always does, since admission
+    refuses what exceeds the whole memory. Requests of a lower claim give way, the lowest first, but only those that are
+    `settled`: served for some times as long as it took to compute their KV. Until then they go on in the place of
+    whoever waits for their memory, so that no order of claims makes a worker compute the same prompts for ever.
     """
     reserve = 2 * (worker.up.max_draft + 1)
     slots = worker.up.slots
@@ -18,23 +22,37 @@ def fit(worker: Worker, rank: Sequence[Entry], by_claim_reversed: Iterable[Entry
     holders: list[Entry] | None = None  # lowest claim first; looked up only when memory is short
     kept: list[Entry] = []
     drop: list[Entry] = []
+    reserved = False  # for the best one, which waits: nobody else begins
     for place, entry in enumerate(rank[:slots]):
-        if entry in drop:
+        if entry in drop or (reserved and not entry.blocks):
             continue
-        wanted = min(worker.blocks_for(entry.tokens + reserve), worker.up.blocks)
-        need = max(0, wanted - entry.blocks)
+        need = _need(worker, entry, reserve)
         if need > free:
             if holders is None:
                 holders = [other for other in by_claim_reversed if other.blocks]
-            givers = _givers(holders, entry, need - free)
-            if givers is None and place:
+            giving = [other for other in holders if other not in drop and settled(other)]
+            givers = _givers(giving, entry, need - free)
+            if givers is None and (place or not all(map(settled, holders))):
+                reserved = reserved or not place
                 continue  # it waits for all of its memory rather than take a part
             drop += givers or ()
             free += sum(giver.blocks for giver in givers or ())
-            del holders[: len(givers or ())]
         kept.append(entry)
         free -= need
-    return [*kept, *(entry for entry in rank[slots:] if entry not in drop)], drop
+    for entry in reversed(holders or ()):
+        need = _need(worker, entry, reserve)
+        if len(kept) < slots and need <= free and not (entry in kept or entry in drop or settled(entry)):
+            kept.append(entry)
+            free -= need
+    if rank and not kept:  # each waits for memory of another
+        return fit(worker, rank, holders or (), lambda _: True)
+    after = [entry for entry in rank[slots:] if not (entry in kept or entry in drop or (reserved and not entry.blocks))]
+    return kept + after, drop
+
+
+def _need(worker: Worker, entry: Entry, reserve: int) -> int:
+    """Blocks that it lacks to run."""
+    return max(0, min(worker.blocks_for(entry.tokens + reserve), worker.up.blocks) - entry.blocks)
 
 
 def _givers(holders: Sequence[Entry], entry: Entry, short: int) -> list[Entry] | None:

@@ -22,8 +22,10 @@ def request(id: str, arrival: float = 0.0, *, prompt: int = 4, max_tokens: int =
     return Request(id, arrival, prompt, max_tokens, **more)  # type: ignore[arg-type]
 
 
-def worker_up(name: str = "w", slots: int = 1, blocks: int = 1000, held: tuple[Held, ...] = ()) -> WorkerUp:
-    return WorkerUp(name, slots, blocks, block_tokens=16, max_draft=4, cost=COST, held=held)
+def worker_up(
+    name: str = "w", slots: int = 1, blocks: int = 1000, held: tuple[Held, ...] = (), cost: CostProfile = COST
+) -> WorkerUp:
+    return WorkerUp(name, slots, blocks, block_tokens=16, max_draft=4, cost=cost, held=held)
 
 
 def core(policy: str = "laps-sd", *settings: str, **options: int) -> Core:
@@ -34,14 +36,20 @@ class FakeWorker:
     """Runs the newest plan: a request's prefill first, then `emit` tokens a round until its true length."""
 
     def __init__(
-        self, core: Core, lengths: dict[str, int], name: str = "w", slots: int = 1, blocks: int = 1000
+        self,
+        core: Core,
+        lengths: dict[str, int],
+        name: str = "w",
+        slots: int = 1,
+        blocks: int = 1000,
+        cost: CostProfile = COST,
     ) -> None:
         self.core, self.lengths, self.name, self.slots, self.blocks = core, lengths, name, slots, blocks
         self.output: dict[str, int] = {}
         self.resident: dict[str, int] = {}  # placement by request with KV
         self.ran: list[tuple[str, ...]] = []
         self.now = 0.0
-        core.observe(worker_up(name, slots, blocks), self.now)
+        core.observe(worker_up(name, slots, blocks, cost=cost), self.now)
 
     def submit(self, *ids: str, **more: object) -> None:
         for id in ids:

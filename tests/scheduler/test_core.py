@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler_service.core.core import WORTH
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
     Advanced,
@@ -20,7 +21,7 @@ from scheduler_service.core.types import (
     Tick,
     WorkerDown,
 )
-from tests.scheduler.builders import FakeWorker, core, request, worker_up
+from tests.scheduler.builders import COST, FakeWorker, core, request, worker_up
 
 
 def advanced(effects: tuple[Effect, ...]) -> list[Effect]:
@@ -198,6 +199,17 @@ def test_the_kv_of_the_lowest_claim_is_dropped_when_memory_runs_out() -> None:
     worker.submit("short", prompt=40)
     assert worker.core.plan("w").drop == ("long",)
     assert worker.core.entries["long"].state is State.WAITING
+
+
+def test_who_waits_for_memory_lets_its_holder_run_until_the_prefill_has_paid() -> None:
+    """A prompt of 40 tokens at a tenth of a second each; then rounds of a second."""
+    worker = FakeWorker(core(), {"holder": 60, "better": 5}, blocks=6, cost=replace(COST, prefill_token_s=0.1))
+    worker.submit("holder", prompt=40)
+    worker.step()
+    worker.submit("better", prompt=40, klass=RequestClass.INTERACTIVE)
+    ran = worker.run(40)
+    assert ran.index("better") >= WORTH * 40 * 0.1
+    assert "" not in ran[: ran.index("better")]
 
 
 def test_memory_is_never_taken_from_a_better_claim() -> None:

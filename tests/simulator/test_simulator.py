@@ -2,6 +2,7 @@
 
 import pytest
 
+from scheduler_service.core.core import WORTH
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.results import summarise
 from tests.simulator.builders import SECOND, ends, job, run
@@ -77,6 +78,17 @@ def test_kv_that_was_dropped_is_computed_again() -> None:
     tight = ends(run(jobs, "srpt-length", costs=costs, kv_budget_tokens=40))
     assert tight["short"] == roomy["short"]
     assert tight["long"] == pytest.approx(roomy["long"] + 0.1 * (10 + 5))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_prompts_are_not_computed_over_and_over_when_memory_is_short(slots: int) -> None:
+    """las would go to another after every round; memory is for one of the three, and a rebuild takes two rounds."""
+    costs = StepCosts(0, 1000, 0, 0, t_prefill_ms_per_token=100)
+    jobs = [job(id, tokens=20, prompt_tokens=20) for id in "abc"]
+    served_s, first_prefills_s = 3 * 20, 3 * 2
+    assert max(ends(run(jobs, "las", costs=costs, slots=slots, kv_budget_tokens=60)).values()) <= (
+        served_s * (1 + 1 / WORTH) + first_prefills_s
+    )
 
 
 def test_what_no_worker_could_ever_hold_fails_at_once() -> None:
