@@ -20,7 +20,7 @@ from scheduler_service.sim.generate import Synthetic, at_load, generate, parse_s
 from scheduler_service.sim.oracle import simulated_policy
 from scheduler_service.sim.results import interval_95, summarise
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import UNBOUNDED, Fleet
 from scheduler_service.sim.workload import Job
 
 
@@ -34,6 +34,8 @@ def main() -> None:
     parser.add_argument("--method", default="", help="only rows of this `method`")
     parser.add_argument("--draft-len", type=int, default=4)
     parser.add_argument("--t-resume-ms", type=float, default=0.0)
+    parser.add_argument("--t-prefill-ms-per-token", type=float, default=StepCosts().t_prefill_ms_per_token)
+    parser.add_argument("--kv-budget-tokens", type=int, default=UNBOUNDED)
     parser.add_argument("--predictor", type=PredictorKind, default=PredictorKind.NONE, choices=list(PredictorKind))
     flags = parser.parse_args()
     policies = flags.policy.split(",")
@@ -46,8 +48,9 @@ def main() -> None:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     print("| slots | workload | " + " | ".join(policies) + " |\n" + "|" + "---|" * (len(policies) + 2))  # noqa: T201
+    costs = StepCosts(t_resume_ms=flags.t_resume_ms, t_prefill_ms_per_token=flags.t_prefill_ms_per_token)
     for slots in all_slots:
-        fleet = Fleet(slots=slots, draft_len=flags.draft_len, costs=StepCosts(t_resume_ms=flags.t_resume_ms))
+        fleet = Fleet(slots=slots, draft_len=flags.draft_len, costs=costs, kv_budget_tokens=flags.kv_budget_tokens)
         for text, what in workloads.items():
             runs = [one_seed(policies, fleet, what, logs, seed, flags.predictor) for seed in range(1, flags.seeds + 1)]
             cells = " | ".join(
