@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from worker_service.engine.draft import DRAFTERS
+from worker_service.engine.draft import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Finish, Limits, Row, Run, Sampling
 
@@ -36,7 +36,7 @@ class Tiny:
             "context_tokens": 1024,
             "blocks": 256,
             "block_tokens": 8,
-            "drafter": DRAFTERS["ngram"],
+            "drafter": NgramDrafter(),
         }
         return Engine(model, self.tokenizer, **(defaults | options))
 

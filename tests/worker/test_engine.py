@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.worker.harness import Driver, Tiny
-from worker_service.engine.draft import NgramDrafter
+from worker_service.engine.draft import Ask, Drafter, NgramDrafter
 from worker_service.engine.profile import measure
 from worker_service.engine.types import Finish, Limits, Run, Sampling, Skip
 
@@ -173,15 +173,27 @@ def test_a_bad_request_fails_alone(tiny: Tiny, tokens: list[int], prompt_len: in
     assert rows["good"].tokens
 
 
+def propose(drafter: Drafter, tokens: list[int], draft_len: int, request_id: str = "a") -> list[int]:
+    return drafter.propose([Ask(request_id, tokens, draft_len)])[0]
+
+
 def test_ngram_drafts_follow_the_most_recent_longest_match() -> None:
     drafter = NgramDrafter()
-    assert drafter.propose([1, 2, 3, 9, 1, 2, 3, 8, 7, 2, 3], 2) == [8, 7]
-    assert drafter.propose([1, 2, 3, 9, 1, 2, 3, 8, 7, 2, 3, 55], 2) == []
-    assert NgramDrafter().propose([1, 2, 3, 9, 5, 2, 3, 8, 1, 2, 3], 1) == [9]  # of three tokens, before two
+    assert propose(drafter, [1, 2, 3, 9, 1, 2, 3, 8, 7, 2, 3], 2) == [8, 7]
+    assert propose(drafter, [1, 2, 3, 9, 1, 2, 3, 8, 7, 2, 3, 55], 2) == []
+    assert propose(NgramDrafter(), [1, 2, 3, 9, 5, 2, 3, 8, 1, 2, 3], 1) == [9]  # of three tokens, before two
 
 
 def test_ngram_drafts_go_on_repeating_past_the_end() -> None:
-    assert NgramDrafter().propose([9, 1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
+    assert propose(NgramDrafter(), [9, 1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
+
+
+def test_ngram_drafts_of_a_request_do_not_come_from_another_nor_from_tokens_forgotten() -> None:
+    drafter = NgramDrafter()
+    assert propose(drafter, [1, 2, 3, 1], 1) == [2]
+    assert propose(drafter, [3, 1], 1, request_id="b") == []
+    drafter.forget("a")
+    assert propose(drafter, [3, 1], 1) == []
 
 
 def test_warm_up_measures_all_costs_and_leaves_nothing(tiny: Tiny) -> None:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.worker.harness import Driver, Tiny
 from worker_service.engine import sampling
-from worker_service.engine.draft import DRAFTERS
+from worker_service.engine.draft import NgramDrafter, NoDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Limits, Run, Sampling
 
@@ -72,7 +72,7 @@ def test_preemption_loss_of_kv_and_replay_leave_the_output_unchanged(
             driver.admit(str(i), tiny.prompt(text), Limits(max_tokens=30), sampling)
         return driver
 
-    undisturbed = admit_all(Driver(tiny.engine(drafter=DRAFTERS["none"])))
+    undisturbed = admit_all(Driver(tiny.engine(drafter=NoDrafter())))
     undisturbed.finish_all()
 
     engine = tiny.engine()
@@ -107,9 +107,7 @@ def test_sampled_pairs_follow_the_exact_distribution(tiny: Tiny, shape: dict[str
     sampling = Sampling(**({"temperature": 1.0} | shape))  # type: ignore[arg-type]
     expected = _exact_pairs(model, prompt, sampling)
 
-    engine = Engine(
-        model, tiny.tokenizer, eos_ids=frozenset(), context_tokens=64, blocks=1000, drafter=DRAFTERS["ngram"]
-    )
+    engine = Engine(model, tiny.tokenizer, eos_ids=frozenset(), context_tokens=64, blocks=1000, drafter=NgramDrafter())
     counts: Counter[tuple[int, ...]] = Counter()
     drafted = accepted = 0
     for begin in range(0, samples, 500):

@@ -1,45 +1,89 @@
 """Drafters: who proposes tokens for the target to verify. They never see probabilities and cannot change the output."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+
+class Ask(NamedTuple):
+    """What one request asks of its drafter in one round."""
+
+    request_id: str
+    tokens: Sequence[int]  # prompt and output: the truth
+    draft_len: int  # at most so many drafts, at least one
 
 
 class Drafter(Protocol):
-    """The drafter of one request."""
+    """Proposes for all requests of a round at once.
 
-    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
-        """At most `k` tokens that may follow `tokens` (prompt and output). Each call extends the last call's tokens."""
+    What it remembers of a request is a cache: rounds may pass without asking it, and it may be told to forget one that
+    goes on. It then catches up from the tokens, or proposes nothing until it can.
+    """
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        """For each ask the tokens that may follow; none is an answer. Tokens only grow until `forget`."""
+
+    def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
+        """What the target knew when it chose the last of the first `length` tokens: its hidden state [hidden size]."""
+
+    def forget(self, request_id: str) -> None:
+        """Its tokens start anew, or it is gone. Unknown ids are no error."""
 
 
 class NoDrafter:
     """Plain decoding."""
 
-    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
-        return []
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        return [[] for _ in asks]
+
+    def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
+        pass
+
+    def forget(self, request_id: str) -> None:
+        pass
 
 
 class NgramDrafter:
     """Prompt lookup: what followed the most recent earlier occurrence of the longest matching suffix.
 
-    A. Saxena, Prompt Lookup Decoding, 2023. An index of all n-grams makes it O(longest) a token, however long the text.
+    A. Saxena, Prompt Lookup Decoding, 2023.
     """
 
     def __init__(self, longest: int = 3) -> None:
+        self._longest = longest
+        self._indexes: dict[str, _NgramIndex] = {}
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        return [self._index(ask.request_id).propose(ask.tokens, ask.draft_len) for ask in asks]
+
+    def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
+        pass
+
+    def forget(self, request_id: str) -> None:
+        self._indexes.pop(request_id, None)
+
+    def _index(self, request_id: str) -> "_NgramIndex":
+        return self._indexes.setdefault(request_id, _NgramIndex(self._longest))
+
+
+class _NgramIndex:
+    """All n-grams of one request's tokens: O(longest) a token, however long the text."""
+
+    def __init__(self, longest: int) -> None:
         self._longest = longest
         self._next: dict[tuple[int, ...], int] = {}  # n-gram -> where its most recent continuation begins
         self._indexed = 0  # n-grams that end before this position are in the index
 
     def propose(self, tokens: Sequence[int], k: int) -> list[int]:
-        if k <= 0:
-            return []
-        self._index(tokens)
+        self._extend(tokens)
         for n in range(min(self._longest, len(tokens) - 1), 0, -1):
             begin = self._next.get(tuple(tokens[-n:]))
             if begin is not None:
                 return self._follow(tokens, begin, k)
         return []
 
-    def _index(self, tokens: Sequence[int]) -> None:
+    def _extend(self, tokens: Sequence[int]) -> None:
         # The last token is left out: an n-gram that ends there has no continuation yet.
         for end in range(self._indexed + 1, len(tokens)):
             for n in range(1, min(self._longest, end) + 1):
@@ -56,4 +100,9 @@ class NgramDrafter:
         return drafts
 
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {"none": NoDrafter, "ngram": NgramDrafter}
+def new_drafter(name: str) -> Drafter:
+    """`none` or `ngram`. Raises ValueError."""
+    known: dict[str, type[NoDrafter] | type[NgramDrafter]] = {"none": NoDrafter, "ngram": NgramDrafter}
+    if name not in known:
+        raise ValueError(f"unknown drafter {name!r}; use {' or '.join(known)}")
+    return known[name]()

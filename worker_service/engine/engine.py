@@ -1,14 +1,14 @@
 """The engine: admitted requests, and rounds of draft and verify over them. No threads, no clocks but its stopwatch, no
 RPC, no order of its own: each round is given a ranking."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from worker_service.engine.draft import Drafter
+from worker_service.engine.draft import Ask, Drafter
 from worker_service.engine.hooks import LogitsContext, LogitsHook, suppress_eos
 from worker_service.engine.kv import KV
 from worker_service.engine.request import EngineRequest
@@ -18,15 +18,20 @@ from worker_service.engine.target import Segment, Target
 from worker_service.engine.types import Finish, Held, Limits, Row, Run, Sampling, Skip, StepResult
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
-    """What one request does in one round: compute `feed`, its own tokens and then its drafts."""
+    """What one request does in one round: compute those of its tokens that have no KV yet, and then its drafts."""
 
     request: EngineRequest
-    feed: list[int]
-    drafts: list[int]
+    own: list[int]
+    draft_len: int  # at most so many drafts: there is KV for them
     prefilled: int
     samples: bool  # false: a chunk of prefill that others will follow
+    drafts: list[int] = field(default_factory=list)
+
+    @property
+    def feed(self) -> list[int]:
+        return self.own + self.drafts
 
     @property
     def draws(self) -> int:
@@ -46,19 +51,19 @@ class Engine:
         blocks: int,
         block_tokens: int = 64,
         max_draft: int = 8,
-        drafter: Callable[[], Drafter],
+        drafter: Drafter,
         hooks: Sequence[LogitsHook] = (suppress_eos,),
     ) -> None:
         """`model`: a causal LM of the transformers library, in eval mode; its attention function is replaced.
 
-        `drafter` makes the drafter of one request; `context_tokens` bounds prompt and output together.
+        `drafter` must be this engine's own; `context_tokens` bounds prompt and output together.
         """
         self._target = Target(model)
         self._tokenizer = tokenizer.backend_tokenizer
         self._eos_ids, self._context_tokens = eos_ids, context_tokens
         self._pool = self._target.new_pool(blocks, block_tokens)
         self._max_draft = max_draft
-        self._new_drafter = drafter
+        self._drafter = drafter
         self._hooks = tuple(hooks)
         self._requests: dict[str, EngineRequest] = {}
 
@@ -96,6 +101,7 @@ class Engine:
         A request that cannot be run is taken too: its next row says why.
         """
         known = self._requests.pop(request_id, None)
+        self._drafter.forget(request_id)
         kv = known.kv if known else KV(self._pool)
         if known:
             agreed = next(
@@ -110,7 +116,6 @@ class Engine:
             sampling,
             limits,
             kv=kv,
-            drafter=self._new_drafter(),
             stops=StopStrings(self._tokenizer, limits.stop, tokens[prompt_len:]),
             eos_ids=self._eos_ids,
             context_tokens=self._context_tokens,
@@ -123,12 +128,14 @@ class Engine:
         request = self._requests.pop(request_id, None)
         if request:
             request.kv.release()
+            self._drafter.forget(request_id)
 
     def drop(self, request_id: str) -> None:
         """Give back its KV; when it runs again it is rebuilt from its tokens. Unknown ids are no error."""
         request = self._requests.get(request_id)
         if request:
             request.kv.release()
+            self._drafter.forget(request_id)
 
     def held(self) -> list[Held]:
         """All that is admitted and not forgotten, finished or not."""
@@ -148,24 +155,26 @@ class Engine:
         """
         with torch.inference_mode():
             begun = perf_counter()
-            work, rows, draft_s = self._plan(runs, slots)
+            work, rows = self._plan(runs, slots)
+            draft_begun = perf_counter()
+            self._draft(work)
             verify_begun = perf_counter()
+            draft_s = verify_begun - draft_begun
             segments = [
                 Segment(w.request.kv, w.request.kv.length - len(w.feed), w.feed, len(w.feed) - w.draws) for w in work
             ]
-            logits = self._target.forward(segments) if work else None
+            passed = self._target.forward(segments) if work else None
             verify_s = perf_counter() - verify_begun
-            if logits is not None:
-                rows += self._verify(work, logits)
+            if passed is not None:
+                rows += self._verify(work, *passed)
             other_s = perf_counter() - begun - draft_s - verify_s
         return StepResult(tuple(rows), self._pool.free_blocks, draft_s, verify_s, other_s)
 
-    def _plan(self, runs: Sequence[Run], slots: int) -> tuple[list[_Work], list[Row], float]:
-        """Who runs what, with KV for it; rows of those that cannot run; seconds spent drafting."""
+    def _plan(self, runs: Sequence[Run], slots: int) -> tuple[list[_Work], list[Row]]:
+        """Who runs what, with KV for it; rows of those that cannot run."""
         work: list[_Work] = []
         rows: list[Row] = []
         skipped = 0
-        draft_s = 0.0
         for run in {run.request_id: run for run in runs}.values():
             if len(work) == slots or skipped == slots:
                 break
@@ -183,15 +192,13 @@ class Engine:
                 skipped += 1
                 rows.append(self._row(request, request.output_tokens, skipped=Skip.NO_BLOCKS))
                 continue
-            begun = perf_counter()
             work.append(self._work(request, run, room))
-            draft_s += perf_counter() - begun
-        return work, rows, draft_s
+        return work, rows
 
     def _work(self, request: EngineRequest, run: Run, room: int) -> _Work:
         owed = request.prefill_owed
         tokens = request.tokens[request.kv.length :]
-        drafts: list[int] = []
+        draft_len = 0
         if owed > 0:
             prefilled = min(owed, run.prefill_tokens, room)
             # The last token of output, if there is one, comes along with the end of the prefill.
@@ -199,19 +206,30 @@ class Engine:
             tokens = tokens if samples else tokens[:prefilled]
         else:
             prefilled, samples = 0, True
-            k = min(run.draft_len, self._max_draft, request.left - 1, room - 1)
-            drafts = request.drafter.propose(request.tokens, k)[: max(k, 0)]
-        feed = tokens + drafts
-        request.kv.extend(len(feed))
-        return _Work(request, feed, drafts, prefilled, samples)
+            draft_len = max(min(run.draft_len, self._max_draft, request.left - 1, room - 1), 0)
+        request.kv.extend(len(tokens) + draft_len)
+        return _Work(request, tokens, draft_len, prefilled, samples)
 
-    def _verify(self, work: Sequence[_Work], logits: torch.Tensor) -> list[Row]:
-        """Keep the drafts that the target agrees with, and its own token after them. `logits`: all works' in order."""
+    def _draft(self, work: Sequence[_Work]) -> None:
+        """One call of the drafter for all; KV that was reserved for drafts and is not needed is given up."""
+        drafting = [w for w in work if w.draft_len]
+        if not drafting:
+            return
+        asks = [Ask(w.request.id, w.request.tokens, w.draft_len) for w in drafting]
+        for w, drafts in zip(drafting, self._drafter.propose(asks), strict=True):
+            w.drafts = drafts[: w.draft_len]
+            w.request.kv.truncate(w.request.kv.length - w.draft_len + len(w.drafts))
+
+    def _verify(self, work: Sequence[_Work], logits: torch.Tensor, hidden: torch.Tensor) -> list[Row]:
+        """Keep the drafts that the target agrees with, and its own token after them.
+
+        `logits`, `hidden`: [draws, vocabulary] and [draws, hidden size], of all works in order.
+        """
         rows = []
         begin = 0
         for w in work:
             request, start = w.request, w.request.output_tokens
-            own = logits[begin : begin + w.draws]
+            own, first = logits[begin : begin + w.draws], begin
             begin += w.draws
             sampled: list[int] = []
             if w.draws:
@@ -222,8 +240,11 @@ class Engine:
             emitted = request.extend(sampled)
             if request.finish is None:
                 request.kv.truncate(len(request.tokens) - 1)
+                if sampled:
+                    self._drafter.observe(request.id, len(request.tokens), hidden[first + len(sampled) - 1])
             else:
                 request.kv.release()
+                self._drafter.forget(request.id)
             rows.append(
                 self._row(
                     request,

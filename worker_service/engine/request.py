@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from worker_service.engine.draft import Drafter
 from worker_service.engine.kv import KV
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.types import Finish, Limits, Sampling
@@ -21,7 +20,6 @@ class EngineRequest:
         limits: Limits,
         *,
         kv: KV,
-        drafter: Drafter,
         stops: StopStrings,
         eos_ids: frozenset[int],
         context_tokens: int,
@@ -30,7 +28,7 @@ class EngineRequest:
         self.tokens = list(tokens)
         self.prompt_len = prompt_len
         self.sampling, self.limits = sampling, limits
-        self.kv, self.drafter = kv, drafter
+        self.kv = kv
         self.finish: Finish | None = None
         self.error = ""
         self._stops, self._eos_ids = stops, eos_ids

@@ -36,6 +36,8 @@ class Target:
         model.set_attn_implementation(_ATTENTION)
         if model.dtype != torch.float32:
             model.set_output_embeddings(_Float32Head(model.get_output_embeddings()))
+        # What enters the head is kept, and the head left to the model: some scale its logits afterwards.
+        model.get_output_embeddings().register_forward_pre_hook(self._keep_hidden)
         self._model = model
         self.device = torch.device(model.device)
         self.vocab_size = int(model.config.vocab_size)
@@ -53,8 +55,12 @@ class Target:
             dtype=self._model.dtype,
         )
 
-    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Compute the segments' tokens, filling their KV; returns float32 logits [wanted rows, vocabulary]."""
+    def forward(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the segments' tokens, filling their KV.
+
+        Returns float32 logits [wanted rows, vocabulary], and the hidden states that the head made them from
+        [wanted rows, hidden size] in the model's dtype.
+        """
         tokens: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
@@ -75,8 +81,10 @@ class Target:
         ).logits[0]
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # so that the caller's clock measures the pass, not its launch
-        result: torch.Tensor = logits.float()
-        return result
+        return logits.float(), self._hidden
+
+    def _keep_hidden(self, head: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._hidden = inputs[0][0]
 
 
 class _Span:
