@@ -84,7 +84,8 @@ def decisions(policy: Policy, waiting: int, slots: int, steps: int, seed: int) -
     submit(waiting + slots)
     plan = core.plan("w")
     while len(times) < steps + WARM_UP:
-        step = worker.step(plan)
+        worker.obey(plan)
+        step = worker.step()
         if step is None:
             raise RuntimeError("nothing can run")
         now += step.duration_s

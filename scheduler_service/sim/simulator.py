@@ -5,7 +5,7 @@ Deterministic: no randomness at all, and ties are broken by arrival before end o
 
 import heapq
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -76,13 +76,13 @@ class Simulation:
         self._workers = {name: SimWorker(name, self.core, self._jobs, fleet) for name in names}
         for name in names:
             self.core.observe(fleet.worker_up(name), 0.0)
+        self._idle = set(names)
         self._ends: list[tuple[float, str, StepDone]] = []  # a heap: one entry for each busy worker
         self._last_s: dict[str, float] = {}  # when a live request last delivered tokens
         self._first_s: dict[str, float] = {}
 
     def run(self) -> Trace:
         arrivals, ends = self._arrivals, self._ends
-        idle = set(self._workers)
         arrived = 0
         while arrived < len(arrivals) or ends:
             next_arrival = arrivals[arrived].arrival_s if arrived < len(arrivals) else float("inf")
@@ -96,10 +96,14 @@ class Simulation:
             while ends and ends[0][0] <= now:
                 _, name, step = heapq.heappop(ends)
                 self._step_done(step, now)
-                idle.add(name)
-            for name in sorted(idle) if len(idle) > 1 else tuple(idle):
-                if self._begin(self._workers[name], now):
-                    idle.remove(name)
+                self._idle.add(name)
+                if self._fleet.plan_lag:
+                    self._begin(name, now)  # by the plan that stands: the answer to this report comes too late
+                    self._answer(name, now)
+            if not self._fleet.plan_lag:
+                for name in sorted(self._idle) if len(self._idle) > 1 else tuple(self._idle):
+                    self._plan(name)
+                    self._begin(name, now)
         if self.core.entries:
             raise RuntimeError(f"{len(self.core.entries)} requests wait, yet no worker can run one")
         return self.trace
@@ -111,23 +115,34 @@ class Simulation:
             request = replace(request, expected=self._predictor.predict(job.features()))
         self.core.observe(Submitted(request), now)
         if self._fleet.plan_lag and (name := self.core.hungriest()) is not None:
-            self._workers[name].command = self.core.plan(name)
+            self._answer(name, now)
 
-    def _begin(self, worker: SimWorker, now: float) -> bool:
-        """Whether it runs a round now: the one just planned or, with plan lag 1, the one planned a round ago.
+    def _answer(self, name: str, now: float) -> None:
+        """Plan for the worker of an event and then for whom that concerns, as `Leader.command` does.
 
-        A worker that finds nothing to run in its old plan waits for the new one, which is there at once.
+        Who has nothing to run begins at once; the others, at the end of their round.
         """
-        plan = self.core.plan(worker.name)
-        step = None
-        if self._fleet.plan_lag:
-            step = worker.step(worker.command)
-            worker.command = plan
-        step = step or worker.step(plan)
-        if step is None:
-            return False
-        heapq.heappush(self._ends, (now + step.duration_s, worker.name, step))
-        return True
+        due = deque([name])
+        while due:
+            name = due.popleft()
+            concerned = self._plan(name)
+            if (idle := self.core.idle_beside_work()) not in (None, name):
+                concerned.insert(0, idle)
+            due.extend(other for other in dict.fromkeys(concerned) if other not in due)
+            if name in self._idle:
+                self._begin(name, now)
+
+    def _plan(self, name: str) -> list[str]:
+        """A new plan for that worker. Returns who has to give up what it moves there."""
+        moved = self._workers[name].obey(self.core.plan(name))
+        others = (worker for other, worker in self._workers.items() if other != name and moved)
+        return [worker.name for worker in others if worker.give_up(moved)]
+
+    def _begin(self, name: str, now: float) -> None:
+        """The worker's next round, if its plan has something to run."""
+        if (step := self._workers[name].step()) is not None:
+            self._idle.remove(name)
+            heapq.heappush(self._ends, (now + step.duration_s, name, step))
 
     def _step_done(self, step: StepDone, now: float) -> None:
         for effect in self.core.observe(step, now):

@@ -1,6 +1,6 @@
 """A worker without a model: carries out plans on jobs whose outcome is known. It obeys; it decides nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_service.core.core import Core
@@ -55,20 +55,43 @@ class SimWorker:
 
     def __init__(self, name: str, core: Core, jobs: Mapping[str, Job], fleet: Fleet) -> None:
         self.name = name
-        self.command = Plan((), ())  # with plan lag 1: what the next round runs
         self._core, self._jobs, self._fleet = core, jobs, fleet
+        self._plan = Plan((), ())
+        self._due: list[str] = []  # whose KV is to be released before the next round
+        self._admitted: dict[str, int] = {}  # the placement of each request that it knows
         self._held: dict[str, Held] = {}
         self._free = fleet.kv_budget_tokens
         self._ran: set[str] = set()
+        self._exhausted = False
 
-    def step(self, plan: Plan) -> StepDone | None:
-        """One round of `plan`'s first runnable requests; None if it lists none. If memory is short for all of them it
-        takes no time, and its report is what tells the core."""
-        for id in plan.drop:
+    def obey(self, plan: Plan) -> list[str]:
+        """The newest plan stands, and what any has dropped is dropped before the next round. Returns what is new."""
+        if plan.drop or plan.rank != self._plan.rank:
+            self._exhausted = False
+        self._plan = plan
+        self._due += plan.drop
+        new = [run.id for run in plan.rank if self._admitted.get(run.id) != run.placement]
+        self._admitted.update((run.id, run.placement) for run in plan.rank)
+        return new
+
+    def give_up(self, moved: Sequence[str]) -> bool:
+        """Another worker has these now. Returns whether one of them was known here."""
+        known = [id for id in moved if self._admitted.pop(id, None) is not None]
+        self._due += known
+        self._exhausted = self._exhausted and not known
+        return bool(known)
+
+    def step(self) -> StepDone | None:
+        """One round of the plan's first runnable requests; None if it lists none. If memory is short for all of them it
+        takes no time, its report is what tells the core, and only another plan can change anything."""
+        if self._exhausted:
+            return None
+        for id in self._due:
             self._release(id)
+        self._due.clear()
         rows: list[Round] = []
         drafted = verified = prefilled = resumed = ran = 0
-        for run in plan.rank:
+        for run in self._plan.rank:
             entry = self._core.entries.get(run.id)
             if entry is None:
                 continue  # it ended since the plan was made
@@ -87,9 +110,11 @@ class SimWorker:
         if not rows:
             return None
         self._ran = {row.id for row in rows if not row.skipped}
+        self._exhausted = not ran
         for row in rows:
             if row.finish:
                 self._release(row.id)
+                self._admitted.pop(row.id, None)
         duration_s = self._fleet.costs.step_s(drafted, ran, verified, prefilled, resumed) if ran else 0.0
         return StepDone(self.name, tuple(rows), self._free, duration_s)
 

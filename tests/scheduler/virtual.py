@@ -1,0 +1,360 @@
+"""The live scheduler on virtual time: its own services without a network, and workers without a model.
+
+No real time passes: an event of the virtual clock is delivered, and all that it sets off is awaited.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import types_pb2 as types_pb
+from protos.v1 import worker_link_pb2 as worker_pb
+from scheduler_service.config import Settings
+from scheduler_service.core.types import Event, Plan, StepDone
+from scheduler_service.gateways import GatewayLink
+from scheduler_service.leader import Leader
+from scheduler_service.sim.simulator import max_tokens
+from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.workload import Job
+from scheduler_service.store import MemoryStore, Store
+from scheduler_service.workers import WorkerLink
+
+WAIT_S = 10.0  # of real time, until a mistake is called one
+MODEL = gateway_pb.ModelInfo(name="none", fingerprint="f", context_tokens=1 << 30, vocab_size=100)
+
+
+class Stream:
+    """A bidirectional call without a network, as its handler sees it. `None` is the end of what the peer says."""
+
+    def __init__(self, heard: Callable[[Any], None]) -> None:
+        self.said: asyncio.Queue[Any] = asyncio.Queue()
+        self._heard = heard
+
+    async def read(self) -> Any:
+        return await self.said.get()
+
+    async def write(self, message: Any) -> None:
+        self._heard(message)
+
+    async def abort(self, code: object, message: str, **_: object) -> None:
+        raise AssertionError(f"the scheduler hung up: {message}")
+
+
+@dataclass
+class Known:
+    """What a worker knows of a request: lengths in tokens."""
+
+    placement: int
+    prompt: int
+    tokens: int
+    kv: int = 0
+
+
+class WireWorker:
+    """Carries out StepCommands as worker_link.proto says, on jobs whose outcome is known."""
+
+    def __init__(self, name: str, life: str, jobs: dict[str, Job], fleet: Fleet, rounds: dict[tuple[str, int], int]):
+        self.name, self.session = name, f"{name}-{life}"
+        self.stream = Stream(self.hear)
+        self.welcome = worker_pb.Welcome()
+        self.report: worker_pb.StepReport | None = None  # of the round in hand
+        self.ends_at = 0.0
+        self.commands: list[worker_pb.StepCommand] = []  # for the next round boundary
+        self._jobs, self._fleet = jobs, fleet
+        self._rounds = rounds  # of which request and tokens of output: which round of its recording begins there
+        self._known: dict[str, Known] = {}
+        self._rank: Sequence[worker_pb.Run] = ()
+        self._seq = self._step = 0
+        self._ran: set[str] = set()
+        self._exhausted = False  # its last round got nowhere: only another command can change that
+
+    def hello(self) -> worker_pb.Hello:
+        cost = self._fleet.costs.profile()
+        return worker_pb.Hello(
+            protocol=1,
+            worker_id=self.name,
+            session=self.session,
+            model=MODEL,
+            slots=self._fleet.slots,
+            block_tokens=1,
+            blocks=self._fleet.kv_budget_tokens,
+            max_draft=self._fleet.max_draft,
+            cost=worker_pb.CostProfile(
+                draft_s=cost.draft_s,
+                verify_s=cost.verify_s,
+                verify_slope_s=cost.verify_slope_s,
+                prefill_token_s=cost.prefill_token_s,
+                verify_token_s=cost.verify_token_s,
+            ),
+        )
+
+    def hear(self, message: worker_pb.ToWorker) -> None:
+        if message.HasField("welcome"):
+            self.welcome = message.welcome
+        else:
+            self.commands.append(message.command)
+
+    @property
+    def free(self) -> int:
+        return self._fleet.kv_budget_tokens - sum(known.kv for known in self._known.values())
+
+    def begin(self, now: float) -> bool:
+        """A round boundary: obey, and run the first `slots` that can. Whether there is a round to report."""
+        for command in self.commands:
+            self._apply(command)
+        self.commands.clear()
+        if self._exhausted:
+            return False
+        rows: list[worker_pb.Row] = []
+        drafted = verified = prefilled = resumed = 0
+        ran: set[str] = set()
+        for run in self._rank:
+            if len(ran) == self._fleet.slots:
+                break
+            if run.request_id in self._known:
+                kept = self._known[run.request_id].kv > 0 and run.request_id not in self._ran
+                row = self._row(run)
+                rows.append(row)
+                if row.skipped:
+                    continue
+                ran.add(run.request_id)
+                resumed += kept
+                drafted = max(drafted, row.drafted)
+                verified += row.drafted + 1 if row.tokens else 0
+                prefilled += row.prefilled
+        if not rows:
+            return False
+        self._exhausted = not ran
+        for row in rows:
+            if row.finish:  # what it held is free after the round, not within it
+                del self._known[row.request_id]
+        self._ran = ran
+        self._step += 1
+        step_s = self._fleet.costs.step_s(drafted, len(ran), verified, prefilled, resumed)
+        duration_s = step_s if ran else 0.0
+        self.ends_at = now + duration_s
+        self.report = worker_pb.StepReport(
+            epoch=self.welcome.epoch,
+            session=self.session,
+            step=self._step,
+            command_seq=self._seq,
+            rows=rows,
+            free_blocks=self.free,
+            verify_us=round(duration_s * 1e6),
+        )
+        return True
+
+    def _apply(self, command: worker_pb.StepCommand) -> None:
+        if command.forget or command.drop or command.admit or command.rank != self._rank:
+            self._exhausted = False
+        for id in command.forget:
+            self._known.pop(id, None)
+        for id in command.drop:
+            if id in self._known:
+                self._known[id].kv = 0
+        for admit in command.admit:
+            kv = self._known[admit.request_id].kv if admit.request_id in self._known else 0
+            tokens = len(admit.tokens)
+            self._known[admit.request_id] = Known(admit.placement, admit.prompt_len, tokens, min(kv, tokens))
+        self._rank, self._seq = command.rank, command.seq
+
+    def _row(self, run: worker_pb.Run) -> worker_pb.Row:
+        known, job = self._known[run.request_id], self._jobs[run.request_id]
+        start = known.tokens - known.prompt
+        row = worker_pb.Row(request_id=run.request_id, placement=known.placement, start=start)
+        owed = known.tokens - known.kv
+        row.prefilled = min(owed, run.prefill_tokens)
+        row.prefill_owed = owed - row.prefilled
+        new = 0
+        if not row.prefill_owed:
+            row.drafted = run.draft_len
+            round = self._rounds.setdefault((job.id, start), 0)
+            hits = job.accepts(round, run.draft_len)
+            new = min(hits + 1, job.output_tokens - start)
+            row.accepted = min(hits, new)
+        if row.prefilled + new > self.free:
+            return worker_pb.Row(
+                request_id=run.request_id,
+                placement=known.placement,
+                start=start,
+                prefill_owed=owed,
+                blocks=known.kv,
+                skipped=worker_pb.SKIP_NO_BLOCKS,
+            )
+        row.tokens.extend([1] * new)
+        if new:
+            self._rounds[job.id, start + new] = round + 1
+        known.tokens += new
+        known.kv += row.prefilled + new
+        row.blocks = known.kv
+        if start + new == job.output_tokens:
+            row.finish = types_pb.FINISH_REASON_LENGTH
+        return row
+
+
+class Gateway:
+    """Submits, and hears of endings."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.stream = Stream(self._hear)
+        self.live: set[str] = set()
+        self.ended_at: dict[str, float] = {}
+        self._clock = clock
+
+    def submit(self, job: Job, most: int, deadline_s: float | None = None) -> None:
+        self.live.add(job.id)
+        submit = gateway_pb.Submit(
+            request_id=job.id,
+            prompt=[1] * job.prompt_tokens,
+            limits=types_pb.Limits(max_tokens=most),
+            predicted_tokens=job.predicted_output_tokens,
+            deadline_unix_ms=round(deadline_s * 1000) if deadline_s else None,
+            **{"class": int(job.klass)},  # type: ignore[arg-type]
+        )
+        self.stream.said.put_nowait(gateway_pb.FromGateway(submit=submit))
+
+    def cancel(self, id: str) -> None:
+        self.stream.said.put_nowait(gateway_pb.FromGateway(cancel=gateway_pb.Cancel(request_id=id)))
+
+    def _hear(self, message: gateway_pb.ToGateway) -> None:
+        assert not message.refusals, message.refusals
+        for delta in message.deltas:
+            if delta.HasField("ending"):
+                self.live.discard(delta.request_id)
+                self.ended_at[delta.request_id] = self._clock()
+
+
+Line = tuple[float, str, object]  # when, to or for whom, what
+
+
+@dataclass
+class Live:
+    """One scheduler process and its peers, and the virtual clock that moves them."""
+
+    jobs: dict[str, Job]
+    fleet: Fleet
+    store: Store = field(default_factory=MemoryStore)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.lines: list[Line] = []
+        self.workers: dict[str, WireWorker] = {}
+        self._lives = 0
+        self._rounds: dict[tuple[str, int], int] = {}
+        self.most = max_tokens(list(self.jobs.values()))
+
+    @asynccontextmanager
+    async def leading(self, **settings: Any) -> AsyncIterator["Live"]:
+        """A scheduler's life."""
+        fleet = self.fleet
+        self.leader = Leader(
+            Settings(
+                _cli_parse_args=False,  # type: ignore[call-arg]
+                predictor="none",
+                draft_len="auto" if fleet.draft_len is None else fleet.draft_len,
+                prefill_chunk=fleet.prefill_chunk,
+                **settings,
+            ),
+            self.store,
+            clock=lambda: self.now,
+        )
+        await self.leader.lead()
+        listen(self.leader.core, self.lines)
+        self.gateway = Gateway(lambda: self.now)
+        self._tasks = [asyncio.create_task(self.leader.persister.run())]
+        self._start(GatewayLink(self.leader).Link, self.gateway.stream)
+        try:
+            yield self
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self.workers.clear()
+
+    def _start(self, handler: Any, stream: Stream) -> None:
+        self._tasks.append(asyncio.create_task(handler(stream, stream)))
+
+    async def attach(self, name: str) -> WireWorker:
+        self._lives += 1
+        worker = self.workers[name] = WireWorker(name, str(self._lives), self.jobs, self.fleet, self._rounds)
+        worker.stream.said.put_nowait(worker_pb.FromWorker(hello=worker.hello()))
+        self._start(WorkerLink(self.leader).Attach, worker.stream)
+        await self._until(lambda: worker.welcome.epoch > 0)
+        await self.settle()
+        return worker
+
+    async def lose(self, name: str) -> None:
+        """The worker hangs up, whatever it was at."""
+        self.workers.pop(name).stream.said.put_nowait(None)
+        await self._until(lambda: name not in self.leader.sessions)
+        await self.settle()
+
+    async def submit(self, job: Job, deadline_s: float | None = None) -> None:
+        self.gateway.submit(job, self.most, deadline_s)
+        await self.settle()
+
+    async def end_round(self, worker: WireWorker) -> None:
+        """It reports, and begins the next round by the command that stands: the answer comes too late for that."""
+        report, worker.report = worker.report, None
+        worker.begin(self.now)
+        worker.stream.said.put_nowait(worker_pb.FromWorker(report=report))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Until nobody has anything left to do at this time; whoever idles obeys each command as it comes."""
+        await self._until(self._settled)
+
+    def _settled(self) -> bool:
+        for worker in self.workers.values():
+            if worker.commands and worker.report is None:
+                worker.begin(self.now)
+        leader = self.leader
+        return (
+            leader.persister.behind == 0
+            and not any(session.wake.is_set() for session in leader.sessions.values())
+            and self.gateway.stream.said.empty()
+            and all(worker.stream.said.empty() for worker in self.workers.values())
+            and self.gateway.live == set(leader.core.entries)
+        )
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                for task in self._tasks:
+                    if task.done():
+                        task.result()
+                await asyncio.sleep(0)  # a turn of the loop: no time passes
+
+    async def run(self, arrivals: Sequence[Job]) -> None:
+        """All of them to their end."""
+        left = list(arrivals)
+        while left or any(worker.report for worker in self.workers.values()):
+            busy = [(worker.ends_at, name) for name, worker in self.workers.items() if worker.report]
+            end_s, name = min(busy, default=(float("inf"), ""))
+            if left and left[0].arrival_s <= end_s:
+                self.now = left[0].arrival_s
+                await self.submit(left.pop(0))
+            else:
+                self.now = end_s
+                await self.end_round(self.workers[name])
+
+
+def listen(core: Any, lines: list[Line]) -> None:
+    """Have all that this core observes and plans noted; durations left out, which the wire rounds."""
+    observe, plan = core.observe, core.plan
+
+    def observing(event: Event, now: float) -> Any:
+        lines.append(
+            (now, "core", (event.worker, event.rounds, event.free_blocks) if isinstance(event, StepDone) else event)
+        )
+        return observe(event, now)
+
+    def planning(worker: str) -> Plan:
+        made: Plan = plan(worker)
+        lines.append((0.0, worker, made))
+        return made
+
+    core.observe, core.plan = observing, planning
