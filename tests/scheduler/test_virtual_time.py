@@ -1,8 +1,12 @@
 """The live scheduler, on virtual time, decides as the simulator does with plan lag 1: what that measures holds here."""
 
+from pathlib import Path
+
 import pytest
 
+from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
+from scheduler_service.event_log import replay
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.simulator import Simulation
@@ -50,3 +54,29 @@ async def test_live_decides_as_the_simulator_does(policy: str, where: str) -> No
         await live.run(jobs)
         assert live.lines == simulated
     assert live.gateway.ended_at == {outcome.job.id: outcome.end_s for outcome in trace.outcomes}
+
+
+@pytest.mark.parametrize("policy", NAMES)
+async def test_the_event_log_of_a_troubled_life_replays_to_the_same_plans(policy: str, tmp_path: Path) -> None:
+    """Memory is short, one request is cancelled, one is late; a worker is lost and comes back, then the scheduler."""
+    fleet = FLEETS["two workers, little memory"]
+    first, second = (jobs := workload(fleet))[:30], jobs[30:50]
+    path = tmp_path / "events.jsonl"
+    live = Live({job.id: job for job in jobs}, fleet)
+    async with live.leading(policy=policy, event_log=path):
+        await live.attach("w0")
+        await live.attach("w1")
+        for job in first:
+            await live.submit(job, deadline_s=5.0 if job is first[5] else None)
+        live.gateway.cancel(first[3].id)
+        await live.rounds(40)
+        await live.lose("w1")
+        await live.rounds(20)
+        await live.attach("w1")
+        await live.run(second)
+    async with live.leading(policy=policy, event_log=path):
+        await live.attach("w0")
+        await live.run(jobs[50:60])
+    plans = list(replay(path, lambda: Core(make_policy(policy), draft_len=fleet.draft_len, prefill_chunk=CHUNK)))
+    assert len(plans) > 100
+    assert all(logged == rebuilt for _, logged, rebuilt in plans)

@@ -331,15 +331,26 @@ class Live:
     async def run(self, arrivals: Sequence[Job]) -> None:
         """All of them to their end."""
         left = list(arrivals)
-        while left or any(worker.report for worker in self.workers.values()):
-            busy = [(worker.ends_at, name) for name, worker in self.workers.items() if worker.report]
-            end_s, name = min(busy, default=(float("inf"), ""))
-            if left and left[0].arrival_s <= end_s:
-                self.now = left[0].arrival_s
+        while left or self._next_end() is not None:
+            worker = self._next_end()
+            if left and (worker is None or left[0].arrival_s <= worker.ends_at):
+                self.now = max(self.now, left[0].arrival_s)
                 await self.submit(left.pop(0))
             else:
-                self.now = end_s
-                await self.end_round(self.workers[name])
+                await self.rounds(1)
+
+    async def rounds(self, count: int) -> None:
+        """The next ends of rounds; nothing arrives."""
+        for _ in range(count):
+            worker = self._next_end()
+            assert worker is not None, "nobody is at work"
+            self.now = worker.ends_at
+            await self.end_round(worker)
+
+    def _next_end(self) -> WireWorker | None:
+        """Of the workers with a round in hand, the one that ends first."""
+        busy = [worker for worker in self.workers.values() if worker.report]
+        return min(busy, key=lambda worker: (worker.ends_at, worker.name), default=None)
 
 
 def listen(core: Any, lines: list[Line]) -> None:
