@@ -304,9 +304,9 @@ class Core:
             if entry.home is None:
                 self._place(entry, name)
             rank.append(entry)
-        while len(rank) < worker.up.slots and (claimed := self._claimable(name)) is not None:
+        while (claimed := self._claimable(name, rank[: worker.up.slots])) is not None:
             self._place(claimed, name)
-            rank.append(claimed)
+            rank = sorted([*rank, claimed], key=lambda entry: entry.key)
         rank, drop = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)), self._settled)
         for entry in drop:
             worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
@@ -348,14 +348,33 @@ class Core:
         """The best of what the worker has and of what has no home yet."""
         return sorted(worker.ranking.first(limit) + self._unplaced.first(limit))[:limit]
 
-    def _claimable(self, name: str) -> Entry | None:
-        """The best request that waits at another worker beyond that one's slots."""
-        donors = [w for other, w in self.workers.items() if other != name and w.vacancy < 0]
-        if not donors:
-            return None
-        donor = min(donors, key=lambda w: w.vacancy)
-        waiting = islice(donor.ranking, donor.up.slots, None)
-        return next((e for key in waiting if (e := self.entries[key[-1]]).state is not State.RUNNING), None)
+    def _claimable(self, name: str, batch: list[Entry]) -> Entry | None:
+        """The best request that waits at another worker and is better off in the next `batch` of this one: it has no
+        KV there and a better claim than the last of the batch; or a slot would idle, and waiting takes longer than
+        computing its KV anew."""
+        idle = len(batch) < self.workers[name].up.slots
+        best = None
+        for other, donor in self.workers.items():
+            if other == name or donor.vacancy >= 0:
+                continue
+            for key in islice(donor.ranking, donor.up.slots, None):
+                entry = self.entries[key[-1]]
+                if (best and key >= best.key) or not (idle or key < batch[-1].key):
+                    break
+                if entry.state is State.RUNNING:
+                    continue
+                if not entry.blocks or (idle and self._rebuild_s(entry) < self._next_end_s(donor)):
+                    best = entry
+                    break
+        return best
+
+    def _rebuild_s(self, entry: Entry) -> float:
+        return entry.tokens * self.cost.prefill_token_s
+
+    def _next_end_s(self, worker: Worker) -> float:
+        """Nominal seconds until the first of its running requests is believed to end."""
+        running = (self.entries[id] for id in worker.running)
+        return min((self._believed_rounds(entry) for entry in running), default=0) * self._round_s
 
     def hungriest(self) -> str | None:
         """The worker that a new request is best offered to first."""
@@ -366,7 +385,7 @@ class Core:
         name = self.hungriest()
         if name is None or self.workers[name].vacancy <= 0:
             return None
-        return name if len(self._unplaced) or self._claimable(name) else None
+        return name if len(self._unplaced) or self._claimable(name, []) else None
 
     # ---- what others may ask ----
 

@@ -133,10 +133,9 @@ class Simulation:
                 self._begin(name, now)
 
     def _plan(self, name: str) -> list[str]:
-        """A new plan for that worker. Returns who has to give up what it moves there."""
+        """A new plan for that worker. Returns who has to forget what it moves there."""
         moved = self._workers[name].obey(self.core.plan(name))
-        others = (worker for other, worker in self._workers.items() if other != name and moved)
-        return [worker.name for worker in others if worker.give_up(moved)]
+        return [other for other, worker in self._workers.items() if other != name and worker.knows(moved)]
 
     def _begin(self, name: str, now: float) -> None:
         """The worker's next round, if its plan has something to run."""

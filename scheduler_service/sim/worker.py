@@ -65,21 +65,23 @@ class SimWorker:
         self._exhausted = False
 
     def obey(self, plan: Plan) -> list[str]:
-        """The newest plan stands, and what any has dropped is dropped before the next round. Returns what is new."""
-        if plan.drop or plan.rank != self._plan.rank:
+        """The newest plan stands; what any has dropped or moved elsewhere is released before the next round. Returns
+        what is new here."""
+        entries = self._core.entries
+        moved = [id for id in self._admitted if id not in entries or entries[id].home != self.name]
+        for id in moved:
+            del self._admitted[id]
+        if moved or plan.drop or plan.rank != self._plan.rank:
             self._exhausted = False
         self._plan = plan
-        self._due += plan.drop
+        self._due += [*moved, *plan.drop]
         new = [run.id for run in plan.rank if self._admitted.get(run.id) != run.placement]
         self._admitted.update((run.id, run.placement) for run in plan.rank)
         return new
 
-    def give_up(self, moved: Sequence[str]) -> bool:
-        """Another worker has these now. Returns whether one of them was known here."""
-        known = [id for id in moved if self._admitted.pop(id, None) is not None]
-        self._due += known
-        self._exhausted = self._exhausted and not known
-        return bool(known)
+    def knows(self, ids: Sequence[str]) -> bool:
+        """Whether one of them was admitted here and not moved away since."""
+        return any(id in self._admitted for id in ids)
 
     def step(self) -> StepDone | None:
         """One round of the plan's first runnable requests; None if it lists none. If memory is short for all of them it

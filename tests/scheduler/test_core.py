@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_service.core.core import WORTH
+from scheduler_service.core.core import WORTH, Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
     Advanced,
@@ -180,6 +180,40 @@ def test_an_idle_worker_claims_what_waits_at_another() -> None:
     queue.observe(worker_up("idle"), 1.0)
     assert [run.id for run in queue.plan("idle").rank] == ["b"]
     assert [run.id for run in queue.plan("busy").rank] == ["a"]
+
+
+def paused_beside(prefill_token_s: float) -> Core:
+    """A request of 40 tokens is paused on one worker for a shorter one that runs there; another worker has nothing."""
+    queue = core("srpt-length")
+    busy = FakeWorker(queue, {"paused": 900, "runs": 50}, cost=replace(COST, prefill_token_s=prefill_token_s))
+    busy.submit("paused", prompt=38, predicted_tokens=900)
+    busy.run(2)
+    busy.submit("runs", predicted_tokens=50)
+    busy.run(2)
+    assert queue.entries["paused"].state is State.PAUSED
+    queue.observe(worker_up("idle"), 9.0)
+    return queue
+
+
+def test_a_paused_request_is_claimed_when_computing_its_kv_anew_is_quicker_than_waiting() -> None:
+    assert [run.id for run in paused_beside(prefill_token_s=0.1).plan("idle").rank] == ["paused"]
+
+
+def test_a_paused_request_stays_when_waiting_is_quicker_than_computing_its_kv_anew() -> None:
+    assert paused_beside(prefill_token_s=100.0).plan("idle").rank == ()
+
+
+def test_what_holds_no_kv_yet_goes_to_the_worker_that_runs_it_first() -> None:
+    """It is listed behind another's slots, and this one would otherwise run a request that is longer."""
+    queue = core("srpt-length")
+    one = FakeWorker(queue, {"a": 10, "b": 20}, name="one")
+    one.submit("a", predicted_tokens=10)
+    one.submit("b", predicted_tokens=20)
+    one.step()
+    assert queue.entries["b"].home == "one"
+    other = FakeWorker(queue, {"c": 30}, name="other")
+    other.submit("c", predicted_tokens=30)
+    assert [run.id for run in queue.plan("other").rank[:1]] == ["b"]
 
 
 def test_a_running_request_is_never_claimed_by_another_worker() -> None:
