@@ -4,12 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from protos.v1.types_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_DEADLINE, FINISH_REASON_LENGTH
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
+from scheduler_service.core.types import Submitted
 from scheduler_service.event_log import replay
+from scheduler_service.predictor import PredictorKind, make_predictor
+from scheduler_service.predictor.features import of_prompt
+from scheduler_service.predictor.port import Features
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
-from scheduler_service.sim.simulator import Simulation
+from scheduler_service.sim.simulator import Simulation, max_tokens
 from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job
 from tests.scheduler.virtual import Line, Live, listen
@@ -28,55 +33,87 @@ FLEETS = {
 }
 
 
-def workload(fleet: Fleet) -> list[Job]:
-    what = Synthetic(requests=100, load=0.95, output_mean=18, prompt_tokens=50)
+def workload(fleet: Fleet, seed: int = 5, requests: int = 50) -> list[Job]:
+    what = Synthetic(requests=requests, load=0.95, output_mean=18, prompt_tokens=50)
     jobs = generate(
-        what, 5, draft_len=fleet.reference_draft, costs=fleet.costs, slots=fleet.slots, workers=fleet.workers
+        what, seed, draft_len=fleet.reference_draft, costs=fleet.costs, slots=fleet.slots, workers=fleet.workers
     )
     return [job for job in jobs if fleet.can_hold(job)]
 
 
-@pytest.mark.parametrize("where", FLEETS)
-@pytest.mark.parametrize("policy", NAMES)
-async def test_live_decides_as_the_simulator_does(policy: str, where: str) -> None:
+def telling(jobs: list[Job]) -> list[Job]:
+    """The same, but each prompt tells how long the output will be, to whoever learns to read it."""
+    most = max_tokens(jobs)
+
+    class Telling(Job):
+        def features(self) -> Features:
+            return of_prompt([1] * self.prompt_tokens, most, self.klass)
+
+    return [
+        Telling(**vars(job) | {"prompt_tokens": 3 * job.output_tokens, "predicted_output_tokens": None}) for job in jobs
+    ]
+
+
+async def run_both(
+    jobs: list[Job], policy: str, fleet: Fleet, predictor: PredictorKind = PredictorKind.NONE
+) -> list[Line]:
     """Every event at the same time, every plan for the same worker and equal, every end at the same time."""
-    fleet = FLEETS[where]
-    jobs = workload(fleet)
-    simulation = Simulation(jobs, make_policy(policy), fleet)
+    simulation = Simulation(jobs, make_policy(policy), fleet, predictor=make_predictor(predictor))
     simulated: list[Line] = []
     listen(simulation.core, simulated)
     trace = simulation.run()
     live = Live({job.id: job for job in jobs}, fleet)
-    async with live.leading(policy=policy):
+    async with live.leading(policy=policy, predictor=predictor):
         for number in range(fleet.workers):
             await live.attach(f"w{number}")
         live.lines.clear()
         await live.run(jobs)
         assert live.lines == simulated
     assert live.gateway.ended_at == {outcome.job.id: outcome.end_s for outcome in trace.outcomes}
+    return simulated
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("where", FLEETS)
+@pytest.mark.parametrize("policy", NAMES)
+async def test_live_decides_as_the_simulator_does(policy: str, where: str, seed: int) -> None:
+    await run_both(workload(FLEETS[where], seed, requests=40), policy, FLEETS[where])
+
+
+@pytest.mark.parametrize("policy", [name for name in NAMES if make_policy(name).asks])
+async def test_live_learns_and_decides_as_the_simulator_does(policy: str) -> None:
+    fleet = FLEETS["one slot"]
+    lines = await run_both(telling(workload(fleet, requests=80)), policy, fleet, predictor=PredictorKind.ONLINE)
+    expected = [what.request.expected for _, _, what in lines if isinstance(what, Submitted)]
+    assert sum(one is not None and one.length is not None for one in expected) > 10
 
 
 @pytest.mark.parametrize("policy", NAMES)
 async def test_the_event_log_of_a_troubled_life_replays_to_the_same_plans(policy: str, tmp_path: Path) -> None:
-    """Memory is short, one request is cancelled, one is late; a worker is lost and comes back, then the scheduler."""
+    """Memory is short, a worker is lost and comes back, then the scheduler; what was learned and expected goes on."""
     fleet = FLEETS["two workers, little memory"]
-    first, second = (jobs := workload(fleet))[:30], jobs[30:50]
+    jobs = [job for job in telling(workload(fleet, requests=100)) if fleet.can_hold(job)]
     path = tmp_path / "events.jsonl"
     live = Live({job.id: job for job in jobs}, fleet)
-    async with live.leading(policy=policy, event_log=path):
+    settings = {"policy": policy, "predictor": PredictorKind.ONLINE, "event_log": path}
+    async with live.leading(**settings):
         await live.attach("w0")
         await live.attach("w1")
-        for job in first:
-            await live.submit(job, deadline_s=5.0 if job is first[5] else None)
-        live.gateway.cancel(first[3].id)
+        await live.run(jobs[:40])
+        for job in jobs[40:60]:
+            await live.submit(job, deadline_s=live.now + 0.5 if job is jobs[49] else None)
+        live.gateway.cancel(jobs[48].id)
         await live.rounds(40)
+        await live.tick()
+        assert set(live.gateway.reasons) == {FINISH_REASON_LENGTH, FINISH_REASON_CANCELLED, FINISH_REASON_DEADLINE}
         await live.lose("w1")
         await live.rounds(20)
         await live.attach("w1")
-        await live.run(second)
-    async with live.leading(policy=policy, event_log=path):
+        await live.rounds(20)
+        assert live.leader.core.entries
+    async with live.leading(**settings):
         await live.attach("w0")
-        await live.run(jobs[50:60])
+        await live.run(jobs[60:])
     plans = list(replay(path, lambda: Core(make_policy(policy), draft_len=fleet.draft_len, prefill_chunk=CHUNK)))
     assert len(plans) > 100
     assert all(logged == rebuilt for _, logged, rebuilt in plans)

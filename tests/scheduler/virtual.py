@@ -4,6 +4,7 @@ No real time passes: an event of the virtual clock is delivered, and all that it
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,13 +14,18 @@ from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.config import Settings
-from scheduler_service.core.types import Event, Plan, StepDone
+from scheduler_service.core.types import Event, Plan, StepDone, Tick
 from scheduler_service.gateways import GatewayLink
 from scheduler_service.leader import Leader
+from scheduler_service.learning import Learning
+from scheduler_service.predictor.fit import fit
+from scheduler_service.predictor.model import Model
+from scheduler_service.predictor.window import Snapshot, Window
 from scheduler_service.sim.simulator import max_tokens
 from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job
 from scheduler_service.store import MemoryStore, Store
+from scheduler_service.trainer import Trainer
 from scheduler_service.workers import WorkerLink
 
 WAIT_S = 10.0  # of real time, until a mistake is called one
@@ -171,9 +177,10 @@ class WireWorker:
         new = 0
         if not row.prefill_owed:
             row.drafted = run.draft_len
-            round = self._rounds.setdefault((job.id, start), 0)
+            round = self._rounds.get((job.id, start), 0)
             hits = job.accepts(round, run.draft_len)
             new = min(hits + 1, job.output_tokens - start)
+            self._rounds[job.id, start + new] = round + (run.draft_len > 0 or not row.prefilled)
             row.accepted = min(hits, new)
         if row.prefilled + new > self.free:
             return worker_pb.Row(
@@ -185,14 +192,19 @@ class WireWorker:
                 skipped=worker_pb.SKIP_NO_BLOCKS,
             )
         row.tokens.extend([1] * new)
-        if new:
-            self._rounds[job.id, start + new] = round + 1
         known.tokens += new
         known.kv += row.prefilled + new
         row.blocks = known.kv
         if start + new == job.output_tokens:
             row.finish = types_pb.FINISH_REASON_LENGTH
         return row
+
+
+class TrainerAtOnce(Trainer):
+    """In this process, within one turn of the loop."""
+
+    async def fit(self, snapshot: Snapshot) -> Model:
+        return fit(Window.of(snapshot))
 
 
 class Gateway:
@@ -202,6 +214,7 @@ class Gateway:
         self.stream = Stream(self._hear)
         self.live: set[str] = set()
         self.ended_at: dict[str, float] = {}
+        self.reasons: Counter[int] = Counter()  # FinishReason
         self._clock = clock
 
     def submit(self, job: Job, most: int, deadline_s: float | None = None) -> None:
@@ -216,6 +229,11 @@ class Gateway:
         )
         self.stream.said.put_nowait(gateway_pb.FromGateway(submit=submit))
 
+    def follow(self, id: str) -> None:
+        """One that another scheduler admitted."""
+        self.live.add(id)
+        self.stream.said.put_nowait(gateway_pb.FromGateway(follow=gateway_pb.Follow(request_id=id)))
+
     def cancel(self, id: str) -> None:
         self.stream.said.put_nowait(gateway_pb.FromGateway(cancel=gateway_pb.Cancel(request_id=id)))
 
@@ -225,6 +243,7 @@ class Gateway:
             if delta.HasField("ending"):
                 self.live.discard(delta.request_id)
                 self.ended_at[delta.request_id] = self._clock()
+                self.reasons[delta.ending.finish_reason] += 1
 
 
 Line = tuple[float, str, object]  # when, to or for whom, what
@@ -250,28 +269,28 @@ class Live:
     async def leading(self, **settings: Any) -> AsyncIterator["Live"]:
         """A scheduler's life."""
         fleet = self.fleet
-        self.leader = Leader(
-            Settings(
-                _cli_parse_args=False,  # type: ignore[call-arg]
-                predictor="none",
-                draft_len="auto" if fleet.draft_len is None else fleet.draft_len,
-                prefill_chunk=fleet.prefill_chunk,
-                **settings,
-            ),
-            self.store,
-            clock=lambda: self.now,
-        )
-        await self.leader.lead()
-        listen(self.leader.core, self.lines)
+        settings = {
+            "predictor": "none",
+            "draft_len": "auto" if fleet.draft_len is None else fleet.draft_len,
+            "prefill_chunk": fleet.prefill_chunk,
+        } | settings
+        chosen = Settings(_cli_parse_args=False, **settings)  # type: ignore[call-arg]
+        self.leader = leader = Leader(chosen, self.store, clock=lambda: self.now)
+        leader.learning = Learning(chosen.predictor, leader.core, self.store, TrainerAtOnce())
+        await leader.lead()
+        listen(leader.core, self.lines)
         self.gateway = Gateway(lambda: self.now)
-        self._tasks = [asyncio.create_task(self.leader.persister.run())]
-        self._start(GatewayLink(self.leader).Link, self.gateway.stream)
+        self._tasks = [asyncio.create_task(run()) for run in (leader.persister.run, leader.learning.run)]
+        self._start(GatewayLink(leader).Link, self.gateway.stream)
+        for id in leader.core.entries:
+            self.gateway.follow(id)
         try:
             yield self
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await leader.learning.close()
             self.workers.clear()
 
     def _start(self, handler: Any, stream: Stream) -> None:
@@ -296,6 +315,11 @@ class Live:
         self.gateway.submit(job, self.most, deadline_s)
         await self.settle()
 
+    async def tick(self) -> None:
+        """What is past its deadline expires."""
+        self.leader._apply(self.leader._observe(Tick()), {})
+        await self.settle()
+
     async def end_round(self, worker: WireWorker) -> None:
         """It reports, and begins the next round by the command that stands: the answer comes too late for that."""
         report, worker.report = worker.report, None
@@ -312,8 +336,10 @@ class Live:
             if worker.commands and worker.report is None:
                 worker.begin(self.now)
         leader = self.leader
+        predictor = leader.learning._predictor
         return (
             leader.persister.behind == 0
+            and not (predictor and predictor.due)
             and not any(session.wake.is_set() for session in leader.sessions.values())
             and self.gateway.stream.said.empty()
             and all(worker.stream.said.empty() for worker in self.workers.values())
