@@ -372,9 +372,9 @@ class Core:
         return entry.tokens * self.cost.prefill_token_s
 
     def _next_end_s(self, worker: Worker) -> float:
-        """Nominal seconds until the first of its running requests is believed to end."""
-        running = (self.entries[id] for id in worker.running)
-        return min((self._believed_rounds(entry) for entry in running), default=0) * self._round_s
+        """Nominal seconds until the first of those that go first there is believed to end."""
+        first = (self.entries[key[-1]] for key in worker.ranking.first(worker.up.slots))
+        return min(map(self._believed_rounds, first)) * self._round_s
 
     def hungriest(self) -> str | None:
         """The worker that a new request is best offered to first."""

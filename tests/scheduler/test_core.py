@@ -203,6 +203,15 @@ def test_a_paused_request_stays_when_waiting_is_quicker_than_computing_its_kv_an
     assert paused_beside(prefill_token_s=100.0).plan("idle").rank == ()
 
 
+def test_a_paused_request_is_claimed_from_behind_one_that_has_yet_to_begin() -> None:
+    """What ran there was just cancelled, and another goes first now."""
+    queue = paused_beside(prefill_token_s=0.1)
+    queue.observe(Submitted(request("next", 9.0, predicted_tokens=20)), 9.0)
+    queue.plan("w")
+    queue.observe(Cancelled("runs"), 10.0)
+    assert [run.id for run in queue.plan("idle").rank] == ["paused"]
+
+
 def test_what_holds_no_kv_yet_goes_to_the_worker_that_runs_it_first() -> None:
     """It is listed behind another's slots, and this one would otherwise run a request that is longer."""
     queue = core("srpt-length")
