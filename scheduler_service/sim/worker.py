@@ -71,10 +71,12 @@ class SimWorker:
         moved = [id for id in self._admitted if id not in entries or entries[id].home != self.name]
         for id in moved:
             del self._admitted[id]
-        if moved or plan.drop or plan.rank != self._plan.rank:
-            self._exhausted = False
+        if self._exhausted:
+            self._exhausted = not (moved or plan.drop) and plan.rank == self._plan.rank
         self._plan = plan
         self._due += [*moved, *plan.drop]
+        if self._fleet.workers == 1:  # nothing is ever moved
+            return []
         new = [run.id for run in plan.rank if self._admitted.get(run.id) != run.placement]
         self._admitted.update((run.id, run.placement) for run in plan.rank)
         return new
