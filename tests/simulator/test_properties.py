@@ -1,20 +1,26 @@
 """Laws of a simulation under every policy; hypothesis draws the workloads."""
 
-import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.policies import Claim, Policy, make_policy
+from scheduler_service.core.policies import Claim, Fcfs, Policy, make_policy
 from scheduler_service.core.types import CostProfile, View
+from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.sim.generate import Synthetic, generate
+from scheduler_service.sim.oracle import Oracle
 from scheduler_service.sim.results import summarise
-from scheduler_service.sim.simulator import simulate
+from scheduler_service.sim.simulator import Simulation, Trace, simulate
 from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job
 from tests.simulator.builders import NAMES, SECOND, ends, job, policy, run
 
+P = ParamSpec("P")
+T = TypeVar("T")
 POLICIES = st.sampled_from([*NAMES, "oracle"])
 FLEETS = st.fixed_dictionaries(
     {
@@ -71,69 +77,59 @@ def test_one_slot_is_never_idle_while_work_waits(jobs: list[Job], name: str) -> 
 
 
 class Peeked(Exception):
-    """A policy asked for the truth."""
+    """Somebody asked for the truth."""
 
 
-class Thinking:
-    """Whether a policy is thinking at this moment."""
+class Seal:
+    """Whether who must not know the truth is at work at this moment."""
 
-    now = False
+    closed = False
+
+
+def sealing(work: Callable[P, T]) -> Callable[P, T]:
+    def sealed(*args: P.args, **kwargs: P.kwargs) -> T:
+        before, Seal.closed = Seal.closed, True
+        try:
+            return work(*args, **kwargs)
+        finally:
+            Seal.closed = before
+
+    return sealed
 
 
 class Sealed(Job):
-    """Tells the truth to the worker, and to nobody while a policy thinks."""
+    """Tells the truth to the worker, and to nobody while the core or a predictor is at work or is told of it."""
+
+    request = sealing(Job.request)
+    features = sealing(Job.features)
 
     def __getattribute__(self, name: str) -> object:
-        if Thinking.now and name in ("output_tokens", "accepted", "rounds"):
+        if Seal.closed and name in ("output_tokens", "accepted", "rounds", "accepts"):
             raise Peeked(name)
         return super().__getattribute__(name)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Watched(Policy):
-    """Another policy, with the seals watched while it thinks."""
-
-    inner: Policy
-
-    @property
-    def preemptive(self) -> bool:  # type: ignore[override]
-        return self.inner.preemptive
-
-    def perceives(self, view: View) -> bool:
-        Thinking.now = True
-        try:
-            return self.inner.perceives(view)
-        finally:
-            Thinking.now = False
-
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
-        Thinking.now = True
-        try:
-            return self.inner.claim(view, cost, draft_len, slots)
-        finally:
-            Thinking.now = False
+def simulate_sealed(jobs: list[Job], policy: Policy, fleet: Fleet) -> Trace:
+    predictor = OnlinePredictor()
+    predictor.predict = sealing(predictor.predict)  # type: ignore[method-assign]
+    simulation = Simulation(jobs, policy, fleet, predictor=predictor)
+    core = simulation.core
+    core.observe, core.plan = sealing(core.observe), sealing(core.plan)  # type: ignore[method-assign]
+    return simulation.run()
 
 
-def watched(name: str) -> dict[str, float]:
-    jobs: list[Job] = [
-        Sealed(f"j{i}", i / 2, 5, 7 * i % 30 + 1, (1, 3), predicted_output_tokens=i + 1) for i in range(30)
-    ]
-    oracle = policy("oracle", [])
-    truth = {one.id: one for one in jobs}
-    inner = (
-        dataclasses.replace(oracle, rounds=lambda id: truth[id].rounds(4)) if name == "oracle" else make_policy(name)
-    )
-    return ends(simulate(jobs, Watched(inner), Fleet(costs=SECOND)))
+@settings(max_examples=80, deadline=None)
+@given(workloads(), st.sampled_from(NAMES), FLEETS)
+def test_a_policy_never_sees_the_true_length(jobs: list[Job], name: str, fleet: dict[str, int]) -> None:
+    sealed: list[Job] = [Sealed(**vars(job)) for job in jobs]
+    trace = simulate_sealed(sealed, make_policy(name), Fleet(costs=SECOND, **fleet))
+    assert len(trace.outcomes) == len(jobs)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_policy_never_sees_the_true_length(name: str) -> None:
-    assert len(watched(name)) == 30
-
-
-def test_the_oracle_does_see_it() -> None:
+def test_the_oracle_alone_does_see_it() -> None:
+    sealed: list[Job] = [Sealed(**vars(job("j")))]
     with pytest.raises(Peeked):
-        watched("oracle")
+        simulate_sealed(sealed, Oracle(lambda id: sealed[0].rounds(4)), Fleet(costs=SECOND))
 
 
 def test_nothing_that_a_policy_is_given_depends_on_the_true_length_of_what_did_not_run() -> None:
@@ -142,18 +138,18 @@ def test_nothing_that_a_policy_is_given_depends_on_the_true_length_of_what_did_n
     for tokens in (3, 50):
         views: list[View] = []
         jobs = [job("first", tokens=60), job("waits", tokens=tokens)]
-        simulate(jobs, Recorder(make_policy("fcfs"), views), Fleet(costs=SECOND))
+        simulate(jobs, Recorder(views), Fleet(costs=SECOND))
         seen.append([view for view in views if view.request.id == "waits" and not view.emitted])
     assert seen[0] == seen[1]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recorder(Watched):
+@dataclass(frozen=True, slots=True)
+class Recorder(Fcfs):
     views: list[View]
 
     def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
         self.views.append(view)
-        return self.inner.claim(view, cost, draft_len, slots)
+        return Fcfs.claim(self, view, cost, draft_len, slots)
 
 
 GOLDEN = {
