@@ -3,6 +3,7 @@
 import typer
 
 from laps_sd.demo import demo
+from laps_sd.distill import distill
 from laps_sd.generate import generate
 from laps_sd.simulate import simulate
 from laps_sd.up import pull, up
@@ -20,6 +21,8 @@ app.command()(pull)
 app.command()(up)
 app.command()(demo)
 app.command()(simulate)
+# Its flags, --help too, are those of the worker's module.
+app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(distill)
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ class Options:
     kv_tokens: int | None = None
     policy: str = "default"
     policy_set: tuple[str, ...] = ()
-    drafter: str = "ngram"
+    drafter: str = "default"
     draft_len: int | None = 4  # None: chosen by request and round
     device: str = "auto"
     dtype: str = "auto"

@@ -57,7 +57,13 @@ def up(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A policy's setting; repeatable.")
     ] = None,
     model: Annotated[str, typer.Option(help="As in `laps-sd pull`.")] = "smollm2-135m",
-    drafter: Annotated[str, typer.Option(help="none, ngram or default (now: ngram).")] = "ngram",
+    drafter: Annotated[
+        str,
+        typer.Option(
+            metavar="none|ngram|PATH|default",
+            help="PATH: of `laps-sd distill`, or of a small model; default: the one that comes with MODEL, or ngram.",
+        ),
+    ] = "default",
     draft_len: Annotated[
         str, typer.Option(metavar="N|auto", help="Tokens drafted per round; auto: as many as pay.")
     ] = "4",
@@ -141,6 +147,11 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> bool:
 
 
 def _drafter(drafter: str) -> str:
-    if drafter not in ("none", "ngram", "default"):
-        raise typer.BadParameter(f"{drafter!r} is none of none, ngram, default", param_hint="--drafter")
-    return "ngram" if drafter == "default" else drafter
+    if drafter in ("none", "ngram", "default"):
+        return drafter
+    folder = Path(drafter).expanduser()
+    if not folder.is_dir():
+        raise typer.BadParameter(
+            f"{drafter!r} is none of none, ngram, default, and no directory", param_hint="--drafter"
+        )
+    return str(folder.resolve())

@@ -11,7 +11,7 @@ from pydantic_settings import CliApp
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
 from protos.v1 import worker_link_pb2
 from worker_service.config import Settings
-from worker_service.engine.draft import new_drafter
+from worker_service.drafters import make_drafter
 from worker_service.engine.engine import Engine
 from worker_service.link import Link
 from worker_service.models import LoadedModel, load
@@ -77,7 +77,7 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int) ->
         blocks=settings.blocks,
         block_tokens=settings.block_tokens,
         max_draft=settings.max_draft,
-        drafter=new_drafter(settings.drafter),
+        drafter=make_drafter(settings.drafter, model, blocks=settings.blocks, block_tokens=settings.block_tokens),
     )
 
 

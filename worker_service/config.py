@@ -30,7 +30,7 @@ class Settings(BaseSettings):
     slots: int = Field(4, ge=1, le=1024, description="requests that run in one round")
     kv_tokens: int = Field(32_768, ge=2, description="tokens whose keys and values are held, of all requests together")
     block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
-    drafter: Literal["none", "ngram"] = Field("ngram", description="ngram: prompt lookup")
+    drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
     max_draft: int = Field(8, ge=0, le=64, description="most tokens drafted for a request in one round")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
     host: str = Field("127.0.0.1", description="address to bind to; there is no authentication yet")

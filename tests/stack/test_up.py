@@ -94,7 +94,7 @@ def test_two_stacks_never_share_the_data_of_one_redis(tmp_path: Path) -> None:
     [
         (["--draft-len", "most"], "neither auto nor a number from 0 to 64"),
         (["--draft-len", "-1"], "neither auto nor a number from 0 to 64"),
-        (["--drafter", "/a/path"], "none of none, ngram, default"),
+        (["--drafter", "/a/path"], "none of none, ngram, default, and no directory"),
         (["--workers", "0"], "--workers"),
         (["--dtype", "int3"], "--dtype"),
     ],

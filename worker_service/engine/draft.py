@@ -50,8 +50,9 @@ class NgramDrafter:
     A. Saxena, Prompt Lookup Decoding, 2023.
     """
 
-    def __init__(self, longest: int = 3) -> None:
-        self._longest = longest
+    def __init__(self, longest: int = 3, shortest: int = 1) -> None:
+        """A suffix must match in `shortest` tokens at least; of `longest` and more the most recent counts."""
+        self._longest, self._shortest = longest, shortest
         self._indexes: dict[str, _NgramIndex] = {}
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
@@ -64,20 +65,20 @@ class NgramDrafter:
         self._indexes.pop(request_id, None)
 
     def _index(self, request_id: str) -> "_NgramIndex":
-        return self._indexes.setdefault(request_id, _NgramIndex(self._longest))
+        return self._indexes.setdefault(request_id, _NgramIndex(self._longest, self._shortest))
 
 
 class _NgramIndex:
     """All n-grams of one request's tokens: O(longest) a token, however long the text."""
 
-    def __init__(self, longest: int) -> None:
-        self._longest = longest
+    def __init__(self, longest: int, shortest: int) -> None:
+        self._longest, self._shortest = longest, shortest
         self._next: dict[tuple[int, ...], int] = {}  # n-gram -> where its most recent continuation begins
         self._indexed = 0  # n-grams that end before this position are in the index
 
     def propose(self, tokens: Sequence[int], k: int) -> list[int]:
         self._extend(tokens)
-        for n in range(min(self._longest, len(tokens) - 1), 0, -1):
+        for n in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
             begin = self._next.get(tuple(tokens[-n:]))
             if begin is not None:
                 return self._follow(tokens, begin, k)
@@ -86,7 +87,7 @@ class _NgramIndex:
     def _extend(self, tokens: Sequence[int]) -> None:
         # The last token is left out: an n-gram that ends there has no continuation yet.
         for end in range(self._indexed + 1, len(tokens)):
-            for n in range(1, min(self._longest, end) + 1):
+            for n in range(self._shortest, min(self._longest, end) + 1):
                 self._next[tuple(tokens[end - n : end])] = end
             self._indexed = end
 
@@ -100,9 +101,24 @@ class _NgramIndex:
         return drafts
 
 
-def new_drafter(name: str) -> Drafter:
-    """`none` or `ngram`. Raises ValueError."""
-    known: dict[str, type[NoDrafter] | type[NgramDrafter]] = {"none": NoDrafter, "ngram": NgramDrafter}
-    if name not in known:
-        raise ValueError(f"unknown drafter {name!r}; use {' or '.join(known)}")
-    return known[name]()
+class FirstOf:
+    """For each request the drafts of the first drafter that has any."""
+
+    def __init__(self, *drafters: Drafter) -> None:
+        self._drafters = drafters
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        drafts: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
+        for drafter in self._drafters:
+            without = [ask for ask in asks if not drafts[ask.request_id]]
+            if without:
+                drafts |= zip([ask.request_id for ask in without], drafter.propose(without), strict=True)
+        return list(drafts.values())
+
+    def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
+        for drafter in self._drafters:
+            drafter.observe(request_id, length, hidden)
+
+    def forget(self, request_id: str) -> None:
+        for drafter in self._drafters:
+            drafter.forget(request_id)

@@ -1,0 +1,156 @@
+"""Distillation on the tiny model: its halves go on where they were, its head learns, its figures are the engine's."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worker.harness import Driver, Tiny
+from worker_service.distill.data import Prompt, PromptError, Sample, generate, read_prompts, read_samples
+from worker_service.distill.evaluate import measure
+from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
+from worker_service.engine.draft import NgramDrafter, NoDrafter
+from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter
+from worker_service.engine.types import Limits
+
+WORDS = ("quick", "brown", "fox", "lazy", "dog", "queue", "request", "short", "long", "tail", "token", "draft", "text")
+PROMPTS = [f"The {a} {b}" for a in WORDS for b in WORDS if a < b]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def written(folder: Path, name: str, rows: list[dict[str, str]]) -> Path:
+    file = folder / name
+    with gzip.open(file, "wt") if name.endswith(".gz") else file.open("w") as out:
+        out.writelines(json.dumps(row) + "\n" for row in rows)
+    return file
+
+
+def answers(tiny: Tiny, file: Path, tokens: int, interrupt_after: int | None = None) -> list[Sample]:
+    def progress(done: int) -> None:
+        if interrupt_after is not None and done >= interrupt_after:
+            raise Interrupted
+
+    prompts = read_prompts([written(file.parent, "chat.jsonl", [{"prompt": text} for text in PROMPTS])])
+    return generate(
+        tiny.engine(drafter=NoDrafter()),
+        tiny.prompt,
+        prompts,
+        file,
+        tokens=tokens,
+        batch=8,
+        max_tokens=24,
+        temperature=0.7,
+        max_prompt_tokens=64,
+        progress=progress,
+    )
+
+
+@pytest.fixture(scope="module")
+def samples(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
+    return answers(tiny, tmp_path_factory.mktemp("samples") / "samples.jsonl", 2000)
+
+
+def test_categories_and_sources_take_turns_and_excluded_prompts_are_left_out(tmp_path: Path) -> None:
+    chat = [{"prompt": f"chat {i}", "source": "a" if i else "b"} for i in range(3)]
+    code = [{"prompt": "code 0"}, {"prompt": "code  0"}, {"prompt": "a test"}]
+    files = [written(tmp_path, "chat.jsonl.gz", chat), written(tmp_path, "code.jsonl", code)]
+    prompts = read_prompts(files, exclude=[written(tmp_path, "test.jsonl", [{"prompt": "a  test"}])])
+    assert [prompt.category for prompt in prompts] == ["chat", "code", "chat", "chat"]
+    assert {prompt.text for prompt in prompts[:3:2]} > {"chat 0"}  # the rare source is among the first two
+
+
+@pytest.mark.parametrize("row", ["[]", '{"text": "x"}', '{"prompt": 3}', "{"])
+def test_prompts_that_are_none_are_refused_by_file_and_line(row: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(row + "\n")
+    with pytest.raises(PromptError, match=r"bad\.jsonl"):
+        read_prompts([file])
+
+
+def test_an_interrupted_generation_goes_on_to_the_same_answers(
+    tiny: Tiny, samples: list[Sample], tmp_path: Path
+) -> None:
+    file = tmp_path / "samples.jsonl"
+    with pytest.raises(Interrupted):
+        answers(tiny, file, 2000, interrupt_after=600)
+    file.write_text(file.read_text()[:-20])  # the last line was being written
+    known = read_samples(file)
+    assert known
+    again = answers(tiny, file, 2000)
+    assert again[: len(known)] == known
+    assert len({sample.id for sample in again}) == len(again)
+    whole = {sample.id: sample for sample in samples}
+    same = [sample for sample in again if sample.id in whole]
+    assert len(same) > len(samples) // 2
+    assert all(sample == whole[sample.id] for sample in same)
+
+
+def test_prompts_are_held_out_whatever_the_run() -> None:
+    prompts = [Prompt(f"{i:04x}", "chat", "") for i in range(320)]
+    assert sum(prompt.held_out for prompt in prompts) == 10
+    assert not any(prompt.sampled for prompt in prompts if prompt.held_out)
+
+
+def trained(tiny: Tiny, samples: list[Sample], folder: Path, passes: int, interrupt_after: int | None = None) -> Head:
+    torch.manual_seed(0)
+    config = tiny.model.config
+    features = Features(folder / "features.bin", samples, config.hidden_size)
+    features.compute(tiny.model, samples, lambda done, total: None)
+    ids = draft_vocabulary(samples, 256)
+    head = Head(HeadConfig("tiny", "", config.hidden_size, config.intermediate_size, len(ids)))
+    head.draft_ids.copy_(torch.tensor(ids))
+    initialise(head, tiny.model)
+    embeddings = tiny.model.get_input_embeddings().weight.detach().bfloat16()
+    trainer = Trainer(head, embeddings, embeddings[head.draft_ids], unroll=2, learning_rate=3e-3)
+
+    def progress(done: int, total: int, loss: float) -> None:
+        if done == interrupt_after:
+            trainer.save(folder / "checkpoint.pt")
+            raise Interrupted
+
+    checkpoint = folder / "checkpoint.pt"
+    train(trainer, samples, features, checkpoint, passes=passes, batch_tokens=200, progress=progress)
+    return head
+
+
+def test_an_interrupted_training_goes_on_to_the_same_head(tiny: Tiny, samples: list[Sample], tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    whole = trained(tiny, samples, tmp_path / "whole", passes=2)
+    with pytest.raises(Interrupted):
+        trained(tiny, samples, tmp_path / "parts", passes=2, interrupt_after=7)
+    parts = trained(tiny, samples, tmp_path / "parts", passes=2)
+    assert all(torch.equal(weight, parts.state_dict()[name]) for name, weight in whole.state_dict().items())
+
+
+def test_a_head_learns_and_its_figures_are_those_of_the_engine(
+    tiny: Tiny, samples: list[Sample], tmp_path: Path
+) -> None:
+    greedy = [sample for sample in samples if not Prompt(sample.id, "", "").sampled]
+    head = trained(tiny, greedy, tmp_path, passes=40)
+    table = tiny.model.get_input_embeddings().weight.detach()
+    features = Features(tmp_path / "features.bin", greedy, table.shape[1])
+    index = {sample.id: i for i, sample in enumerate(greedy)}
+
+    def hidden(sample: Sample) -> torch.Tensor:
+        return features.of(index[sample.id], len(sample.prompt) - 1).float()
+
+    with torch.inference_mode():
+        figures = measure(HeadDrafter(head, table, table, sure=0.0), greedy, hidden)["chat"]
+        ngram = measure(NgramDrafter(), greedy, hidden)["all"]
+    assert figures.per_drafted(1) > 0.3
+    assert figures.per_round(3) > ngram.per_round(3)
+    assert figures.by_position == sorted(figures.by_position, reverse=True)
+
+    driver = Driver(tiny.engine(drafter=HeadDrafter(head, table, table, sure=0.0)))
+    for sample in greedy:
+        driver.admit(sample.id, sample.prompt, Limits(max_tokens=24))
+    driver.finish_all(draft_len=lambda n: 3)
+    drafted, accepted = (sum(getattr(row, name) for row in driver.rows) for name in ("drafted", "accepted"))
+    assert accepted / drafted == pytest.approx(figures.per_drafted(3), abs=0.01)  # its last token is never drafted
+    assert accepted / drafted > 0.2

@@ -1,0 +1,193 @@
+"""Drafters: what they propose, that they may forget, and that none of them changes the output."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.tiny_model import make_tiny_model
+from tests.worker.harness import Driver, Tiny
+from tests.worker.test_exactness import TEXTS
+from worker_service.drafters import make_drafter, vocabulary_digest
+from worker_service.engine.draft import Ask, Drafter, FirstOf, NgramDrafter, NoDrafter
+from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter, load_head, save_head
+from worker_service.engine.draft_model import ModelDrafter
+from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.models import LoadedModel, load
+from worker_service.pull import ModelError
+
+KINDS = ["head", "model", "model in little memory", "n-grams, then head"]
+
+
+def random_head(tiny: Tiny) -> Head:
+    """It proposes every token, and is hardly ever right."""
+    config = tiny.model.config
+    head = Head(HeadConfig("tiny", vocabulary_digest(tiny.tokenizer), config.hidden_size, 32, config.vocab_size))
+    head.draft_ids.copy_(torch.arange(config.vocab_size))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for weight in (head.join.weight, head.gate_up.weight, head.down.weight):
+            torch.nn.init.normal_(weight, std=0.3)
+    return head.requires_grad_(False)
+
+
+def head_drafter(tiny: Tiny, sure: float = 0.0) -> HeadDrafter:
+    tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
+    return HeadDrafter(random_head(tiny), *tables, sure=sure)
+
+
+def model_drafter(folder: Path, blocks: int = 100, context_tokens: int = 1024) -> ModelDrafter:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return ModelDrafter(model, context_tokens=context_tokens, blocks=blocks, block_tokens=8)
+
+
+def make(kind: str, tiny: Tiny, tmp_path: Path) -> Drafter:
+    if kind == "head":
+        return head_drafter(tiny)
+    if kind == "n-grams, then head":
+        return FirstOf(NgramDrafter(longest=8, shortest=2), head_drafter(tiny))
+    other = make_tiny_model(tmp_path, seed=1)  # of other weights: right now and then
+    return model_drafter(other, blocks=12 if "little" in kind else 100)
+
+
+def run_with_losses(driver: Driver) -> dict[str, list[int]]:
+    """Every draft length from 0 to 5 in one batch, and now and then a request loses what was cached of it."""
+    for i, text in enumerate(TEXTS[:6]):
+        driver.admit(str(i), driver_prompt(driver, text), Limits(max_tokens=24), Sampling(temperature=i % 2, seed=i))
+    for round_ in range(200):
+        live = [name for name in driver.admitted if name not in driver.finished]
+        if not live:
+            return driver.outputs
+        if round_ % 7 == 3:
+            driver.engine.drop(live[0])
+        if round_ in (5, 16, 27):
+            driver.readmit(live[-1], len(driver.outputs[live[-1]]) // 2)
+        driver.step(Run(name, (round_ + i) % 6, 16) for i, name in enumerate(live[: 3 + round_ % 4]))
+    raise AssertionError("never finished")
+
+
+def driver_prompt(driver: Driver, text: str) -> list[int]:
+    return list(driver.engine._tokenizer.encode(text).ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_drafter_changes_the_output(kind: str, tiny: Tiny, tmp_path: Path) -> None:
+    plain = run_with_losses(Driver(tiny.engine(drafter=NoDrafter())))
+    driver = Driver(tiny.engine(drafter=make(kind, tiny, tmp_path)))
+    assert run_with_losses(driver) == plain
+    assert sum(row.drafted for row in driver.rows) > 100
+    assert driver.engine.free_blocks == driver.engine.blocks
+
+
+def test_a_draft_model_that_is_the_target_is_always_right(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(drafter=model_drafter(tiny.folder)))
+    for i, text in enumerate(TEXTS):
+        driver.admit(str(i), tiny.prompt(text), Limits(max_tokens=40))
+    driver.finish_all(draft_len=lambda n: n % 6)  # after a round without drafts it has to catch up
+    drafted = sum(row.drafted for row in driver.rows)
+    assert sum(row.accepted for row in driver.rows) > 0.97 * drafted > 100  # what ends a request may cut drafts off
+
+
+@torch.inference_mode()
+def test_a_draft_model_does_not_compute_accepted_drafts_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = model_drafter(tiny.folder)
+    prompt = tiny.prompt(TEXTS[0])
+    drafts = drafter.propose([Ask("a", prompt, 4)])[0]
+    computed = []
+    forward = drafter._model.forward
+    monkeypatch.setattr(
+        drafter._model, "forward", lambda segments: computed.append(segments[0].tokens) or forward(segments)
+    )
+    drafter.propose([Ask("a", [*prompt, *drafts, 7], 1)])
+    assert computed == [[drafts[-1], 7]]  # of the last draft nobody had asked what follows
+
+
+@torch.inference_mode()
+def test_a_draft_model_is_silent_past_its_context(tiny: Tiny) -> None:
+    drafter = model_drafter(tiny.folder, context_tokens=10)
+    assert len(drafter.propose([Ask("a", [5] * 7, 3)])[0]) == 3
+    assert drafter.propose([Ask("a", [5] * 8, 3)]) == [[]]
+
+
+def test_a_head_drafts_from_the_newest_hidden_state_alone(tiny: Tiny) -> None:
+    drafter = head_drafter(tiny)
+    hidden = torch.linspace(-1, 1, tiny.model.config.hidden_size)
+    assert drafter.propose([Ask("a", [1, 2, 3], 2)]) == [[]]
+    drafter.observe("a", 3, hidden)
+    drafter.observe("b", 2, -hidden)
+    asks = [Ask("a", [1, 2, 3], 2), Ask("b", [1, 2], 5), Ask("c", [1], 3)]
+    together = drafter.propose(asks)
+    assert [len(drafts) for drafts in together] == [2, 5, 0]
+    assert together == [drafter.propose([ask])[0] for ask in asks]
+    assert drafter.propose([Ask("a", [1, 2, 3, 4], 2)]) == [[]]  # of token 4 it has seen nothing
+
+
+def test_a_head_stops_where_it_is_not_sure(tiny: Tiny) -> None:
+    hidden = torch.linspace(-1, 1, tiny.model.config.hidden_size)
+    lengths = []
+    for sure in (0.0, 1e-4, 1e-2, 1.1):
+        drafter = head_drafter(tiny, sure)
+        drafter.observe("a", 1, hidden)
+        lengths.append(len(drafter.propose([Ask("a", [3], 8)])[0]))
+    assert lengths[0] == 8
+    assert lengths[-1] == 0
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load(str(make_tiny_model(tmp_path_factory.mktemp("target"))), "cpu", "float32")
+
+
+def drafter_named(name: object, target: LoadedModel) -> Drafter:
+    return make_drafter(str(name), target, blocks=10, block_tokens=8)
+
+
+def test_a_head_comes_back_from_its_directory_as_it_was(tiny: Tiny, tmp_path: Path, target: LoadedModel) -> None:
+    head = random_head(tiny)
+    save_head(head, tmp_path / "head")
+    again = load_head(tmp_path / "head")
+    assert again.config == head.config
+    for name, weight in head.state_dict().items():
+        assert torch.allclose(again.state_dict()[name].float(), weight.float(), rtol=1e-2)  # bfloat16
+    assert isinstance(drafter_named(tmp_path / "head", target), FirstOf)
+
+
+def test_default_is_ngram_where_no_head_was_made_for_the_target(target: LoadedModel) -> None:
+    assert isinstance(drafter_named("default", target), NgramDrafter)
+
+
+def test_a_small_model_of_the_same_tokenizer_can_draft(tmp_path: Path, target: LoadedModel) -> None:
+    assert isinstance(drafter_named(make_tiny_model(tmp_path, seed=3), target), ModelDrafter)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"vocabulary": "', '"vocabulary": "x', "was made for tiny, not for"),
+        ('"intermediate_size": 32', '"intermediate_size": 16', "no draft head of this version"),
+        ('"intermediate_size"', '"size"', "no draft head of this version"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(
+    old: str, new: str, problem: str, tiny: Tiny, tmp_path: Path, target: LoadedModel
+) -> None:
+    save_head(random_head(tiny), tmp_path)
+    file = tmp_path / "head.json"
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(ModelError, match=problem):
+        drafter_named(tmp_path, target)
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path, target: LoadedModel) -> None:
+    with pytest.raises(ModelError, match="no such directory"):
+        drafter_named(tmp_path / "nowhere", target)
+
+
+def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path: Path, target: LoadedModel) -> None:
+    folder = make_tiny_model(tmp_path)
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"!": 2,', '"!": 3,').replace('"\\"": 3,', '"\\"": 2,'))
+    with pytest.raises(ModelError, match="another tokenizer"):
+        drafter_named(folder, target)

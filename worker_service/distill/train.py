@@ -1,0 +1,219 @@
+"""The second half of distillation: a head learns to continue from the target's hidden states. No text is made here."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import embedding
+
+from worker_service.distill.data import Sample
+from worker_service.engine.draft_head import Head
+
+_CHUNK = 256  # positions whose logits are held at a time: they then stay in the CPU's cache
+_LATER = 0.8  # weight of each further step of a chain: it matters only if those before it were right
+_SAVE_STEPS = 200
+_WARM_UP = 0.02  # share of all steps
+
+
+class Features:
+    """The target's hidden state at every position of every sample, in a file that grows sample by sample."""
+
+    def __init__(self, file: Path, samples: Sequence[Sample], hidden_size: int) -> None:
+        self._file, self._hidden_size = file, hidden_size
+        self._begins = np.cumsum([0, *(len(s.prompt) + len(s.output) - 1 for s in samples)]).tolist()
+
+    def compute(self, model: Any, samples: Sequence[Sample], progress: Callable[[int, int], None]) -> None:
+        """Append what is missing. `model`: the target; `progress` is told the samples done and all."""
+        row_bytes = 2 * self._hidden_size
+        have = self._file.stat().st_size // row_bytes if self._file.exists() else 0
+        done = sum(begin <= have for begin in self._begins[1:])
+        with self._file.open("ab") as out, torch.inference_mode():
+            out.truncate(self._begins[done] * row_bytes)
+            for i in range(done, len(samples)):
+                progress(i, len(samples))
+                tokens = torch.tensor([(samples[i].prompt + samples[i].output)[:-1]], device=model.device)
+                hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
+                out.write(hidden.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes())
+        progress(len(samples), len(samples))
+
+    def of(self, index: int, begin: int) -> torch.Tensor:
+        """bfloat16 [positions, hidden] of sample `index` from position `begin` on."""
+        first, end = self._begins[index] + begin, self._begins[index + 1]
+        shape = (end - first, self._hidden_size)
+        rows = np.fromfile(self._file, np.int16, shape[0] * shape[1], offset=2 * first * self._hidden_size)
+        return torch.from_numpy(rows.reshape(shape)).view(torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Positions of several answers, one after the other. At each the target knows `hidden` and has chosen `tokens`."""
+
+    hidden: torch.Tensor  # [positions, hidden]
+    tokens: torch.Tensor  # [positions]
+    answers: torch.Tensor  # [positions]: which answer it belongs to
+
+
+def draft_vocabulary(samples: Sequence[Sample], size: int) -> list[int]:
+    """The `size` tokens that the target uses most, the most frequent first; fewer if it uses fewer."""
+    counts = Counter(token for sample in samples for token in sample.output)
+    return [token for token, _ in counts.most_common(size)]
+
+
+def make_batch(samples: Sequence[Sample], features: Features, indices: Sequence[int]) -> Batch:
+    hidden = [features.of(i, len(samples[i].prompt) - 1) for i in indices]
+    tokens = [token for i in indices for token in samples[i].output]
+    answers = torch.repeat_interleave(torch.arange(len(indices)), torch.tensor([len(rows) for rows in hidden]))
+    return Batch(torch.cat(hidden), torch.tensor(tokens), answers)
+
+
+def batches(samples: Sequence[Sample], tokens: int, seed: int) -> Iterator[list[int]]:
+    """Indices of samples in random order, in batches of some `tokens` of output."""
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
+    batch: list[int] = []
+    size = 0
+    for i in order:
+        batch.append(i)
+        size += len(samples[i].output)
+        if size >= tokens:
+            yield batch
+            batch, size = [], 0
+
+
+def initialise(head: Head, model: Any) -> None:
+    """Begin with small random weights, the identity from state to state, and the MLP of the target's last layer.
+
+    Where that layer has another form, it begins random too.
+    """
+    last = list(model.base_model.layers)[-1]
+    with torch.no_grad():
+        for weight in (head.join.weight, head.gate_up.weight, head.down.weight):
+            weight.normal_(std=0.3 / math.sqrt(weight.shape[1]))
+        head.join.weight[:, : head.config.hidden_size] += torch.eye(head.config.hidden_size)
+        head.output_norm.copy_(model.base_model.norm.weight)
+        mlp: Any = getattr(last, "mlp", None)
+        if all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj")):
+            head.gate_up.weight.copy_(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+            head.down.weight.copy_(mlp.down_proj.weight)
+            head.mlp_norm.copy_(last.post_attention_layernorm.weight)
+
+
+class Trainer:
+    """A head in training, and where it is in its schedule. `save` and `load` make it resumable."""
+
+    def __init__(
+        self, head: Head, embeddings: torch.Tensor, output_rows: torch.Tensor, *, unroll: int, learning_rate: float
+    ) -> None:
+        """`embeddings`, `output_rows`: the target's, [vocabulary, hidden] and [draft tokens, hidden], bfloat16."""
+        self.head, self.step = head, 0
+        self._embeddings, self._rows = embeddings, output_rows
+        self._unroll, self._learning_rate = unroll, learning_rate
+        self._optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.02)
+
+    def train_step(self, batch: Batch, total_steps: int) -> float:
+        """One step of AdamW under a cosine schedule of `total_steps`; returns the loss of the chain's first drafts."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._learning_rate * _schedule(self.step / total_steps)
+        first, loss = self._loss(batch)
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+        self._optimizer.step()
+        self.step += 1
+        return first
+
+    def _loss(self, batch: Batch) -> tuple[float, torch.Tensor]:
+        """Cross entropy to the target's own distribution, along a chain that goes on from the head's own states.
+
+        Position i of step j has seen the tokens up to i + j, and learns the target's choice after it: the draft is only
+        used if those before it were right, so it may rely on them (training-time test of EAGLE-3, arXiv 2503.01840).
+        """
+        with torch.no_grad():
+            wanted = torch.cat([(part @ self._rows.T).softmax(-1) for part in torch.split(batch.hidden, _CHUNK)])
+        state = batch.hidden
+        losses: list[torch.Tensor] = []
+        count = len(batch.tokens)
+        for j in range(min(self._unroll, count - 1)):
+            n = count - j - 1  # positions that have a next token to learn
+            with torch.autocast("cpu", torch.bfloat16):
+                state = self.head(state[:n].float(), embedding(batch.tokens[j : j + n], self._embeddings).float())
+                output = self.head.output(state)
+            same = (batch.answers[j + 1 :] == batch.answers[:n]).float()
+            loss = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+                output.float(), self._rows, wanted[j + 1 :], same / same.sum().clamp(min=1)
+            )
+            losses.append(loss)
+        total = sum((loss * _LATER**j for j, loss in enumerate(losses)), torch.zeros(()))
+        return float(losses[0].detach()), total
+
+    def save(self, file: Path) -> None:
+        content = {"head": self.head.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self.step}
+        scratch = file.with_suffix(".new")
+        torch.save(content, scratch)
+        scratch.replace(file)
+
+    def load(self, file: Path) -> None:
+        content = torch.load(file, weights_only=True)
+        self.head.load_state_dict(content["head"])
+        self._optimizer.load_state_dict(content["optimizer"])
+        self.step = content["step"]
+
+
+def train(
+    trainer: Trainer,
+    samples: Sequence[Sample],
+    features: Features,
+    checkpoint: Path,
+    *,
+    passes: int,
+    batch_tokens: int,
+    progress: Callable[[int, int, float], None],
+) -> None:
+    """Go `passes` times over `samples`, on from `checkpoint` if there is one; `progress`: steps done, all, the loss."""
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+    plan = [batch for number in range(passes) for batch in batches(samples, batch_tokens, number)]
+    for indices in plan[trainer.step :]:
+        loss = trainer.train_step(make_batch(samples, features, indices), len(plan))
+        progress(trainer.step, len(plan), loss)
+        if trainer.step % _SAVE_STEPS == 0:
+            trainer.save(checkpoint)
+    trainer.save(checkpoint)
+
+
+def _schedule(done: float) -> float:
+    """Share of the learning rate: a short rise, then half a cosine down to a twentieth."""
+    return min(done / _WARM_UP + 0.01, 0.05 + 0.95 * (1 + math.cos(math.pi * min(done, 1.0))) / 2)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Against a distribution, through fixed output rows, chunk by chunk: all logits together would be gigabytes.
+
+    The gradient is made on the way forward, so that nothing of the size of the vocabulary is kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, output: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        """`output` [n, hidden], `rows` [draft tokens, hidden], `wanted` at least [n, draft tokens], `weight` [n]."""
+        gradient = torch.empty_like(output)
+        total = 0.0
+        for begin in range(0, len(output), _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            share = weight[part]
+            target = wanted[part][: len(share)]
+            logs = (output[part].to(rows.dtype) @ rows.T).log_softmax(-1)
+            total -= float((torch.linalg.vecdot(logs, target).float() * share).sum())
+            gradient[part] = (logs.exp_().sub_(target) @ rows).float() * share[:, None]
+        ctx.save_for_backward(gradient)
+        return torch.tensor(total)
+
+    @staticmethod
+    def backward(ctx: Any, *grad: torch.Tensor) -> Any:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad[0], None, None, None

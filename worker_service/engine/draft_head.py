@@ -1,0 +1,160 @@
+"""The drafter that is a head on the target: it reads the target's hidden state. Training it is distill's business.
+
+A recurrence without attention, after Hydra (Ankner et al., 2024, arXiv 2402.05109) and ReDrafter (Zhang et al., 2024,
+arXiv 2403.09919): from a state and the embedding of the newest token it makes the next state, and from that the next
+draft. The first state is the target's hidden state, which has seen the whole text. So it has no KV: nothing to page, to
+offload or to recompute; one vector is all it remembers of a request.
+"""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import embedding, linear, rms_norm, silu
+
+from worker_service.engine.draft import Ask
+
+SURE = 0.3
+CONFIG, WEIGHTS = "head.json", "head.safetensors"
+_PACK_ROWS = 8  # the batch that packed weights are laid out for; others work too
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    target: str  # name of the model that it was made for
+    vocabulary: str  # digest of the target's tokens
+    hidden_size: int
+    intermediate_size: int
+    draft_tokens: int  # how many tokens it can propose: those that the target uses most
+
+
+def save_head(head: "Head", folder: Path) -> None:
+    """Into `folder`, in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(asdict(head.config), indent=2) + "\n")
+    weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in head.named_parameters()}
+    save_file(weights | {"draft_ids": head.draft_ids.to(torch.int32)}, folder / WEIGHTS)
+
+
+def load_head(folder: Path) -> "Head":
+    """Raises ValueError or OSError, with a message for people."""
+    try:
+        config = HeadConfig(**json.loads((folder / CONFIG).read_text()))
+        head = Head(config)
+        weights = load_file(folder / WEIGHTS)
+        head.load_state_dict(weights)
+    except (TypeError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"{folder} is no draft head of this version: {error}") from error
+    return head
+
+
+class Head(torch.nn.Module):
+    """One step: state and token -> next state. Embeddings and output rows are the target's, not among its weights."""
+
+    draft_ids: torch.Tensor  # [draft_tokens]: the target's id of each draft token
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        d, inner = config.hidden_size, config.intermediate_size
+        self.config = config
+        self.join = torch.nn.Linear(2 * d, d, bias=False)
+        self.gate_up = torch.nn.Linear(d, 2 * inner, bias=False)
+        self.down = torch.nn.Linear(inner, d, bias=False)
+        self.state_norm, self.token_norm, self.mlp_norm, self.output_norm = (
+            torch.nn.Parameter(torch.ones(d)) for _ in range(4)
+        )
+        self.register_buffer("draft_ids", torch.zeros(config.draft_tokens, dtype=torch.long))
+
+    def forward(self, state: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        """`state`: the target's hidden state or the last result; `token`: the newest one's embedding. [n, hidden]."""
+        joined = self.join(torch.cat([_norm(state, self.state_norm), _norm(token, self.token_norm)], -1))
+        gate, up = self.gate_up(_norm(joined, self.mlp_norm)).chunk(2, -1)
+        result: torch.Tensor = joined + self.down(silu(gate) * up)
+        return result
+
+    def output(self, state: torch.Tensor) -> torch.Tensor:
+        """What the target's output rows of the draft tokens are multiplied with, for logits."""
+        return _norm(state, self.output_norm)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return rms_norm(x.to(weight.dtype), weight.shape, weight, 1e-5)
+
+
+class HeadDrafter:
+    """Drafts greedily, the whole batch one token at a time, for as long as it is sure enough.
+
+    A request of which it holds no state drafts nothing: the next round brings one.
+    """
+
+    def __init__(self, head: Head, embeddings: torch.Tensor, output_rows: torch.Tensor, sure: float = SURE) -> None:
+        """`embeddings`, `output_rows`: the target's, [vocabulary, hidden]; it works on a copy of the head in
+        their dtype, on their device.
+
+        A draft is proposed if it and all before it are right with probability `sure` by the head's own reckoning.
+        """
+        head = copy.deepcopy(head).to(embeddings.device, embeddings.dtype).requires_grad_(False)
+        self._head, self._ids, self._sure = head, head.draft_ids, sure
+        self._embeddings = embeddings
+        self._logits = _PackedLinear(output_rows[self._ids].to(embeddings.dtype))
+        for name in ("join", "gate_up", "down"):
+            setattr(head, name, _PackedLinear(getattr(head, name).weight))
+        self._states: dict[str, tuple[int, torch.Tensor]] = {}  # how many tokens it has seen, and its hidden state
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        known = [ask for ask in asks if self._states.get(ask.request_id, (0,))[0] == len(ask.tokens)]
+        drafts = dict(zip([ask.request_id for ask in known], self._chains(known), strict=True))
+        return [drafts.get(ask.request_id, [])[: ask.draft_len] for ask in asks]
+
+    def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
+        self._states[request_id] = length, hidden
+
+    def forget(self, request_id: str) -> None:
+        self._states.pop(request_id, None)
+
+    def _chains(self, asks: Sequence[Ask]) -> list[list[int]]:
+        """For each ask as many drafts as it is sure of, up to the longest that any of them wants."""
+        if not asks:
+            return []
+        state = torch.stack([self._states[ask.request_id][1] for ask in asks])
+        token = torch.tensor([ask.tokens[-1] for ask in asks], device=state.device)
+        chance = torch.ones(len(asks), device=state.device)
+        drafts: list[list[int]] = [[] for _ in asks]
+        for _ in range(max(ask.draft_len for ask in asks)):
+            state = self._head(state, embedding(token, self._embeddings))
+            logits = self._logits(self._head.output(state)).float()
+            best, index = logits.max(-1)
+            chance = chance * (best - logits.logsumexp(-1)).exp()
+            token = self._ids[index]
+            sure = [value >= self._sure for value in chance.tolist()]
+            if not any(sure):
+                break
+            for own, draft, keep in zip(drafts, token.tolist(), sure, strict=True):
+                if keep:
+                    own.append(draft)
+        return drafts
+
+
+class _PackedLinear(torch.nn.Module):
+    """A matrix product whose weights are laid out once, for the CPU's bfloat16 units: half the time of a draft step.
+
+    Where torch lacks these kernels, and on other devices, it is the plain product.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        packs = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+        packs = packs and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS) if packs else None
+        self._weight = None if packs else weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._weight is not None:
+            return linear(x, self._weight)
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+        return result
