@@ -109,7 +109,8 @@ def main() -> None:
             parser.error(f"--only: {path} was made with other settings")
     results = reproduce(scale, flags.jobs, kept, None if flags.only is None else flags.only.split(","))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    lines = (f"{json.dumps(name)}: {json.dumps(part)}" for name, part in results.items())
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     paper_page.write(results, flags.out)
 
 
@@ -183,11 +184,11 @@ def _measure(case: Case, seed: int) -> dict[str, dict[str, float]]:
     return {"laps-sd": {**figures, "perceptible": len(errors) / len(jobs)}}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Watched(LapsSd):
     """`laps-sd` that notes how far its estimate is off, relative to the truth, when a request becomes perceptible."""
 
-    rounds: Callable[[str], int] = len  # the true number of rounds of a request in all, by its id
+    rounds: Callable[[str], int]  # the true number of rounds of a request in all, by its id
     errors: dict[str, float] = field(default_factory=dict)
 
     def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
