@@ -11,7 +11,7 @@ help:
 	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
 	@echo "make test   all tests, against a real Redis and the real model"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
-	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (some 20 minutes)"
+	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
 	@echo "make protos regenerate protos/v1 from the .proto files"
 
 env: $(VENV)/.installed
@@ -30,6 +30,8 @@ test: env
 	$(BIN)/python -m pytest
 
 bench-paper: env
+	@mkdir -p docs/paper
+	$(BIN)/python -m scheduler_service.sim.decision --json docs/paper/decision.json
 	$(BIN)/python -m scheduler_service.sim.paper
 
 check: lint types architecture protos-check compose-check test

@@ -7,6 +7,7 @@ measures this machine, and simulates only so that the core meets reports, ending
 import argparse
 import gc
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
@@ -60,6 +61,7 @@ def main() -> None:
             print(f"| {name} | {waiting:,} | {figures} | {GOALS_MS.get(waiting, '')} |", flush=True)  # noqa: T201
     if flags.json:
         settings = {"slots": flags.slots, "decisions": flags.decisions, "seed": flags.seed, "gc": gc.isenabled()}
+        settings |= {"cores": os.cpu_count() or 1, "load_average": round(os.getloadavg()[0], 1)}
         flags.json.write_text(json.dumps({"policies": results, "settings": settings}, indent=1) + "\n")
 
 

@@ -1,7 +1,7 @@
 """The LAPS-SD paper, reproduced: kinds of requests, loads, readings, ablations, and the region with nothing to gain.
 
 `make bench-paper`, or `python -m scheduler_service.sim.paper --help`. Here simulations run and their figures become a
-JSON file; what is said about them is the business of `paper_page`.
+JSON file; what is said about them is the business of `paper_page`. A run that was stopped goes on where it was.
 """
 
 import argparse
@@ -18,10 +18,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from scheduler_service import core, sim
 from scheduler_service.core.policies import Claim, LapsSd
 from scheduler_service.core.types import CostProfile, View
 from scheduler_service.sim.bench import one_seed
 from scheduler_service.sim.generate import KINDS, MIX, Synthetic, generate
+from scheduler_service.sim.journal import Journal, code_digest
 from scheduler_service.sim.results import percentile
 from scheduler_service.sim.simulator import simulate
 from scheduler_service.sim.worker import Fleet
@@ -44,6 +46,7 @@ ABLATIONS: Mapping[str, Sequence[object]] = {  # around the defaults of `laps-sd
     "length_margin": (0.0, 0.5, 1.0),
     "key": ("remaining",),
     "destination": ("remaining", "stay"),
+    "overtaking": (5, 20),
 }
 SIGMAS = (0.0, 0.3, 0.5)
 DRAFT_LEN = 5  # at which the acceptance of the kinds was measured
@@ -52,20 +55,19 @@ REFERENCE_LOAD = 0.85  # of errors, ablations and longer tails
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is simulated. `slots`: of the map, beside the one that all else has; at some of the loads."""
+    """How much is simulated. `slots`: of the map, beside the one that all else has."""
 
     requests: int = 1100
-    seeds: int = 5
-    loads: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
-    slots: tuple[int, ...] = (2, 4, 8, 16, 32)
-    map_loads: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95)
+    seeds: int = 4
+    loads: tuple[float, ...] = (0.5, 0.7, 0.85, 0.9, 0.95)
+    slots: tuple[int, ...] = (2, 4, 8, 32)
 
     def requests_at(self, slots: int) -> int:
         """With many slots a run needs more requests to leave its beginning behind."""
         return self.requests * max(1, slots // 16)
 
 
-QUICK = Scale(requests=12, seeds=2, loads=(0.5, 0.9), slots=(4,), map_loads=(0.9,))
+QUICK = Scale(requests=12, seeds=2, loads=(0.5, 0.9), slots=(4,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,10 @@ class Case:
     slots: int
     policies: tuple[str, ...]
 
+    def unit(self, seed: int) -> str:
+        """The name of its run with `seed`."""
+        return f"{self.experiment}/{self.row}/{self.column}/{seed}"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,6 +96,7 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes, and nothing to rely on")
     parser.add_argument("--only", metavar="P,P", help="measure these policies anew and keep the other figures")
+    parser.add_argument("--page", action="store_true", help="simulate nothing, write the page anew from its figures")
     flags = parser.parse_args()
     try:
         from scheduler_service.sim import paper_page
@@ -100,40 +107,61 @@ def main() -> None:
     path = flags.out / "paper" / "results.json"
     scale = QUICK if flags.quick else Scale(flags.requests, flags.seeds)
     kept: dict[str, Any] = {}
-    if flags.only is not None:
+    if flags.page or flags.only is not None:
         try:
             kept = json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            parser.error(f"--only: {path}: {error}")
-        if kept.get("settings") != json.loads(json.dumps(settings(scale))):
-            parser.error(f"--only: {path} was made with other settings")
-    results = reproduce(scale, flags.jobs, kept, None if flags.only is None else flags.only.split(","))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (f"{json.dumps(name)}: {json.dumps(part)}" for name, part in results.items())
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            parser.error(f"{path}: {error}")
+    if flags.page:
+        paper_page.write(kept, flags.out)
+        return
+    if flags.only is not None and kept.get("settings") != json.loads(json.dumps(settings(scale))):
+        parser.error(f"--only: {path} was made with other settings")
+    only = None if flags.only is None else flags.only.split(",")
+    run = {"settings": settings(scale), "only": only, "code": code_digest(_code())}
+    with Journal(path.with_name("unfinished.jsonl"), run) as journal:
+        results = reproduce(scale, flags.jobs, journal, kept, only)
+        lines = (f"{json.dumps(name)}: {json.dumps(part)}" for name, part in results.items())
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     paper_page.write(results, flags.out)
 
 
 def reproduce(
-    scale: Scale, jobs: int, kept: Mapping[str, Any] | None = None, only: Sequence[str] | None = None
+    scale: Scale,
+    jobs: int,
+    journal: Journal,
+    kept: Mapping[str, Any] | None = None,
+    only: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Every experiment, for every seed; the same for any number of processes. With `only`, these policies are measured
-    and the figures of the others are those that were `kept`."""
-    results: dict[str, Any] = {"settings": settings(scale)}
+    """Every experiment, for every seed; the same for any number of processes, and with a `journal` of any length. With
+    `only`, these policies are measured and the figures of the others are those that were `kept`."""
     units = [(case, seed) for case in cases(scale) for seed in range(1, scale.seeds + 1)]
-    wanted = [replace(case, policies=tuple(p for p in case.policies if only is None or p in only)) for case, _ in units]
+    owed = [(case, seed) for case, seed in units if case.unit(seed) not in journal]
+    wanted = [replace(case, policies=tuple(p for p in case.policies if only is None or p in only)) for case, _ in owed]
     with ProcessPoolExecutor(jobs) as pool:
-        measured = pool.map(_measure, wanted, (seed for _, seed in units))
-        shown = track(measured, "Simulating", len(units), console=Console(stderr=True), transient=True)
-        for (case, _), figures in zip(units, shown, strict=True):
-            cell = results.setdefault(case.experiment, {}).setdefault(case.row, {}).setdefault(case.column, {})
-            for policy in case.policies:
-                if policy not in figures:
-                    cell[policy] = (kept or {})[case.experiment][case.row][case.column][policy]
-                    continue
-                for name, figure in figures[policy].items():
-                    cell.setdefault(policy, {}).setdefault(name, []).append(float(f"{figure:.6g}"))
+        measured = pool.map(_measure, wanted, (seed for _, seed in owed))
+        shown = track(
+            measured, "Simulating", len(units), len(units) - len(owed), console=Console(stderr=True), transient=True
+        )
+        for (case, seed), figures in zip(owed, shown, strict=True):
+            journal.add(case.unit(seed), figures)
+    results: dict[str, Any] = {"settings": settings(scale)}
+    for case, seed in units:
+        done = journal[case.unit(seed)]
+        cell = results.setdefault(case.experiment, {}).setdefault(case.row, {}).setdefault(case.column, {})
+        for policy in case.policies:
+            if policy not in done:
+                cell[policy] = (kept or {})[case.experiment][case.row][case.column][policy]
+                continue
+            for name, figure in done[policy].items():
+                cell.setdefault(policy, {}).setdefault(name, []).append(float(f"{figure:.6g}"))
     return results
+
+
+def _code() -> Iterator[Path]:
+    """All that figures depend on; the page does not."""
+    for package in (core, sim):
+        yield from (path for path in Path(*package.__path__).rglob("*.py") if path.name != "paper_page.py")
 
 
 def settings(scale: Scale) -> dict[str, Any]:
@@ -165,7 +193,7 @@ def cases(scale: Scale) -> Iterator[Case]:
     variants = [f"laps-sd:{name}={value}" for name, values in ABLATIONS.items() for value in values]
     yield Case("ablations", "mix", f"{REFERENCE_LOAD:g}", mixed, 1, (*BASES, "laps-sd", *variants))
     for slots in scale.slots:
-        for load in scale.map_loads:
+        for load in scale.loads:
             what = Synthetic(scale.requests_at(slots), load, kind="mix")
             yield Case("map", str(slots), f"{load:g}", what, slots, MAPPED)
 

@@ -1,9 +1,10 @@
-"""The page on the reproduced paper, and its plots, made from `paper`'s results alone. Nothing is simulated here.
+"""The page on the reproduced paper, and its plots, made from the results of `paper` and `decision` alone.
 
 Sentences that judge are chosen by the figures. Plots need matplotlib, of the extra `lab`.
 """
 
 import io
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +14,7 @@ import jinja2
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from scheduler_service.sim.decision import GOALS_MS
 from scheduler_service.sim.results import interval_95
 
 PAPER_GAIN = 0.39  # below the mean of other methods
@@ -26,12 +28,13 @@ Loads = Mapping[str, Cell]  # by load
 
 
 def write(results: Mapping[str, Any], folder: Path) -> None:
-    """`paper.md` in `folder`, and its plots in `folder`/paper."""
+    """`paper.md` in `folder`, and its plots in `folder`/paper, where `decision` may have left its figures."""
     plots = folder / "paper"
     plots.mkdir(parents=True, exist_ok=True)
     for name, figure in draw(results).items():
         (plots / f"{name}.svg").write_text(_svg(figure))
-    (folder / "paper.md").write_text(render(results))
+    times = plots / "decision.json"
+    (folder / "paper.md").write_text(render(results, json.loads(times.read_text()) if times.exists() else None))
 
 
 # ---- figures ----
@@ -198,8 +201,7 @@ def _map(results: Mapping[str, Any]) -> Figure:
 
 def by_slots(results: Mapping[str, Any]) -> dict[str, Loads]:
     """The map's rows; that of one slot was measured with all else."""
-    mix = results["loads"]["mix"]
-    return {"1": {load: mix[load] for load in next(iter(results["map"].values()))}, **results["map"]}
+    return {"1": results["loads"]["mix"], **results["map"]}
 
 
 def mapped(results: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -224,12 +226,14 @@ def _svg(figure: Figure) -> str:
 # ---- the page ----
 
 
-def render(results: Mapping[str, Any]) -> str:
+def render(results: Mapping[str, Any], decision: Mapping[str, Any] | None) -> str:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("paper.md.jinja").read_text()
     page: str = environment.from_string(text).render(
         **results,
         results=results,
+        decision=decision,
+        goals_ms=GOALS_MS,
         scale=results["settings"]["scale"],
         named=_named(results),
         mapped=mapped(results),

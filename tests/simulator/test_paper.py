@@ -1,16 +1,18 @@
 """The LAPS-SD paper, reproduced: what is measured, and what the page says of it."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scheduler_service.sim import paper, paper_page
+from scheduler_service.sim.journal import Journal
 from scheduler_service.sim.worker import Fleet
 from tests.simulator.builders import SECOND, job
 
-TINY = paper.Scale(requests=4, seeds=2, loads=(0.5,), slots=(2, 32), map_loads=(0.5,))
+TINY = paper.Scale(requests=4, seeds=2, loads=(0.5,), slots=(2, 32))
 
 
 def bench_paper(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -19,8 +21,13 @@ def bench_paper(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
-    return paper.reproduce(TINY, jobs=1)
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return reproduce(tmp_path_factory.mktemp("results"))
+
+
+def reproduce(folder: Path, jobs: int = 1, **rest: Any) -> dict[str, Any]:
+    with Journal(folder / "unfinished.jsonl", {}) as journal:
+        return paper.reproduce(TINY, jobs, journal, **rest)
 
 
 def test_it_writes_figures_page_and_plots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -33,8 +40,30 @@ def test_it_writes_figures_page_and_plots(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert json.loads((tmp_path / "paper" / "results.json").read_text())["settings"]["scale"]["requests"] == 12
 
 
-def test_the_number_of_processes_changes_nothing(results: dict[str, Any]) -> None:
-    assert paper.reproduce(TINY, jobs=2) == results
+def test_the_page_is_made_anew_from_its_figures(
+    results: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "paper"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(results))
+    row = {"p50_ms": 0.25, "p99_ms": 0.75, "max_ms": 2}
+    settings = {"slots": 32, "decisions": 3000, "cores": 2, "load_average": 0.5}
+    (folder / "decision.json").write_text(json.dumps({"policies": {"las": {"10000": row}}, "settings": settings}))
+    bench_paper(monkeypatch, "--page", "--out", tmp_path)
+    assert "| las | 10,000 | 0.25 | 0.75 | 2.00 | 1.0 |" in (tmp_path / "paper.md").read_text()
+
+
+def test_the_number_of_processes_changes_nothing(results: dict[str, Any], tmp_path: Path) -> None:
+    assert reproduce(tmp_path, jobs=2) == results
+
+
+def test_what_the_journal_holds_is_not_measured_again(results: dict[str, Any], tmp_path: Path) -> None:
+    with suppress(KeyboardInterrupt), Journal(tmp_path / "unfinished.jsonl", {}) as journal:
+        journal.add("errors/mix/0.3/2", {"laps-sd": {"mean": 7.0, "median": 8.0, "perceptible": 9.0}})
+        raise KeyboardInterrupt
+    errors = reproduce(tmp_path)["errors"]
+    assert errors["mix"]["0.3"]["laps-sd"]["mean"] == [results["errors"]["mix"]["0.3"]["laps-sd"]["mean"][0], 7.0]
+    assert errors["chat"] == results["errors"]["chat"]
 
 
 def test_equal_figures_are_equal_files(results: dict[str, Any], tmp_path: Path) -> None:
@@ -45,10 +74,10 @@ def test_equal_figures_are_equal_files(results: dict[str, Any], tmp_path: Path) 
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
 
 
-def test_one_policy_is_measured_anew_beside_what_was_kept(results: dict[str, Any]) -> None:
+def test_one_policy_is_measured_anew_beside_what_was_kept(results: dict[str, Any], tmp_path: Path) -> None:
     kept = json.loads(json.dumps(results))
     kept["loads"]["chat"]["0.5"]["gittins"] = kept["loads"]["chat"]["0.5"]["fcfs"] = {"mean_s": [1, 2], "p99_s": [3, 4]}
-    cell = paper.reproduce(TINY, 1, kept, ["gittins"])["loads"]["chat"]["0.5"]
+    cell = reproduce(tmp_path, kept=kept, only=["gittins"])["loads"]["chat"]["0.5"]
     assert cell["gittins"] == results["loads"]["chat"]["0.5"]["gittins"]
     assert cell["fcfs"] == {"mean_s": [1, 2], "p99_s": [3, 4]}
 
