@@ -114,7 +114,7 @@ def test_a_gain_below_the_mean_of_three_is_seed_by_seed() -> None:
 def test_the_page_says_where_the_headline_is_reached(results: dict[str, Any], gain: float) -> None:
     cell = {policy: {"mean_s": [1.0, 1.0]} for policy in results["loads"]["chat"]["0.5"]}
     cell["laps-sd"] = {"mean_s": [1 - gain, 1 - gain]}
-    (total, *_) = paper_page.headline({"settings": results["settings"], "loads": {"chat": {"0.9": cell}}})
+    (total, *_) = paper_page.headline({"settings": results["settings"], "loads": {"chat": {"0.9": cell}}, "tails": {}})
     assert ("reaches it: chat at 0.9" in total) is (gain >= 0.39)
 
 
