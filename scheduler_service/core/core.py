@@ -269,10 +269,11 @@ class Core:
         entry.claim = self.policy.claim(view or self._view(entry), self.cost, self.draft_len, self._slots)
         # A running request keeps its place against an equal claim: only a strictly higher one preempts.
         waits = entry.state is not State.RUNNING
-        first = waits and not self.policy.preemptive
+        # Without preemption who has begun goes first. Not who ran last: with plans a round late two would take turns.
+        new = entry.started is None and not self.policy.preemptive
         request = entry.request
         claim = Claim(1, -1, request.arrival) if entry.overdue else entry.claim
-        key = (first, request.klass, *claim, waits, request.arrival, request.id)
+        key = (new, request.klass, *claim, waits, request.arrival, request.id)
         if key == entry.key:
             return
         ranking = self._ranking(entry)

@@ -118,7 +118,6 @@ class SimWorker:
         for row in rows:
             if row.finish:
                 self._release(row.id)
-                self._admitted.pop(row.id, None)
         duration_s = self._fleet.costs.step_s(drafted, ran, verified, prefilled, resumed) if ran else 0.0
         return StepDone(self.name, tuple(rows), self._free, duration_s)
 

@@ -1,5 +1,7 @@
 """The simulator against small cases worked out by hand."""
 
+from random import Random
+
 import pytest
 
 from scheduler_service.core.core import WORTH
@@ -89,6 +91,26 @@ def test_prompts_are_not_computed_over_and_over_when_memory_is_short(slots: int)
     assert max(ends(run(jobs, "las", costs=costs, slots=slots, kv_budget_tokens=60)).values()) <= (
         served_s * (1 + 1 / WORTH) + first_prefills_s
     )
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf"])
+def test_who_is_not_preempted_takes_no_turns_when_memory_is_short(policy: str) -> None:
+    """With plans a round late two could each be the one that runs, and each lose its KV to the other for ever."""
+    rng = Random(3574)
+    jobs = [
+        job(
+            str(i),
+            rng.random() * i,
+            rng.choice([10, 60, 200]),
+            (0, 4, 8),
+            prompt_tokens=rng.choice([5, 40, 80]),
+            draft_len=8,
+        )
+        for i in range(30)
+    ]
+    costs = StepCosts(2, 1, 0.1, 1, t_prefill_ms_per_token=5, t_resume_ms=30)
+    fleet = {"slots": 3, "draft_len": 8, "kv_budget_tokens": 300, "plan_lag": 1, "prefill_chunk": 16}
+    assert len(ends(run(jobs, policy, costs=costs, **fleet))) == len(jobs)
 
 
 def test_what_no_worker_could_ever_hold_fails_at_once() -> None:
