@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from tests.worker.harness import Driver, Tiny
+from worker_service.distill.__main__ import main
 from worker_service.distill.data import Prompt, PromptError, Sample, generate, read_prompts, read_samples
 from worker_service.distill.evaluate import measure
 from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
+from worker_service.drafters import make_drafter
 from worker_service.engine.draft import NgramDrafter, NoDrafter
 from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter
 from worker_service.engine.types import Limits
+from worker_service.models import load
 
 WORDS = ("quick", "brown", "fox", "lazy", "dog", "queue", "request", "short", "long", "tail", "token", "draft", "text")
 PROMPTS = [f"The {a} {b}" for a in WORDS for b in WORDS if a < b]
@@ -154,3 +157,25 @@ def test_a_head_learns_and_its_figures_are_those_of_the_engine(
     drafted, accepted = (sum(getattr(row, name) for row in driver.rows) for name in ("drafted", "accepted"))
     assert accepted / drafted == pytest.approx(figures.per_drafted(3), abs=0.01)  # its last token is never drafted
     assert accepted / drafted > 0.2
+
+
+def test_the_command_makes_a_drafter_that_serves(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = written(tmp_path, "chat.jsonl", [{"prompt": text} for text in PROMPTS])
+    tests = written(tmp_path, "test.jsonl", [{"prompt": text, "kind": "code"} for text in PROMPTS[:6]])
+    flags = f"--target {tiny.folder} --prompts {prompts} --test {tests} --out {tmp_path / 'out'} --tokens 600"
+    small = "--test-tokens 90 --max-tokens 16 --passes 2 --batch-tokens 100 --race 2 --threads 1 --draft-tokens 300"
+    monkeypatch.setattr("sys.argv", ["distill", *flags.split(), *small.split()])
+    main()
+    learned = {sample.id for sample in read_samples(tmp_path / "out.work" / "samples.jsonl")}
+    judges = {sample.id for sample in read_samples(tmp_path / "out.work" / "test.jsonl")}
+    assert learned
+    assert judges
+    assert not learned & judges
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert set(report["acceptance"]["default"]) == {"all", "code"}
+    assert report["speed"]["none"]["tokens_per_round"] == 1
+    assert "accepted per drafted token" in capsys.readouterr().out
+    target = load(str(tiny.folder), "cpu", "float32")
+    assert make_drafter(str(tmp_path / "out"), target, blocks=1, block_tokens=1)

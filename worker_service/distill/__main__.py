@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from worker_service.distill.data import PromptError, Sample, generate, read_prompts
+from worker_service.distill.data import Prompt, PromptError, Sample, generate, read_prompts
 from worker_service.distill.evaluate import LONGEST, Acceptance, measure
+from worker_service.distill.speed import Speed, race
 from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
 from worker_service.drafters import vocabulary_digest, with_lookup
 from worker_service.engine.draft import Drafter, NgramDrafter, NoDrafter
@@ -45,29 +47,44 @@ def distill(options: argparse.Namespace, console: Console) -> None:
     target = load(str(resolve(options.target)), options.device)
     options.work.mkdir(parents=True, exist_ok=True)
     with _progress(console) as bar:
-        samples = _generate(options, target, bar)
-        if not any(sample.held_out for sample in samples) or all(sample.held_out for sample in samples):
-            raise PromptError(f"{len(samples)} prompts are too few: none for training, or none left for evaluation")
-        head = _train(options, target, samples, bar)
-    save_head(head, options.out)
-    report = evaluate(load_head(options.out), target, [s for s in samples if s.held_out and len(s.output) > 1])
-    (options.out / "acceptance.json").write_text(json.dumps(report, indent=1) + "\n")
-    _print(report, Console())
-    console.print(f"the drafter: {options.out}; use it with --drafter {options.out}")
+        samples = _generate(
+            options, target, read_prompts(options.prompts, options.test), "samples", options.tokens, bar
+        )
+        learned = [sample for sample in samples if not sample.held_out and len(sample.output) > 1]
+        judges = [sample for sample in samples if sample.held_out]
+        if options.test:
+            prompts = read_prompts(options.test, test=True)
+            judges = _generate(options, target, prompts, "test", options.test_tokens, bar)
+        judges = [sample for sample in judges if len(sample.output) > 1]
+        if not learned or not judges:
+            raise PromptError("too few prompts: none is left to learn from, or none to judge by")
+        save_head(_train(options, target, learned, bar), options.out)
+        head = load_head(options.out)  # as it will be used
+        acceptance = evaluate(head, target, judges, bar)
+        speed = _race(options, target, head, judges, bar)
+    report = {"acceptance": acceptance, "speed": {name: row.as_row() for name, row in speed.items()}}
+    (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    _print(acceptance, speed, Console())
+    console.print(f"the drafter: {options.out}; serve with it: laps-sd up --drafter {options.out}")
 
 
-def _generate(options: argparse.Namespace, target: LoadedModel, bar: Progress) -> list[Sample]:
-    """The target's own answers, made by the engine without drafts."""
-    prompts = read_prompts(options.prompts, options.exclude)
-    engine = Engine(
-        load(str(resolve(options.target)), options.device).model,  # the engine changes the model that it is given
-        target.tokenizer,
+def _engine(options: argparse.Namespace, drafter: Drafter, tokenizer: Any, batch: int) -> Engine:
+    target = load(str(resolve(options.target)), options.device)  # each engine changes the model that it is given
+    return Engine(
+        target.model,
+        tokenizer,
         eos_ids=target.eos_ids,
         context_tokens=target.context_tokens,
-        blocks=options.batch * -(-(options.max_prompt_tokens + options.max_tokens) // _BLOCK_TOKENS),
+        blocks=batch * -(-(options.max_prompt_tokens + options.max_tokens) // _BLOCK_TOKENS),
         block_tokens=_BLOCK_TOKENS,
-        drafter=NoDrafter(),
+        drafter=drafter,
     )
+
+
+def _generate(
+    options: argparse.Namespace, target: LoadedModel, prompts: Sequence[Prompt], name: str, tokens: int, bar: Progress
+) -> list[Sample]:
+    """The target's own answers, made by the engine without drafts."""
 
     def encode(text: str) -> Sequence[int]:
         if target.tokenizer.chat_template is None:
@@ -76,24 +93,23 @@ def _generate(options: argparse.Namespace, target: LoadedModel, bar: Progress) -
         rendered = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return list(target.tokenizer(rendered, add_special_tokens=False).input_ids)
 
-    task = bar.add_task("generate", total=options.tokens, unit="tokens")
+    task = bar.add_task(f"generate {name}", total=tokens, unit="tokens")
     return generate(
-        engine,
+        _engine(options, NoDrafter(), target.tokenizer, options.batch),
         encode,
         prompts,
-        options.work / "samples.jsonl",
-        tokens=options.tokens,
+        options.work / f"{name}.jsonl",
+        tokens=tokens,
         batch=options.batch,
         max_tokens=options.max_tokens,
         temperature=options.temperature,
         max_prompt_tokens=options.max_prompt_tokens,
-        progress=lambda tokens: bar.update(task, completed=tokens),
+        progress=lambda done: bar.update(task, completed=done),
     )
 
 
-def _train(options: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample], bar: Progress) -> Head:
+def _train(options: argparse.Namespace, target: LoadedModel, learned: Sequence[Sample], bar: Progress) -> Head:
     model = target.model
-    learned = [sample for sample in samples if not sample.held_out and len(sample.output) > 1]
     features = Features(options.work / "features.bin", learned, model.config.hidden_size)
     read = bar.add_task("read", total=None, unit="answers")
     features.compute(model, learned, lambda done, total: bar.update(read, completed=done, total=total))
@@ -131,10 +147,17 @@ def _train(options: argparse.Namespace, target: LoadedModel, samples: Sequence[S
 
 
 @torch.inference_mode()
-def evaluate(head: Head, target: LoadedModel, samples: Sequence[Sample]) -> dict[str, dict[str, dict[str, object]]]:
-    """Acceptance on `samples` by drafter and category: n-grams, the head alone and sure of itself or not, and both."""
+def evaluate(
+    head: Head, target: LoadedModel, samples: Sequence[Sample], bar: Progress
+) -> dict[str, dict[str, dict[str, object]]]:
+    """Acceptance on `samples` by drafter and category: n-grams, the head alone with every draft, and the default."""
     model = target.model
     tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    drafters: dict[str, Drafter] = {
+        "ngram": NgramDrafter(),
+        "head, sure or not": HeadDrafter(head, *tables, sure=0.0),
+        "default": with_lookup(HeadDrafter(head, *tables)),
+    }
 
     def hidden(sample: Sample) -> torch.Tensor:
         tokens = torch.tensor([(sample.prompt + sample.output)[:-1]], device=model.device)
@@ -142,24 +165,57 @@ def evaluate(head: Head, target: LoadedModel, samples: Sequence[Sample]) -> dict
         result: torch.Tensor = rows[len(sample.prompt) - 1 :]
         return result
 
-    always = HeadDrafter(head, *tables, sure=0.0)
-    drafters: dict[str, Drafter] = {"ngram": NgramDrafter(), "head, always": always}
-    drafters["default"] = with_lookup(HeadDrafter(head, *tables))
+    task = bar.add_task("evaluate", total=len(drafters) * len(samples), unit="answers")
     return {
-        name: {category: asdict(figures) for category, figures in measure(drafter, samples, hidden).items()}
+        name: {
+            category: asdict(figures)
+            for category, figures in measure(drafter, samples, hidden, lambda: bar.advance(task)).items()
+        }
         for name, drafter in drafters.items()
     }
 
 
-def _print(report: dict[str, dict[str, dict[str, object]]], console: Console) -> None:
-    table = Table(title="held-out prompts: accepted per drafted token, at draft length")
+def _race(
+    options: argparse.Namespace, target: LoadedModel, head: Head, samples: Sequence[Sample], bar: Progress
+) -> dict[str, Speed]:
+    model = target.model
+    tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    default = with_lookup(HeadDrafter(head, *tables))
+    drafters: dict[str, Drafter] = {"none": NoDrafter(), "ngram": NgramDrafter(), "default": default}
+    engines = {name: _engine(options, drafter, target.tokenizer, 1) for name, drafter in drafters.items()}
+    prompts = [sample.prompt for sample in samples[: options.race]]
+    task = bar.add_task("race", total=len(engines) * len(prompts), unit="answers")
+    return race(
+        engines,
+        prompts,
+        max_tokens=options.max_tokens,
+        draft_len=options.race_draft_len,
+        progress=lambda: bar.advance(task),
+    )
+
+
+def _print(acceptance: dict[str, dict[str, dict[str, object]]], speed: dict[str, Speed], console: Console) -> None:
+    table = Table(title="accepted per drafted token, at draft length")
     for name in ("drafter", "category", *map(str, range(1, LONGEST + 1)), "tokens a round at 4"):
         table.add_column(name, justify="left" if name in ("drafter", "category") else "right")
-    for drafter, categories in report.items():
-        for category, figures in categories.items():
-            acceptance = Acceptance(**figures)  # type: ignore[arg-type]
-            shares = [f"{acceptance.per_drafted(length):.2f}" for length in range(1, LONGEST + 1)]
-            table.add_row(drafter, category, *shares, f"{acceptance.per_round(4):.2f}")
+    for drafter, categories in acceptance.items():
+        for category, fields in categories.items():
+            figures = Acceptance(**fields)  # type: ignore[arg-type]
+            shares = [f"{figures.per_drafted(length):.2f}" for length in range(1, LONGEST + 1)]
+            table.add_row(drafter, category, *shares, f"{figures.per_round(4):.2f}")
+    console.print(table)
+    table = Table(title="one request at a time")
+    for name in ("drafter", "tokens/s", "ms a target pass", "ms a draft", "accepted per drafted", "tokens a round"):
+        table.add_column(name, justify="left" if name == "drafter" else "right")
+    for drafter, row in speed.items():
+        table.add_row(
+            drafter,
+            f"{row.tokens_per_s:.1f}",
+            f"{row.verify_ms:.1f}",
+            f"{row.draft_ms:.2f}",
+            f"{row.accepted_per_drafted:.2f}",
+            f"{row.tokens_per_round:.2f}",
+        )
     console.print(table)
 
 
@@ -176,7 +232,7 @@ def _options() -> argparse.Namespace:
     add: Callable[..., argparse.Action] = parser.add_argument
     add("--target", required=True, metavar="M", help="a model as in `laps-sd pull`")
     add("--prompts", required=True, nargs="+", type=Path, metavar="FILE", help="JSON Lines (.gz) with `prompt`")
-    add("--exclude", nargs="*", type=Path, default=[], metavar="FILE", help="prompts never to learn from")
+    add("--test", nargs="*", type=Path, default=[], metavar="FILE", help="prompts to judge by, never learned from")
     add("--out", required=True, type=Path, metavar="DIR", help="where the drafter goes")
     add("--work", type=Path, metavar="DIR", help="samples and checkpoints; default: OUT.work")
     add("--tokens", type=int, default=1_000_000, help="of the target's own output")
@@ -189,6 +245,9 @@ def _options() -> argparse.Namespace:
     add("--batch-tokens", type=int, default=768, help="of a training step")
     add("--learning-rate", type=float, default=2e-3)
     add("--unroll", type=int, default=2, help="steps of a chain that are trained")
+    add("--test-tokens", type=int, default=20_000, help="of output on --test prompts")
+    add("--race", type=int, default=24, help="answers by which the speed is measured")
+    add("--race-draft-len", type=int, default=6)
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--threads", type=int, default=0, help="CPU threads; 0: all cores")
     options = parser.parse_args()

@@ -28,10 +28,11 @@ class Prompt:
     id: str
     category: str
     text: str
+    test: bool = False  # kept for evaluation in any case
 
     @property
     def held_out(self) -> bool:
-        return _hash(self.id) % _HELD_OUT == 0
+        return self.test or _hash(self.id) % _HELD_OUT == 0
 
     @property
     def sampled(self) -> bool:
@@ -54,11 +55,11 @@ class PromptError(Exception):
     """Prompts that cannot be read; the message says which and why."""
 
 
-def read_prompts(files: Iterable[Path], exclude: Iterable[Path] = ()) -> list[Prompt]:
+def read_prompts(files: Iterable[Path], exclude: Iterable[Path] = (), *, test: bool = False) -> list[Prompt]:
     """JSON Lines (also .gz) with a `prompt` in each row. Raises PromptError.
 
     Categories take turns, and within them the rows' `source`s, so that the beginning is as varied as the whole.
-    Prompts of `exclude` are left out: those that the drafter will be judged by.
+    Prompts of `exclude` are left out. `test`: all of these are for evaluation.
     """
     excluded = {_key(row["prompt"]) for file in exclude for row in _rows(file)}
     groups: dict[str, dict[str, list[Prompt]]] = defaultdict(lambda: defaultdict(list))
@@ -70,7 +71,7 @@ def read_prompts(files: Iterable[Path], exclude: Iterable[Path] = ()) -> list[Pr
                 seen.add(key)
                 category = str(row.get("domain") or row.get("kind") or file.name.split(".")[0])
                 source = str(row.get("source") or row.get("set") or "").split(":")[0]
-                groups[category][source].append(Prompt(key, category, row["prompt"]))
+                groups[category][source].append(Prompt(key, category, row["prompt"], test))
     if not groups:
         raise PromptError("no prompts: give files of JSON Lines with a `prompt` in each row")
     return list(_turns(_turns(_shuffled(source)) for source in groups.values()))
