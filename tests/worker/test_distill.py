@@ -109,7 +109,7 @@ def trained(tiny: Tiny, samples: list[Sample], folder: Path, passes: int, interr
     head.draft_ids.copy_(torch.tensor(ids))
     initialise(head, tiny.model)
     embeddings = tiny.model.get_input_embeddings().weight.detach().bfloat16()
-    trainer = Trainer(head, embeddings, embeddings[head.draft_ids], unroll=2, learning_rate=3e-3)
+    trainer = Trainer(head, embeddings, embeddings, unroll=2, learning_rate=3e-3)
 
     def progress(done: int, total: int, loss: float) -> None:
         if done == interrupt_after:

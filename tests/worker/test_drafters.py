@@ -13,6 +13,7 @@ from worker_service.drafters import make_drafter, vocabulary_digest
 from worker_service.engine.draft import Ask, Drafter, FirstOf, NgramDrafter, NoDrafter
 from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter, load_head, save_head
 from worker_service.engine.draft_model import ModelDrafter
+from worker_service.engine.profile import measure
 from worker_service.engine.types import Limits, Run, Sampling
 from worker_service.models import LoadedModel, load
 from worker_service.pull import ModelError
@@ -191,3 +192,28 @@ def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path: Path, target:
     file.write_text(file.read_text().replace('"!": 2,', '"!": 3,').replace('"\\"": 3,', '"\\"": 2,'))
     with pytest.raises(ModelError, match="another tokenizer"):
         drafter_named(folder, target)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rehearsal_leaves_nothing_behind(kind: str, tiny: Tiny, tmp_path: Path) -> None:
+    drafter = make(kind, tiny, tmp_path)
+    engine = tiny.engine(drafter=drafter)
+    engine.rehearse_drafts(3, 4)
+    assert engine.free_blocks == engine.blocks
+    if isinstance(drafter, ModelDrafter):
+        assert drafter._pool.free_blocks == drafter._pool.blocks
+
+
+def test_warm_up_sees_what_a_draft_costs_though_lookups_hit(tiny: Tiny) -> None:
+    class Slow(HeadDrafter):
+        steps = 0
+
+        def rehearse(self, batch: int, draft_len: int) -> None:
+            Slow.steps += draft_len
+            super().rehearse(batch, draft_len)
+
+    tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
+    lookup, both = NgramDrafter(), FirstOf(NgramDrafter(), Slow(random_head(tiny), *tables))
+    free, dear = (measure(tiny.engine(blocks=64, drafter=drafter), slots=4).draft_s for drafter in (lookup, both))
+    assert Slow.steps > 0
+    assert dear > free

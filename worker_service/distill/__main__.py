@@ -126,9 +126,7 @@ def _train(options: argparse.Namespace, target: LoadedModel, learned: Sequence[S
     head.draft_ids.copy_(torch.tensor(ids))
     initialise(head, model)
     embeddings, output = (w.weight.detach().bfloat16() for w in (model.get_input_embeddings(), model.lm_head))
-    trainer = Trainer(
-        head, embeddings, output[head.draft_ids], unroll=options.unroll, learning_rate=options.learning_rate
-    )
+    trainer = Trainer(head, embeddings, output, unroll=options.unroll, learning_rate=options.learning_rate)
     task = bar.add_task("train", total=None, unit="steps")
 
     def progress(done: int, total: int, loss: float) -> None:

@@ -106,11 +106,12 @@ class Trainer:
     """A head in training, and where it is in its schedule. `save` and `load` make it resumable."""
 
     def __init__(
-        self, head: Head, embeddings: torch.Tensor, output_rows: torch.Tensor, *, unroll: int, learning_rate: float
+        self, head: Head, embeddings: torch.Tensor, output: torch.Tensor, *, unroll: int, learning_rate: float
     ) -> None:
-        """`embeddings`, `output_rows`: the target's, [vocabulary, hidden] and [draft tokens, hidden], bfloat16."""
+        """`embeddings`, `output`: the target's tables, both [vocabulary, hidden], bfloat16."""
         self.head, self.step = head, 0
-        self._embeddings, self._rows = embeddings, output_rows
+        self._embeddings, self._output = embeddings, output
+        self._rows = output[head.draft_ids]
         self._unroll, self._learning_rate = unroll, learning_rate
         self._optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.02)
 
@@ -161,6 +162,7 @@ class Trainer:
         self.head.load_state_dict(content["head"])
         self._optimizer.load_state_dict(content["optimizer"])
         self.step = content["step"]
+        self._rows = self._output[self.head.draft_ids]  # of the vocabulary that it began with
 
 
 def train(

@@ -27,6 +27,12 @@ class Drafter(Protocol):
     def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
         """What the target knew when it chose the last of the first `length` tokens: its hidden state [hidden size]."""
 
+    def rehearse(self, batch: int, draft_len: int) -> None:
+        """Do the work of drafting `draft_len` tokens for `batch` requests, and keep nothing: it is timed at warm-up.
+
+        In a real round much of it may be spared, by a lookup that hits or a drafter that is not sure.
+        """
+
     def forget(self, request_id: str) -> None:
         """Its tokens start anew, or it is gone. Unknown ids are no error."""
 
@@ -38,6 +44,9 @@ class NoDrafter:
         return [[] for _ in asks]
 
     def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
+        pass
+
+    def rehearse(self, batch: int, draft_len: int) -> None:
         pass
 
     def forget(self, request_id: str) -> None:
@@ -60,6 +69,9 @@ class NgramDrafter:
 
     def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
         pass
+
+    def rehearse(self, batch: int, draft_len: int) -> None:
+        pass  # a lookup
 
     def forget(self, request_id: str) -> None:
         self._indexes.pop(request_id, None)
@@ -118,6 +130,10 @@ class FirstOf:
     def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
         for drafter in self._drafters:
             drafter.observe(request_id, length, hidden)
+
+    def rehearse(self, batch: int, draft_len: int) -> None:
+        for drafter in self._drafters:
+            drafter.rehearse(batch, draft_len)
 
     def forget(self, request_id: str) -> None:
         for drafter in self._drafters:

@@ -19,7 +19,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from worker_service.engine.draft import Ask
 
-SURE = 0.3
+SURE = 0.2
 CONFIG, WEIGHTS = "head.json", "head.safetensors"
 _PACK_ROWS = 8  # the batch that packed weights are laid out for; others work too
 
@@ -108,33 +108,40 @@ class HeadDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         known = [ask for ask in asks if self._states.get(ask.request_id, (0,))[0] == len(ask.tokens)]
-        drafts = dict(zip([ask.request_id for ask in known], self._chains(known), strict=True))
+        if not known:
+            return [[] for _ in asks]
+        hidden = torch.stack([self._states[ask.request_id][1] for ask in known])
+        chains = self._chains(
+            hidden, [ask.tokens[-1] for ask in known], max(ask.draft_len for ask in known), self._sure
+        )
+        drafts = dict(zip([ask.request_id for ask in known], chains, strict=True))
         return [drafts.get(ask.request_id, [])[: ask.draft_len] for ask in asks]
 
     def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
         self._states[request_id] = length, hidden
 
+    def rehearse(self, batch: int, draft_len: int) -> None:
+        hidden = self._embeddings.new_ones(batch, self._embeddings.shape[1])
+        self._chains(hidden, [0] * batch, draft_len, 0.0)
+
     def forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)
 
-    def _chains(self, asks: Sequence[Ask]) -> list[list[int]]:
-        """For each ask as many drafts as it is sure of, up to the longest that any of them wants."""
-        if not asks:
-            return []
-        state = torch.stack([self._states[ask.request_id][1] for ask in asks])
-        token = torch.tensor([ask.tokens[-1] for ask in asks], device=state.device)
-        chance = torch.ones(len(asks), device=state.device)
-        drafts: list[list[int]] = [[] for _ in asks]
-        for _ in range(max(ask.draft_len for ask in asks)):
+    def _chains(self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float) -> list[list[int]]:
+        """For each row as many drafts as it is sure of, at most `longest`."""
+        token = torch.tensor(tokens, device=state.device)
+        chance = torch.ones(len(tokens), device=state.device)
+        drafts: list[list[int]] = [[] for _ in tokens]
+        for _ in range(longest):
             state = self._head(state, embedding(token, self._embeddings))
             logits = self._logits(self._head.output(state)).float()
             best, index = logits.max(-1)
             chance = chance * (best - logits.logsumexp(-1)).exp()
             token = self._ids[index]
-            sure = [value >= self._sure for value in chance.tolist()]
-            if not any(sure):
+            likely = [value >= sure for value in chance.tolist()]
+            if not any(likely):
                 break
-            for own, draft, keep in zip(drafts, token.tolist(), sure, strict=True):
+            for own, draft, keep in zip(drafts, token.tolist(), likely, strict=True):
                 if keep:
                     own.append(draft)
         return drafts

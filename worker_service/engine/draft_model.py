@@ -72,6 +72,16 @@ class ModelDrafter:
     def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
         pass
 
+    def rehearse(self, batch: int, draft_len: int) -> None:
+        for _ in range(draft_len):
+            caches = []
+            for kv in (KV(self._pool) for _ in range(min(batch, self._pool.free_blocks))):
+                kv.extend(1)
+                caches.append(kv)
+            self._model.forward([Segment(kv, 0, [0], 0) for kv in caches])
+            for kv in caches:
+                kv.release()
+
     def forget(self, request_id: str) -> None:
         state = self._states.pop(request_id, None)
         if state:

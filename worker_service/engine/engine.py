@@ -87,6 +87,11 @@ class Engine:
         if threads:
             torch.set_num_threads(threads)
 
+    def rehearse_drafts(self, batch: int, draft_len: int) -> None:
+        """The drafter's work for a round, without a request: to be timed at warm-up."""
+        with torch.inference_mode():
+            self._drafter.rehearse(batch, draft_len)
+
     def admit(
         self,
         request_id: str,
