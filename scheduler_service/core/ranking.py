@@ -2,42 +2,72 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 Key = tuple[Any, ...]  # ends with the id, so that no two are equal
 
+CHUNK = 512  # keys; a chunk twice as long is split
+
 
 class Ranking:
-    """A sorted list: it moves pointers rather than allocates, which up to 100,000 entries beats any tree in Python."""
+    """A sorted list in chunks: a change moves the pointers of one chunk, however many requests there are."""
 
-    __slots__ = ("_keys",)
+    __slots__ = ("_chunks", "_lasts", "_length")
 
     def __init__(self) -> None:
-        self._keys: list[Key] = []
+        self._chunks: list[list[Key]] = []  # none is empty
+        self._lasts: list[Key] = []  # the last key of each
+        self._length = 0
 
     def add(self, key: Key) -> None:
-        insort(self._keys, key)
+        if not self._chunks:
+            self._chunks.append([])
+            self._lasts.append(key)
+        at = min(bisect_left(self._lasts, key), len(self._lasts) - 1)
+        chunk = self._chunks[at]
+        insort(chunk, key)
+        self._length += 1
+        if len(chunk) > 2 * CHUNK:
+            self._chunks.insert(at + 1, chunk[CHUNK:])
+            self._lasts.insert(at + 1, chunk[-1])
+            del chunk[CHUNK:]
+        self._lasts[at] = chunk[-1]
 
     def remove(self, key: Key) -> None:
         """Raises KeyError if it is not there."""
-        index = bisect_left(self._keys, key)
-        if index == len(self._keys) or self._keys[index] != key:
+        at = bisect_left(self._lasts, key)
+        chunk = self._chunks[at] if at < len(self._chunks) else []
+        index = bisect_left(chunk, key)
+        if index == len(chunk) or chunk[index] != key:
             raise KeyError(key)
-        del self._keys[index]
+        del chunk[index]
+        self._length -= 1
+        if chunk:
+            self._lasts[at] = chunk[-1]
+        else:
+            del self._chunks[at], self._lasts[at]
 
     def first(self, count: int) -> list[Key]:
         """The best `count`, or all if there are fewer."""
-        return self._keys[:count]
+        keys: list[Key] = []
+        for chunk in self._chunks:
+            keys += chunk[: count - len(keys)]
+            if len(keys) == count:
+                break
+        return keys
 
     def before(self, key: Key) -> int:
         """How many go before `key`."""
-        return bisect_left(self._keys, key)
+        at = bisect_left(self._lasts, key)
+        whole = sum(map(len, self._chunks[:at]))
+        return whole + (bisect_left(self._chunks[at], key) if at < len(self._chunks) else 0)
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self._keys)
+        return chain.from_iterable(self._chunks)
 
     def __reversed__(self) -> Iterator[Key]:
-        return reversed(self._keys)
+        return chain.from_iterable(map(reversed, reversed(self._chunks)))
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return self._length

@@ -1,0 +1,34 @@
+"""The order of claims, against a plain sorted list."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_service.core import ranking
+from scheduler_service.core.ranking import Ranking
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=150), st.integers(0, 70), st.integers(0, 10))
+def test_it_is_a_sorted_list(steps: list[int], number: int, count: int) -> None:
+    """Each number is added, or removed if it is there; chunks are so short that they are split and emptied."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "CHUNK", 3)
+        kept, keys = Ranking(), set()
+        for step in steps:
+            key = (step, "id")
+            (kept.remove if key in keys else kept.add)(key)
+            keys ^= {key}
+    plain = sorted(keys)
+    assert (list(kept), list(reversed(kept)), len(kept)) == (plain, plain[::-1], len(plain))
+    assert kept.first(count) == plain[:count]
+    assert kept.before((number, "id")) == sum(key < (number, "id") for key in plain)
+
+
+def test_what_is_not_there_cannot_be_removed() -> None:
+    kept = Ranking()
+    for key in ((1, "a"), (3, "c")):
+        kept.add(key)
+    for missing in ((0, "z"), (2, "b"), (4, "d")):
+        with pytest.raises(KeyError):
+            kept.remove(missing)
