@@ -26,6 +26,7 @@ from worker_service.models import LoadedModel, load
 from worker_service.pull import ModelError, resolve
 
 _BLOCK_TOKENS = 64
+_PIPE_WIDTH = 120  # of the tables where there is no terminal to ask
 
 
 def main() -> None:
@@ -64,7 +65,7 @@ def distill(options: argparse.Namespace, console: Console) -> None:
         speed = _race(options, target, head, judges, bar)
     report = {"acceptance": acceptance, "speed": {name: row.as_row() for name, row in speed.items()}}
     (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    _print(acceptance, speed, Console())
+    _print(acceptance, speed, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
     console.print(f"the drafter: {options.out}; serve with it: laps-sd up --drafter {options.out}")
 
 
@@ -153,7 +154,7 @@ def evaluate(
     tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     drafters: dict[str, Drafter] = {
         "ngram": NgramDrafter(),
-        "head, sure or not": HeadDrafter(head, *tables, sure=0.0),
+        "head alone": HeadDrafter(head, *tables, sure=0.0),
         "default": with_lookup(HeadDrafter(head, *tables)),
     }
 
