@@ -25,11 +25,12 @@ class Acceptance:
         """Accepted / drafted, in [0, 1]; 0 before anything was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
-    def after(self, drafted: int, accepted: int) -> "Acceptance":
-        """The belief after one more round. A round without drafts is no sample, yet counts as a round."""
+    def after(self, drafted: int, accepted: int, new: int) -> "Acceptance":
+        """The belief after one more round, which emitted `new` tokens. One without drafts is no sample, yet counts as a
+        round; where the target disagreed it has put a token of its own, else the output's end has cut the drafts."""
         total, hits = self.drafted + drafted, self.accepted + accepted
         mean = hits / total if total else 0.0
-        rejected = self.rejected + (accepted < drafted)
+        rejected = self.rejected + (accepted < drafted and new > accepted)
         return Acceptance(self.rounds + 1, total, hits, rejected, (*self.means, mean)[-MAX_WINDOW:])
 
     def per_round(self, prior: float = 0.0, weight: float = 0.0) -> float:

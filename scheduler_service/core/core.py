@@ -12,7 +12,7 @@ from itertools import islice
 
 from scheduler_service.core import kv
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
-from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, draft_lengths
+from scheduler_service.core.draft import LONGEST, PROBE_ROUNDS, REFERENCE, draft_lengths
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.overtaking import Overtaking
@@ -188,9 +188,13 @@ class Core:
             entry.started = began
         entry.emitted += row.new
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
+        if row.prefilled:  # the whole batch waits for it, and it may take rounds of a slot
+            batch_s = row.prefilled * self.cost.prefill_token_s * self._slots + (0 if row.new else self._round_s)
+            entry.unpaid_s += WORTH * batch_s
+        else:
+            entry.unpaid_s -= self._round_s
         if row.drafted or (row.new and not row.prefilled):
-            entry.acceptance = entry.acceptance.after(row.drafted, row.accepted)
-            entry.earned += 1
+            entry.acceptance = entry.acceptance.after(row.drafted, row.accepted, row.new)
         if row.finish is Finish.ERROR:
             return self._end(entry, Move.FAIL, row.finish, row.start)
         if row.finish is not None:
@@ -312,6 +316,7 @@ class Core:
         for entry in drop:
             worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
             entry.lose_kv()
+            entry.placement += 1  # a row of the round in hand must not bring back what the plan gives away
             self._rank(entry)
         if self._adaptive:
             self._choose_draft_lengths(worker, rank[: worker.up.slots])
@@ -327,8 +332,7 @@ class Core:
 
     def _settled(self, entry: Entry) -> bool:
         """Whether it was served long enough, since its KV was computed, to have been worth it."""
-        rebuilding_s = entry.tokens * self.cost.prefill_token_s * self._slots  # the whole batch waits for a prefill
-        return entry.earned * self._round_s >= WORTH * rebuilding_s
+        return not entry.prefill_owed and entry.unpaid_s <= 0
 
     def _choose_draft_lengths(self, worker: Worker, batch: list[Entry]) -> None:
         drafting = [entry for entry in batch if not entry.prefill_owed]
@@ -337,7 +341,7 @@ class Core:
         fleet = self.acceptance.chance
         chances = [entry.acceptance.chance(fleet) for entry in drafting]
         last = [entry.draft_len for entry in drafting]
-        lengths = draft_lengths(chances, last, self.cost, worker.up.max_draft)
+        lengths = draft_lengths(chances, last, self.cost, min(LONGEST, worker.up.max_draft))
         for entry, length in zip(drafting, lengths, strict=True):
             entry.draft_len = length
 

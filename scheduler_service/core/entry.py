@@ -26,7 +26,7 @@ class Entry:
     preemptions: int = 0
     started: float | None = None
     blocks: int = 0  # of KV on its home worker
-    earned: int = 0  # rounds since that KV was computed
+    unpaid_s: float = 0.0  # nominal seconds of service until that KV has been worth computing
     claim: Claim = Claim(1, 0, 0.0)
     key: Key = ()  # where it stands in its ranking
 
@@ -49,7 +49,8 @@ class Entry:
     def lose_kv(self) -> None:
         if self.state is not State.WAITING:
             self.move(Move.EVICT)
-        self.blocks = self.earned = 0
+        self.blocks = 0
+        self.unpaid_s = 0.0
         self.prefill_owed = self.tokens
 
     def record(self) -> Record:

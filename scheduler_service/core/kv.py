@@ -46,8 +46,12 @@ def fit(
             free -= need
     if rank and not kept:  # each waits for memory of another
         return fit(worker, rank, holders or (), lambda _: True)
-    after = [entry for entry in rank[slots:] if not (entry in kept or entry in drop or (reserved and not entry.blocks))]
-    return kept + after, drop
+    for entry in rank[slots:]:  # the worker fills up with them, so they must fit like the others
+        need = _need(worker, entry, reserve)
+        if need <= free and not (entry in kept or entry in drop or (reserved and not entry.blocks)):
+            kept.append(entry)
+            free -= need
+    return kept, drop
 
 
 def _need(worker: Worker, entry: Entry, reserve: int) -> int:

@@ -35,7 +35,6 @@ def summarise(trace: Trace) -> dict[str, float]:
     tokens = sum(record.emitted for record in records)
     drafted = sum(record.acceptance.drafted for record in records)
     accepted = sum(record.acceptance.accepted for record in records)
-    drafts = sum(record.acceptance.rounds for record in records) if drafted else 0
     return {
         "completed": len(outcomes),
         "failed": len(trace.failed),
@@ -57,8 +56,8 @@ def summarise(trace: Trace) -> dict[str, float]:
         **_times("e2el", (outcome.latency_s for outcome in outcomes)),
         "preemptions_per_request": sum(record.preemptions for record in records) / max(1, len(records)),
         "spec_decode_acceptance_rate": 100 * accepted / drafted if drafted else 0.0,
-        "spec_decode_acceptance_length": 1 + accepted / drafts if drafts else 1.0,
-        "spec_decode_num_drafts": drafts,
+        "spec_decode_acceptance_length": 1 + accepted / trace.drafts if trace.drafts else 1.0,
+        "spec_decode_num_drafts": trace.drafts,
     }
 
 

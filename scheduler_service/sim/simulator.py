@@ -42,6 +42,7 @@ class Trace:
     gaps_s: "array[float]" = field(default_factory=lambda: array("d"))  # between two deliveries of the same request
     levels: list[tuple[float, Counter[int]]] = field(default_factory=list)  # at some arrivals: live requests by level
     rounds: int = 0  # request-rounds simulated
+    drafts: int = 0  # of them with drafts
 
 
 def max_tokens(jobs: Sequence[Job]) -> int:
@@ -144,12 +145,14 @@ class Simulation:
             heapq.heappush(self._ends, (now + step.duration_s, name, step))
 
     def _step_done(self, step: StepDone, now: float) -> None:
+        drafted = {row.id for row in step.rounds if row.drafted}
         for effect in self.core.observe(step, now):
             if isinstance(effect, Changed):
                 continue
             record = effect.record
             id = record.request.id
             self.trace.rounds += 1
+            self.trace.drafts += id in drafted
             if record.emitted > (effect.start or 0):
                 last = self._last_s.get(id)
                 self._last_s[id] = now

@@ -99,7 +99,8 @@ class SimWorker:
             entry = self._core.entries.get(run.id)
             if entry is None:
                 continue  # it ended since the plan was made
-            kept = run.id in self._held and run.id not in self._ran
+            held = self._held.get(run.id)
+            kept = held is not None and held.tokens > 0 and held.placement == run.placement and run.id not in self._ran
             row = self._row(run, entry)
             rows.append(row)
             if row.skipped:

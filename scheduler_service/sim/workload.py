@@ -6,7 +6,7 @@ A job knows its true length; the core gets only `Job.request`, which does not.
 import csv
 import gzip
 import json
-import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from scheduler_service.predictor.features import of_category
 from scheduler_service.predictor.port import Features
 
 MOST_TOKENS = 1_000_000  # of one request: more is a mistake in the file
+MOST_SECONDS = 1e9  # after the first arrival
 MOST_DRAFT = 64  # tokens of one draft
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ def read_workload(path: Path) -> list[Job]:
         with _open(path) as file:
             rows = _json_rows(path, file) if kind == [".jsonl"] else _csv_rows(path, file)
             jobs = [_job(f"{path.name}:{line}", f"{line:07d}", row) for line, row in rows]
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise WorkloadError(f"{path.name}: cannot be read: {error}") from None
     if not jobs:
         raise WorkloadError(f"{path.name}: holds no request")
@@ -114,8 +115,8 @@ def write_workload(path: Path, jobs: Iterable[Job]) -> None:
 
 def _open(path: Path) -> TextIO:
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _json_rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -124,7 +125,7 @@ def _json_rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any
             continue
         try:
             row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WorkloadError(f"{path.name}:{line}: is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise WorkloadError(f"{path.name}:{line}: must be an object with arrival_s, prompt_tokens and so on")
@@ -193,8 +194,8 @@ def _job(where: str, id: str, row: Mapping[str, Any]) -> Job:
 
 
 def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{value!r} is not a number of seconds from 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_SECONDS:
+        raise ValueError(f"{value!r:.40} is not a number of seconds from 0 to {MOST_SECONDS:g}")
     return float(value)
 
 
@@ -219,6 +220,7 @@ def _list_of(parse: Callable[[object], int]) -> Callable[[object], tuple[int, ..
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not text")
+    value.encode()  # half a surrogate pair is no text
     return value
 
 

@@ -12,7 +12,7 @@ from scheduler_service.core.beliefs import MAX_WINDOW, Acceptance, FleetLength
 def observed(*rounds: tuple[int, int]) -> Acceptance:
     belief = Acceptance()
     for drafted, accepted in rounds:
-        belief = belief.after(drafted, accepted)
+        belief = belief.after(drafted, accepted, accepted + 1)
     return belief
 
 
@@ -22,7 +22,7 @@ def test_acceptance_is_weighted_by_drafted_tokens() -> None:
 
 def test_a_round_without_drafts_is_no_sample_but_counts_for_stability() -> None:
     before = observed((4, 2), (4, 2))
-    after = before.after(0, 0)
+    after = before.after(0, 0, 1)
     assert after.mean == before.mean
     assert not before.stable(window=3, epsilon=0.1)
     assert after.stable(window=3, epsilon=0.1)
@@ -44,6 +44,11 @@ def test_the_chance_of_a_draft_token_is_told_alike_by_short_and_by_long_drafts(o
         ]
         chances.append(observed(*rounds).chance(prior=0.5))
     assert chances == pytest.approx([2 / 3, 2 / 3], abs=0.03)
+
+
+def test_drafts_that_the_end_of_the_output_cuts_are_not_rejected() -> None:
+    assert observed((4, 4)).after(4, 2, new=2).rejected == 0
+    assert observed((4, 4)).after(4, 2, new=3).rejected == 1
 
 
 def test_a_round_without_drafts_says_nothing_of_the_chance() -> None:

@@ -16,6 +16,7 @@ from scheduler_service.core.types import (
     Held,
     QueueIsFull,
     RequestClass,
+    Round,
     StepDone,
     Submitted,
     Tick,
@@ -253,6 +254,20 @@ def test_who_waits_for_memory_lets_its_holder_run_until_the_prefill_has_paid() -
     ran = worker.run(40)
     assert ran.index("better") >= WORTH * 40 * 0.1
     assert "" not in ran[: ran.index("better")]
+
+
+def test_a_round_in_hand_does_not_bring_back_memory_that_was_given_away() -> None:
+    """The plan that drops it is made before its last round is reported."""
+    worker = FakeWorker(core(), {"long": 60, "short": 30}, blocks=6)
+    worker.submit("long")
+    worker.run(55)
+    placement = worker.core.entries["long"].placement
+    worker.submit("short", prompt=40)
+    assert worker.core.plan("w").drop == ("long",)
+    late = Round("long", placement, worker.core.entries["long"].emitted, 1, 4, 0, 0, 0, 4)
+    worker.core.observe(StepDone("w", (late,), 2, 1.0), worker.now)
+    assert worker.core.entries["long"].blocks == 0
+    assert worker.core.entries["long"].state is State.WAITING
 
 
 def test_memory_is_never_taken_from_a_better_claim() -> None:

@@ -57,6 +57,10 @@ def test_drafts_that_cost_next_to_nothing_are_as_long_as_they_may_be() -> None:
     assert draft_lengths([0.9], [4], CHEAP, LONGEST) == [LONGEST]
 
 
+def test_the_core_asks_for_no_more_than_the_longest_of_a_worker_that_could_draft_more() -> None:
+    assert rounds(core_of(CHEAP, max_draft=64), accepted=1.0, count=30)[-1] == LONGEST
+
+
 def test_a_worker_that_drafts_less_bounds_the_length() -> None:
     assert draft_lengths([0.9], [4], CHEAP, longest=2) == [2]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import ParamSpec, TypeVar
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.policies import Claim, Fcfs, Policy, make_policy
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import CostProfile, Plan, View
 from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.oracle import Oracle
@@ -21,10 +22,11 @@ from tests.simulator.builders import NAMES, SECOND, ends, job, policy, run
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SLOTS = st.integers(1, 3)
 POLICIES = st.sampled_from([*NAMES, "oracle"])
 FLEETS = st.fixed_dictionaries(
     {
-        "slots": st.integers(1, 3),
+        "slots": SLOTS,
         "workers": st.integers(1, 2),
         "plan_lag": st.integers(0, 1),
         "draft_len": st.integers(0, 4),
@@ -35,7 +37,7 @@ FLEETS = st.fixed_dictionaries(
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> list[Job]:
+def workloads(draw: st.DrawFn, longest_prompt: int = 50) -> list[Job]:
     accepted = st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple)
     size = draw(st.integers(1, 12))
     return [
@@ -44,7 +46,7 @@ def workloads(draw: st.DrawFn) -> list[Job]:
             draw(st.integers(0, 40)) / 2,
             draw(st.integers(1, 60)),
             draw(accepted),
-            prompt_tokens=draw(st.integers(1, 50)),
+            prompt_tokens=draw(st.integers(1, longest_prompt)),
             predicted_output_tokens=draw(st.none() | st.integers(1, 90)),
         )
         for index in range(size)
@@ -57,6 +59,29 @@ def test_every_job_ends_once_with_all_its_tokens(jobs: list[Job], name: str, fle
     outcomes = run(jobs, name, **fleet).outcomes
     assert sorted(outcome.job.id for outcome in outcomes) == sorted(job.id for job in jobs)
     assert all(outcome.record.emitted == outcome.job.output_tokens for outcome in outcomes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    workloads(longest_prompt=200), POLICIES, st.integers(0, 30), st.sampled_from([1, 7, 64]), st.integers(0, 1), SLOTS
+)
+def test_every_job_ends_when_memory_is_as_short_as_it_can_be(
+    jobs: list[Job], name: str, to_spare: int, chunk: int, lag: int, slots: int
+) -> None:
+    """Nobody's prompt is computed over and over: some plans for each token are enough."""
+    largest = max(job.prompt_tokens + job.output_tokens + 2 * (4 + 1) for job in jobs)
+    fleet = Fleet(slots, costs=SECOND, kv_budget_tokens=largest + to_spare, plan_lag=lag, prefill_chunk=chunk)
+    simulation = Simulation(jobs, policy(name, jobs), fleet)
+    plans = count(1)
+    most = 50 * sum(job.prompt_tokens + job.output_tokens for job in jobs) + 1000
+    plan = simulation.core.plan
+
+    def planning(worker: str) -> Plan:
+        assert next(plans) < most, "it goes on for ever"
+        return plan(worker)
+
+    simulation.core.plan = planning  # type: ignore[method-assign]
+    assert len(simulation.run().outcomes) == len(jobs)
 
 
 @settings(max_examples=60, deadline=None)

@@ -77,6 +77,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (GOOD | {"arrival_s": -1}, "work.jsonl:2: arrival_s: -1 is not a number of seconds"),
         (GOOD | {"arrival_s": float("nan")}, "work.jsonl:2: arrival_s: nan"),
         (GOOD | {"arrival_s": True}, "work.jsonl:2: arrival_s: True"),
+        (GOOD | {"arrival_s": 10**400}, "work.jsonl:2: arrival_s: 10000"),
+        (GOOD | {"category": "\ud800"}, "work.jsonl:2: category: "),
+        ("[" * 100_000, "work.jsonl:2: is not JSON"),
         (GOOD | {"prompt_tokens": 1.5}, "work.jsonl:2: prompt_tokens: 1.5 is not a whole number"),
         (GOOD | {"prompt_tokens": 0}, "work.jsonl:2: prompt_tokens: is missing"),
         (GOOD | {"output_tokens": -3}, "work.jsonl:2: output_tokens: -3"),
@@ -114,8 +117,17 @@ def test_a_bad_csv_is_named_with_its_field(tmp_path: Path, text: str, complaint:
     assert complaint in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["absent.jsonl", "work.txt", "broken.jsonl.gz"])
+def test_csv_as_a_spreadsheet_saves_it_begins_with_a_mark(tmp_path: Path) -> None:
+    path = tmp_path / "work.csv"
+    path.write_text("\ufeffarrival_s,input_tokens,output_tokens\n0,1,2\n", encoding="utf-8")
+    assert len(read_workload(path)) == 1
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", "work.txt", "broken.jsonl.gz", "damaged.csv.gz"])
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "broken.jsonl.gz").write_bytes(b"no gzip")
+    damaged = bytearray(gzip.compress(b"arrival_s,input_tokens,output_tokens\n" + b"0,1,2\n" * 5))
+    damaged[10:20] = b"\xff" * 10
+    (tmp_path / "damaged.csv.gz").write_bytes(damaged)
     with pytest.raises(WorkloadError, match=name):
         read_workload(tmp_path / name)
