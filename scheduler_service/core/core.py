@@ -12,7 +12,7 @@ from itertools import islice
 
 from scheduler_service.core import kv
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
-from scheduler_service.core.draft import LONGEST, PROBE_ROUNDS, REFERENCE, draft_lengths
+from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, choose_draft_lengths
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.overtaking import Overtaking
@@ -312,42 +312,21 @@ class Core:
         while (claimed := self._claimable(name, rank[: worker.up.slots])) is not None:
             self._place(claimed, name)
             rank = sorted([*rank, claimed], key=lambda entry: entry.key)
-        rank, drop = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)), self._settled)
+        rank, drop = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)))
         for entry in drop:
             worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
             entry.lose_kv()
             entry.placement += 1  # a row of the round in hand must not bring back what the plan gives away
             self._rank(entry)
         if self._adaptive:
-            self._choose_draft_lengths(worker, rank[: worker.up.slots])
-        return Plan(
-            tuple(
-                Run(
-                    entry.request.id, entry.placement, min(self._drafts(entry), worker.up.max_draft), self.prefill_chunk
-                )
-                for entry in rank
-            ),
-            tuple(entry.request.id for entry in drop),
-        )
+            choose_draft_lengths(rank[: worker.up.slots], self.acceptance, self.cost, worker.up.max_draft)
+        runs = tuple(self._run(entry, worker.up.max_draft) for entry in rank)
+        return Plan(runs, tuple(entry.request.id for entry in drop))
 
-    def _settled(self, entry: Entry) -> bool:
-        """Whether it was served long enough, since its KV was computed, to have been worth it."""
-        return not entry.prefill_owed and entry.unpaid_s <= 0
-
-    def _choose_draft_lengths(self, worker: Worker, batch: list[Entry]) -> None:
-        drafting = [entry for entry in batch if not entry.prefill_owed]
-        if not drafting:
-            return
-        fleet = self.acceptance.chance
-        chances = [entry.acceptance.chance(fleet) for entry in drafting]
-        last = [entry.draft_len for entry in drafting]
-        lengths = draft_lengths(chances, last, self.cost, min(LONGEST, worker.up.max_draft))
-        for entry, length in zip(drafting, lengths, strict=True):
-            entry.draft_len = length
-
-    def _drafts(self, entry: Entry) -> int:
+    def _run(self, entry: Entry, longest: int) -> Run:
         probe = self._adaptive and entry.rounds % PROBE_ROUNDS == 0
-        return max(entry.draft_len, int(probe))
+        draft_len = min(max(entry.draft_len, int(probe)), longest)
+        return Run(entry.request.id, entry.placement, draft_len, self.prefill_chunk)
 
     def _best(self, worker: Worker, limit: int) -> list[Key]:
         """The best of what the worker has and of what has no home yet."""
@@ -368,13 +347,11 @@ class Core:
                     break
                 if entry.state is State.RUNNING:
                     continue
-                if not entry.blocks or (idle and self._rebuild_s(entry) < self._next_end_s(donor)):
+                rebuild_s = entry.tokens * self.cost.prefill_token_s
+                if not entry.blocks or (idle and rebuild_s < self._next_end_s(donor)):
                     best = entry
                     break
         return best
-
-    def _rebuild_s(self, entry: Entry) -> float:
-        return entry.tokens * self.cost.prefill_token_s
 
     def _next_end_s(self, worker: Worker) -> float:
         """Nominal seconds until the first of those that go first there is believed to end."""

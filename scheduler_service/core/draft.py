@@ -7,12 +7,25 @@ its own acceptance, and they change only when that promises markedly more.
 
 from collections.abc import Sequence
 
+from scheduler_service.core.beliefs import FleetAcceptance
+from scheduler_service.core.entry import Entry
 from scheduler_service.core.types import CostProfile
 
 REFERENCE = 4  # drafts a round in which nominal seconds are counted while lengths are chosen
 LONGEST = 8  # that is ever chosen
 INERTIA = 0.03  # other lengths must promise so much more tokens per second
 PROBE_ROUNDS = 32  # a request that drafts nothing shows no acceptance: it tries one token as often
+
+
+def choose_draft_lengths(batch: Sequence[Entry], fleet: FleetAcceptance, cost: CostProfile, longest: int) -> None:
+    """For those of the batch that draft in the next round."""
+    drafting = [entry for entry in batch if not entry.prefill_owed]
+    if drafting:
+        chances = [entry.acceptance.chance(fleet.chance) for entry in drafting]
+        last = [entry.draft_len for entry in drafting]
+        lengths = draft_lengths(chances, last, cost, min(LONGEST, longest))
+        for entry, length in zip(drafting, lengths, strict=True):
+            entry.draft_len = length
 
 
 def draft_lengths(chances: Sequence[float], last: Sequence[int], cost: CostProfile, longest: int) -> list[int]:

@@ -42,6 +42,11 @@ class Entry:
     def tokens(self) -> int:
         return self.request.prompt_tokens + self.emitted
 
+    @property
+    def settled(self) -> bool:
+        """Whether it was served long enough, since its KV was computed, to have been worth it."""
+        return not self.prefill_owed and self.unpaid_s <= 0
+
     def move(self, move: Move) -> None:
         """Raises IllegalMove and changes nothing."""
         self.state = after(self.state, move)

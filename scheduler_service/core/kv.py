@@ -1,12 +1,12 @@
 """KV memory of a worker: who keeps it, who gives it back. The worker owns the blocks; it never evicts."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from scheduler_service.core.entry import Entry, Worker
 
 
 def fit(
-    worker: Worker, rank: Sequence[Entry], by_claim_reversed: Iterable[Entry], settled: Callable[[Entry], bool]
+    worker: Worker, rank: Sequence[Entry], by_claim_reversed: Iterable[Entry], *, patient: bool = True
 ) -> tuple[list[Entry], list[Entry]]:
     """Which of `rank` (best first) may run with full KV, and whose KV must be dropped for that.
 
@@ -30,9 +30,9 @@ def fit(
         if need > free:
             if holders is None:
                 holders = [other for other in by_claim_reversed if other.blocks]
-            giving = [other for other in holders if other not in drop and settled(other)]
+            giving = [other for other in holders if other not in drop and (other.settled or not patient)]
             givers = _givers(giving, entry, need - free)
-            if givers is None and (place or not all(map(settled, holders))):
+            if givers is None and (place or not all(other.settled for other in holders if patient)):
                 reserved = reserved or not place
                 continue  # it waits for all of its memory rather than take a part
             drop += givers or ()
@@ -41,11 +41,11 @@ def fit(
         free -= need
     for entry in reversed(holders or ()):
         need = _need(worker, entry, reserve)
-        if len(kept) < slots and need <= free and not (entry in kept or entry in drop or settled(entry)):
+        if len(kept) < slots and need <= free and not (entry in kept or entry in drop or entry.settled):
             kept.append(entry)
             free -= need
     if rank and not kept:  # each waits for memory of another
-        return fit(worker, rank, holders or (), lambda _: True)
+        return fit(worker, rank, holders or (), patient=False)
     for entry in rank[slots:]:  # the worker fills up with them, so they must fit like the others
         need = _need(worker, entry, reserve)
         if need <= free and not (entry in kept or entry in drop or (reserved and not entry.blocks)):

@@ -1,8 +1,8 @@
 """A bound on overtaking: who has been passed often enough goes first, in order of arrival. No policy lives here.
 
-**Claim.** Let a request wait for a worker of B slots, with memory for all that run. While it waits, later arrivals of its class are served there at
-most (c - 1) * W + 2 * B request-rounds, where c is the bound and W the work ahead of it: the request-rounds that those
-who were there, and it itself, were believed to need when it came.
+**Claim.** Let a request wait for a worker of B slots, with memory for all that run. While it waits, later arrivals of
+its class are served there at most (c - 1) * W + 2 * B request-rounds, where c is the bound and W the work ahead of it:
+the request-rounds that those who were there, and it itself, were believed to need when it came.
 
 **Proof.** It becomes overdue once (c - 1) * W request-rounds of its class were served since it came, to whomever, in
 rounds in which it did not run. Those overdue go before all others of their class, the earliest first. So from then on,
@@ -10,10 +10,10 @@ whenever it waits, all places that its class gets are taken by overdue requests 
 decided before is still to come: the round at whose end it became overdue, and with plans a round late the next one, B
 request-rounds each at most.
 
-Where memory is short, requests that have not yet been worth their KV go on beside it (`core.kv`), and whoever is overdue
-waits for room as well. A late command adds B for each round that it is late; a new scheduler begins to count anew. W is a belief: a bound in
-what really came to be served ahead can be kept as well, but costs more (docs/laboratory.md). Whoever is overdue remains
-so until it ends, so the bound makes nobody thrash.
+Where memory is short, requests that have not yet been worth their KV go on beside it (`core.kv`), and whoever is
+overdue waits for room as well. A late command adds B for each round that it is late; a new scheduler begins to count
+anew. W is a belief: a bound in what really came to be served ahead can be kept as well, but costs more
+(docs/laboratory.md). Whoever is overdue remains so until it ends, so the bound makes nobody thrash.
 """
 
 import heapq
