@@ -13,6 +13,7 @@ from protos.v1 import worker_link_pb2 as worker_pb
 PROTOCOL = 1
 MAX_SLOTS = 1024
 MAX_COST_S = 1e4  # of anything in a worker's profile
+MIN_VERIFY_S = 1e-6
 MAX_DRAFT = 255  # what a stored round can tell, as the next one
 MAX_ROUND_TOKENS = 65_535
 MAX_ID_CHARS = 128
@@ -37,8 +38,8 @@ def hello(message: worker_pb.Hello) -> None:
     for field, seconds in message.cost.ListFields():
         if not 0 <= seconds <= MAX_COST_S:  # a NaN among the claims would leave them without an order
             raise BadInput("cost", f"{field.name} of {seconds} s is no duration up to {MAX_COST_S:g} s")
-    if not message.cost.verify_s:
-        raise BadInput("cost", "verify_s must be over 0")
+    if message.cost.verify_s < MIN_VERIFY_S:  # service is counted in it, and divided by it
+        raise BadInput("cost", f"verify_s must be at least {MIN_VERIFY_S:g} s")
 
 
 def report(message: worker_pb.StepReport) -> None:

@@ -426,7 +426,7 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
         ({"model": {"context_tokens": 255}}, "model: its context is smaller than the 256 tokens promised"),
         ({"cost": {"verify_s": math.nan}}, "cost: verify_s of nan s is no duration"),
         ({"cost": {"draft_s": 1e308}}, "cost: draft_s of 1e.308 s is no duration"),
-        ({"cost": {"verify_s": 0.0}}, "cost: verify_s must be over 0"),
+        ({"cost": {"verify_s": 1e-9}}, "cost: verify_s must be at least 1e-06 s"),
     ],
 )
 async def test_a_worker_that_does_not_belong_here_is_refused(
