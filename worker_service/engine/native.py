@@ -1,0 +1,70 @@
+"""The C++ kernels: compiled once for this machine's processor, then loaded from a cache. What they compute is not here.
+
+Without a compiler, or where anything about it fails, there are none, and torch computes the same (attention.py).
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import platformdirs
+import torch
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=c++17", "-ffp-contract=fast", "-Wno-psabi")
+_COMPILE_TIMEOUT_S = 120.0
+_OPENMP_TIMEOUT = 0.0
+
+LANES = 16  # floats in a vector of the kernels: sizes that they take are multiples of it
+
+
+@functools.cache
+def kernels() -> ctypes.CDLL | None:
+    """None: not available, and the log says why."""
+    try:
+        return ctypes.CDLL(str(_library()))
+    except (OSError, subprocess.SubprocessError) as error:
+        logging.getLogger(__name__).warning("no native kernels, torch's own take their place: %s", error)
+        return None
+
+
+def compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+
+
+def _library() -> Path:
+    """The compiled kernels of this source, these flags and this processor."""
+    cxx = compiler()
+    if cxx is None:
+        raise FileNotFoundError("there is no C++ compiler")
+    version = subprocess.run([cxx, "--version"], capture_output=True, timeout=_COMPILE_TIMEOUT_S, check=True).stdout
+    flags = " ".join(_FLAGS).encode()
+    key = hashlib.sha256(_SOURCE.read_bytes() + flags + version + torch.backends.cpu.get_cpu_capability().encode() + _processor())
+    library = Path(platformdirs.user_cache_dir("laps-sd")) / "kernels" / f"{key.hexdigest()[:16]}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:  # two workers may start at once
+            made = Path(folder) / library.name
+            subprocess.run(
+                [cxx, *_FLAGS, str(_SOURCE), "-o", str(made)],
+                capture_output=True,
+                timeout=_COMPILE_TIMEOUT_S,
+                check=True,
+            )
+            made.replace(library)
+    return library
+
+
+def _processor() -> bytes:
+    """What `-march=native` depends on: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return b""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "").encode()
