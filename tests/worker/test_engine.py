@@ -150,7 +150,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_its_first_token_comes_with_the_
 
 
 def test_a_request_that_lost_its_kv_owes_all_but_its_last_token(tiny: Tiny) -> None:
-    driver = Driver(tiny.engine())
+    driver = Driver(tiny.engine(block_tokens=16))  # no block is full: nothing to share, not even with itself
     driver.admit("r", list(range(10, 20)), Limits(max_tokens=9, ignore_eos=True))
     driver.step([Run("r", 0, 64)])
     driver.engine.drop("r")

@@ -1,4 +1,4 @@
-"""Attention of packed tokens over KV in blocks, and the memory of the blocks. Which block is whose is kv.py's business.
+"""Attention of packed tokens over KV in blocks, and the memory of the blocks. Whose which block is, kv.py knows.
 
 Two ways to the same numbers, up to rounding: the native kernels on a CPU, and torch's own operations anywhere else.
 """
@@ -7,7 +7,7 @@ import ctypes
 import itertools
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -24,7 +24,7 @@ class Span(NamedTuple):
     begin: int
     n: int
     start: int
-    table: "array[int]"  # ids of the request's blocks, in order
+    table: "array[int]"  # the request's blocks, in order
 
 
 class Shape(NamedTuple):
@@ -36,25 +36,19 @@ class Shape(NamedTuple):
     block_tokens: int
 
 
+_handles = itertools.count()
+
+
 class PagedAttention(ABC):
-    """Keys and values of all requests of one model, and its attention function in transformers' registry, `name`."""
+    """Keys and values of all requests of one model. `name` is its attention function in transformers' registry."""
 
-    _instances: "WeakValueDictionary[int, PagedAttention]" = WeakValueDictionary()
-    _handles = itertools.count()
-
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-        self.shape, self.device, self.dtype = shape, device, dtype
-        blocks = (shape.layers, 2, shape.blocks, shape.kv_heads, *self._block(shape))
-        self.data = torch.zeros(blocks, device=device, dtype=dtype)
-        self.layers = [(layer[0], layer[1]) for layer in self.data]
-        handle = next(self._handles)
-        self._instances[handle] = self
+    def __init__(self, data: torch.Tensor) -> None:
+        """`data`: [layers, 2 (key, value), blocks, kv heads, block_tokens * dim]."""
+        self._data = data
+        handle = next(_handles)
+        _instances[handle] = self
         self.name = f"laps_sd_{handle}"
         AttentionInterface.register(self.name, _attention_function(handle))
-
-    @staticmethod
-    def _block(shape: Shape) -> tuple[int, int]:
-        return shape.block_tokens, shape.dim
 
     @abstractmethod
     def begin(self, spans: Sequence[Span]) -> None:
@@ -66,80 +60,142 @@ class PagedAttention(ABC):
     ) -> torch.Tensor:
         """Write the new `key` and `value` [T, kv heads, dim] into their blocks, then attend over all that precedes.
 
-        `query` and the result: [T, heads, dim]; rows beyond the spans are padding. `window` 0: no sliding window.
+        `query` and the result: [T, heads, dim]. `window`: how far back a token sees, itself included; 0: everything.
         """
+
+    def save(self, table: Sequence[int]) -> torch.Tensor:
+        """A copy of these blocks in the host's memory."""
+        return self._data[:, :, list(table)].to("cpu", copy=True)
+
+    def restore(self, table: Sequence[int], saved: torch.Tensor) -> None:
+        self._data[:, :, list(table)] = saved.to(self._data.device)
+
+
+_instances: WeakValueDictionary[int, PagedAttention] = WeakValueDictionary()
 
 
 def paged_attention(shape: Shape, device: torch.device, dtype: torch.dtype) -> PagedAttention:
     if device.type == "cpu" and NativeAttention.supports(shape, dtype):
-        return NativeAttention(shape, device, dtype)
+        return NativeAttention(shape, dtype)
     return TorchAttention(shape, device, dtype)
 
 
+def _memory(shape: Shape) -> tuple[int, int, int, int, int]:
+    return shape.layers, 2, shape.blocks, shape.kv_heads, shape.block_tokens * shape.dim
+
+
 class NativeAttention(PagedAttention):
-    """kernels.cpp."""
+    """kernels.cpp, for a CPU."""
 
     @staticmethod
     def supports(shape: Shape, dtype: torch.dtype) -> bool:
         fits = shape.dim % native.LANES == 0 and shape.block_tokens % native.LANES == 0
-        return fits and dtype in (torch.float32, torch.bfloat16) and native.kernels() is not None
+        return fits and dtype in native.TYPES and native.kernels() is not None
 
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(shape, device, dtype)
-        kernels = native.kernels()
-        assert kernels is not None
-        self._kernel = kernels.attention_float if dtype == torch.float32 else kernels.attention_bfloat16
+    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
+        super().__init__(torch.empty(_memory(shape), dtype=dtype))  # it becomes real memory when it is first written
+        self.shape, self.dtype = shape, dtype
         pointer, integer = ctypes.c_void_p, ctypes.c_int
-        self._kernel.argtypes = [pointer, pointer, integer, *[pointer] * 7, ctypes.c_float, integer]
-        self._kernel.restype = None
+        self._kernel = native.function(
+            "attention", dtype, pointer, pointer, integer, *[pointer] * 7, ctypes.c_float, integer
+        )
         self._shape = array("i", [shape.heads, shape.kv_heads, shape.dim, shape.block_tokens])
-        self._spans = self._tables = array("i")
-        self.fixed: tuple[int, ...] = ()
-        self._pointers = [(keys.data_ptr(), values.data_ptr()) for keys, values in self.layers]
+        self.pointers = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in self._data]
+        self.begin(())
 
     def begin(self, spans: Sequence[Span]) -> None:
         self._spans, self._tables = array("i"), array("i")
         for span in spans:
             self._spans.extend((span.begin, span.n, span.start, len(self._tables)))
             self._tables.extend(span.table)
-        address = [a.buffer_info()[0] for a in (self._shape, self._spans, self._tables)]
-        self.fixed = (address[0], address[1], len(spans), address[2])
+        self.round = self._spans.buffer_info()[0], len(spans), self._tables.buffer_info()[0]
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float, window: int
     ) -> torch.Tensor:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        out = torch.zeros_like(query)
-        self._kernel(
-            *self.fixed,
-            query.data_ptr(),
-            key.data_ptr(),
-            value.data_ptr(),
-            *self._pointers[layer],
-            out.data_ptr(),
-            scale,
-            window,
-        )
+        out = torch.empty_like(query)
+        new = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        shape = self._shape.buffer_info()[0]
+        self._kernel(shape, *self.round, *new, *self.pointers[layer], out.data_ptr(), scale, window)
         return out
 
 
+class _Group:
+    """Spans that are computed as one padded batch."""
+
+    def __init__(self, spans: Sequence[Span], block_tokens: int, device: torch.device) -> None:
+        longest, blocks = max(s.n for s in spans), max(-(-(s.start + s.n) // block_tokens) for s in spans)
+        # Padding repeats a last token and a first block: it costs, and what comes of it is not used.
+        self.rows = torch.tensor(
+            [[s.begin + min(i, s.n - 1) for i in range(longest)] for s in spans], device=device
+        )  # [B, longest]
+        self.tables = torch.tensor(
+            [[*s.table[:blocks], *[s.table[0]] * (blocks - len(s.table))] for s in spans], device=device
+        )  # [B, blocks]
+        self._positions = torch.tensor(
+            [[s.start + min(i, s.n - 1) for i in range(longest)] for s in spans], device=device
+        )
+        self._keys = torch.arange(blocks * block_tokens, device=device)
+        self._masks: dict[int, torch.Tensor] = {}
+
+    def mask(self, window: int) -> torch.Tensor:
+        """[B, 1, longest, keys]: causal, and no further back than `window`."""
+        if window not in self._masks:
+            own = self._positions[:, :, None]
+            seen = self._keys <= own
+            self._masks[window] = (seen & (self._keys > own - window) if window else seen)[:, None]
+        return self._masks[window]
+
+
 class TorchAttention(PagedAttention):
+    """For any device: blocks are gathered, for all short spans together and for each chunk of prefill."""
+
+    _SHORT = 16  # tokens
+
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(torch.zeros(_memory(shape), device=device, dtype=dtype))  # what is masked must be finite
+        self._block_tokens = shape.block_tokens
+        self._layers = self._data.view(*self._data.shape[:-1], shape.block_tokens, shape.dim)
+
     def begin(self, spans: Sequence[Span]) -> None:
-        self._spans = spans
+        device, size = self._data.device, self._block_tokens
+        short = [span for span in spans if span.n <= self._SHORT]
+        groups = ([short] if short else []) + [[span] for span in spans if span.n > self._SHORT]
+        self._groups = [_Group(group, size, device) for group in groups]
+        places = [(s.table[at // size], at % size) for s in spans for at in range(s.start, s.start + s.n)]
+        self._new_blocks, self._new_offsets = torch.tensor(places, device=device).T
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float, window: int
     ) -> torch.Tensor:
-        raise NotImplementedError
+        keys, values = self._layers[layer]
+        keys[self._new_blocks, :, self._new_offsets] = key
+        values[self._new_blocks, :, self._new_offsets] = value
+        out = torch.empty_like(query)
+        for group in self._groups:
+            past_keys, past_values = (x[group.tables].transpose(1, 2).flatten(2, 3) for x in (keys, values))
+            result = scaled_dot_product_attention(
+                query[group.rows].transpose(1, 2),
+                past_keys,  # [B, kv heads, keys, dim]
+                past_values,
+                attn_mask=group.mask(window),
+                scale=scale,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            out[group.rows] = result.transpose(1, 2)
+        return out
 
 
-def _attention_function(handle: int) -> Any:
+def _attention_function(handle: int) -> Callable[..., tuple[torch.Tensor, None]]:
+    """What transformers calls in each layer. It does not keep its PagedAttention alive: the registry is for ever."""
+
     def attention(
         module: torch.nn.Module,
         query: torch.Tensor,  # [1, heads, T, dim]
-        key: torch.Tensor,
+        key: torch.Tensor,  # [1, kv heads, T, dim]
         value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,  # none: this attention has no mask function, it makes its own
         *,
         scaling: float | None = None,
         sliding_window: int | None = None,
@@ -149,21 +205,10 @@ def _attention_function(handle: int) -> Any:
     ) -> tuple[torch.Tensor, None]:
         if softcap is not None or s_aux is not None:
             raise NotImplementedError(f"attention of {type(module).__name__}: soft caps and sinks are not supported")
+        layer: int = module.layer_idx  # type: ignore[assignment]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        packed = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-        out = torch.ops.laps_sd.attention(*packed, handle, module.layer_idx, scale, sliding_window or 0)
-        return out.unsqueeze(0), None
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out = _instances[handle].attend(q, k, v, layer, scale, sliding_window or 0)
+        return out[None], None
 
     return attention
-
-
-def _attend(query, key, value, handle, layer, scale, window):
-    return PagedAttention._instances[handle].attend(query, key, value, layer, scale, window)
-
-
-_library = torch.library.Library("laps_sd", "DEF")
-_library.define(
-    "attention(Tensor query, Tensor key, Tensor value, int handle, int layer, float scale, int window) -> Tensor"
-)
-_library.impl("attention", _attend, "CompositeExplicitAutograd")
-_library.impl("attention", lambda query, *_: torch.empty_like(query), "Meta")

@@ -11,7 +11,7 @@ import torch
 from worker_service.engine.draft import Ask, Drafter
 from worker_service.engine.hooks import LogitsContext, LogitsHook, suppress_eos
 from worker_service.engine.kv import KV
-from worker_service.engine.request import EngineRequest
+from worker_service.engine.request import EngineRequest, Saved
 from worker_service.engine.sampling import verify
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.target import Segment, Target
@@ -50,18 +50,23 @@ class Engine:
         context_tokens: int,
         blocks: int,
         block_tokens: int = 64,
+        host_blocks: int = 0,
+        round_tokens: int = 1024,
         max_draft: int = 8,
         drafter: Drafter,
         hooks: Sequence[LogitsHook] = (suppress_eos,),
     ) -> None:
         """`model`: a causal LM of the transformers library, in eval mode; its attention function is replaced.
 
-        `drafter` must be this engine's own; `context_tokens` bounds prompt and output together.
+        `drafter` must be this engine's own; `context_tokens` bounds prompt and output together. `host_blocks` of KV
+        can be offloaded to the host's memory at a time; `round_tokens` bounds the prefill of all requests in a round.
         """
         self._target = Target(model)
         self._tokenizer = tokenizer.backend_tokenizer
         self._eos_ids, self._context_tokens = eos_ids, context_tokens
         self._pool = self._target.new_pool(blocks, block_tokens)
+        self._free_host_blocks = host_blocks
+        self._round_tokens = round_tokens
         self._max_draft = max_draft
         self._drafter = drafter
         self._hooks = tuple(hooks)
@@ -100,15 +105,18 @@ class Engine:
         prompt_len: int,
         sampling: Sampling,
         limits: Limits,
+        salt: str = "",
     ) -> None:
         """Take a request, with all its `tokens` so far: the truth. KV of one that is known is cut to what agrees.
 
-        A request that cannot be run is taken too: its next row says why.
+        KV of what texts begin with is shared among requests of equal `salt`, and no others. A request that cannot be
+        run is taken too: its next row says why.
         """
         known = self._requests.pop(request_id, None)
         self._drafter.forget(request_id)
-        kv = known.kv if known else KV(self._pool)
+        kv = known.kv if known else KV(self._pool, salt)
         if known:
+            self._discard_saved(known)
             agreed = next(
                 (i for i, (a, b) in enumerate(zip(known.tokens, tokens, strict=False)) if a != b), len(tokens)
             )
@@ -130,17 +138,34 @@ class Engine:
 
     def forget(self, request_id: str) -> None:
         """Finished, cancelled or moved: give back all it holds. Unknown ids are no error."""
-        request = self._requests.pop(request_id, None)
-        if request:
-            request.kv.release()
-            self._drafter.forget(request_id)
+        self.drop(request_id)
+        self._requests.pop(request_id, None)
 
     def drop(self, request_id: str) -> None:
         """Give back its KV; when it runs again it is rebuilt from its tokens. Unknown ids are no error."""
         request = self._requests.get(request_id)
         if request:
-            request.kv.release()
-            self._drafter.forget(request_id)
+            self._release(request)
+
+    def offload(self, request_id: str) -> None:
+        """Move its KV to the host's memory until it runs again; if that is full, drop it. Unknown ids are no error."""
+        request = self._requests.get(request_id)
+        if request is None or request.saved or not request.kv.length:
+            return
+        if request.kv.blocks <= self._free_host_blocks:
+            self._free_host_blocks -= request.kv.blocks
+            request.saved = Saved(self._target.save(request.kv), request.kv.length)
+        request.kv.release()
+
+    def _release(self, request: EngineRequest) -> None:
+        self._discard_saved(request)
+        request.kv.release()
+        self._drafter.forget(request.id)
+
+    def _discard_saved(self, request: EngineRequest) -> None:
+        if request.saved:
+            self._free_host_blocks += request.saved.blocks
+            request.saved = None
 
     def held(self) -> list[Held]:
         """All that is admitted and not forgotten, finished or not."""
@@ -180,6 +205,7 @@ class Engine:
         work: list[_Work] = []
         rows: list[Row] = []
         skipped = 0
+        budget = self._round_tokens
         for run in {run.request_id: run for run in runs}.values():
             if len(work) == slots or skipped == slots:
                 break
@@ -188,32 +214,42 @@ class Engine:
             request = self._requests[run.request_id]
             if request.error or request.left <= 0:
                 request.finish = Finish.ERROR if request.error else Finish.LENGTH
-                request.kv.release()
+                self._release(request)
                 rows.append(self._row(request, request.output_tokens))
                 continue
+            self._resume(request)
             # Once one had to wait for blocks, those ranked lower must not take any.
             room = request.kv.own_room if skipped else request.kv.room
-            if room <= 0:
+            if room <= 0 or request.saved:
                 skipped += 1
                 rows.append(self._row(request, request.output_tokens, skipped=Skip.NO_BLOCKS))
                 continue
-            work.append(self._work(request, run, room))
+            prefill = min(max(request.prefill_owed, 0), run.prefill_tokens, room, budget)
+            if prefill or request.prefill_owed <= 0:
+                budget -= prefill
+                work.append(self._work(request, run, prefill, room))
         return work, rows
 
-    def _work(self, request: EngineRequest, run: Run, room: int) -> _Work:
-        owed = request.prefill_owed
+    def _resume(self, request: EngineRequest) -> None:
+        """Bring back what was offloaded, if there is place for it and one token more; or begin as others began."""
+        if request.saved and request.saved.length < request.kv.room:
+            request.kv.extend(request.saved.length)
+            self._target.restore(request.kv, request.saved.data)
+            self._discard_saved(request)
+        elif not request.saved:
+            request.kv.adopt(request.tokens)
+
+    def _work(self, request: EngineRequest, run: Run, prefill: int, room: int) -> _Work:
         tokens = request.tokens[request.kv.length :]
-        draft_len = 0
-        if owed > 0:
-            prefilled = min(owed, run.prefill_tokens, room)
+        samples, draft_len = True, 0
+        if request.prefill_owed > 0:
             # The last token of output, if there is one, comes along with the end of the prefill.
-            samples = prefilled == owed and len(tokens) <= room
-            tokens = tokens if samples else tokens[:prefilled]
+            samples = prefill == request.prefill_owed and len(tokens) <= room
+            tokens = tokens if samples else tokens[:prefill]
         else:
-            prefilled, samples = 0, True
             draft_len = max(min(run.draft_len, self._max_draft, request.left - 1, room - 1), 0)
         request.kv.extend(len(tokens) + draft_len)
-        return _Work(request, tokens, draft_len, prefilled, samples)
+        return _Work(request, tokens, draft_len, prefill, samples)
 
     def _draft(self, work: Sequence[_Work]) -> None:
         """One call of the drafter for all; KV that was reserved for drafts and is not needed is given up."""
@@ -243,13 +279,12 @@ class Engine:
                     own = hook(own, context)
                 sampled = verify(own, w.drafts, request.sampling, start)
             emitted = request.extend(sampled)
-            if request.finish is None:
-                request.kv.truncate(len(request.tokens) - 1)
-                if sampled:
-                    self._drafter.observe(request.id, len(request.tokens), hidden[first + len(sampled) - 1])
-            else:
-                request.kv.release()
-                self._drafter.forget(request.id)
+            request.kv.truncate(len(request.tokens) - 1)
+            request.kv.publish(request.tokens)
+            if request.finish is not None:
+                self._release(request)
+            elif sampled:
+                self._drafter.observe(request.id, len(request.tokens), hidden[first + len(sampled) - 1])
             rows.append(
                 self._row(
                     request,
@@ -269,7 +304,7 @@ class Engine:
             request.id,
             request.placement,
             start,
-            blocks=request.kv.blocks,
+            blocks=request.kv.private_blocks,
             prefill_owed=owed,
             finish=request.finish,
             error=request.error,

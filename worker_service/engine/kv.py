@@ -1,42 +1,84 @@
-"""KV memory: one contiguous buffer per request, accounted in blocks. Who runs or is evicted is not decided here."""
+"""Blocks of KV memory: whose each one is, and which of them hold a text that others may begin with. No tensors here.
 
-import torch
+A block holds the keys and values of `block_tokens` tokens in all layers. A request has a table of blocks; a full block
+whose tokens are verified is published under a digest of all the text up to its end, and whoever begins with the same
+text shares it. Nobody writes into a published block, so sharing needs no copies.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
 
 
-class KVPool:
-    """The budget of KV blocks, and the shape of what fills them."""
+class BlockPool:
+    """Reference counts of all blocks. A published one that nobody uses is kept until its place is needed, least
+    recently used first: it counts as free."""
 
-    def __init__(
-        self,
-        *,
-        blocks: int,
-        block_tokens: int,
-        layers: int,
-        heads: int,
-        head_dim: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        self.blocks = self.free_blocks = blocks
-        self.block_tokens = block_tokens
-        self._shape = (layers, 2, heads, 0, head_dim)
-        self._device, self._dtype = device, dtype
+    def __init__(self, blocks: int, block_tokens: int) -> None:
+        self.blocks, self.block_tokens = blocks, block_tokens
+        self.references = [0] * blocks
+        self._free = list(range(blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # published, and used by nobody
+        self._published: dict[bytes, int] = {}
+        self._digests: dict[int, bytes] = {}  # of published blocks
 
-    def buffer(self, tokens: int) -> torch.Tensor:
-        """[layers, 2 (key, value), heads, tokens, head_dim], not initialised."""
-        layers, two, heads, _, head_dim = self._shape
-        return torch.empty((layers, two, heads, tokens, head_dim), device=self._device, dtype=self._dtype)
+    @property
+    def free_blocks(self) -> int:
+        return len(self._free) + len(self._idle)
+
+    def take(self) -> int:
+        """A block for its new owner alone. There must be a free one."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            del self._published[self._digests.pop(block)]
+        self.references[block] = 1
+        return block
+
+    def share(self, digest: bytes) -> int | None:
+        """One more reference to the block that holds this text, if there is one."""
+        block = self._published.get(digest)
+        if block is not None:
+            self._idle.pop(block, None)
+            self.references[block] += 1
+        return block
+
+    def give(self, block: int) -> None:
+        """One reference less."""
+        self.references[block] -= 1
+        if self.references[block] == 0:
+            if block in self._digests:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """The block is full and will not be written again. Where another one holds the same, that one stays it."""
+        if self._published.setdefault(digest, block) == block:
+            self._digests[block] = digest
 
 
 class KV:
-    """The keys and values of one request's first `length` tokens."""
+    """The table of one request: the blocks of its first `length` tokens, and perhaps some more."""
 
-    def __init__(self, pool: KVPool) -> None:
-        self._pool = pool
-        self._data = pool.buffer(0)
+    def __init__(self, pool: BlockPool, salt: str = "") -> None:
+        """Texts are shared among KVs of equal `salt`."""
+        self._pool, self._salt = pool, blake2b(salt.encode(), digest_size=16).digest()
+        self._digests: list[bytes] = []  # of its first blocks: adopted or published
+        self.table = array("i")
         self.length = 0
-        self.blocks = 0
-        self.layers: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # (keys, values), each [heads, capacity, dim]
+
+    @property
+    def blocks(self) -> int:
+        return len(self.table)
+
+    @property
+    def private_blocks(self) -> int:
+        """Those that nobody shares: what releasing it makes free."""
+        references = self._pool.references
+        return sum(1 for block in self.table if references[block] == 1)
 
     @property
     def room(self) -> int:
@@ -48,24 +90,54 @@ class KV:
         """How many tokens can still be added without a new block."""
         return self.blocks * self._pool.block_tokens - self.length
 
+    def adopt(self, tokens: Sequence[int]) -> None:
+        """Take on published blocks of this text where it holds nothing else; the last token is left to compute."""
+        size = self._pool.block_tokens
+        while self.length == self.blocks * size == len(self._digests) * size and self.length + size < len(tokens):
+            digest = self._digest(tokens)
+            block = self._pool.share(digest)
+            if block is None:
+                return
+            self.table.append(block)
+            self._digests.append(digest)
+            self.length += size
+
+    def publish(self, tokens: Sequence[int]) -> None:
+        """Let others use what is full. The first `length` of `tokens` are verified and computed."""
+        while (len(self._digests) + 1) * self._pool.block_tokens <= self.length:
+            digest = self._digest(tokens)
+            self._pool.publish(self.table[len(self._digests)], digest)
+            self._digests.append(digest)
+
+    def _digest(self, tokens: Sequence[int]) -> bytes:
+        """Of the text up to the end of the first block that has none yet."""
+        size, done = self._pool.block_tokens, len(self._digests)
+        before = self._digests[-1] if done else self._salt
+        return blake2b(before + array("i", tokens[done * size : (done + 1) * size]).tobytes(), digest_size=16).digest()
+
     def extend(self, tokens: int) -> None:
         """Make place for `tokens` more (at most `room`), and count them; who computes them writes them."""
-        needed = -(-(self.length + tokens) // self._pool.block_tokens)
-        if needed > self.blocks:
-            self._pool.free_blocks -= needed - self.blocks
-            self.blocks = needed
-            grown = self._pool.buffer(needed * self._pool.block_tokens)
-            grown[:, :, :, : self.length] = self._data[:, :, :, : self.length]
-            self._data = grown
-            self.layers = tuple((layer[0], layer[1]) for layer in grown)
         self.length += tokens
+        while self.blocks * self._pool.block_tokens < self.length:
+            self.table.append(self._pool.take())
 
     def truncate(self, length: int) -> None:
-        """Forget what follows the first `length` tokens. The blocks stay: the next round writes there."""
+        """Forget what follows the first `length` tokens. The blocks stay: the next round writes there.
+
+        Only published ones cannot be written: of a text that goes another way inside one, the whole block goes.
+        """
         self.length = min(self.length, length)
+        full = self.length // self._pool.block_tokens
+        if len(self._digests) > full:
+            self._release_from(full)
+            self.length = full * self._pool.block_tokens
 
     def release(self) -> None:
         """Give everything back."""
-        self._pool.free_blocks += self.blocks
-        self._data, self.layers = self._pool.buffer(0), ()
-        self.length = self.blocks = 0
+        self._release_from(0)
+        self.length = 0
+
+    def _release_from(self, first: int) -> None:
+        for block in reversed(self.table[first:]):  # the end of a text is the first to be forgotten
+            self._pool.give(block)
+        del self.table[first:], self._digests[first:]

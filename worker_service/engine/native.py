@@ -11,7 +11,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import torch
@@ -19,9 +21,9 @@ import torch
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=c++17", "-ffp-contract=fast", "-Wno-psabi")
 _COMPILE_TIMEOUT_S = 120.0
-_OPENMP_TIMEOUT = 0.0
 
 LANES = 16  # floats in a vector of the kernels: sizes that they take are multiples of it
+TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 
 
 @functools.cache
@@ -34,18 +36,28 @@ def kernels() -> ctypes.CDLL | None:
         return None
 
 
-def compiler() -> str | None:
+def function(name: str, dtype: torch.dtype, *arguments: Any) -> Callable[..., None]:
+    """The kernel of this name for weights of this type, with its ctypes arguments. It runs without Python's lock."""
+    library = kernels()
+    if library is None:
+        raise RuntimeError("there are no native kernels here")
+    found = library[f"{name}_{TYPES[dtype]}"]
+    found.argtypes, found.restype = arguments, None
+    return found
+
+
+def _compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
 
 
 def _library() -> Path:
     """The compiled kernels of this source, these flags and this processor."""
-    cxx = compiler()
+    cxx = _compiler()
     if cxx is None:
         raise FileNotFoundError("there is no C++ compiler")
     version = subprocess.run([cxx, "--version"], capture_output=True, timeout=_COMPILE_TIMEOUT_S, check=True).stdout
     flags = " ".join(_FLAGS).encode()
-    key = hashlib.sha256(_SOURCE.read_bytes() + flags + version + torch.backends.cpu.get_cpu_capability().encode() + _processor())
+    key = hashlib.sha256(_SOURCE.read_bytes() + flags + version + _processor())
     library = Path(platformdirs.user_cache_dir("laps-sd")) / "kernels" / f"{key.hexdigest()[:16]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)

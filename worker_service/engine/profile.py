@@ -23,7 +23,7 @@ def measure(engine: Engine, slots: int) -> CostProfile:
     prompt = [token % engine.vocab_size for token in (1, 2, 3, 4)] * (_PROMPT // 4)  # n-gram drafters propose here
     prefills = []
     for name in names:
-        engine.admit(name, 0, prompt, len(prompt), Sampling(), _LIMITS)
+        engine.admit(name, 0, prompt, len(prompt), Sampling(), _LIMITS, salt=name)  # each prefill in full
         prefills.append(_timed_round(engine, [name], 0)[0])
     _rounds(engine, names, _DRAFTS)  # the first passes pay for allocations
     alone = _rounds(engine, names[:1], 0)

@@ -1,14 +1,30 @@
 """One request inside the engine: its tokens, its KV, and when it ends. Which requests run is not decided here."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
 
 from worker_service.engine.kv import KV
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.types import Finish, Limits, Sampling
 
 
+@dataclass(slots=True)
+class Saved:
+    """KV in the host's memory: `blocks` of it, for the first `length` tokens."""
+
+    data: torch.Tensor
+    length: int
+
+    @property
+    def blocks(self) -> int:
+        return int(self.data.shape[2])
+
+
 class EngineRequest:
-    """Tokens are the truth; `kv` holds the first `kv.length` of them, never the last one."""
+    """Tokens are the truth; `kv` holds the first `kv.length` of them, never the last one. It is empty while there is
+    `saved` KV."""
 
     def __init__(
         self,
@@ -29,6 +45,7 @@ class EngineRequest:
         self.prompt_len = prompt_len
         self.sampling, self.limits = sampling, limits
         self.kv = kv
+        self.saved: Saved | None = None
         self.finish: Finish | None = None
         self.error = ""
         self._stops, self._eos_ids = stops, eos_ids
@@ -46,7 +63,8 @@ class EngineRequest:
     @property
     def prefill_owed(self) -> int:
         """Tokens to be computed before it can draft: all of the prompt, but not the last token of output."""
-        return len(self.tokens) - self.kv.length - (1 if self.output_tokens else 0)
+        computed = self.saved.length if self.saved else self.kv.length
+        return len(self.tokens) - computed - (1 if self.output_tokens else 0)
 
     def extend(self, sampled: Sequence[int]) -> list[int]:
         """Append sampled tokens up to the one that ends the request; returns those, and sets `finish`."""

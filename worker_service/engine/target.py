@@ -1,4 +1,4 @@
-"""The target model's forward pass over packed tokens of many requests. No sampling, no scheduling.
+"""A causal LM's forward pass over packed tokens of many requests. No sampling, no scheduling.
 
 All rows of a round, decode rows as well as prefill chunks, are one packed sequence [1, T]. Only attention looks at
 requests one by one, each over its own KV; so there is no padding, and each row may have its own length.
@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention
-from transformers import AttentionInterface
+from torch.nn.functional import linear
 
-from worker_service.engine.kv import KV, KVPool
-
-_ATTENTION = "laps_sd_ragged"
+from worker_service.engine.attention import PagedAttention, Shape, Span, paged_attention
+from worker_service.engine.decoder import NativeDecoder, PackedLinear
+from worker_service.engine.kv import KV, BlockPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +28,51 @@ class Segment:
 
 
 class Target:
-    """A causal LM of the transformers library whose attention supports the attention interface registry."""
+    """A causal LM of the transformers library whose attention supports the attention interface registry.
+
+    What it computes is the module's own forward pass; models that decoder.py knows go through that.
+    """
 
     def __init__(self, model: Any) -> None:
-        AttentionInterface.register(_ATTENTION, _ragged_attention)
-        model.set_attn_implementation(_ATTENTION)
-        if model.dtype != torch.float32:
-            model.set_output_embeddings(_Float32Head(model.get_output_embeddings()))
+        head = model.get_output_embeddings()
+        if PackedLinear.supports(head):
+            model.set_output_embeddings(PackedLinear(head))
+        elif model.dtype != torch.float32:
+            model.set_output_embeddings(_Float32Head(head))
         # What enters the head is kept, and the head left to the model: some scale its logits afterwards.
         model.get_output_embeddings().register_forward_pre_hook(self._keep_hidden)
         self._model = model
-        self.device = torch.device(model.device)
+        self._attention: PagedAttention | None = None
+        self._decoder: NativeDecoder | None = None
+        self.device, self.dtype = torch.device(model.device), model.dtype
         self.vocab_size = int(model.config.vocab_size)
 
-    def new_pool(self, blocks: int, block_tokens: int) -> KVPool:
+    def new_pool(self, blocks: int, block_tokens: int) -> BlockPool:
+        """Memory for the KV of all its requests; once."""
         config = self._model.config
         heads = config.num_attention_heads
-        return KVPool(
+        shape = Shape(
+            layers=config.num_hidden_layers,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             blocks=blocks,
             block_tokens=block_tokens,
-            layers=config.num_hidden_layers,
-            heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            device=self.device,
-            dtype=self._model.dtype,
         )
+        self._attention = paged_attention(shape, self.device, self.dtype)
+        if NativeDecoder.supports(self._model, self._attention):
+            self._decoder = NativeDecoder(self._model, self._attention)
+        else:
+            self._model.set_attn_implementation(self._attention.name)
+        return BlockPool(blocks, block_tokens)
+
+    def save(self, kv: KV) -> torch.Tensor:
+        """A copy of its blocks in the host's memory."""
+        return self._memory.save(kv.table)
+
+    def restore(self, kv: KV, saved: torch.Tensor) -> None:
+        """Into the first blocks of `kv`."""
+        self._memory.restore(kv.table[: saved.shape[2]], saved)
 
     def forward(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the segments' tokens, filling their KV.
@@ -64,90 +83,41 @@ class Target:
         tokens: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
-        spans: list[_Span] = []
+        spans: list[Span] = []
         for segment in segments:
             begin, n = len(tokens), len(segment.tokens)
-            end = segment.start + n
             wanted.extend(range(begin + segment.logits_from, begin + n))
             tokens.extend(segment.tokens)
-            positions.extend(range(segment.start, end))
-            spans.append(_Span(segment.kv, begin, n, segment.start))
-        logits = self._model(
-            input_ids=torch.tensor([tokens], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
-            use_cache=False,
-            logits_to_keep=torch.tensor(wanted, dtype=torch.long, device=self.device),
-            spans=spans,
-        ).logits[0]
+            positions.extend(range(segment.start, segment.start + n))
+            spans.append(Span(begin, n, segment.start, segment.kv.table))
+        self._memory.begin(spans)
+        logits = self._logits(
+            *(torch.tensor(x, dtype=torch.long, device=self.device) for x in (tokens, positions, wanted))
+        )
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # so that the caller's clock measures the pass, not its launch
         return logits.float(), self._hidden
 
+    @property
+    def _memory(self) -> PagedAttention:
+        if self._attention is None:
+            raise RuntimeError("a pool comes first")
+        return self._attention
+
+    def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        if self._decoder is not None:
+            result: torch.Tensor = self._model.get_output_embeddings()(self._decoder(tokens, positions)[wanted][None])[
+                0
+            ]
+            return result
+        output = self._model(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted
+        )
+        result = output.logits[0]
+        return result
+
     def _keep_hidden(self, head: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         self._hidden = inputs[0][0]
-
-
-class _Span:
-    """Where a segment lies in the packed sequence, with the masks that its layers share."""
-
-    def __init__(self, kv: KV, begin: int, n: int, start: int) -> None:
-        self.kv, self.begin, self.n, self.start = kv, begin, n, start
-        self._masks: dict[int | None, torch.Tensor] = {}
-
-    def mask(self, window: int | None, query: torch.Tensor) -> torch.Tensor | None:
-        """Additive mask [n, start + n]: causal, and no further back than a sliding `window`. None: see everything."""
-        total = self.start + self.n
-        if self.n == 1 and (window is None or total <= window):
-            return None
-        if window not in self._masks:
-            keys = torch.arange(total, device=query.device)
-            own = keys[self.start :, None]
-            hidden = keys > own
-            if window is not None:
-                hidden |= keys <= own - window
-            self._masks[window] = torch.zeros(hidden.shape, device=query.device, dtype=query.dtype).masked_fill_(
-                hidden, float("-inf")
-            )
-        return self._masks[window]
-
-
-def _ragged_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,  # [1, heads, T, dim]
-    key: torch.Tensor,  # [1, kv heads, T, dim]
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # none: this attention has no mask function, it makes its own
-    *,
-    spans: Sequence[_Span],
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Write each request's new keys and values into its KV, then attend over all it has. Returns [1, T, heads, dim]."""
-    if softcap is not None or s_aux is not None:
-        raise NotImplementedError(f"attention of {type(module).__name__}: soft caps and sinks are not supported")
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    query, key, value = query[0], key[0], value[0]
-    heads, kv_heads = query.shape[0], key.shape[0]
-    outputs = []
-    for span in spans:
-        begin, n, start = span.begin, span.n, span.start
-        keys, values = span.kv.layers[layer]
-        keys.narrow(1, start, n).copy_(key.narrow(1, begin, n))
-        values.narrow(1, start, n).copy_(value.narrow(1, begin, n))
-        outputs.append(
-            scaled_dot_product_attention(
-                query.narrow(1, begin, n).unsqueeze(0),
-                keys.narrow(1, 0, start + n).unsqueeze(0),
-                values.narrow(1, 0, start + n).unsqueeze(0),
-                attn_mask=span.mask(sliding_window, query),
-                scale=scaling,
-                enable_gqa=heads != kv_heads,
-            )
-        )
-    return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
 class _Float32Head(torch.nn.Module):

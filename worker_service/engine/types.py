@@ -50,7 +50,7 @@ class Row:
     drafted: int = 0
     accepted: int = 0
     prefilled: int = 0  # tokens of prompt, or of lost KV, computed in this round
-    blocks: int = 0  # of KV that it holds now
+    blocks: int = 0  # of KV that only it holds now: what dropping it would free
     prefill_owed: int = 0  # tokens still to be computed before it can draft
     finish: Finish | None = None
     skipped: Skip | None = None
