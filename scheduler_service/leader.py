@@ -193,6 +193,7 @@ class Leader:
             prompt_len=len(tracked.submit.prompt),
             sampling=tracked.submit.sampling,
             limits=tracked.submit.limits,
+            tenant=tracked.submit.tenant,
         )
 
     def _wake_all(self) -> None:

@@ -30,6 +30,7 @@ class Admission:
     prompt_len: int
     sampling: Sampling
     limits: Limits
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class Runner:
         for request_id in command.drop:
             self._engine.drop(request_id)
         for a in command.admit:
-            self._engine.admit(a.request_id, a.placement, a.tokens, a.prompt_len, a.sampling, a.limits)
+            self._engine.admit(a.request_id, a.placement, a.tokens, a.prompt_len, a.sampling, a.limits, a.tenant)
         same_rank = session.command is not None and session.command.rank == command.rank
         if command.forget or command.drop or command.admit or not same_rank:
             session.exhausted = False  # else nothing that could make it run has changed

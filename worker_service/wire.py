@@ -37,6 +37,7 @@ def _to_admission(message: pb.Admit) -> Admission:
         prompt_len=message.prompt_len,
         sampling=Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed),
         limits=Limits(limits.max_tokens, limits.min_tokens, tuple(limits.stop), limits.ignore_eos),
+        tenant=message.tenant,
     )
 
 

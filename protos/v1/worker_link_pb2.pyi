@@ -306,10 +306,13 @@ class Admit(_message.Message):
     PROMPT_LEN_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     placement: _builtins.int
     """grows with every move"""
     prompt_len: _builtins.int
+    tenant: _builtins.str
+    """KV of what texts begin with is shared among requests of one tenant, and no others"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prompt + durable output: the truth, KV is truncated to it"""
@@ -327,10 +330,11 @@ class Admit(_message.Message):
         prompt_len: _builtins.int = ...,
         sampling: _types_pb2.Sampling | None = ...,
         limits: _types_pb2.Limits | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "placement", b"placement", "prompt_len", b"prompt_len", "request_id", b"request_id", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "placement", b"placement", "prompt_len", b"prompt_len", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -441,7 +445,7 @@ class Row(_message.Message):
     prefilled: _builtins.int
     """tokens of prompt (or of lost KV) computed in this round"""
     blocks: _builtins.int
-    """of KV that it holds now"""
+    """of KV that only it holds now: what dropping it would free"""
     prefill_owed: _builtins.int
     """tokens still to be computed before it can draft"""
     finish: _types_pb2.FinishReason.ValueType

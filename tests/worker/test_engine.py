@@ -1,11 +1,15 @@
 """How requests end in the engine, and what it does when memory or a request is bad."""
 
+from collections import Counter
+
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.worker.harness import Driver, Tiny
 from worker_service.engine.draft import Ask, Drafter, NgramDrafter
+from worker_service.engine.engine import Engine
 from worker_service.engine.profile import measure
 from worker_service.engine.types import Finish, Limits, Run, Sampling, Skip
 
@@ -208,22 +212,133 @@ def test_warm_up_measures_all_costs_and_leaves_nothing(tiny: Tiny) -> None:
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_block_leaks_however_requests_come_wait_and_go(tiny: Tiny, data: st.DataObject) -> None:
-    engine = tiny.engine(blocks=12, block_tokens=4)  # for two or three of the six
+    engine = tiny.engine(blocks=12, block_tokens=4, host_blocks=8)  # for two or three of the six
     names = [str(i) for i in range(6)]
-    for _ in range(30):
-        name = data.draw(st.sampled_from(names))
-        match data.draw(st.sampled_from(["admit", "step", "step", "step", "drop", "forget"])):
+    random = data.draw(st.randoms(use_true_random=False))
+    for _ in range(400):
+        name = random.choice(names)
+        match random.choice(["admit", "step", "step", "step", "offload", "drop", "forget"]):
             case "admit":
-                prompt = [5] * data.draw(st.integers(1, 30))
-                engine.admit(name, 1, prompt, len(prompt), SAMPLED, Limits(max_tokens=8))
+                prompt = [random.choice([5, 6])] * random.randint(1, 30)  # texts often begin alike
+                engine.admit(name, 1, prompt, len(prompt), SAMPLED, Limits(max_tokens=8), random.choice("ab"))
             case "step":
-                order = data.draw(st.permutations(names))
+                order = random.sample(names, len(names))
                 engine.step([Run(name, 3, 16) for name in order], slots=3)
+            case "offload":
+                engine.offload(name)
             case "drop":
                 engine.drop(name)
             case "forget":
                 engine.forget(name)
-        assert 0 <= engine.free_blocks <= engine.blocks
+        _check_accounts(engine)
     for name in names:
         engine.forget(name)
+    _check_accounts(engine)
     assert engine.free_blocks == engine.blocks
+    assert engine._free_host_blocks == 8
+
+
+def _check_accounts(engine: Engine) -> None:
+    """Every block is free, or held as often as tables name it; of the host's memory each block is somebody's."""
+    requests = engine._requests.values()
+    named = Counter(block for request in requests for block in request.kv.table)
+    assert [named[block] for block in range(engine.blocks)] == engine._pool.references
+    assert engine.free_blocks == engine.blocks - len(named)
+    assert engine._free_host_blocks == 8 - sum(request.saved.blocks for request in requests if request.saved)
+
+
+def prefill_all(driver: Driver, name: str, prompt: list[int], salt: str = "") -> int:
+    """Admit and compute the whole prompt; returns how many of its tokens had to be computed."""
+    driver.outputs[name] = []
+    driver.engine.admit(name, 1, prompt, len(prompt), Sampling(), Limits(max_tokens=40, ignore_eos=True), salt)
+    return driver.step([Run(name, 0, 1000)])[0].prefilled
+
+
+def test_what_prompts_begin_with_is_computed_once(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(block_tokens=8))
+    head = list(range(20, 40))
+    assert prefill_all(driver, "first", [*head, 50, 51]) == 22
+    assert prefill_all(driver, "second", [*head, 60, 61]) == 6  # two full blocks of the head are shared
+    assert prefill_all(driver, "same", head[:16]) == 8  # the last token is computed in any case
+    shared, own = 2, 1
+    assert driver.engine.blocks - driver.engine.free_blocks == shared + 3 * own
+
+
+def test_a_shared_block_is_private_again_when_the_others_are_gone(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(block_tokens=8))
+    head = list(range(20, 36))
+    prefill_all(driver, "first", [*head, 50])
+    prefill_all(driver, "second", [*head, 60])
+    assert driver.step([Run("second", 0, 0)])[0].blocks == 1
+    driver.engine.forget("first")
+    assert driver.step([Run("second", 0, 0)])[0].blocks == 3
+
+
+def test_tenants_share_nothing(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(block_tokens=8))
+    prompt = list(range(20, 40))
+    assert prefill_all(driver, "mine", prompt, "a") == 20
+    assert prefill_all(driver, "theirs", prompt, "b") == 20
+    assert prefill_all(driver, "mine too", prompt, "a") == 4
+
+
+def test_a_finished_text_is_kept_until_its_place_is_needed(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(blocks=4, block_tokens=8))
+    prompt = list(range(20, 40))
+    prefill_all(driver, "old", prompt)
+    driver.engine.forget("old")
+    assert driver.engine.free_blocks == 4
+    assert prefill_all(driver, "again", prompt) == 4
+    driver.engine.forget("again")
+    assert prefill_all(driver, "other", list(range(50, 80))) == 30  # takes all the memory
+    driver.engine.forget("other")
+    assert prefill_all(driver, "last", prompt) == 20
+
+
+def test_a_shared_text_that_goes_another_way_does_not_change_for_the_others(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(block_tokens=8))
+    prompt = list(range(20, 44))
+    prefill_all(driver, "first", prompt)
+    prefill_all(driver, "second", prompt)
+    before = driver.engine._target.save(driver.engine._requests["first"].kv)
+    prefill_all(driver, "second", [*prompt[:12], *range(60, 72)])  # leaves the first's text inside its second block
+    after = driver.engine._target.save(driver.engine._requests["first"].kv)
+    assert torch.equal(before[:, :, :3], after[:, :, :3])
+
+
+def test_offloaded_kv_comes_back_and_is_not_computed_again(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(block_tokens=64, host_blocks=1))  # no block is full: nothing is left to be shared
+    prefill_all(driver, "r", list(range(20, 40)))
+    driver.engine.offload("r")
+    assert driver.engine.free_blocks == driver.engine.blocks
+    row = driver.step([Run("r", 0, 0)])[0]
+    assert (row.prefilled, len(row.tokens), row.blocks) == (0, 1, 1)
+
+
+def test_with_the_hosts_memory_full_offloading_is_dropping(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(block_tokens=64, host_blocks=1))
+    for name in ("first", "second"):
+        prefill_all(driver, name, list(range(20, 40)))
+        driver.engine.offload(name)
+    assert driver.step([Run("second", 0, 99)])[0].prefilled == 20
+    assert driver.step([Run("first", 0, 99)])[0].prefilled == 0
+
+
+def test_offloaded_kv_waits_until_there_is_place_for_it(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(blocks=2, block_tokens=16, host_blocks=2))
+    prefill_all(driver, "r", list(range(20, 40)))
+    driver.engine.offload("r")
+    prefill_all(driver, "other", list(range(50, 60)))
+    assert driver.step([Run("r", 0, 9)])[0].skipped is Skip.NO_BLOCKS
+    driver.engine.forget("other")
+    assert driver.step([Run("r", 0, 9)])[0].tokens
+
+
+def test_the_prefill_of_a_round_is_bounded_and_the_best_come_first(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(round_tokens=24))
+    driver.admit("runs", [5, 6], Limits(max_tokens=9, ignore_eos=True))
+    driver.step([Run("runs", 0, 9)])
+    for name in ("first", "second", "third"):
+        driver.admit(name, [ord(name[0])] * 20, Limits(max_tokens=9, ignore_eos=True))
+    ranking = [Run(name, 0, 1000) for name in ("first", "second", "third", "runs")]
+    assert {row.request_id: row.prefilled for row in driver.step(ranking)} == {"first": 20, "second": 4, "runs": 0}

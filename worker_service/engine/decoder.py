@@ -139,4 +139,6 @@ class NativeDecoder:
 
 
 def _window(layer: Any) -> int:
-    return getattr(layer.self_attn, "sliding_window", None) or 0
+    """How far back its tokens see; 0: everything. Some modules keep this themselves, others ask the configuration."""
+    attention = layer.self_attn
+    return getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None)) or 0

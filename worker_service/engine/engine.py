@@ -152,9 +152,9 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None or request.saved or not request.kv.length:
             return
-        if request.kv.blocks <= self._free_host_blocks:
-            self._free_host_blocks -= request.kv.blocks
+        if request.kv.used_blocks <= self._free_host_blocks:
             request.saved = Saved(self._target.save(request.kv), request.kv.length)
+            self._free_host_blocks -= request.saved.blocks
         request.kv.release()
 
     def _release(self, request: EngineRequest) -> None:

@@ -3,7 +3,11 @@
 //
 // Within a block the keys of a head lie transposed, [dim][token], and its values as they come, [token][dim]. So scores
 // and outputs are both sums of broadcast numbers times rows of a block: one inner loop, without sums across a vector.
+#include <omp.h>
+#include <sched.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +18,26 @@
 #endif
 
 namespace {
+
+// Where the threads of a parallel region wait for each other. OpenMP's own barriers spin for long: on a busy machine one
+// thread then spins on the very core that another one needs, for a whole time slice at each of hundreds of barriers.
+class Barrier {
+   public:
+    void wait() {
+        const int now = generation.load();
+        if (arrived.fetch_add(1) + 1 == omp_get_num_threads()) {
+            arrived.store(0);
+            generation.store(now + 1);
+            return;
+        }
+        for (int spins = 0; generation.load(std::memory_order_acquire) == now; spins++)
+            if (spins > SPINS) sched_yield();
+    }
+
+   private:
+    static constexpr int SPINS = 2000;  // some microseconds
+    std::atomic<int> arrived{0}, generation{0};
+};
 
 constexpr int LANES = 16;
 using Floats = float __attribute__((vector_size(4 * LANES)));
@@ -201,11 +225,11 @@ struct Round {
 
 // Within a parallel region, as all that follows; it ends with a barrier.
 template <typename T>
-void attention(const Round& round, const T* query, const T* key, const T* value, T* keys, T* values, T* out) {
+void attention(Barrier& barrier, const Round& round, const T* query, const T* key, const T* value, T* keys, T* values, T* out) {
     const Shape& shape = round.shape;
     const int dim = shape.dim, span = shape.block_tokens;
     // First all new keys and values, for the tiles of a segment see each other's.
-#pragma omp for
+#pragma omp for nowait
     for (int task = 0; task < round.count * shape.kv_heads; task++) {
         const Segment& segment = round.segments[task / shape.kv_heads];
         const int head = task % shape.kv_heads;
@@ -218,14 +242,16 @@ void attention(const Round& round, const T* query, const T* key, const T* value,
             std::copy(value + from, value + from + dim, values + at + inside * dim);
         }
     }
+    barrier.wait();
     static thread_local std::vector<float> scratch;
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
     for (int task = 0; task < int(round.tiles.size()) * shape.kv_heads; task++) {
         const auto [s, first] = round.tiles[task / shape.kv_heads];
         const Segment& segment = round.segments[s];
         attend(shape, segment, round.tables + segment.table, task % shape.kv_heads, first, query, keys, values, out,
                round.scale, round.window, scratch);
     }
+    barrier.wait();
 }
 
 // Weights [n][k] are packed in panels of 32 outputs: [n / 32][k][32], and in bfloat16 [n / 32][k / 2][32][2], for there
@@ -286,8 +312,8 @@ void rows_times_panel(const T* a, const T* weight, const float* bias, float* out
 
 // out[rows][n] = a[rows][k] * weight^T + bias, or that added to `out`; n is a multiple of PANEL, k of 2.
 template <typename T>
-void linear(const T* a, const T* weight, const float* bias, float* out, int rows, int n, int k, bool add = false) {
-#pragma omp for schedule(dynamic)
+void linear(Barrier& barrier, const T* a, const T* weight, const float* bias, float* out, int rows, int n, int k, bool add = false) {
+#pragma omp for schedule(dynamic) nowait
     for (int p = 0; p < n / PANEL; p++) {
         const T* w = weight + int64_t(p) * PANEL * k;
         const float* b = bias ? bias + p * PANEL : nullptr;
@@ -306,11 +332,12 @@ void linear(const T* a, const T* weight, const float* bias, float* out, int rows
             case 1: rows_times_panel<1>(rest, w, b, o, n, k, add); break;
         }
     }
+    barrier.wait();
 }
 
 template <typename T>
-void rms_norm(const float* x, const float* weight, T* out, int rows, int width, float epsilon) {
-#pragma omp for
+void rms_norm(Barrier& barrier, const float* x, const float* weight, T* out, int rows, int width, float epsilon) {
+#pragma omp for nowait
     for (int r = 0; r < rows; r++) {
         const float* from = x + int64_t(r) * width;
         Floats squares = {};
@@ -320,6 +347,7 @@ void rms_norm(const float* x, const float* weight, T* out, int rows, int width, 
         const float inverse = 1 / std::sqrt(mean + epsilon);
         for (int i = 0; i < width; i++) store(out + int64_t(r) * width + i, from[i] * inverse * weight[i]);
     }
+    barrier.wait();
 }
 
 }  // namespace
@@ -345,10 +373,10 @@ namespace {
 
 // Queries, keys and values of all tokens, turned by their positions: [T][heads + 2 kv_heads][dim] to three of [T].
 template <typename T>
-void rotate(const Shape& shape, int tokens, const float* qkv, const float* cosine, const float* sine, T* query, T* key,
+void rotate(Barrier& barrier, const Shape& shape, int tokens, const float* qkv, const float* cosine, const float* sine, T* query, T* key,
             T* value) {
     const int dim = shape.dim, half = dim / 2, heads = shape.heads, kv = shape.kv_heads;
-#pragma omp for
+#pragma omp for nowait
     for (int t = 0; t < tokens; t++) {
         const float *from = qkv + int64_t(t) * (heads + 2 * kv) * dim, *c = cosine + t * dim, *s = sine + t * dim;
         for (int h = 0; h < heads + kv; h++, from += dim) {
@@ -360,11 +388,12 @@ void rotate(const Shape& shape, int tokens, const float* qkv, const float* cosin
         }
         for (int d = 0; d < kv * dim; d++) store(value + int64_t(t) * kv * dim + d, from[d]);
     }
+    barrier.wait();
 }
 
 template <typename T>
-void gate(const float* gate_up, T* out, int tokens, int inner) {
-#pragma omp for
+void gate(Barrier& barrier, const float* gate_up, T* out, int tokens, int inner) {
+#pragma omp for nowait
     for (int t = 0; t < tokens; t++) {
         const float *g = gate_up + int64_t(t) * 2 * inner, *u = g + inner;
         for (int i = 0; i < inner; i += LANES) {
@@ -373,6 +402,7 @@ void gate(const float* gate_up, T* out, int tokens, int inner) {
             for (int v = 0; v < LANES; v++) store(out + int64_t(t) * inner + i + v, y[v]);
         }
     }
+    barrier.wait();
 }
 
 template <typename T>
@@ -390,21 +420,22 @@ void decode(const Decoder& decoder, const Segment* segments, int count, const in
       *value = key + int64_t(tokens) * kv, *attended = value + int64_t(tokens) * kv,
       *gated = attended + int64_t(tokens) * q;
     const Round round(shape, segments, count, tables, decoder.scale, decoder.window);
+    Barrier barrier;
 #pragma omp parallel
     {
         for (int l = 0; l < decoder.layers; l++) {
             const Layer& layer = decoder.layer[l];
-            rms_norm(x, layer.attention_norm, normed, tokens, width, decoder.epsilon);
-            linear(normed, (const T*)layer.qkv, layer.qkv_bias, product, tokens, q + 2 * kv, width);
-            rotate(shape, tokens, product, cosine, sine, query, key, value);
-            attention(round, query, key, value, (T*)layer.keys, (T*)layer.values, attended);
-            linear(attended, (const T*)layer.output, nullptr, x, tokens, width, q, true);
-            rms_norm(x, layer.mlp_norm, normed, tokens, width, decoder.epsilon);
-            linear(normed, (const T*)layer.gate_up, nullptr, product, tokens, 2 * decoder.inner, width);
-            gate(product, gated, tokens, decoder.inner);
-            linear(gated, (const T*)layer.down, nullptr, x, tokens, width, decoder.inner, true);
+            rms_norm(barrier, x, layer.attention_norm, normed, tokens, width, decoder.epsilon);
+            linear(barrier, normed, (const T*)layer.qkv, layer.qkv_bias, product, tokens, q + 2 * kv, width);
+            rotate(barrier, shape, tokens, product, cosine, sine, query, key, value);
+            attention(barrier, round, query, key, value, (T*)layer.keys, (T*)layer.values, attended);
+            linear(barrier, attended, (const T*)layer.output, nullptr, x, tokens, width, q, true);
+            rms_norm(barrier, x, layer.mlp_norm, normed, tokens, width, decoder.epsilon);
+            linear(barrier, normed, (const T*)layer.gate_up, nullptr, product, tokens, 2 * decoder.inner, width);
+            gate(barrier, product, gated, tokens, decoder.inner);
+            linear(barrier, gated, (const T*)layer.down, nullptr, x, tokens, width, decoder.inner, true);
         }
-        rms_norm(x, decoder.norm, hidden, tokens, width, decoder.epsilon);
+        rms_norm(barrier, x, decoder.norm, hidden, tokens, width, decoder.epsilon);
     }
 }
 
@@ -412,8 +443,9 @@ template <typename T>
 void attention_alone(const Shape& shape, const Segment* segments, int count, const int32_t* tables, const T* query,
                      const T* key, const T* value, T* keys, T* values, T* out, float scale, int window) {
     const Round round(shape, segments, count, tables, scale, window);
+    Barrier barrier;
 #pragma omp parallel
-    attention(round, query, key, value, keys, values, out);
+    attention(barrier, round, query, key, value, keys, values, out);
 }
 
 }  // namespace
@@ -433,7 +465,8 @@ void attention_alone(const Shape& shape, const Segment* segments, int count, con
         decode(*decoder, segments, count, tables, tokens, cosine, sine, x, hidden);                                    \
     }                                                                                                                  \
     void linear_##NAME(const T* a, const T* weight, const float* bias, float* out, int rows, int n, int k) {           \
-        _Pragma("omp parallel") linear(a, weight, bias, out, rows, n, k);                                              \
+        Barrier barrier;                                                                                               \
+        _Pragma("omp parallel") linear(barrier, a, weight, bias, out, rows, n, k);                                     \
     }
 
 extern "C" {

@@ -75,6 +75,11 @@ class KV:
         return len(self.table)
 
     @property
+    def used_blocks(self) -> int:
+        """Those that hold something of its first `length` tokens."""
+        return -(-self.length // self._pool.block_tokens)
+
+    @property
     def private_blocks(self) -> int:
         """Those that nobody shares: what releasing it makes free."""
         references = self._pool.references

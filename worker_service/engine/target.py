@@ -67,8 +67,8 @@ class Target:
         return BlockPool(blocks, block_tokens)
 
     def save(self, kv: KV) -> torch.Tensor:
-        """A copy of its blocks in the host's memory."""
-        return self._memory.save(kv.table)
+        """A copy in the host's memory of the blocks that hold something: [layers, 2, blocks, ...]."""
+        return self._memory.save(kv.table[: kv.used_blocks])
 
     def restore(self, kv: KV, saved: torch.Tensor) -> None:
         """Into the first blocks of `kv`."""

@@ -1,0 +1,126 @@
+"""Attention over KV in blocks: both ways give what plain attention over each whole text gives."""
+
+from array import array
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
+
+from worker_service.engine import native
+from worker_service.engine.attention import NativeAttention, Shape, Span, TorchAttention
+from worker_service.engine.decoder import NativeDecoder, PackedLinear
+from worker_service.engine.kv import KV, BlockPool
+from worker_service.engine.target import Segment, Target
+
+SHAPE = Shape(layers=1, heads=6, kv_heads=2, dim=32, blocks=40, block_tokens=16)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def attention_of(kind: type, dtype: torch.dtype) -> TorchAttention | NativeAttention:
+    return (
+        NativeAttention(SHAPE, dtype) if kind is NativeAttention else TorchAttention(SHAPE, torch.device("cpu"), dtype)
+    )
+
+
+def test_there_are_native_kernels_where_there_is_a_compiler() -> None:
+    assert native.kernels() is not None or native._compiler() is None
+
+
+@pytest.mark.parametrize("window", [0, 1, 20])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("kind", [NativeAttention, TorchAttention])
+def test_attention_over_blocks_is_plain_attention(kind: type, dtype: torch.dtype, window: int) -> None:
+    torch.manual_seed(0)
+    attention = attention_of(kind, dtype)
+    tables = [array("i", [7, 2, 30, 9]), array("i", [1, 0, 3]), array("i", [11])]
+    rounds = [[40, 1, 9], [1, 20, 3], [5, 5, 1], [17, 16, 1]]  # tokens of each text in each round
+    texts = [[torch.randn(sum(r[i] for r in rounds), heads, 32).to(dtype) for heads in (6, 2, 2)] for i in range(3)]
+    at = [0, 0, 0]
+    for lengths in rounds:
+        begin, spans = 0, []
+        for i, n in enumerate(lengths):
+            spans.append(Span(begin, n, at[i], tables[i]))
+            begin += n
+        attention.begin(spans)
+        new = (torch.cat([text[j][a : a + n] for text, a, n in zip(texts, at, lengths, strict=True)]) for j in range(3))
+        result = attention.attend(*new, 0, 0.2, window)
+        for i, span in enumerate(spans):
+            at[i] += span.n
+            q, k, v = (x[: at[i]].transpose(0, 1).float() for x in texts[i])
+            seen = torch.ones(at[i], at[i], dtype=torch.bool).tril()
+            if window:
+                seen = seen.triu(1 - window)
+            whole = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, scale=0.2, enable_gqa=True)
+            expected = whole[0].transpose(0, 1)[-span.n :]
+            got = result[span.begin : span.begin + span.n].float()
+            torch.testing.assert_close(got, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kind", [NativeAttention, TorchAttention])
+def test_what_is_saved_comes_back_in_other_blocks(kind: type) -> None:
+    torch.manual_seed(0)
+    attention = attention_of(kind, torch.float32)
+    text = [torch.randn(30, heads, 32) for heads in (6, 2, 2)]
+    attention.begin([Span(0, 29, 0, array("i", [4, 5]))])
+    attention.attend(*(x[:29] for x in text), 0, 0.2, 0)
+    saved = attention.save([4, 5])
+    results = []
+    for table in (array("i", [4, 5]), array("i", [20, 3])):
+        if table[0] == 20:
+            attention.restore(table, saved)
+        attention.begin([Span(0, 1, 29, table)])
+        results.append(attention.attend(*(x[29:] for x in text), 0, 0.2, 0))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 8, 19])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_packed_product_is_the_plain_one(dtype: torch.dtype, rows: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(130, 75, bias=bias).to(dtype)  # neither is a multiple of what the kernel takes at a time
+    x = torch.randn(rows, 130).to(dtype)
+    expected = torch.nn.functional.linear(x.float(), plain.weight.float(), plain.bias.float() if bias else None)
+    torch.testing.assert_close(PackedLinear(plain)(x), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(num_key_value_heads=1),
+        LlamaConfig(num_key_value_heads=2, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}),
+        MistralConfig(num_key_value_heads=2, sliding_window=5),
+        Qwen2Config(num_key_value_heads=2),
+    ],
+    ids=["llama", "scaled positions", "sliding window", "biases"],
+)
+def test_the_native_decoder_computes_what_the_module_computes(config: LlamaConfig) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    for name, value in (small | {"vocab_size": 50, "initializer_range": 0.2}).items():
+        setattr(config, name, value)
+    config.head_dim = 32
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(weight)
+    tokens = list(range(40))
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0]
+        target = Target(model)
+        pool = target.new_pool(8, 16)
+        assert isinstance(target._decoder, NativeDecoder)
+        kv = _kv(pool, 30)
+        first, _ = target.forward([Segment(kv, 0, tokens[:30], 0)])
+        kv.extend(10)
+        second, hidden = target.forward([Segment(kv, 30, tokens[30:], 7)])
+    torch.testing.assert_close(first, expected[:30], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(second, expected[37:], atol=1e-3, rtol=1e-3)
+    assert hidden.shape == (3, 64)
+
+
+def _kv(pool: BlockPool, tokens: int) -> KV:
+    kv = KV(pool)
+    kv.extend(tokens)
+    return kv
