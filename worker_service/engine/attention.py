@@ -85,7 +85,7 @@ def _memory(shape: Shape) -> tuple[int, int, int, int, int]:
 
 
 class NativeAttention(PagedAttention):
-    """kernels.cpp, for a CPU."""
+    """kernels/attention.h, for a CPU."""
 
     @staticmethod
     def supports(shape: Shape, dtype: torch.dtype) -> bool:

@@ -38,7 +38,7 @@ class _Decoder(ctypes.Structure):
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """[n, k] in panels of 32 outputs, as kernels.cpp wants it: [n / 32, k, 32], in bfloat16 [n / 32, k / 2, 32, 2].
+    """[n, k] in panels of 32 outputs, as the kernels want it: [n / 32, k, 32], in bfloat16 [n / 32, k / 2, 32, 2].
 
     `n` is filled up with zeros.
     """

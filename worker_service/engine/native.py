@@ -18,7 +18,7 @@ from typing import Any
 import platformdirs
 import torch
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_SOURCES = Path(__file__).with_name("kernels")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=c++17", "-ffp-contract=fast", "-Wno-psabi")
 _COMPILE_TIMEOUT_S = 120.0
 
@@ -57,14 +57,15 @@ def _library() -> Path:
         raise FileNotFoundError("there is no C++ compiler")
     version = subprocess.run([cxx, "--version"], capture_output=True, timeout=_COMPILE_TIMEOUT_S, check=True).stdout
     flags = " ".join(_FLAGS).encode()
-    key = hashlib.sha256(_SOURCE.read_bytes() + flags + version + _processor())
+    source = b"".join(path.read_bytes() for path in sorted(_SOURCES.iterdir()))
+    key = hashlib.sha256(source + flags + version + _processor())
     library = Path(platformdirs.user_cache_dir("laps-sd")) / "kernels" / f"{key.hexdigest()[:16]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:  # two workers may start at once
             made = Path(folder) / library.name
             subprocess.run(
-                [cxx, *_FLAGS, str(_SOURCE), "-o", str(made)],
+                [cxx, *_FLAGS, str(_SOURCES / "decoder.cpp"), "-o", str(made)],
                 capture_output=True,
                 timeout=_COMPILE_TIMEOUT_S,
                 check=True,

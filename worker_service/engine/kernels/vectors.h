@@ -1,0 +1,88 @@
+// Vectors of floats, bfloat16, and how threads wait for each other: what all kernels are written in.
+#pragma once
+#include <omp.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+// Where the threads of a parallel region wait for each other. OpenMP's own barriers spin for long: on a busy machine one
+// thread then spins on the very core that another one needs, for a whole time slice at each of hundreds of barriers.
+class Barrier {
+   public:
+    void wait() {
+        const int now = generation.load();
+        if (arrived.fetch_add(1) + 1 == omp_get_num_threads()) {
+            arrived.store(0);
+            generation.store(now + 1);
+            return;
+        }
+        for (int spins = 0; generation.load(std::memory_order_acquire) == now; spins++)
+            if (spins > SPINS) sched_yield();
+    }
+
+   private:
+    static constexpr int SPINS = 2000;  // some microseconds
+    std::atomic<int> arrived{0}, generation{0};
+};
+
+constexpr int LANES = 16;
+using Floats = float __attribute__((vector_size(4 * LANES)));
+using Ints = int32_t __attribute__((vector_size(4 * LANES)));
+using Shorts = uint16_t __attribute__((vector_size(2 * LANES)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+float to_float(float x) { return x; }
+float to_float(BFloat16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, 4);
+    return result;
+}
+
+void store(float* to, float x) { *to = x; }
+void store(BFloat16* to, float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    to->bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to nearest, ties to even
+}
+
+Floats load(const float* from) {
+    Floats result;
+    std::memcpy(&result, from, sizeof result);
+    return result;
+}
+Floats load(const BFloat16* from) {
+    Shorts bits;
+    std::memcpy(&bits, from, sizeof bits);
+    Ints wide = __builtin_convertvector(bits, Ints) << 16;
+    return (Floats)wide;
+}
+
+// e^x for x <= 0, to 2e-7 relative: 2^n times a polynomial in what is left (Cephes' coefficients).
+Floats exp(Floats x) {
+    x = x < -87.0f ? Floats{} - 87.0f : x;
+    Ints n = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);
+    Floats whole = __builtin_convertvector(n, Floats);
+    Floats f = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    Floats p = Floats{} + 1.9875691500e-4f;
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    p = p * f * f + f + 1.0f;
+    return (Floats)((Ints)p + (n << 23));
+}
+
+}  // namespace
