@@ -74,7 +74,7 @@ void attend(const Shape& shape, const Segment& segment, const int32_t* table, in
           *mass = top + rows;
     for (int r = 0; r < rows; r++) {
         const T* from = query + ((segment.begin + first + r / group) * shape.heads + kv_head * group + r % group) * dim;
-        for (int d = 0; d < dim; d++) q[r * dim + d] = to_float(from[d]) * scale;
+        for (int d = 0; d < dim; d += LANES) store(q + r * dim + d, load(from + d) * scale);
         top[r] = -1e30f, mass[r] = 0;
     }
     std::fill(sum, sum + rows * dim, 0.0f);
@@ -95,8 +95,13 @@ void attend(const Shape& shape, const Segment& segment, const int32_t* table, in
                 std::fill(s, s + span, 0.0f);
                 continue;
             }
+            Floats most = load(s);
+            for (int t = LANES; t < span; t += LANES) {
+                const Floats other = load(s + t);
+                most = other > most ? other : most;
+            }
             float best = top[r];
-            for (int t = begin; t < end; t++) best = std::max(best, s[t]);
+            for (int v = 0; v < LANES; v++) best = std::max(best, most[v]);
             Floats shrink = exp(Floats{} + (top[r] - best)), total = {};
             top[r] = best;
             for (int t = 0; t < span; t += LANES) {
@@ -116,7 +121,7 @@ void attend(const Shape& shape, const Segment& segment, const int32_t* table, in
     }
     for (int r = 0; r < rows; r++) {
         T* to = out + ((segment.begin + first + r / group) * shape.heads + kv_head * group + r % group) * dim;
-        for (int d = 0; d < dim; d++) store(to + d, sum[r * dim + d] / mass[r]);
+        for (int d = 0; d < dim; d += LANES) store(to + d, load(sum + r * dim + d) / mass[r]);
     }
 }
 

@@ -97,7 +97,8 @@ void rms_norm(Barrier& barrier, const float* x, const float* weight, T* out, int
         float mean = 0;
         for (int v = 0; v < LANES; v++) mean += squares[v] / width;
         const float inverse = 1 / std::sqrt(mean + epsilon);
-        for (int i = 0; i < width; i++) store(out + int64_t(r) * width + i, from[i] * inverse * weight[i]);
+        for (int i = 0; i < width; i += LANES)
+            store(out + int64_t(r) * width + i, load(from + i) * inverse * load(weight + i));
     }
     barrier.wait();
 }
@@ -133,12 +134,18 @@ void rotate(Barrier& barrier, const Shape& shape, int tokens, const float* qkv, 
         const float *from = qkv + int64_t(t) * (heads + 2 * kv) * dim, *c = cosine + t * dim, *s = sine + t * dim;
         for (int h = 0; h < heads + kv; h++, from += dim) {
             T* to = h < heads ? query + (int64_t(t) * heads + h) * dim : key + (int64_t(t) * kv + h - heads) * dim;
-            for (int d = 0; d < half; d++) {
+            int d = 0;
+            for (; d + LANES <= half; d += LANES) {
+                const Floats low = load(from + d), high = load(from + d + half);
+                store(to + d, low * load(c + d) - high * load(s + d));
+                store(to + d + half, high * load(c + d + half) + low * load(s + d + half));
+            }
+            for (; d < half; d++) {
                 store(to + d, from[d] * c[d] - from[d + half] * s[d]);
                 store(to + d + half, from[d + half] * c[d + half] + from[d] * s[d + half]);
             }
         }
-        for (int d = 0; d < kv * dim; d++) store(value + int64_t(t) * kv * dim + d, from[d]);
+        for (int d = 0; d < kv * dim; d += LANES) store(value + int64_t(t) * kv * dim + d, load(from + d));
     }
     barrier.wait();
 }
@@ -151,7 +158,7 @@ void gate(Barrier& barrier, const float* gate_up, T* out, int tokens, int inner)
         for (int i = 0; i < inner; i += LANES) {
             const Floats x = load(g + i), size = x < 0 ? x : -x, small = exp(size);
             const Floats sigmoid = (x < 0 ? small : Floats{} + 1.0f) / (small + 1.0f), y = x * sigmoid * load(u + i);
-            for (int v = 0; v < LANES; v++) store(out + int64_t(t) * inner + i + v, y[v]);
+            store(out + int64_t(t) * inner + i, y);
         }
     }
     barrier.wait();

@@ -57,6 +57,13 @@ void store(BFloat16* to, float x) {
     to->bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to nearest, ties to even
 }
 
+void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+void store(BFloat16* to, Floats x) {
+    const Ints bits = (Ints)x, nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Shorts narrow = __builtin_convertvector(nearest, Shorts);
+    std::memcpy(to, &narrow, sizeof narrow);
+}
+
 Floats load(const float* from) {
     Floats result;
     std::memcpy(&result, from, sizeof result);
