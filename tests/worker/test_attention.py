@@ -113,7 +113,6 @@ def test_the_native_decoder_computes_what_the_module_computes(config: LlamaConfi
         assert isinstance(target._decoder, NativeDecoder)
         kv = _kv(pool, 30)
         first, _ = target.forward([Segment(kv, 0, tokens[:30], 0)])
-        first = first.clone()
         kv.extend(10)
         second, hidden = target.forward([Segment(kv, 30, tokens[30:], 7)])
     torch.testing.assert_close(first, expected[:30], atol=1e-3, rtol=1e-3)

@@ -57,7 +57,6 @@ class PackedLinear(torch.nn.Module):
         self._weight, self._bias = pack(linear.weight), None
         if linear.bias is not None:
             self._bias = pad(linear.bias.detach().float(), (0, -linear.out_features % _PANEL))
-        self._out = torch.empty(0)  # grows to the longest round: fresh memory costs more than writing to it
         self._outputs, self._inputs = linear.out_features, linear.in_features
         self._kernel = native.function("linear", linear.weight.dtype, *[ctypes.c_void_p] * 4, *[ctypes.c_int] * 3)
 
@@ -68,12 +67,10 @@ class PackedLinear(torch.nn.Module):
         return fits and weight.dtype in native.TYPES and native.kernels() is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., inputs] to float32 [..., outputs], valid until the next call."""
+        """[..., inputs] to float32 [..., outputs]."""
         x = x.to(self._weight.dtype).contiguous()
         rows, padded = x.numel() // self._inputs, self._outputs + -self._outputs % _PANEL
-        if self._out.numel() < rows * padded:
-            self._out = torch.empty(rows * padded)
-        out = self._out[: rows * padded].view(*x.shape[:-1], padded)
+        out = torch.empty((*x.shape[:-1], padded))
         bias = None if self._bias is None else self._bias.data_ptr()
         self._kernel(x.data_ptr(), self._weight.data_ptr(), bias, out.data_ptr(), rows, padded, self._inputs)
         return out[..., : self._outputs]

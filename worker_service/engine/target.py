@@ -77,8 +77,8 @@ class Target:
     def forward(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the segments' tokens, filling their KV.
 
-        Returns float32 logits [wanted rows, vocabulary], valid until the next pass, and the hidden states that the head
-        made them from [wanted rows, hidden size] in the model's dtype.
+        Returns float32 logits [wanted rows, vocabulary], and the hidden states that the head made them from
+        [wanted rows, hidden size] in the model's dtype.
         """
         tokens: list[int] = []
         positions: list[int] = []
