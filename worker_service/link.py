@@ -151,13 +151,7 @@ class Link:
                 async with asyncio.timeout(HEARTBEAT_S):
                     report = last = await reports.get()
             except TimeoutError:
-                report = pb.StepReport(
-                    epoch=epoch,
-                    session=session,
-                    step=last.step,
-                    command_seq=last.command_seq,
-                    free_blocks=self._runner.free_blocks,
-                )
+                report = pb.StepReport(epoch=epoch, session=session, step=last.step, command_seq=last.command_seq)
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await call.write(pb.FromWorker(report=report))
 

@@ -87,10 +87,6 @@ class Runner:
         self.warmed: Future[CostProfile] = Future()
         self.ended: Future[None] = Future()  # by stop(), or by what the engine raised
 
-    @property
-    def free_blocks(self) -> int:
-        return self._engine.free_blocks
-
     def start(self) -> None:
         self._thread.start()
 

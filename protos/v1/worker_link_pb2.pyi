@@ -388,6 +388,7 @@ class StepReport(_message.Message):
     command_seq: _builtins.int
     """which command it ran"""
     free_blocks: _builtins.int
+    """after the round"""
     draft_us: _builtins.int
     verify_us: _builtins.int
     other_us: _builtins.int

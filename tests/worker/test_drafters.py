@@ -105,6 +105,34 @@ def test_a_draft_model_does_not_compute_accepted_drafts_again(tiny: Tiny, monkey
 
 
 @torch.inference_mode()
+def test_a_draft_model_computes_what_prompts_begin_with_once_for_each_tenant(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = model_drafter(tiny.folder)
+    computed: list[int] = []
+    forward = drafter._model.forward
+    monkeypatch.setattr(
+        drafter._model, "forward", lambda segments: computed.append(len(segments[0].tokens)) or forward(segments)
+    )
+    prompt = list(range(20, 40))  # two blocks of eight, and four tokens more
+    asks = [Ask("first", prompt, 1, "a"), Ask("second", [*prompt[:18], 7], 1, "a"), Ask("theirs", prompt, 1, "b")]
+    drafts = [drafter.propose([ask]) for ask in asks]
+    assert computed == [20, 3, 20]
+    assert drafts[0] == drafts[2]
+
+
+@torch.inference_mode()
+def test_a_draft_models_drafts_are_never_shared(tiny: Tiny) -> None:
+    """The first one's drafts fill its block, and the target has not agreed to them."""
+    drafter = model_drafter(tiny.folder)
+    prompt = list(range(20, 26))
+    drafts = drafter.propose([Ask("first", prompt, 6)])[0]
+    other = drafter.propose([Ask("second", [*prompt, *drafts], 1)])
+    assert drafter._states["first"].kv.table[0] != drafter._states["second"].kv.table[0]
+    assert other == model_drafter(tiny.folder).propose([Ask("alone", [*prompt, *drafts], 1)])
+
+
+@torch.inference_mode()
 def test_a_draft_model_is_silent_past_its_context(tiny: Tiny) -> None:
     drafter = model_drafter(tiny.folder, context_tokens=10)
     assert len(drafter.propose([Ask("a", [5] * 7, 3)])[0]) == 3

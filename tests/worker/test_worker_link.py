@@ -182,7 +182,8 @@ async def test_a_standing_command_runs_until_its_requests_end(scheduler: Scripte
     assert [report.rows[0].start for report in reports] == [0, 1, 2, 3, 4, 5]
     assert reports[-1].rows[0].finish == types_pb2.FINISH_REASON_LENGTH
     beat = await attachment.heartbeat()  # the finished one is listed still, and does not run
-    assert (beat.step, beat.command_seq, beat.free_blocks) == (6, 1, 256)
+    assert (beat.step, beat.command_seq) == (6, 1)
+    assert reports[-1].free_blocks == 256
 
 
 async def test_the_worker_runs_at_most_max_lag_rounds_ahead(scheduler: ScriptedScheduler) -> None:

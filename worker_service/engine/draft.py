@@ -12,6 +12,7 @@ class Ask(NamedTuple):
     request_id: str
     tokens: Sequence[int]  # prompt and output: the truth
     draft_len: int  # at most so many drafts, at least one
+    salt: str = ""  # what a drafter has computed of a text is shared among requests of equal salt, and no others
 
 
 class Drafter(Protocol):

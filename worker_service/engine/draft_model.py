@@ -26,7 +26,8 @@ class ModelDrafter:
     """Drafts greedily, the whole batch one token at a time.
 
     Its KV is a cache: who has not drafted for longest loses it when blocks run out, and whoever has too little of it
-    catches up, over several rounds if need be, before drafting again.
+    catches up, over several rounds if need be, before drafting again. What texts begin with is shared as the target's
+    KV is, by the same digests.
     """
 
     def __init__(self, model: Any, *, context_tokens: int, blocks: int, block_tokens: int) -> None:
@@ -59,6 +60,7 @@ class ModelDrafter:
             state.kv.truncate(state.length + len(missing))
             segments.append(Segment(state.kv, state.length, missing, len(missing) - complete))
             state.length += len(missing)
+            state.kv.publish(ask.tokens)  # it is computed before anybody looks for it
             if complete:
                 ready.append(ask)
         while segments:
@@ -88,17 +90,19 @@ class ModelDrafter:
             state.kv.release()
 
     def _reuse(self, ask: Ask) -> None:
-        """Keep what there is of KV and fits the tokens: drafts that were accepted need not be computed again."""
-        state = self._states.pop(ask.request_id, None) or _State(KV(self._pool))
+        """Keep what there is of KV and fits the tokens: drafts that were accepted need not be computed again, nor what
+        others began with."""
+        state = self._states.pop(ask.request_id, None) or _State(KV(self._pool, ask.salt))
         self._states[ask.request_id] = state
         for draft, token in zip(state.drafts, ask.tokens[state.length : -1], strict=False):
             if draft != token:
                 break
             state.length += 1
         # The last token is computed in any case: its logits are the first draft.
-        state.length = min(state.length, len(ask.tokens) - 1)
+        state.kv.truncate(min(state.length, len(ask.tokens) - 1))
+        state.kv.adopt(ask.tokens)
+        state.length = state.kv.length
         state.drafts = []
-        state.kv.truncate(state.length)
 
     def _make_room(self, kv: KV, tokens: int, in_use: dict[str, list[int]]) -> bool:
         while kv.room < tokens:

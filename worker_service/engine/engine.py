@@ -128,6 +128,7 @@ class Engine:
             prompt_len,
             sampling,
             limits,
+            salt=salt,
             kv=kv,
             stops=StopStrings(self._tokenizer, limits.stop, tokens[prompt_len:]),
             eos_ids=self._eos_ids,
@@ -256,7 +257,7 @@ class Engine:
         drafting = [w for w in work if w.draft_len]
         if not drafting:
             return
-        asks = [Ask(w.request.id, w.request.tokens, w.draft_len) for w in drafting]
+        asks = [Ask(w.request.id, w.request.tokens, w.draft_len, w.request.salt) for w in drafting]
         for w, drafts in zip(drafting, self._drafter.propose(asks), strict=True):
             w.drafts = drafts[: w.draft_len]
             w.request.kv.truncate(w.request.kv.length - w.draft_len + len(w.drafts))

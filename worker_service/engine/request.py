@@ -35,6 +35,7 @@ class EngineRequest:
         sampling: Sampling,
         limits: Limits,
         *,
+        salt: str,
         kv: KV,
         stops: StopStrings,
         eos_ids: frozenset[int],
@@ -44,7 +45,7 @@ class EngineRequest:
         self.tokens = list(tokens)
         self.prompt_len = prompt_len
         self.sampling, self.limits = sampling, limits
-        self.kv = kv
+        self.salt, self.kv = salt, kv
         self.saved: Saved | None = None
         self.finish: Finish | None = None
         self.error = ""
