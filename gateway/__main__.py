@@ -3,12 +3,10 @@
 import asyncio
 import sys
 
-from pydantic import ValidationError
-from pydantic_settings import CliApp
-
 from gateway.app import running, write_ready_file
 from gateway.config import Settings
 from protos.serving import configure_logs, stop_signals
+from protos.settings import read
 
 
 async def serve(settings: Settings) -> None:
@@ -26,11 +24,7 @@ async def serve(settings: Settings) -> None:
 def main() -> None:
     # What the person at the keyboard can mend is a sentence, not a traceback.
     try:
-        asyncio.run(serve(CliApp.run(Settings)))
-    except ValidationError as error:
-        for problem in error.errors():
-            print(f"gateway: {'.'.join(map(str, problem['loc']))}: {problem['msg']}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+        asyncio.run(serve(read(Settings, "gateway")))
     except OSError as error:
         sys.exit(f"gateway: {error}")
 

@@ -40,13 +40,14 @@ class Gateway:
 async def running(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway that serves until the block ends. Raises OSError if a port is taken."""
     metrics = Metrics()
-    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES)
+    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, settings.server_credentials(), reflect=settings.reflection)
 
     async def on_ready(ready: bool) -> None:
         await server.set_ready(ready and not service.draining)
 
     link = Link(
         settings.scheduler,
+        settings.tls,
         max_requests=settings.max_requests,
         reconnect_timeout_s=settings.reconnect_timeout_s,
         rpc_timeout_s=settings.rpc_timeout_s,

@@ -1,14 +1,19 @@
 """The gateway's settings: environment `LAPS_SD_GATEWAY_*` and command line, checked at the start. No logic."""
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+import grpc
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from protos.settings import ServiceSettings
+from protos.tls import Files
 
 RETRY_AFTER_MS = 1000  # hint to a client that the gateway itself refuses
 
 
-class Settings(BaseSettings):
+class Settings(ServiceSettings):
     """The front door of LAPS-SD: text in, streamed text out."""
 
     model_config = SettingsConfigDict(
@@ -19,10 +24,11 @@ class Settings(BaseSettings):
         cli_implicit_flags=True,
     )
 
-    host: str = Field("127.0.0.1", description="address to bind to; there is no authentication yet")
     grpc_port: int = Field(50051, ge=0, le=65535, description="0: any")
     http_port: int = Field(8080, ge=0, le=65535, description="of the Prometheus metrics; 0: any")
     scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler")
+    cert: Path | None = Field(None, description="PEM file: what clients are shown; default: --tls.cert")
+    key: Path | None = Field(None, description="PEM file: the private key of --cert")
     ready_file: Path | None = Field(None, description="written with the bound ports, as JSON, once they are bound")
     max_requests: int = Field(1024, ge=1, description="live requests; above: RESOURCE_EXHAUSTED")
     max_input_bytes: int = Field(1 << 20, ge=1, description="UTF-8 bytes of a prompt, or of a chat's messages together")
@@ -30,4 +36,15 @@ class Settings(BaseSettings):
     reconnect_timeout_s: float = Field(30, gt=0, description="how long streams survive without a scheduler")
     rpc_timeout_s: float = Field(5, gt=0, description="of one question to the scheduler")
     drain_s: float = Field(30, ge=0, description="how long running requests may go on after SIGTERM")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+
+    @model_validator(mode="after")
+    def _certificate_is_usable(self) -> Self:
+        if bool(self.cert) != bool(self.key):
+            raise ValueError("cert and key belong together: set both, or neither")
+        self.server_credentials()
+        return self
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """For the public port, which any client may connect to; None: plaintext. Raises ValueError."""
+        cert, key = (self.cert, self.key) if self.cert else (self.tls.cert, self.tls.key)
+        return Files(None, cert, key).server_credentials(mutual=False) if cert and key else None

@@ -14,6 +14,7 @@ from gateway.feed import Feed
 from gateway.text import TextModel
 from protos.errors import Lost, NotServing, RequestError, UnknownRequest, from_code
 from protos.serving import Stream, channel, first_of
+from protos.tls import Tls
 from protos.v1 import gateway_link_pb2, gateway_link_pb2_grpc, inference_pb2, types_pb2
 
 BACKOFF_MIN_S = 0.1
@@ -35,6 +36,7 @@ class Link:
     def __init__(
         self,
         target: str,
+        tls: Tls,
         *,
         max_requests: int,
         reconnect_timeout_s: float,
@@ -49,7 +51,7 @@ class Link:
         self._reconnect_timeout_s = reconnect_timeout_s
         self._rpc_timeout_s = rpc_timeout_s
         self._on_ready = on_ready
-        self._channel = channel(target)
+        self._channel = channel(target, tls.channel_credentials())
         self._stub = gateway_link_pb2_grpc.GatewayLinkStub(self._channel)
         self._upward: asyncio.Queue[gateway_link_pb2.FromGateway] | None = None  # None: not connected
         self._stuck = asyncio.Event()  # the queue upward is full

@@ -2,6 +2,7 @@
 
 import typer
 
+from laps_sd.certs import certs
 from laps_sd.demo import demo
 from laps_sd.distill import distill
 from laps_sd.generate import generate
@@ -21,6 +22,7 @@ app.command()(pull)
 app.command()(up)
 app.command()(demo)
 app.command()(simulate)
+app.command()(certs)
 # Its flags, --help too, are those of the worker's module.
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(distill)
 

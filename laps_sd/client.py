@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 SERVICE = "laps_sd.v1.Inference"
 UNARY_TIMEOUT_S = 10.0
+HTTPS = "https://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +103,17 @@ class Client:
     `request_class` for `class`, and enums as their numbers or names.
     """
 
-    def __init__(self, target: str) -> None:
-        self.target = target
+    def __init__(self, target: str, *, ca: Path | None = None) -> None:
+        """`target`: HOST:PORT. TLS with `ca`, a PEM file of who vouches for the server, or with https:// in front, then
+        vouched for by the public authorities."""
+        self.target = target.removeprefix(HTTPS)
+        self._ca, self._tls = ca, ca is not None or target.startswith(HTTPS)
 
     async def __aenter__(self) -> Self:
-        self._channel = channel(self.target, PUBLIC_MESSAGE_BYTES)
+        """Raises OSError if `ca` cannot be read."""
+        trusted = self._ca.read_bytes() if self._ca else None
+        credentials = grpc.ssl_channel_credentials(trusted) if self._tls else None
+        self._channel = channel(self.target, credentials, PUBLIC_MESSAGE_BYTES)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         return self
 

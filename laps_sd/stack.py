@@ -58,6 +58,7 @@ class Options:
     grpc_port: int = 50051
     http_port: int = 8080
     drain_s: float = 30.0
+    certs: Path | None = None  # of `laps-sd certs`: mutual TLS; None: plaintext, on loopback
     log_level: str = "info"
 
 
@@ -67,11 +68,14 @@ def to_stderr(line: bytes) -> None:
 
 
 class Stack:
-    """Running processes, by order of their start. `grpc` and `http`: HOST:PORT of the gateway."""
+    """Running processes, by order of their start. `grpc`, `http`: the gateway's HOST:PORT; `ca`: who vouches for it."""
 
-    def __init__(self, commands: list[Command], grpc: str, http: str, emit: Emit) -> None:
-        self.grpc, self.http = grpc, http
+    def __init__(self, commands: list[Command], grpc: str, http: str, ca: Path | None, emit: Emit) -> None:
+        self.grpc, self.http, self.ca = grpc, http, ca
         self.children = [Child(command, emit) for command in commands]
+
+    def client(self) -> Client:
+        return Client(self.grpc, ca=self.ca)
 
     async def ready(self) -> None:
         """Returns when a warmed worker serves. Raises NotServing."""
@@ -82,7 +86,7 @@ class Stack:
             reraise=True,
         ):
             with attempt:
-                async with Client(self.grpc) as client:
+                async with self.client() as client:
                     await client.ready(READY_TIMEOUT_S)
 
     async def stop(self) -> None:
@@ -111,7 +115,8 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
             *(worker_command(options, i, scheduler, model) for i in range(options.workers)),
             gateway_command(options, grpc_port, http_port, scheduler),
         ]
-        stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", emit)
+        ca = options.certs / "gateway" / "ca.crt" if options.certs else None
+        stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit)
         async with asyncio.TaskGroup() as tasks:
             for child in stack.children:
                 tasks.create_task(child.keep_running(), name=child.name)
@@ -139,15 +144,16 @@ async def find_model(model: str) -> Path:
 
 def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
     policy_set = [word for setting in options.policy_set for word in ("--policy-set", setting)]
-    arguments = _python("scheduler_service", "--host", HOST, "--port", port, "--redis-url", redis_url)
-    arguments += ["--policy", options.policy, *policy_set]
+    arguments = _python("scheduler_service", "--host", HOST, "--port", port)
+    arguments += ["--policy", options.policy, *policy_set, *_tls(options, "scheduler")]
     arguments += [
         "--draft-len",
         "auto" if options.draft_len is None else str(options.draft_len),
         "--log-level",
         options.log_level,
     ]
-    return Command("scheduler", arguments)
+    # Not a flag: everybody on the machine can list those, and the URL may hold a password.
+    return Command("scheduler", arguments, {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url})
 
 
 def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:
@@ -156,6 +162,7 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
     arguments = _python("worker_service", "--scheduler", scheduler, "--worker-id", name, "--model", model)
     arguments += ["--device", options.device, "--dtype", options.dtype, "--slots", str(options.slots)]
     arguments += ["--drafter", options.drafter, "--threads", str(threads)]
+    arguments += _tls(options, "worker")
     if options.draft_len is not None:
         arguments += ["--max-draft", str(options.draft_len)]
     arguments += ["--host", HOST, "--health-port", "0", "--log-level", options.log_level]
@@ -167,7 +174,15 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
 def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler: str) -> Command:
     arguments = _python("gateway", "--host", HOST, "--grpc-port", grpc_port, "--http-port", http_port)
     arguments += ["--scheduler", scheduler, "--drain-s", str(options.drain_s), "--log-level", options.log_level]
+    arguments += _tls(options, "gateway")
     return Command("gateway", arguments, stop_s=options.drain_s + DRAIN_SLACK_S)
+
+
+def _tls(options: Options, service: str) -> list[str]:
+    if options.certs is None:
+        return []
+    folder = options.certs / service
+    return ["--tls.ca", f"{folder}/ca.crt", "--tls.cert", f"{folder}/tls.crt", "--tls.key", f"{folder}/tls.key"]
 
 
 def claim_ports(*ports: int) -> list[int]:

@@ -78,6 +78,9 @@ def up(
     ] = None,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any.")] = 50051,
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any.")] = 8080,
+    certs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Of `laps-sd certs`: mutual TLS between the services.")
+    ] = None,
     drain_s: Annotated[float, typer.Option(min=0, help="How long running requests may go on after SIGTERM.")] = 30.0,
     log_level: Annotated[LogLevel, typer.Option()] = LogLevel.info,
 ) -> None:
@@ -100,6 +103,7 @@ def up(
         data_dir=data_dir,
         grpc_port=grpc_port,
         http_port=http_port,
+        certs=certs,
         drain_s=drain_s,
         log_level=log_level.value,
     )

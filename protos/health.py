@@ -1,16 +1,22 @@
-"""`python -m protos.health HOST:PORT [SERVICE]`: exit status 0 if grpc.health.v1 says SERVING. For container checks."""
+"""`python -m protos.health HOST:PORT [SERVICE]`: exit status 0 if grpc.health.v1 says SERVING. For container checks.
+
+With LAPS_SD_TLS_CA, _CERT and _KEY in the environment it speaks mutual TLS.
+"""
 
 import sys
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.tls import Tls
+
 TIMEOUT_S = 5.0
 
 
 def is_serving(target: str, service: str = "") -> bool:
     """False also for a server that cannot be reached and a service that it does not know."""
-    with grpc.insecure_channel(target) as channel:
+    credentials = Tls().channel_credentials()
+    with grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)

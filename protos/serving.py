@@ -46,8 +46,13 @@ def options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def channel(target: str, max_message_bytes: int = LINK_MESSAGE_BYTES) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(target, options=options(max_message_bytes))
+def channel(
+    target: str, credentials: grpc.ChannelCredentials | None = None, max_message_bytes: int = LINK_MESSAGE_BYTES
+) -> grpc.aio.Channel:
+    """Without credentials it is plaintext."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=options(max_message_bytes))
+    return grpc.aio.secure_channel(target, credentials, options=options(max_message_bytes))
 
 
 In_co = TypeVar("In_co", covariant=True)
@@ -66,24 +71,40 @@ class Stream(Protocol[In_co, Out_contra]):
 class Server:
     """A gRPC server with grpc.health.v1 and reflection: `""` is liveness, each service's name its readiness."""
 
-    def __init__(self, services: Sequence[str], max_message_bytes: int) -> None:
-        self.grpc = grpc.aio.server(options=options(max_message_bytes))
+    def __init__(
+        self,
+        services: Sequence[str],
+        max_message_bytes: int,
+        credentials: grpc.ServerCredentials | None = None,
+        *,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        reflect: bool = True,
+    ) -> None:
+        """Without credentials it is plaintext."""
+        self.grpc = grpc.aio.server(options=options(max_message_bytes), interceptors=interceptors)
         self._services = tuple(services)
+        self._credentials = credentials
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self.grpc)
+        if reflect:
+            names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self, host: str, port: int) -> int:
         """Bind and serve; returns the port (another than asked for if that was 0). Raises OSError if it is taken."""
         try:
-            bound = self.grpc.add_insecure_port(f"{host}:{port}")
+            bound = self._bind(f"{host}:{port}")
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error}") from error
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self.set_ready(False)
         await self.grpc.start()
-        return int(bound)
+        return bound
+
+    def _bind(self, address: str) -> int:
+        if self._credentials is None:
+            return int(self.grpc.add_insecure_port(address))
+        return int(self.grpc.add_secure_port(address, self._credentials))
 
     async def set_ready(self, ready: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING

@@ -5,11 +5,11 @@ import sys
 import time
 
 import structlog
-from pydantic import ValidationError
-from pydantic_settings import CliApp
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from protos.serving import LINK_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
+from protos.settings import read
+from protos.tls import PeerNames
 from protos.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from scheduler_service.config import Settings
 from scheduler_service.gateways import GatewayLink
@@ -24,7 +24,9 @@ STOP_GRACE_S = 1.0
 
 async def serve(settings: Settings) -> None:
     """Until SIGTERM or SIGINT. Raises StoreUnavailable, Fenced or OSError."""
-    store = RedisStore(settings.redis_url, namespace=settings.namespace, keep_s=settings.keep_s)
+    store = RedisStore(
+        settings.redis_url, namespace=settings.namespace, keep_s=settings.keep_s, options=settings.redis_options()
+    )
     leader = Leader(settings, store)
     async for attempt in AsyncRetrying(
         retry=retry_if_exception_type(StoreUnavailable),
@@ -34,7 +36,7 @@ async def serve(settings: Settings) -> None:
     ):
         with attempt:
             await leader.lead()
-    server = Server(SERVICES, LINK_MESSAGE_BYTES)
+    server = make_server(settings)
     worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(leader), server.grpc)
     gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(leader), server.grpc)
     async with stop_signals() as stopping:
@@ -49,13 +51,20 @@ async def serve(settings: Settings) -> None:
             await store.close()
 
 
+def make_server(settings: Settings) -> Server:
+    """Under TLS it takes certificates of the CA alone, and each service only the names that may call it."""
+    names = dict(zip(SERVICES, (settings.worker_names, settings.gateway_names), strict=True))
+    return Server(
+        SERVICES,
+        LINK_MESSAGE_BYTES,
+        settings.tls.server_credentials(),
+        interceptors=[PeerNames(names)] if settings.tls else [],
+        reflect=settings.reflection,
+    )
+
+
 def main() -> int:
-    try:
-        settings = CliApp.run(Settings)
-    except ValidationError as error:
-        for problem in error.errors():
-            print(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}", file=sys.stderr)  # noqa: T201
-        return 2
+    settings = read(Settings, "scheduler")
     log = configure_logs("scheduler", settings.log_level)
     started = time.monotonic()
     try:

@@ -4,25 +4,29 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 from redis.asyncio.connection import parse_url
 
+from protos.settings import ServiceSettings
 from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.predictor import PredictorKind
 
 
-class Settings(BaseSettings):
+class Settings(ServiceSettings):
     model_config = SettingsConfigDict(
         env_prefix="LAPS_SD_SCHEDULER_",
         cli_prog_name="python -m scheduler_service",
         cli_kebab_case=True,
+        cli_implicit_flags=True,
         cli_avoid_json=False,
         frozen=True,
     )
 
-    host: str = "127.0.0.1"
     port: int = Field(50052, ge=0, le=65535, description="serves workers and gateways alike; 0: any free port")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="also unix:///path/to.sock")
+    gateway_names: list[str] = Field(["gateway"], description="in a gateway's certificate, under TLS; []: any name")
+    worker_names: list[str] = Field(["worker"], description="in a worker's certificate, under TLS; []: any name")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="also rediss://USER@HOST, unix:///path/to.sock")
+    redis_password_file: Path | None = Field(None, description="holds the password, in place of the URL")
     namespace: str = Field("laps-sd", pattern=r"^[A-Za-z0-9._-]+$", description="prefix of every key in Redis")
     policy: str = "default"
     policy_set: list[str] = Field(default=[], description="name=value, as often as needed")
@@ -37,13 +41,30 @@ class Settings(BaseSettings):
     worker_timeout_s: float = Field(30.0, gt=0, description="a worker not heard of for so long is lost")
     keep_s: int = Field(600, ge=1, le=365 * 86_400, description="how long an ended request can still be asked for")
     event_log: Path | None = Field(None, description="append every event and plan here, as JSON lines")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
 
     @field_validator("redis_url")
     @classmethod
     def _is_a_redis_url(cls, url: str) -> str:
         parse_url(url)
         return url
+
+    @field_validator("redis_password_file")
+    @classmethod
+    def _is_readable(cls, file: Path | None) -> Path | None:
+        try:
+            return file if file is None or file.read_text() else None
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}") from error
+
+    def redis_options(self) -> dict[str, str]:
+        """Beside the URL: the password, and under rediss:// our own certificate and whose we trust."""
+        options = {}
+        if self.redis_password_file is not None:
+            options["password"] = self.redis_password_file.read_text().strip()
+        if self.tls and self.redis_url.startswith("rediss:"):
+            names = {"ssl_ca_certs": self.tls.ca, "ssl_certfile": self.tls.cert, "ssl_keyfile": self.tls.key}
+            options |= {name: str(file) for name, file in names.items()}
+        return options
 
     @model_validator(mode="after")
     def _policy_exists(self) -> Self:

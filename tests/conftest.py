@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
+
+from scheduler_service.store import acl
 
 
 def redis_binary() -> str:
@@ -22,11 +25,11 @@ def redis_binary() -> str:
 
 
 @contextlib.contextmanager
-def redis_server(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def redis_server(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A server on a unix socket; yields its process and URL."""
     socket = folder / "redis.sock"
     command = [redis_binary(), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder)]
-    process = subprocess.Popen([*command, "--appendonly", "yes", "--save", ""], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, "--appendonly", "yes", "--save", "", *flags], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 10
     while not socket.exists():
         assert process.poll() is None, "Redis did not start"
@@ -43,6 +46,15 @@ def redis_server(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with redis_server(tmp_path_factory.mktemp("redis")) as (_, url):
         yield url
+
+
+@pytest.fixture
+def redis_user(redis_url: str, namespace: str) -> dict[str, str]:
+    """Connection options of a user who may do what the scheduler's may, in `namespace` alone."""
+    with redis.Redis.from_url(redis_url) as admin:
+        admin.acl_setuser(namespace, enabled=True, passwords=["+secret"], reset=True)
+        admin.execute_command("ACL", "SETUSER", namespace, *acl.rules(namespace))
+    return {"username": namespace, "password": "secret"}
 
 
 @pytest.fixture

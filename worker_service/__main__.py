@@ -5,10 +5,9 @@ import sys
 from contextlib import suppress
 
 import structlog
-from pydantic import ValidationError
-from pydantic_settings import CliApp
 
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
+from protos.settings import read
 from protos.v1 import worker_link_pb2
 from worker_service.config import Settings
 from worker_service.drafters import make_drafter
@@ -26,7 +25,7 @@ SERVICE = worker_link_pb2.DESCRIPTOR.services_by_name["WorkerLink"].full_name
 async def serve(settings: Settings) -> None:
     """Until SIGTERM or SIGINT. Raises what the model raises, ModelError, or OSError if the port is taken."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
-    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES)
+    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, settings.tls.server_credentials(), reflect=settings.reflection)
     async with stop_signals() as stopping:
         port = await server.start(settings.host, settings.health_port)
         log.info("listening", health=f"{settings.host}:{port}")
@@ -51,6 +50,7 @@ async def work(settings: Settings, server: Server) -> None:
         log.info("warmed", model=model.name, dtype=str(model.dtype), device=str(model.device), cost=str(cost))
         link = Link(
             settings.scheduler,
+            tls=settings.tls,
             worker_id=settings.worker_id,
             runner=runner,
             model=of_model(model, context_tokens, engine.vocab_size),
@@ -82,10 +82,7 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int) ->
 
 
 def main() -> None:
-    try:
-        settings = CliApp.run(Settings)
-    except ValidationError as error:
-        sys.exit(f"worker: {error}")
+    settings = read(Settings, "worker")
     try:
         asyncio.run(serve(settings))
     except (OSError, ModelError) as error:  # a taken port or a missing model is a sentence, not a traceback

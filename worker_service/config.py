@@ -5,10 +5,12 @@ import socket
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from protos.settings import ServiceSettings
 
 
-class Settings(BaseSettings):
+class Settings(ServiceSettings):
     """A worker of LAPS-SD: one model that drafts and verifies for one scheduler."""
 
     model_config = SettingsConfigDict(
@@ -33,9 +35,7 @@ class Settings(BaseSettings):
     drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
     max_draft: int = Field(8, ge=0, le=64, description="most tokens drafted for a request in one round")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
-    host: str = Field("127.0.0.1", description="address to bind to; there is no authentication yet")
     health_port: int = Field(0, ge=0, le=65535, description="of grpc.health.v1: ready when warmed and attached; 0: any")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
 
     @property
     def blocks(self) -> int:

@@ -11,6 +11,7 @@ import structlog
 import tenacity
 
 from protos.serving import channel, first_of
+from protos.tls import Tls
 from protos.v1 import gateway_link_pb2
 from protos.v1 import worker_link_pb2 as pb
 from protos.v1.worker_link_pb2_grpc import WorkerLinkStub
@@ -43,6 +44,7 @@ class Link:
         self,
         scheduler: str,
         *,
+        tls: Tls,
         worker_id: str,
         runner: Runner,
         model: gateway_link_pb2.ModelInfo,
@@ -54,7 +56,7 @@ class Link:
         on_attached: Callable[[bool], Awaitable[None]],
     ) -> None:
         """`runner` is warmed; `on_attached` is told of every welcome and every loss."""
-        self._scheduler = scheduler
+        self._scheduler, self._tls = scheduler, tls
         self._runner = runner
         self._hello = pb.Hello(
             protocol=PROTOCOL,
@@ -87,7 +89,7 @@ class Link:
         """One session, until it breaks. Raises one of _CONNECTION_ERRORS if it was never welcomed."""
         held = await asyncio.wrap_future(self._runner.detach())
         session = uuid.uuid4().hex
-        async with channel(self._scheduler) as link:
+        async with channel(self._scheduler, self._tls.channel_credentials()) as link:
             call: _Call = WorkerLinkStub(link).Attach()
             try:
                 async with asyncio.timeout(_HELLO_TIMEOUT_S):

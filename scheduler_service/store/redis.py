@@ -1,6 +1,6 @@
 """The store on Redis (7.0 or Valkey). Every key is built here, and every write is one fenced script."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -46,11 +46,26 @@ class Keys:
 
 
 class RedisStore:
-    def __init__(self, url: str, *, namespace: str = "laps-sd", keep_s: int = 600, timeout_s: float = 2.0) -> None:
-        """`keep_s`: how long an ended request can still be asked for. Raises ValueError if the URL is malformed."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = "laps-sd",
+        keep_s: int = 600,
+        timeout_s: float = 2.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`keep_s`: how long an ended request can still be asked for. `options`: of the connection, beside the URL's.
+
+        Raises ValueError if the URL is malformed.
+        """
         # No retries in here: a commit that may have happened is repeated by its owner, who knows that it is idempotent.
         self._redis: aioredis.Redis = aioredis.Redis.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            **(options or {}),
         )
         self.keys = Keys(namespace)
         self._keep_s = keep_s

@@ -18,7 +18,9 @@ async def store(request: pytest.FixtureRequest, namespace: str) -> AsyncIterator
     made: Store = (
         MemoryStore()
         if request.param == "memory"
-        else RedisStore(request.getfixturevalue("redis_url"), namespace=namespace)
+        else RedisStore(
+            request.getfixturevalue("redis_url"), namespace=namespace, options=request.getfixturevalue("redis_user")
+        )
     )
     yield made
     await made.close()

@@ -31,7 +31,10 @@ OPTIONS = Options(
 
 def understood(settings: type[BaseSettings], command: Command) -> dict[str, Any]:
     """The settings that a service reads from its command line, `python -P -m MODULE` taken off."""
-    return CliApp.run(settings, cli_args=list(command.arguments[4:])).model_dump()
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in command.environment.items():
+            environment.setenv(name, value)
+        return CliApp.run(settings, cli_args=list(command.arguments[4:])).model_dump()
 
 
 def test_the_scheduler_understands_its_flags() -> None:

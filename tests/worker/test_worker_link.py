@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from protos.serving import LINK_MESSAGE_BYTES, Server
+from protos.tls import Tls
 from protos.v1 import gateway_link_pb2, types_pb2
 from protos.v1 import worker_link_pb2 as pb
 from protos.v1.worker_link_pb2_grpc import WorkerLinkServicer, add_WorkerLinkServicer_to_server
@@ -135,6 +136,7 @@ async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     async with asyncio.timeout(DEADLINE_S), a_runner(tiny) as runner:
         link = Link(
             f"127.0.0.1:{port}",
+            tls=Tls(),
             worker_id="w0",
             runner=runner,
             model=gateway_link_pb2.ModelInfo(name="tiny"),

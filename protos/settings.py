@@ -1,0 +1,57 @@
+"""Settings that all services share, read from flags and environment, refused at the start with a sentence. No logic."""
+
+import sys
+from ipaddress import ip_address
+from typing import Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, CliApp
+
+from protos.tls import Tls
+
+BAD_SETTINGS = 2  # exit code: starting again is of no use
+
+
+class ServiceSettings(BaseSettings):
+    """A service's port may be reached from elsewhere only if it tells friend from stranger."""
+
+    host: str = Field("127.0.0.1", description="address to bind to; other than loopback: needs authentication")
+    tls: Tls = Field(default_factory=Tls, description="mutual TLS with the other services")
+    insecure: bool = Field(False, description="bind where others can connect, unauthenticated: closed networks only")
+    reflection: bool = Field(True, description="serve the interface's description to anybody who asks")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+
+    @model_validator(mode="after")
+    def _nobody_is_let_in(self) -> Self:
+        if not is_loopback(self.host) and not self.insecure and (missing := self.lacks()):
+            raise ValueError(
+                f"host: {self.host} can be reached from elsewhere: {missing}, or --insecure on a closed network"
+            )
+        return self
+
+    def lacks(self) -> str:
+        """What must be set before the port may be public; empty: nothing."""
+        return "" if self.tls else "set --tls.ca, --tls.cert and --tls.key (`laps-sd certs` makes them)"
+
+
+Settings = TypeVar("Settings", bound=BaseSettings)
+
+
+def read(kind: type[Settings], service: str) -> Settings:
+    """From the command line and the environment. Ends the process with a sentence for each setting that is wrong."""
+    try:
+        return CliApp.run(kind)
+    except ValidationError as error:
+        for problem in error.errors(include_input=False):  # an input may be a password
+            where = ".".join(map(str, problem["loc"]))
+            words = problem["msg"].removeprefix("Value error, ")
+            print(": ".join(filter(None, (service, where, words))), file=sys.stderr)  # noqa: T201
+        sys.exit(BAD_SETTINGS)
+
+
+def is_loopback(host: str) -> bool:
+    """A name other than localhost may be anybody's."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,145 @@
+"""Mutual TLS: whose certificates are trusted, which is our own, and credentials made of them. Never API keys."""
+
+import ssl
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import grpc
+import structlog
+from pydantic import Field, PrivateAttr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Pem(NamedTuple):
+    """The contents of the three files."""
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+
+
+class Tls(BaseSettings):
+    """All three files, or none: then links are plaintext. `laps-sd certs` makes such files."""
+
+    model_config = SettingsConfigDict(env_prefix="LAPS_SD_TLS_", env_ignore_empty=True, frozen=True)
+
+    ca: Path | None = Field(default=None, description="PEM file: who must have signed the certificates of peers")
+    cert: Path | None = Field(default=None, description="PEM file: our certificate, intermediates after it")
+    key: Path | None = Field(default=None, description="PEM file: the private key of our certificate")
+    _files: "Files | None" = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _all_or_none(self) -> Self:
+        if self.ca and self.cert and self.key:
+            self._files = Files(self.ca, self.cert, self.key)
+        elif self.ca or self.cert or self.key:
+            raise ValueError("ca, cert and key belong together: set all three, or none")
+        return self
+
+    def __bool__(self) -> bool:
+        return self._files is not None
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """For a channel to a peer, made of the files as they are now; None: plaintext."""
+        if self._files is None:
+            return None
+        pem = self._files.read()
+        return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """For a port that takes none but peers; None: plaintext."""
+        return None if self._files is None else self._files.server_credentials(mutual=True)
+
+
+class Files:
+    """The three files, read again whenever they change; while they are of no use together, as they were before.
+
+    Whoever renews a certificate replaces two files, and a connection may come in between.
+    """
+
+    def __init__(self, ca: Path | None, cert: Path, key: Path) -> None:
+        """Without `ca`: for a port that anybody may connect to. Raises ValueError if they are of no use."""
+        self._ca, self._cert, self._key = ca, cert, key
+        self._seen = self._stamp()
+        try:
+            self._pem = self._load()
+        except OSError as error:  # ssl.SSLError is one
+            raise ValueError(f"{cert}, {key}: {_reason(error)}") from error
+
+    def read(self) -> Pem:
+        """Never raises."""
+        try:
+            stamp = self._stamp()
+            if stamp != self._seen:
+                self._seen = stamp
+                self._pem = self._load()
+        except OSError as error:
+            structlog.get_logger().error("certificate_unusable", file=str(self._cert), reason=_reason(error))
+        return self._pem
+
+    def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
+        """Asks for the files at every handshake. `mutual`: whoever connects must show a certificate of the CA's."""
+
+        def configuration() -> grpc.ServerCertificateConfiguration:
+            pem = self.read()
+            return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca if mutual else None)
+
+        return grpc.dynamic_ssl_server_credentials(configuration(), configuration, mutual)
+
+    def _load(self) -> Pem:
+        """Raises OSError if a file cannot be read, is no PEM, or the key is another certificate's."""
+        pem = Pem(self._ca.read_bytes() if self._ca else b"", self._cert.read_bytes(), self._key.read_bytes())
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._cert, self._key, password=lambda: "")  # an encrypted key must not ask anybody
+        if self._ca:
+            context.load_verify_locations(self._ca)
+        return pem
+
+    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """Changes when a file does; one that is not there counts as one more state."""
+        return tuple(_stamp(path) for path in (self._ca, self._cert, self._key) if path)
+
+
+class PeerNames(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
+    """Which names a peer's certificate must carry to call a service; a service that is not listed takes any peer.
+
+    So a worker's certificate, once stolen, reads nobody's prompts through the gateways' service.
+    """
+
+    def __init__(self, names: Mapping[str, Collection[str]]) -> None:
+        """Names by full name of the service; none: any name."""
+        self._names = {service: frozenset(allowed) for service, allowed in names.items() if allowed}
+
+    async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]
+        handler = await continuation(details)
+        allowed = self._names.get(details.method.split("/")[1])
+        if handler is None or allowed is None:
+            return handler
+        kind = "stream_stream" if handler.request_streaming else "unary_unary"
+        behaviour = getattr(handler, kind)
+
+        async def call(request, context):  # type: ignore[no-untyped-def]
+            names = {name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())}
+            if not names & allowed:
+                structlog.get_logger().warning("peer_refused", method=details.method, names=sorted(names))
+                wanted = " or ".join(sorted(allowed))
+                problem = f"your certificate is for {', '.join(sorted(names)) or 'nobody'}; {wanted} may call this"
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+            return await behaviour(request, context)
+
+        return handler._replace(**{kind: call})
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason.lower().replace("_", " ") if error.reason else "no usable PEM"
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -1,0 +1,59 @@
+"""`laps-sd certs`: what it makes, what it keeps, and who may read it."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from laps_sd.certs import make_certs
+from laps_sd.cli import app
+
+
+def invoke(*arguments: object) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["certs", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_each_service_gets_its_own_folder(tmp_path: Path) -> None:
+    assert invoke(tmp_path, "--host", "gw.example", "--host", "10.0.0.3")[0] == 0
+    for service in ("gateway", "scheduler", "worker", "redis"):
+        assert {"ca.crt", "tls.crt", "tls.key"} <= {file.name for file in (tmp_path / service).iterdir()}
+
+
+def test_keys_and_passwords_are_the_owners_alone_but_for_what_redis_reads(certs: Path) -> None:
+    secrets = [*certs.glob("*/*.key"), certs / "scheduler" / "redis.password", certs / "redis" / "users.acl"]
+    readable = [file.relative_to(certs) for file in secrets if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)]
+    assert sorted(map(str, readable)) == ["redis/tls.key", "redis/users.acl"]
+    assert not any(file.stat().st_mode & stat.S_IRWXO & ~stat.S_IROTH for file in secrets)
+
+
+def test_run_again_it_renews_certificates_and_keeps_authority_and_password(certs: Path) -> None:
+    kept = {file: file.read_bytes() for file in (certs / "ca" / "ca.crt", certs / "scheduler" / "redis.password")}
+    renewed = {file: file.read_bytes() for file in certs.glob("*/tls.crt")}
+    make_certs(certs)
+    assert all(file.read_bytes() == content for file, content in kept.items())
+    assert len(renewed) == 4
+    assert all(file.read_bytes() != content for file, content in renewed.items())
+
+
+def test_the_acl_file_holds_no_password(certs: Path) -> None:
+    password = (certs / "scheduler" / "redis.password").read_text()
+    assert len(password) >= 32
+    assert password not in (certs / "redis" / "users.acl").read_text()
+
+
+def test_without_openssl_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    code, output = invoke(tmp_path / "certs")
+    assert code == 1
+    assert "openssl" in output
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, output = invoke(tmp_path / "file" / "certs")
+    assert code == 1
+    assert output.startswith("laps-sd: ")
+    assert output.count("\n") == 1

@@ -1,0 +1,55 @@
+"""A port that others can reach is refused unless it tells friend from stranger."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from protos.settings import ServiceSettings, is_loopback
+from scheduler_service.config import Settings as SchedulerSettings
+from worker_service.config import Settings as WorkerSettings
+
+PEERS = [(SchedulerSettings, {}), (WorkerSettings, {"model": "/nowhere"})]
+
+
+def make(kind: type[ServiceSettings], **values: Any) -> ServiceSettings:
+    return kind(_cli_parse_args=False, **values)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost"])
+def test_loopback_needs_nothing(host: str) -> None:
+    assert is_loopback(host)
+    assert make(SchedulerSettings, host=host).host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "scheduler", ""])
+@pytest.mark.parametrize(("kind", "values"), PEERS)
+def test_elsewhere_needs_mutual_tls(kind: type[ServiceSettings], values: dict[str, Any], host: str) -> None:
+    with pytest.raises(ValidationError, match=r"set --tls\.ca, --tls\.cert and --tls\.key"):
+        make(kind, host=host, **values)
+
+
+@pytest.mark.parametrize(("kind", "values"), PEERS)
+def test_mutual_tls_is_enough(kind: type[ServiceSettings], values: dict[str, Any], certs: Path) -> None:
+    folder = certs / "scheduler"
+    tls = {"ca": folder / "ca.crt", "cert": folder / "tls.crt", "key": folder / "tls.key"}
+    assert make(kind, host="0.0.0.0", tls=tls, **values).tls
+
+
+@pytest.mark.parametrize(("kind", "values"), PEERS)
+def test_who_says_so_may_do_without(kind: type[ServiceSettings], values: dict[str, Any]) -> None:
+    assert make(kind, host="0.0.0.0", insecure=True, **values).insecure
+
+
+@pytest.mark.parametrize("service", ["gateway", "scheduler_service"])
+def test_a_process_says_what_to_set_and_ends(service: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", service, "--host", "0.0.0.0"], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2
+    assert "host: 0.0.0.0 can be reached from elsewhere" in ended.stderr
+    assert "--insecure" in ended.stderr
+    assert ended.stderr.count("\n") == 1

@@ -1,0 +1,143 @@
+"""Mutual TLS between services, over real connections: who gets in and who does not; certificates that are renewed."""
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from laps_sd.certs import make_certs
+from protos.serving import LINK_MESSAGE_BYTES, Server, channel
+from protos.tls import Files, PeerNames, Tls
+from protos.v1 import gateway_link_pb2_grpc, inference_pb2, types_pb2
+
+WAIT_S = 10.0
+
+
+def tls(folder: Path) -> Tls:
+    return Tls(ca=folder / "ca.crt", cert=folder / "tls.crt", key=folder / "tls.key")
+
+
+class Scheduler(gateway_link_pb2_grpc.GatewayLinkServicer):
+    async def Stats(self, request: inference_pb2.StatsRequest, context: object) -> types_pb2.ServerStats:  # noqa: N802
+        return types_pb2.ServerStats(policy="fcfs")
+
+    async def Link(self, requests: object, context: grpc.aio.ServicerContext) -> None:  # type: ignore[override] # noqa: N802
+        return
+
+
+@asynccontextmanager
+async def serving(identity: Tls) -> AsyncIterator[str]:
+    """A scheduler's port that gateways alone may call; yields HOST:PORT."""
+    names = PeerNames({"laps_sd.v1.GatewayLink": ["gateway"]})
+    server = Server(["laps_sd.v1.GatewayLink"], LINK_MESSAGE_BYTES, identity.server_credentials(), interceptors=[names])
+    gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(Scheduler(), server.grpc)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def ask(target: str, credentials: grpc.ChannelCredentials | None) -> types_pb2.ServerStats:
+    async with channel(target, credentials) as link:
+        stub = gateway_link_pb2_grpc.GatewayLinkStub(link)
+        stats: types_pb2.ServerStats = await stub.Stats(inference_pb2.StatsRequest(), timeout=WAIT_S)
+        return stats
+
+
+async def status(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(target, credentials)
+    code: grpc.StatusCode = refused.value.code()
+    return code
+
+
+async def test_a_peer_with_a_certificate_of_the_ca_gets_in(certs: Path) -> None:
+    async with serving(tls(certs / "scheduler")) as target:
+        assert (await ask(target, tls(certs / "gateway").channel_credentials())).policy == "fcfs"
+
+
+async def test_neither_plaintext_nor_a_stranger_gets_in(certs: Path, tmp_path: Path) -> None:
+    make_certs(tmp_path / "other")
+    stranger = tls(tmp_path / "other" / "gateway")
+    trusting = (certs / "gateway" / "ca.crt").read_bytes()
+    async with serving(tls(certs / "scheduler")) as target:
+        assert await status(target, None) is grpc.StatusCode.UNAVAILABLE
+        assert await status(target, grpc.ssl_channel_credentials(trusting)) is grpc.StatusCode.UNAVAILABLE
+        key, cert = (tmp_path / "other" / "gateway" / f"tls.{kind}" for kind in ("key", "crt"))
+        shown = grpc.ssl_channel_credentials(trusting, key.read_bytes(), cert.read_bytes())
+        assert await status(target, shown) is grpc.StatusCode.UNAVAILABLE
+        assert await status(target, stranger.channel_credentials()) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_workers_certificate_does_not_pass_for_the_schedulers(certs: Path) -> None:
+    async with serving(tls(certs / "worker")) as target:
+        assert await status(target, tls(certs / "gateway").channel_credentials()) is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_worker_may_not_do_what_gateways_do(certs: Path, streams: bool) -> None:
+    worker = tls(certs / "worker").channel_credentials()
+    async with serving(tls(certs / "scheduler")) as target, channel(target, worker) as link:
+        stub = gateway_link_pb2_grpc.GatewayLinkStub(link)
+        call = stub.Link(timeout=WAIT_S) if streams else stub.Stats(inference_pb2.StatsRequest(), timeout=WAIT_S)
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert "gateway may call this" in await call.details()
+
+
+async def test_any_peer_may_ask_whether_it_is_well(certs: Path) -> None:
+    worker = tls(certs / "worker").channel_credentials()
+    async with serving(tls(certs / "scheduler")) as target, channel(target, worker) as link:
+        answer = await health_pb2_grpc.HealthStub(link).Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_renewed_certificate_is_shown_without_a_restart(certs: Path) -> None:
+    async with serving(tls(certs / "scheduler")) as target:
+        before = await shown_by(target, certs / "gateway")
+        make_certs(certs)
+        assert await shown_by(target, certs / "gateway") != before
+        assert (await ask(target, tls(certs / "gateway").channel_credentials())).policy == "fcfs"
+
+
+async def shown_by(target: str, identity: Path) -> bytes:
+    """The certificate that a server shows."""
+    context = ssl.create_default_context(cafile=identity / "ca.crt")
+    context.load_cert_chain(identity / "tls.crt", identity / "tls.key")
+    context.set_alpn_protocols(["h2"])
+    host, _, port = target.partition(":")
+    async with asyncio.timeout(WAIT_S):
+        _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return shown
+
+
+def test_half_of_a_renewal_changes_nothing(certs: Path) -> None:
+    folder = certs / "gateway"
+    files = Files(folder / "ca.crt", folder / "tls.crt", folder / "tls.key")
+    before = files.read()
+    os.replace(certs / "worker" / "tls.key", folder / "tls.key")
+    assert files.read() == before
+    os.replace(certs / "worker" / "tls.crt", folder / "tls.crt")
+    assert files.read().cert != before.cert
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"ca": "ca.crt"}, "belong together"),
+        ({"ca": "ca.crt", "cert": "tls.crt", "key": "nowhere.key"}, "nowhere.key: No such file"),
+        ({"ca": "ca.crt", "cert": "tls.crt", "key": "../worker/tls.key"}, "key values mismatch"),
+        ({"ca": "ca.crt", "cert": "tls.key", "key": "tls.key"}, "no usable PEM"),
+    ],
+)
+def test_files_that_are_of_no_use_are_refused_at_the_start(certs: Path, files: dict[str, str], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Tls(**{name: certs / "gateway" / file for name, file in files.items()})
