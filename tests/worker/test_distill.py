@@ -9,7 +9,7 @@ import torch
 
 from tests.worker.harness import Driver, Tiny
 from worker_service.distill.__main__ import main
-from worker_service.distill.data import Prompt, PromptError, Sample, generate, read_prompts, read_samples
+from worker_service.distill.data import Sample, generate, read_samples
 from worker_service.distill.evaluate import measure
 from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
 from worker_service.drafters import make_drafter
@@ -17,6 +17,7 @@ from worker_service.engine.draft import NgramDrafter, NoDrafter
 from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter
 from worker_service.engine.types import Limits
 from worker_service.models import load
+from worker_service.prompts import Prompt, PromptError, read_prompts
 
 WORDS = ("quick", "brown", "fox", "lazy", "dog", "queue", "request", "short", "long", "tail", "token", "draft", "text")
 PROMPTS = [f"The {a} {b}" for a in WORDS for b in WORDS if a < b]

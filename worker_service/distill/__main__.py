@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from worker_service.distill.data import Prompt, PromptError, Sample, generate, read_prompts
+from worker_service.distill.data import Sample, generate
 from worker_service.distill.evaluate import LONGEST, Acceptance, measure
 from worker_service.distill.speed import Speed, race
 from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
@@ -23,6 +24,7 @@ from worker_service.engine.draft import Drafter, NgramDrafter, NoDrafter
 from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter, load_head, save_head
 from worker_service.engine.engine import Engine
 from worker_service.models import LoadedModel, load
+from worker_service.prompts import Prompt, PromptError, encode, read_prompts
 from worker_service.pull import ModelError, resolve
 
 _BLOCK_TOKENS = 64
@@ -87,17 +89,10 @@ def _generate(
 ) -> list[Sample]:
     """The target's own answers, made by the engine without drafts."""
 
-    def encode(text: str) -> Sequence[int]:
-        if target.tokenizer.chat_template is None:
-            return list(target.tokenizer(text).input_ids)
-        messages = [{"role": "user", "content": text}]
-        rendered = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(target.tokenizer(rendered, add_special_tokens=False).input_ids)
-
     task = bar.add_task(f"generate {name}", total=tokens, unit="tokens")
     return generate(
         _engine(options, NoDrafter(), target.tokenizer, options.batch),
-        encode,
+        partial(encode, target.tokenizer),
         prompts,
         options.work / f"{name}.jsonl",
         tokens=tokens,
