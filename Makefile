@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 
-.PHONY: demo test bench-paper check lint types architecture protos protos-check env clean
+# Peers of bench-engine: NAME=PYTHON[:MODEL], docs/engine.md says how to make them.
+PEERS ?=
+
+.PHONY: demo test bench-engine bench-paper check lint types architecture protos protos-check env clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
 	@echo "make test   all tests, against a real Redis and the real model"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
+	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
 	@echo "make protos regenerate protos/v1 from the .proto files"
 
@@ -28,6 +32,12 @@ demo: env
 test: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest
+
+bench-engine: env
+	@mkdir -p docs/engine
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/laps-sd bench engine --model $(MODEL) --json docs/engine/bench.json $(if $(PEERS),--peer $(PEERS))
+	$(BIN)/python -m worker_service.bench.page
 
 bench-paper: env
 	@mkdir -p docs/paper

