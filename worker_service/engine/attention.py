@@ -93,7 +93,7 @@ class NativeAttention(PagedAttention):
         return fits and dtype in native.TYPES and native.kernels() is not None
 
     def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
-        super().__init__(torch.empty(_memory(shape), dtype=dtype))  # it becomes real memory when it is first written
+        super().__init__(native.empty(_memory(shape), dtype))
         self.shape, self.dtype = shape, dtype
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         self._kernel = native.function(

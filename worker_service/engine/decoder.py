@@ -38,15 +38,15 @@ class _Decoder(ctypes.Structure):
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """[n, k] in panels of 32 outputs, as the kernels want it: [n / 32, k, 32], in bfloat16 [n / 32, k / 2, 32, 2].
+    """[n, k] in panels of 32 outputs and steps of 4 bytes, as the kernels want it: [n / 32, k / step, 32, step].
 
     `n` is filled up with zeros.
     """
     n, k = weight.shape
     weight = pad(weight.detach(), (0, 0, 0, -n % _PANEL))
-    if weight.dtype == torch.bfloat16:
-        return weight.view(-1, _PANEL, k // 2, 2).permute(0, 2, 1, 3).contiguous()
-    return weight.view(-1, _PANEL, k).permute(0, 2, 1).contiguous()
+    step = 4 // weight.itemsize
+    panels = weight.view(-1, _PANEL, k // step, step).permute(0, 2, 1, 3)
+    return native.empty(panels.shape, weight.dtype).copy_(panels)
 
 
 class PackedLinear(torch.nn.Module):

@@ -7,11 +7,14 @@ import ctypes
 import functools
 import hashlib
 import logging
+import math
+import mmap
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,18 @@ def function(name: str, dtype: torch.dtype, *arguments: Any) -> Callable[..., No
     found = library[f"{name}_{TYPES[dtype]}"]
     found.argtypes, found.restype = arguments, None
     return found
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Memory on large pages, where the system has them: whoever reads all of it each round looks up fewer addresses.
+
+    It becomes real memory when it is first written; until then it reads as zeros.
+    """
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
 
 def _compiler() -> str | None:

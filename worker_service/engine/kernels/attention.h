@@ -1,12 +1,13 @@
 // Attention of a round's packed tokens over KV in blocks.
 //
-// Within a block the keys of a head lie transposed, [dim][token], and its values as they come, [token][dim]. So scores
-// and outputs are both sums of broadcast numbers times rows of a block: one inner loop, without sums across a vector.
+// Within a block the keys of a head lie transposed, [dim][token], and its values as they come, [token][dim], so that
+// scores and outputs are the same kind of product (products.h); both in steps, as it wants them.
 #pragma once
+#include <cmath>
 #include <utility>
 #include <vector>
 
-#include "vectors.h"
+#include "products.h"
 
 extern "C" {
 
@@ -21,107 +22,97 @@ struct Segment {  // tokens begin..begin+n of the packed round: its request's fr
 
 namespace {
 
-// out[ROWS][VECTORS * LANES] += a[ROWS][k] * b[k][...], all sums in registers.
-template <int ROWS, int VECTORS, typename T>
-void multiply_add(const float* a, int a_stride, const T* b, int b_stride, float* out, int out_stride, int k) {
-    Floats sum[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) sum[r][v] = load(out + r * out_stride + v * LANES);
-    for (int i = 0; i < k; i++) {
-        Floats row[VECTORS];
-        for (int v = 0; v < VECTORS; v++) row[v] = load(b + i * b_stride + v * LANES);
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECTORS; v++) sum[r][v] += a[r * a_stride + i] * row[v];
-    }
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) std::memcpy(out + r * out_stride + v * LANES, &sum[r][v], sizeof(Floats));
-}
-
-template <int ROWS, typename T>
-void columns(const float* a, int a_stride, const T* b, int b_stride, float* out, int out_stride, int k, int width) {
-    int c = 0;
-    for (; c + 4 * LANES <= width; c += 4 * LANES)
-        multiply_add<ROWS, 4>(a, a_stride, b + c, b_stride, out + c, out_stride, k);
-    for (; c < width; c += LANES) multiply_add<ROWS, 1>(a, a_stride, b + c, b_stride, out + c, out_stride, k);
-}
-
-// out[rows][width] += a[rows][k] * b[k][width]; width is a multiple of LANES.
+// out[rows][width] += a[rows][k] * b[k][width]; width is a multiple of LANES, `a_stride` what lies between rows of a.
 template <typename T>
-void multiply(const float* a, int a_stride, const T* b, int b_stride, float* out, int out_stride, int rows, int k,
-              int width) {
-    int r = 0;
-    for (; r + 5 <= rows; r += 5)
-        columns<5>(a + r * a_stride, a_stride, b, b_stride, out + r * out_stride, out_stride, k, width);
-    a += r * a_stride, out += r * out_stride;
-    switch (rows - r) {
-        case 4: return columns<4>(a, a_stride, b, b_stride, out, out_stride, k, width);
-        case 3: return columns<3>(a, a_stride, b, b_stride, out, out_stride, k, width);
-        case 2: return columns<2>(a, a_stride, b, b_stride, out, out_stride, k, width);
-        case 1: return columns<1>(a, a_stride, b, b_stride, out, out_stride, k, width);
-    }
+void multiply(const T* a, int a_stride, const T* b, float* out, int rows, int k, int width) {
+    in_groups<5>(rows, [&](int first, auto n) {
+        const auto columns = [&](auto& sum, int c) {
+            float* to = out + first * width + c;
+            for (int r = 0; r < n; r++) std::memcpy(sum[r], to + r * width, sizeof sum[r]);
+            multiply_add(a + first * a_stride, a_stride, b + c * STEP<T>, width * STEP<T>, k, sum);
+            for (int r = 0; r < n; r++) std::memcpy(to + r * width, sum[r], sizeof sum[r]);
+        };
+        int c = 0;
+        for (Floats sum[n][4]; c + 4 * LANES <= width; c += 4 * LANES) columns(sum, c);
+        for (Floats sum[n][1]; c < width; c += LANES) columns(sum, c);
+    });
 }
+
+// Softmax over blocks, online as in FlashAttention: what a row has seen so far. Weights are relative to e^top.
+struct Seen {
+    float top = NEVER;
+    Floats mass = {};
+
+    // Turns the scores [begin, end) of the next `span` tokens into weights, all others into 0; returns by how much
+    // what was summed up before has to shrink.
+    template <typename T>
+    float next(float* score, T* weight, int begin, int end, int span, float scale) {
+        begin = std::clamp(begin, 0, span), end = std::clamp(end, begin, span);
+        std::fill(score, score + begin, NEVER);
+        std::fill(score + end, score + span, NEVER);
+        Floats most = load(score);
+        for (int t = LANES; t < span; t += LANES) {
+            const Floats here = load(score + t);
+            most = here > most ? here : most;
+        }
+        const float before = top;
+        top = std::max(top, largest(most) * scale);
+        const float shrink = top == before ? 1 : std::exp(before - top);
+        mass *= shrink;
+        for (int t = 0; t < span; t += LANES) {
+            const Floats here = load(score + t), p = here == NEVER ? Floats{} : exp(here * scale - top);
+            mass += p;
+            store(weight + t, p);
+        }
+        return shrink;
+    }
+
+    static constexpr float NEVER = -1e30f;
+};
 
 constexpr int TILE = 16;  // tokens of a segment that share one pass over its blocks
 
-// One tile of queries of one key-value head over all blocks that it sees: softmax online, as in FlashAttention.
+template <typename T>
+struct Scratch {  // of one thread; grows to the largest tile
+    std::vector<T> query, weight;
+    std::vector<float> sum, score;
+    std::vector<Seen> seen;
+};
+
+// One tile of queries of one key-value head over all blocks that it sees.
 template <typename T>
 void attend(const Shape& shape, const Segment& segment, const int32_t* table, int kv_head, int first, const T* query,
-            const T* keys, const T* values, T* out, float scale, int window, std::vector<float>& scratch) {
+            const T* keys, const T* values, T* out, float scale, int window, Scratch<T>& scratch) {
     const int group = shape.heads / shape.kv_heads, dim = shape.dim, span = shape.block_tokens;
     const int tokens = std::min(TILE, segment.n - first), rows = tokens * group;
-    scratch.resize(rows * (2 * dim + span + 2));
-    float *q = scratch.data(), *sum = q + rows * dim, *score = sum + rows * dim, *top = score + rows * span,
-          *mass = top + rows;
-    for (int r = 0; r < rows; r++) {
-        const T* from = query + ((segment.begin + first + r / group) * shape.heads + kv_head * group + r % group) * dim;
-        for (int d = 0; d < dim; d += LANES) store(q + r * dim + d, load(from + d) * scale);
-        top[r] = -1e30f, mass[r] = 0;
-    }
-    std::fill(sum, sum + rows * dim, 0.0f);
+    const auto place = [&](int r) {  // of the row's head, in query and out
+        return (int64_t(segment.begin + first + r / group) * shape.heads + kv_head * group + r % group) * dim;
+    };
+    scratch.query.resize(rows * dim), scratch.weight.resize(rows * span), scratch.score.resize(rows * span);
+    scratch.sum.assign(rows * dim, 0.0f), scratch.seen.assign(rows, {});
+    T *q = scratch.query.data(), *weight = scratch.weight.data();
+    float *sum = scratch.sum.data(), *score = scratch.score.data();
+    for (int r = 0; r < rows; r++) std::copy_n(query + place(r), dim, q + r * dim);
     const int low = window ? std::max(0, segment.start + first - window + 1) : 0;
     const int high = segment.start + first + tokens;
     for (int block = low / span; block * span < high; block++) {
         const int64_t at = (int64_t(table[block]) * shape.kv_heads + kv_head) * span * dim;
-        std::fill(score, score + rows * span, 0.0f);
-        multiply(q, dim, keys + at, span, score, span, rows, dim, span);
+        std::fill_n(score, rows * span, 0.0f);
+        multiply(q, dim, keys + at, score, rows, dim, span);
         for (int r = 0; r < rows; r++) {
-            const int own = segment.start + first + r / group;  // the position of the row's token
-            const int begin = window ? std::max(0, own - window + 1 - block * span) : 0;
-            const int end = std::min(span, own + 1 - block * span);
-            float* s = score + r * span;
-            std::fill(s, s + std::clamp(begin, 0, span), -1e30f);
-            std::fill(s + std::clamp(end, 0, span), s + span, -1e30f);
-            if (begin >= end) {
-                std::fill(s, s + span, 0.0f);
-                continue;
-            }
-            Floats most = load(s);
-            for (int t = LANES; t < span; t += LANES) {
-                const Floats other = load(s + t);
-                most = other > most ? other : most;
-            }
-            float best = top[r];
-            for (int v = 0; v < LANES; v++) best = std::max(best, most[v]);
-            Floats shrink = exp(Floats{} + (top[r] - best)), total = {};
-            top[r] = best;
-            for (int t = 0; t < span; t += LANES) {
-                Floats p = exp(load(s + t) - best);
-                p = load(s + t) < -1e29f ? Floats{} : p;
-                total += p;
-                std::memcpy(s + t, &p, sizeof p);
-            }
-            mass[r] *= shrink[0];
-            for (int v = 0; v < LANES; v++) mass[r] += total[v];
-            for (int d = 0; d < dim; d += LANES) {
-                Floats scaled = load(sum + r * dim + d) * shrink;
-                std::memcpy(sum + r * dim + d, &scaled, sizeof scaled);
-            }
+            const int own = segment.start + first + r / group - block * span;  // of the row's token, from here
+            const float shrink = scratch.seen[r].next(score + r * span, weight + r * span,
+                                                      window ? own - window + 1 : 0, own + 1, span, scale);
+            if (shrink != 1)
+                for (int d = 0; d < dim; d += LANES) store(sum + r * dim + d, load(sum + r * dim + d) * shrink);
         }
-        multiply(score, span, values + at, dim, sum, dim, rows, std::min(span, high - block * span), dim);
+        // Beyond `high` there may be anything, but for the other half of a step.
+        const int filled = std::min(span, high - block * span);
+        multiply(weight, span, values + at, sum, rows, filled + filled % STEP<T>, dim);
     }
     for (int r = 0; r < rows; r++) {
-        T* to = out + ((segment.begin + first + r / group) * shape.heads + kv_head * group + r % group) * dim;
-        for (int d = 0; d < dim; d += LANES) store(to + d, load(sum + r * dim + d) / mass[r]);
+        const float mass = total(scratch.seen[r].mass);
+        for (int d = 0; d < dim; d += LANES) store(out + place(r) + d, load(sum + r * dim + d) / mass);
     }
 }
 
@@ -143,9 +134,23 @@ struct Round {
     }
 };
 
+// Key and value of one head of the token that is `inside`-th in its block.
+template <typename T>
+void write(const T* key, const T* value, T* keys, T* values, int inside, int dim, int span) {
+    constexpr int S = STEP<T>;
+    for (int d = 0; d < dim; d++) keys[(d / S * span + inside) * S + d % S] = key[d];
+    T* row = values + inside / S * dim * S;
+    for (int d = 0; d < dim; d++) row[d * S + inside % S] = value[d];
+    // The other half of the step will be multiplied by a weight of 0, so it must be finite.
+    if (inside % S == 0)
+        for (int d = 0; d < dim; d++)
+            for (int other = 1; other < S; other++) row[d * S + other] = T{};
+}
+
 // Within a parallel region, as all that follows; it ends with a barrier.
 template <typename T>
-void attention(Barrier& barrier, const Round& round, const T* query, const T* key, const T* value, T* keys, T* values, T* out) {
+void attention(Barrier& barrier, const Round& round, const T* query, const T* key, const T* value, T* keys, T* values,
+               T* out) {
     const Shape& shape = round.shape;
     const int dim = shape.dim, span = shape.block_tokens;
     // First all new keys and values, for the tiles of a segment see each other's.
@@ -158,12 +163,11 @@ void attention(Barrier& barrier, const Round& round, const T* query, const T* ke
             const int64_t block = round.tables[segment.table + position / span];
             const int64_t from = (int64_t(segment.begin + i) * shape.kv_heads + head) * dim;
             const int64_t at = (block * shape.kv_heads + head) * span * dim;
-            for (int d = 0; d < dim; d++) keys[at + d * span + inside] = key[from + d];
-            std::copy(value + from, value + from + dim, values + at + inside * dim);
+            write(key + from, value + from, keys + at, values + at, inside, dim, span);
         }
     }
     barrier.wait();
-    static thread_local std::vector<float> scratch;
+    static thread_local Scratch<T> scratch;
 #pragma omp for schedule(dynamic) nowait
     for (int task = 0; task < int(round.tiles.size()) * shape.kv_heads; task++) {
         const auto [s, first] = round.tiles[task / shape.kv_heads];

@@ -6,48 +6,23 @@
 
 namespace {
 
-// Weights [n][k] are packed in panels of 32 outputs: [n / 32][k][32], and in bfloat16 [n / 32][k / 2][32][2], for there
-// is an instruction that multiplies pairs.
+// Weights [n][k] are packed in panels of 32 outputs: [n / 32][k / STEP][32][STEP].
 constexpr int PANEL = 2 * LANES;
 
 template <int ROWS>
-void panel(const float* a, const float* weight, int k, Floats (&sum)[ROWS][2]) {
+void panel(const float* a, const float* weight, int k, Floats (&sum)[ROWS][2], int64_t ahead) {
     constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
     for (int begin = 0; begin < k; begin += CHUNK) {
         Floats part[ROWS][2] = {};
-        for (int i = begin; i < std::min(k, begin + CHUNK); i++, weight += PANEL) {
-            const Floats w0 = load(weight), w1 = load(weight + LANES);
-            for (int r = 0; r < ROWS; r++) {
-                part[r][0] += a[int64_t(r) * k + i] * w0;
-                part[r][1] += a[int64_t(r) * k + i] * w1;
-            }
-        }
+        multiply_add(a + begin, k, weight + int64_t(begin) * PANEL, PANEL, std::min(CHUNK, k - begin), part, ahead);
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < 2; v++) sum[r][v] += part[r][v];
     }
 }
 
 template <int ROWS>
-void panel(const BFloat16* a, const BFloat16* weight, int k, Floats (&sum)[ROWS][2]) {
-    for (int i = 0; i < k; i += 2, weight += 2 * PANEL) {
-#ifdef __AVX512BF16__
-        const __m512bh w0 = (__m512bh)_mm512_loadu_si512(weight), w1 = (__m512bh)_mm512_loadu_si512(weight + PANEL);
-        for (int r = 0; r < ROWS; r++) {
-            int both;
-            std::memcpy(&both, a + r * k + i, 4);
-            const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
-            sum[r][0] = (Floats)_mm512_dpbf16_ps((__m512)sum[r][0], x, w0);
-            sum[r][1] = (Floats)_mm512_dpbf16_ps((__m512)sum[r][1], x, w1);
-        }
-#else
-        for (int v = 0; v < 2; v++) {
-            Ints both;
-            std::memcpy(&both, weight + v * PANEL, sizeof both);
-            const Floats even = (Floats)(both << 16), odd = (Floats)(both & ~0xffff);
-            for (int r = 0; r < ROWS; r++) sum[r][v] += to_float(a[r * k + i]) * even + to_float(a[r * k + i + 1]) * odd;
-        }
-#endif
-    }
+void panel(const BFloat16* a, const BFloat16* weight, int k, Floats (&sum)[ROWS][2], int64_t ahead) {
+    multiply_add(a, k, weight, 2 * PANEL, k, sum, ahead);
 }
 
 template <int ROWS, typename T>
@@ -58,32 +33,21 @@ void rows_times_panel(const T* a, const T* weight, const float* bias, float* out
             sum[r][v] = add ? load(out + int64_t(r) * n + v * LANES) : Floats{};
             if (bias) sum[r][v] += load(bias + v * LANES);
         }
-    panel<ROWS>(a, weight, k, sum);
+    // The next panel of this thread, as far as one can tell.
+    panel<ROWS>(a, weight, k, sum, int64_t(omp_get_num_threads()) * PANEL * k);
     for (int r = 0; r < ROWS; r++) std::memcpy(out + int64_t(r) * n, sum[r], sizeof sum[r]);
 }
 
 // out[rows][n] = a[rows][k] * weight^T + bias, or that added to `out`; n is a multiple of PANEL, k of 2.
 template <typename T>
-void linear(Barrier& barrier, const T* a, const T* weight, const float* bias, float* out, int rows, int n, int k, bool add = false) {
+void linear(Barrier& barrier, const T* a, const T* weight, const float* bias, float* out, int rows, int n, int k,
+            bool add = false) {
 #pragma omp for schedule(dynamic) nowait
-    for (int p = 0; p < n / PANEL; p++) {
-        const T* w = weight + int64_t(p) * PANEL * k;
-        const float* b = bias ? bias + p * PANEL : nullptr;
-        float* o = out + p * PANEL;
-        int r = 0;
-        for (; r + 8 <= rows; r += 8) rows_times_panel<8>(a + int64_t(r) * k, w, b, o + int64_t(r) * n, n, k, add);
-        const T* rest = a + int64_t(r) * k;
-        o += int64_t(r) * n;
-        switch (rows - r) {
-            case 7: rows_times_panel<7>(rest, w, b, o, n, k, add); break;
-            case 6: rows_times_panel<6>(rest, w, b, o, n, k, add); break;
-            case 5: rows_times_panel<5>(rest, w, b, o, n, k, add); break;
-            case 4: rows_times_panel<4>(rest, w, b, o, n, k, add); break;
-            case 3: rows_times_panel<3>(rest, w, b, o, n, k, add); break;
-            case 2: rows_times_panel<2>(rest, w, b, o, n, k, add); break;
-            case 1: rows_times_panel<1>(rest, w, b, o, n, k, add); break;
-        }
-    }
+    for (int p = 0; p < n / PANEL; p++)
+        in_groups<8>(rows, [&](int first, auto count) {
+            rows_times_panel<count>(a + int64_t(first) * k, weight + int64_t(p) * PANEL * k,
+                                    bias ? bias + p * PANEL : nullptr, out + int64_t(first) * n + p * PANEL, n, k, add);
+        });
     barrier.wait();
 }
 
@@ -126,8 +90,8 @@ namespace {
 
 // Queries, keys and values of all tokens, turned by their positions: [T][heads + 2 kv_heads][dim] to three of [T].
 template <typename T>
-void rotate(Barrier& barrier, const Shape& shape, int tokens, const float* qkv, const float* cosine, const float* sine, T* query, T* key,
-            T* value) {
+void rotate(Barrier& barrier, const Shape& shape, int tokens, const float* qkv, const float* cosine, const float* sine,
+            T* query, T* key, T* value) {
     const int dim = shape.dim, half = dim / 2, heads = shape.heads, kv = shape.kv_heads;
 #pragma omp for nowait
     for (int t = 0; t < tokens; t++) {

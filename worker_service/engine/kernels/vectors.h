@@ -42,14 +42,6 @@ struct BFloat16 {
     uint16_t bits;
 };
 
-float to_float(float x) { return x; }
-float to_float(BFloat16 x) {
-    uint32_t bits = uint32_t(x.bits) << 16;
-    float result;
-    std::memcpy(&result, &bits, 4);
-    return result;
-}
-
 void store(float* to, float x) { *to = x; }
 void store(BFloat16* to, float x) {
     uint32_t bits;
@@ -59,8 +51,12 @@ void store(BFloat16* to, float x) {
 
 void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 void store(BFloat16* to, Floats x) {
+#ifdef __AVX512BF16__
+    const __m256bh narrow = _mm512_cvtneps_pbh((__m512)x);
+#else
     const Ints bits = (Ints)x, nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const Shorts narrow = __builtin_convertvector(nearest, Shorts);
+#endif
     std::memcpy(to, &narrow, sizeof narrow);
 }
 
@@ -69,11 +65,20 @@ Floats load(const float* from) {
     std::memcpy(&result, from, sizeof result);
     return result;
 }
-Floats load(const BFloat16* from) {
-    Shorts bits;
-    std::memcpy(&bits, from, sizeof bits);
-    Ints wide = __builtin_convertvector(bits, Ints) << 16;
-    return (Floats)wide;
+
+// Of all lanes, by halves: one lane after the other would wait for each.
+template <int HALF = LANES / 2, typename Better>
+Floats reduce(Floats x, Better better) {
+    constexpr Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    x = better(x, __builtin_shuffle(x, lanes ^ HALF));
+    if constexpr (HALF > 1) return reduce<HALF / 2>(x, better);
+    return x;
+}
+float largest(Floats x) {
+    return reduce(x, [](Floats a, Floats b) { return a > b ? a : b; })[0];
+}
+float total(Floats x) {
+    return reduce(x, [](Floats a, Floats b) { return a + b; })[0];
 }
 
 // e^x for x <= 0, to 2e-7 relative: 2^n times a polynomial in what is left (Cephes' coefficients).

@@ -1,0 +1,61 @@
+// Products in float32 sums: the one inner loop of linear layers and of attention.
+#pragma once
+#include <type_traits>
+
+#include "vectors.h"
+
+namespace {
+
+// How many numbers of a sum are multiplied at a time: of bfloat16 pairs, for there is an instruction for them.
+template <typename T>
+constexpr int STEP = sizeof(float) / sizeof(T);
+
+Floats multiply_add(Floats sum, const float* a, Floats b) { return sum + *a * b; }
+Floats multiply_add(Floats sum, const BFloat16* a, Floats b) {
+    int32_t pair;
+    std::memcpy(&pair, a, sizeof pair);
+#ifdef __AVX512BF16__
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
+#else
+    const Ints pairs = Ints{} + pair;
+    sum += (Floats)(pairs << 16) * (Floats)((Ints)b << 16);
+    return sum + (Floats)(pairs & ~0xffff) * (Floats)((Ints)b & ~0xffff);
+#endif
+}
+
+// sum[ROWS][VECTORS * LANES] += a[ROWS][k] * b[k][...], all sums in registers. b lies in steps: [k / STEP][width][STEP],
+// with `b_stride` numbers from one step to the next. What lies `ahead` numbers further will be wanted soon.
+template <int ROWS, int VECTORS, typename T>
+void multiply_add(const T* a, int64_t a_stride, const T* b, int b_stride, int k, Floats (&sum)[ROWS][VECTORS],
+                  int64_t ahead = 0) {
+    for (int i = 0; i < k; i += STEP<T>, b += b_stride) {
+        Floats row[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+            std::memcpy(&row[v], b + v * LANES * STEP<T>, sizeof(Floats));
+            if (ahead) __builtin_prefetch(b + v * LANES * STEP<T> + ahead, 0, 2);
+        }
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) sum[r][v] = multiply_add(sum[r][v], a + r * a_stride + i, row[v]);
+    }
+}
+
+// Calls work(n) with a number that the compiler knows; `n` is in 1..MOST.
+template <int MOST, typename Work>
+void as_constant(int n, const Work& work) {
+    if (n == MOST)
+        work(std::integral_constant<int, MOST>());
+    else if constexpr (MOST > 1)
+        as_constant<MOST - 1>(n, work);
+}
+
+// Calls work(first row, how many) until all rows are done, in groups of equal size, at most MOST.
+template <int MOST, typename Work>
+void in_groups(int rows, const Work& work) {
+    for (int first = 0, groups = (rows + MOST - 1) / MOST; groups > 0; groups--) {
+        const int n = (rows - first + groups - 1) / groups;
+        as_constant<MOST>(n, [&](auto constant) { work(first, constant); });
+        first += n;
+    }
+}
+
+}  // namespace
