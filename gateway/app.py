@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.access import Access
 from gateway.config import Settings
+from gateway.keys import Keys
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.service import Inference
@@ -40,7 +42,13 @@ class Gateway:
 async def running(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway that serves until the block ends. Raises OSError if a port is taken."""
     metrics = Metrics()
-    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, settings.server_credentials(), reflect=settings.reflection)
+    server = Server(
+        [SERVICE],
+        PUBLIC_MESSAGE_BYTES,
+        settings.server_credentials(),
+        interceptors=[Access(Keys(settings.api_keys))] if settings.api_keys else [],
+        reflect=settings.reflection,
+    )
 
     async def on_ready(ready: bool) -> None:
         await server.set_ready(ready and not service.draining)

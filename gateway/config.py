@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Self
 
 import grpc
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway.keys import Keys
 from protos.settings import ServiceSettings
 from protos.tls import Files
 
@@ -29,6 +30,7 @@ class Settings(ServiceSettings):
     scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler")
     cert: Path | None = Field(None, description="PEM file: what clients are shown; default: --tls.cert")
     key: Path | None = Field(None, description="PEM file: the private key of --cert")
+    api_keys: Path | None = Field(None, description="file with a line for each key, as `laps-sd key new` prints it")
     ready_file: Path | None = Field(None, description="written with the bound ports, as JSON, once they are bound")
     max_requests: int = Field(1024, ge=1, description="live requests; above: RESOURCE_EXHAUSTED")
     max_input_bytes: int = Field(1 << 20, ge=1, description="UTF-8 bytes of a prompt, or of a chat's messages together")
@@ -43,6 +45,21 @@ class Settings(ServiceSettings):
             raise ValueError("cert and key belong together: set both, or neither")
         self.server_credentials()
         return self
+
+    @field_validator("api_keys")
+    @classmethod
+    def _keys_are_usable(cls, file: Path | None) -> Path | None:
+        if file is not None:
+            Keys(file)
+        return file
+
+    def lacks(self) -> str:
+        """Clients are told apart by keys, which nobody else may read on their way."""
+        if self.api_keys is None:
+            return "set --api-keys FILE (`laps-sd key new` makes its lines) and --cert, --key or --tls.cert, --tls.key"
+        if not (self.cert or self.tls):
+            return "set --cert and --key, or --tls.ca, --tls.cert and --tls.key (`laps-sd certs` makes them)"
+        return ""
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """For the public port, which any client may connect to; None: plaintext. Raises ValueError."""

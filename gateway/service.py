@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from gateway import validate
+from gateway.access import caller
 from gateway.answer import Answer
 from gateway.config import RETRY_AFTER_MS, Settings
 from gateway.feed import Feed
@@ -110,12 +111,16 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         remaining_s = context.time_remaining()  # None: the call has no deadline
         timeout_s = settings.request_timeout_s if remaining_s is None else min(remaining_s, settings.request_timeout_s)
         submit = await validate.submission(
-            request, model, timeout_s=timeout_s, max_input_bytes=settings.max_input_bytes
+            request,
+            model,
+            tenant=caller.get().tenant,
+            timeout_s=timeout_s,
+            max_input_bytes=settings.max_input_bytes,
         )
         prompt_tokens = len(submit.prompt)
         feed = self._link.submit(submit)
         log = self.log.bind(request_id=feed.request_id)
-        log.info("submitted", prompt_tokens=prompt_tokens, max_tokens=submit.limits.max_tokens)
+        log.info("submitted", tenant=submit.tenant, prompt_tokens=prompt_tokens, max_tokens=submit.limits.max_tokens)
         try:
             async with asyncio.timeout(timeout_s):
                 await context.send_initial_metadata(((REQUEST_ID_KEY, feed.request_id),))
@@ -171,8 +176,11 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     async def Cancel(  # noqa: N802
         self, request: inference_pb2.CancelRequest, context: Context
     ) -> inference_pb2.CancelResponse:
-        if _required_id(request.request_id) not in self._link.feeds:
-            await self._link.get_request(inference_pb2.GetRequestRequest(request_id=request.request_id))
+        if (feed := self._link.feeds.get(_required_id(request.request_id))) is not None:
+            _own(request.request_id, feed.submit.tenant)
+        else:
+            status = await self._link.get_request(inference_pb2.GetRequestRequest(request_id=request.request_id))
+            _own(request.request_id, status.tenant)
         self._link.cancel(request.request_id)
         return inference_pb2.CancelResponse()
 
@@ -181,7 +189,9 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GetRequestRequest, context: Context
     ) -> types_pb2.RequestStatus:
         _required_id(request.request_id)
-        return await self._link.get_request(request)
+        status = await self._link.get_request(request)
+        _own(request.request_id, status.tenant)
+        return status
 
     @answers_errors
     async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> types_pb2.ServerStats:  # noqa: N802
@@ -194,3 +204,9 @@ def _required_id(request_id: str) -> str:
     if len(request_id) > 128:
         raise UnknownRequest("request_id: unknown")
     return request_id
+
+
+def _own(request_id: str, tenant: str) -> None:
+    """Another tenant's request is as unknown as one that never was."""
+    if not caller.get().may_see(tenant):
+        raise UnknownRequest(f"request {request_id} is unknown, or ended too long ago")

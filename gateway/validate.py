@@ -13,12 +13,11 @@ ROLES = ("system", "user", "assistant")
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
 DEFAULT_MAX_TOKENS = 256
-TENANT = "default"  # until requests are authenticated
 THREAD_ABOVE_BYTES = 4096  # smaller inputs take less than a millisecond or two of the event loop
 
 
 async def submission(
-    request: inference_pb2.GenerateRequest, model: TextModel, *, timeout_s: float, max_input_bytes: int
+    request: inference_pb2.GenerateRequest, model: TextModel, *, tenant: str, timeout_s: float, max_input_bytes: int
 ) -> gateway_link_pb2.Submit:
     """What the scheduler gets for a request that may live `timeout_s` seconds. Raises BadInput."""
     check_fields(request, model.vocab_size)
@@ -28,7 +27,7 @@ async def submission(
         prompt=prompt,
         sampling=sampling(request),
         limits=limits(request, len(prompt), model.context_tokens),
-        tenant=TENANT,
+        tenant=tenant,
         deadline_unix_ms=int((time.time() + timeout_s) * 1000),
         on_disconnect=request.on_disconnect or types_pb2.ON_DISCONNECT_CANCEL,
         **{"class": getattr(request, "class") or types_pb2.REQUEST_CLASS_DEFAULT},

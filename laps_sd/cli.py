@@ -7,6 +7,7 @@ from laps_sd.certs import certs
 from laps_sd.demo import demo
 from laps_sd.distill import distill
 from laps_sd.generate import generate
+from laps_sd.key import key
 from laps_sd.simulate import simulate
 from laps_sd.up import pull, up
 
@@ -24,6 +25,7 @@ app.command()(up)
 app.command()(demo)
 app.command()(simulate)
 app.command()(certs)
+app.add_typer(key, name="key")
 # Its flags, --help too, are those of the worker's module.
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(distill)
 

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.errors import RETRY_AFTER_KEY, BadInput, NotServing, RequestError, from_code
 from protos.serving import PUBLIC_MESSAGE_BYTES, channel
+from protos.settings import is_loopback
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 SERVICE = "laps_sd.v1.Inference"
@@ -103,11 +104,16 @@ class Client:
     `request_class` for `class`, and enums as their numbers or names.
     """
 
-    def __init__(self, target: str, *, ca: Path | None = None) -> None:
+    def __init__(self, target: str, *, api_key: str | None = None, ca: Path | None = None) -> None:
         """`target`: HOST:PORT. TLS with `ca`, a PEM file of who vouches for the server, or with https:// in front, then
-        vouched for by the public authorities."""
+        vouched for by the public authorities. Raises BadInput rather than send a key through a network in the clear."""
         self.target = target.removeprefix(HTTPS)
         self._ca, self._tls = ca, ca is not None or target.startswith(HTTPS)
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise BadInput("api_key", "must be printable ASCII")
+        if api_key is not None and not self._tls and not is_loopback(self.target.rpartition(":")[0]):
+            raise BadInput("api_key", f"{self.target} is another machine: use https:// or name its ca")
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key is not None else ()
 
     async def __aenter__(self) -> Self:
         """Raises OSError if `ca` cannot be read."""
@@ -142,7 +148,7 @@ class Client:
         except ValueError as error:  # a number that its field cannot hold, text that is no Unicode
             raise BadInput("request", str(error)) from error
         with _request_errors():
-            call = self._stub.Generate(request, timeout=timeout_s)
+            call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
             try:
                 async for chunk in call:
                     yield chunk
@@ -158,19 +164,21 @@ class Client:
 
     async def cancel(self, request_id: str) -> None:
         with _request_errors():
-            await self._stub.Cancel(inference_pb2.CancelRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S)
+            await self._ask(self._stub.Cancel, inference_pb2.CancelRequest(request_id=request_id))
 
     async def status(self, request_id: str) -> types_pb2.RequestStatus:
         with _request_errors():
             request = inference_pb2.GetRequestRequest(request_id=request_id)
-            status: types_pb2.RequestStatus = await self._stub.GetRequest(request, timeout=UNARY_TIMEOUT_S)
+            status: types_pb2.RequestStatus = await self._ask(self._stub.GetRequest, request)
             return status
 
     async def stats(self) -> types_pb2.ServerStats:
         with _request_errors():
-            request = inference_pb2.StatsRequest()
-            stats: types_pb2.ServerStats = await self._stub.Stats(request, timeout=UNARY_TIMEOUT_S)
+            stats: types_pb2.ServerStats = await self._ask(self._stub.Stats, inference_pb2.StatsRequest())
             return stats
+
+    async def _ask(self, call: Any, request: Any) -> Any:
+        return await call(request, timeout=UNARY_TIMEOUT_S, metadata=self._metadata)
 
     async def ready(self, timeout_s: float) -> None:
         """Returns once a warmed worker serves; raises NotServing after `timeout_s` seconds."""

@@ -5,6 +5,7 @@ import json
 import signal
 from dataclasses import asdict
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,7 +26,16 @@ class Class(StrEnum):
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="One user message, or with --raw the text to be continued.")],
-    server: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:50051",
+    server: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="With https:// in front: TLS, by the public authorities.")
+    ] = "127.0.0.1:50051",
+    api_key: Annotated[str | None, typer.Option(envvar="LAPS_SD_API_KEY", help="Better in the environment.")] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="LAPS_SD_CA", exists=True, dir_okay=False, help="PEM file: whose word on the server to take."
+        ),
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 256, or what the context leaves.")] = None,
     min_tokens: Annotated[int, typer.Option(min=0)] = 0,
     temperature: Annotated[float | None, typer.Option(help="0 to 2; 0, the default, is greedy.")] = None,
@@ -63,7 +73,8 @@ def generate(
         system_message = [] if system is None else [{"role": "system", "content": system}]
         params["messages"] = [*system_message, {"role": "user", "content": prompt}]
     try:
-        completion = asyncio.run(_stream(server, params, echo=not as_json))
+        client = Client(server, api_key=api_key, ca=ca)
+        completion = asyncio.run(_stream(client, params, echo=not as_json))
     except RequestError as error:
         hint = " (use --raw for a model without a chat template)" if _lacks_template(error) else ""
         typer.echo(f"laps-sd: {error.code.name}: {error.message}{hint}", err=True)
@@ -76,9 +87,9 @@ def generate(
         _print_stats(completion)
 
 
-async def _stream(server: str, params: dict[str, Any], *, echo: bool) -> Completion | None:
+async def _stream(client: Client, params: dict[str, Any], *, echo: bool) -> Completion | None:
     """The answer, written to stdout as it comes if `echo`. None: interrupted, and hanging up cancelled the request."""
-    task = asyncio.ensure_future(_collect(server, params, echo=echo))
+    task = asyncio.ensure_future(_collect(client, params, echo=echo))
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     try:
         return await task
@@ -86,10 +97,10 @@ async def _stream(server: str, params: dict[str, Any], *, echo: bool) -> Complet
         return None
 
 
-async def _collect(server: str, params: dict[str, Any], *, echo: bool) -> Completion:
+async def _collect(client: Client, params: dict[str, Any], *, echo: bool) -> Completion:
     collector = Collector()
     try:
-        async with Client(server) as client:
+        async with client:
             async for chunk in client.generate(**params):
                 collector.add(chunk)
                 if echo:

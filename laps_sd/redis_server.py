@@ -63,6 +63,7 @@ def server_command(program: str, data: Path, socket: Path) -> Command:
 def check_reachable(url: str) -> None:
     """Raises NoServer if nobody listens at redis://HOST:PORT or unix:///PATH: better at once than after retries."""
     parts = urlsplit(url)
+    place = parts.path if parts.scheme == "unix" else parts.netloc.rpartition("@")[2]  # never a password
     try:
         if parts.scheme == "unix":
             with socket.socket(socket.AF_UNIX) as probe:
@@ -70,6 +71,6 @@ def check_reachable(url: str) -> None:
         elif parts.scheme in ("redis", "rediss") and parts.hostname:
             socket.create_connection((parts.hostname, parts.port or 6379), CONNECT_TIMEOUT_S).close()
         else:
-            raise NoServer(f"{url!r} is no URL of Redis; give redis://HOST:PORT or unix:///PATH")
+            raise NoServer("that is no URL of Redis; give redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH")
     except (OSError, ValueError) as error:
-        raise NoServer(f"no Redis at {url}: {error}") from error
+        raise NoServer(f"no Redis at {place}: {error}") from error

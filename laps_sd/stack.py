@@ -58,6 +58,7 @@ class Options:
     grpc_port: int = 50051
     http_port: int = 8080
     drain_s: float = 30.0
+    api_keys: Path | None = None  # None: whoever reaches the port may use it
     certs: Path | None = None  # of `laps-sd certs`: mutual TLS; None: plaintext, on loopback
     log_level: str = "info"
 
@@ -175,6 +176,8 @@ def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler:
     arguments = _python("gateway", "--host", HOST, "--grpc-port", grpc_port, "--http-port", http_port)
     arguments += ["--scheduler", scheduler, "--drain-s", str(options.drain_s), "--log-level", options.log_level]
     arguments += _tls(options, "gateway")
+    if options.api_keys is not None:
+        arguments += ["--api-keys", str(options.api_keys)]
     return Command("gateway", arguments, stop_s=options.drain_s + DRAIN_SLACK_S)
 
 

@@ -78,6 +78,9 @@ def up(
     ] = None,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any.")] = 50051,
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any.")] = 8080,
+    api_keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With a line for each key, as `laps-sd key new` prints it.")
+    ] = None,
     certs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Of `laps-sd certs`: mutual TLS between the services.")
     ] = None,
@@ -103,6 +106,7 @@ def up(
         data_dir=data_dir,
         grpc_port=grpc_port,
         http_port=http_port,
+        api_keys=api_keys,
         certs=certs,
         drain_s=drain_s,
         log_level=log_level.value,

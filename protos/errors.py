@@ -2,6 +2,8 @@
 
 RequestError               what a client is told: a status, a message, perhaps a hint when to retry
 ├── BadInput               INVALID_ARGUMENT     the message starts with the field's name
+├── Unauthenticated        UNAUTHENTICATED      no API key, or none that is known
+├── Forbidden              PERMISSION_DENIED    the key lacks the right
 ├── UnknownRequest         NOT_FOUND
 ├── DuplicateRequest       ALREADY_EXISTS
 ├── QueueFull              RESOURCE_EXHAUSTED   retry after `retry_after_ms`
@@ -41,6 +43,14 @@ class BadInput(RequestError):
         super().__init__(f"{field}: {problem}")
 
 
+class Unauthenticated(RequestError):
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class Forbidden(RequestError):
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class UnknownRequest(RequestError):
     code = grpc.StatusCode.NOT_FOUND
 
@@ -71,7 +81,17 @@ class Failed(RequestError):
 
 _BY_CODE: dict[int, type[RequestError]] = {
     kind.code.value[0]: kind
-    for kind in (UnknownRequest, DuplicateRequest, QueueFull, NotServing, DeadlinePassed, Lost, Failed)
+    for kind in (
+        Unauthenticated,
+        Forbidden,
+        UnknownRequest,
+        DuplicateRequest,
+        QueueFull,
+        NotServing,
+        DeadlinePassed,
+        Lost,
+        Failed,
+    )
 }
 
 

@@ -10,6 +10,8 @@ import structlog
 from pydantic import Field, PrivateAttr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from protos.watched import Watched
+
 
 class Pem(NamedTuple):
     """The contents of the three files."""
@@ -53,30 +55,20 @@ class Tls(BaseSettings):
 
 
 class Files:
-    """The three files, read again whenever they change; while they are of no use together, as they were before.
+    """The three files, read again whenever they change.
 
-    Whoever renews a certificate replaces two files, and a connection may come in between.
+    Whoever renews a certificate replaces two files, and a connection may come in between: while they are of no use
+    together, they stay as they were before.
     """
 
     def __init__(self, ca: Path | None, cert: Path, key: Path) -> None:
         """Without `ca`: for a port that anybody may connect to. Raises ValueError if they are of no use."""
         self._ca, self._cert, self._key = ca, cert, key
-        self._seen = self._stamp()
-        try:
-            self._pem = self._load()
-        except OSError as error:  # ssl.SSLError is one
-            raise ValueError(f"{cert}, {key}: {_reason(error)}") from error
+        self._pem = Watched([file for file in (ca, cert, key) if file], self._load)
 
     def read(self) -> Pem:
         """Never raises."""
-        try:
-            stamp = self._stamp()
-            if stamp != self._seen:
-                self._seen = stamp
-                self._pem = self._load()
-        except OSError as error:
-            structlog.get_logger().error("certificate_unusable", file=str(self._cert), reason=_reason(error))
-        return self._pem
+        return self._pem.get()
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
         """Asks for the files at every handshake. `mutual`: whoever connects must show a certificate of the CA's."""
@@ -88,17 +80,19 @@ class Files:
         return grpc.dynamic_ssl_server_credentials(configuration(), configuration, mutual)
 
     def _load(self) -> Pem:
-        """Raises OSError if a file cannot be read, is no PEM, or the key is another certificate's."""
-        pem = Pem(self._ca.read_bytes() if self._ca else b"", self._cert.read_bytes(), self._key.read_bytes())
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._cert, self._key, password=lambda: "")  # an encrypted key must not ask anybody
-        if self._ca:
-            context.load_verify_locations(self._ca)
+        """Raises ValueError if a file cannot be read, is no PEM, or the key is another certificate's."""
+        try:
+            pem = Pem(self._ca.read_bytes() if self._ca else b"", self._cert.read_bytes(), self._key.read_bytes())
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._cert, self._key, password=lambda: "")  # an encrypted key must not ask anybody
+            if self._ca:
+                context.load_verify_locations(self._ca)
+        except ssl.SSLError as error:
+            reason = error.reason.lower().replace("_", " ") if error.reason else "no usable PEM"
+            raise ValueError(f"{self._cert}, {self._key}: {reason}") from error
+        except OSError as error:
+            raise ValueError(f"{error.filename}: {error.strerror}") from error
         return pem
-
-    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Changes when a file does; one that is not there counts as one more state."""
-        return tuple(_stamp(path) for path in (self._ca, self._cert, self._key) if path)
 
 
 class PeerNames(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
@@ -129,17 +123,3 @@ class PeerNames(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is no
             return await behaviour(request, context)
 
         return handler._replace(**{kind: call})
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return error.reason.lower().replace("_", " ") if error.reason else "no usable PEM"
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -41,6 +41,7 @@ def to_request(submit: gateway_pb.Submit, arrival: float, expected: Expected | N
         deadline=submit.deadline_unix_ms / 1000 if submit.deadline_unix_ms else None,
         predicted_tokens=submit.predicted_tokens if submit.HasField("predicted_tokens") else None,
         expected=expected,
+        tenant=submit.tenant,
     )
 
 
@@ -120,6 +121,7 @@ def to_status(record: Record, now: float) -> types_pb.RequestStatus:
     """All but what the queue alone knows: position, worker, estimates."""
     return types_pb.RequestStatus(
         request_id=record.request.id,
+        tenant=record.request.tenant,
         state=record.state.value if record.state.live else "finished",
         queue_level=record.level,
         perceptible=record.perceptible,

@@ -211,6 +211,7 @@ class RequestStatus(_message.Message):
     ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
     QUEUE_TIME_S_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     state: _builtins.str
     """waiting, running, paused, finished"""
@@ -233,6 +234,7 @@ class RequestStatus(_message.Message):
     queue_time_s: _builtins.float
     """from submission to its first round; while waiting: until now"""
     worker_id: _builtins.str
+    tenant: _builtins.str
     def __init__(
         self,
         *,
@@ -252,10 +254,11 @@ class RequestStatus(_message.Message):
         acceptance_rate: _builtins.float = ...,
         queue_time_s: _builtins.float = ...,
         worker_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_estimated_end", b"_estimated_end", "_estimated_start", b"_estimated_start", "estimated_end", b"estimated_end", "estimated_start", b"estimated_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_end", b"_estimated_end", "_estimated_start", b"_estimated_start", "acceptance_rate", b"acceptance_rate", "estimated_end", b"estimated_end", "estimated_start", b"estimated_start", "finish_reason", b"finish_reason", "output_tokens", b"output_tokens", "perceptible", b"perceptible", "position", b"position", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_level", b"queue_level", "queue_time_s", b"queue_time_s", "request_id", b"request_id", "rounds", b"rounds", "state", b"state", "submitted_at", b"submitted_at", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_end", b"_estimated_end", "_estimated_start", b"_estimated_start", "acceptance_rate", b"acceptance_rate", "estimated_end", b"estimated_end", "estimated_start", b"estimated_start", "finish_reason", b"finish_reason", "output_tokens", b"output_tokens", "perceptible", b"perceptible", "position", b"position", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_level", b"queue_level", "queue_time_s", b"queue_time_s", "request_id", b"request_id", "rounds", b"rounds", "state", b"state", "submitted_at", b"submitted_at", "tenant", b"tenant", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__estimated_end: _TypeAlias = _typing.Literal["estimated_end"]  # noqa: Y015
     _WhichOneofArgType__estimated_end: _TypeAlias = _typing.Literal["_estimated_end", b"_estimated_end"]  # noqa: Y015

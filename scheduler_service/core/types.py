@@ -39,6 +39,7 @@ class Request:
     deadline: float | None = None
     predicted_tokens: int | None = None  # the client's hint
     expected: Expected | None = None  # what a predictor said at its submission
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

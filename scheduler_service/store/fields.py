@@ -18,6 +18,7 @@ def of_request(request: Request) -> dict[str, str]:
         "deadline": _optional(request.deadline),
         "predicted_tokens": _optional(request.predicted_tokens),
         "expected": _of_expected(request.expected),
+        "tenant": request.tenant,
     }
 
 
@@ -50,6 +51,7 @@ def to_record(id: str, fields: Mapping[str, str]) -> Record:
         deadline=float(fields["deadline"]) if fields["deadline"] else None,
         predicted_tokens=int(fields["predicted_tokens"]) if fields["predicted_tokens"] else None,
         expected=_to_expected(text) if (text := fields.get("expected")) else None,
+        tenant=fields.get("tenant", ""),
     )
     acceptance = Acceptance(
         rounds=int(fields["rounds"]),

@@ -59,7 +59,7 @@ BAD = [
 async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -> None:
     request = inference_pb2.GenerateRequest(**{"class" if k == "request_class" else k: v for k, v in fields.items()})
     with pytest.raises(BadInput) as refusal:
-        await validate.submission(request, MODEL, timeout_s=1, max_input_bytes=4000)
+        await validate.submission(request, MODEL, tenant="t", timeout_s=1, max_input_bytes=4000)
     assert refusal.value.message.startswith(message)
 
 

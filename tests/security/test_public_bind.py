@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from gateway.config import Settings as GatewaySettings
+from gateway.keys import Right, new_key
 from protos.settings import ServiceSettings, is_loopback
 from scheduler_service.config import Settings as SchedulerSettings
 from worker_service.config import Settings as WorkerSettings
@@ -53,3 +55,20 @@ def test_a_process_says_what_to_set_and_ends(service: str) -> None:
     assert "host: 0.0.0.0 can be reached from elsewhere" in ended.stderr
     assert "--insecure" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_gateway_needs_keys_and_a_certificate(certs: Path, tmp_path: Path) -> None:
+    keys, folder = tmp_path / "keys", certs / "gateway"
+    keys.write_text(new_key("acme", [Right.GENERATE])[1])
+    shown = {"cert": folder / "tls.crt", "key": folder / "tls.key"}
+    with pytest.raises(ValidationError, match="set --api-keys"):
+        make(GatewaySettings, host="0.0.0.0", **shown)
+    with pytest.raises(ValidationError, match="set --cert and --key"):
+        make(GatewaySettings, host="0.0.0.0", api_keys=keys)
+    assert make(GatewaySettings, host="0.0.0.0", api_keys=keys, **shown).api_keys == keys
+    assert make(GatewaySettings, host="0.0.0.0", api_keys=keys, tls={"ca": folder / "ca.crt", **shown}).tls
+
+
+def test_keys_that_cannot_be_read_are_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="No such file"):
+        make(GatewaySettings, api_keys=tmp_path / "nothing")

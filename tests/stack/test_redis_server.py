@@ -74,3 +74,12 @@ def test_no_server_at_all_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_redis_that_cannot_be_reached_is_refused_at_once(url: str) -> None:
     with pytest.raises(NoServer, match="Redis"):
         check_reachable(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://me:secret@127.0.0.1:1/0", "unix://me@/no.sock?password=secret", "x://:secret@h"]
+)
+def test_what_is_said_of_a_url_holds_no_password(url: str) -> None:
+    with pytest.raises(NoServer) as refused:
+        check_reachable(url)
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,34 @@
+"""`laps-sd key`: API keys for the gateway. What a key is worth, and how it is checked, is the gateway's business."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.keys import Right, new_key
+
+key = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
+
+
+@key.callback()
+def _commands() -> None:
+    """With one command only, its name would not be asked for."""
+
+
+@key.command()
+def new(
+    tenant: Annotated[str, typer.Argument(help="1 to 64 of the characters A-Z a-z 0-9 . _ -")],
+    right: Annotated[list[Right], typer.Option(help="Repeatable.")] = [Right.GENERATE],  # noqa: B006
+    file: Annotated[Path | None, typer.Option(help="Of the gateway's --api-keys: the line is added to it.")] = None,
+) -> None:
+    """Make a key for TENANT. It is printed once; the gateway's file holds its hash."""
+    try:
+        made, line = new_key(tenant, right)
+        if file is not None:
+            with file.open("a") as lines:
+                lines.write(line + "\n")
+    except (ValueError, OSError) as error:
+        typer.echo(f"laps-sd: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"key: {made}")
+    typer.echo(f"line: {line}")

@@ -1,0 +1,167 @@
+"""The gateway with API keys: what each key may do, and that nobody hears of another tenant's requests."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.keys import Right, new_key
+from laps_sd.client import Client
+from protos.errors import BadInput, Forbidden, RequestError, Unauthenticated, UnknownRequest
+from protos.serving import channel
+from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway
+
+RIGHTS = {"acme": [Right.GENERATE], "other": [Right.GENERATE], "ops": [Right.ADMIN]}
+
+
+class Stack:
+    def __init__(self, scheduler: Scheduler, link: Link, target: str, keys: dict[str, str]) -> None:
+        self.scheduler, self.link, self.target, self.keys = scheduler, link, target, keys
+
+    def client(self, tenant: str | None) -> Client:
+        return Client(self.target, api_key=None if tenant is None else self.keys[tenant])
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    made = {tenant: new_key(tenant, rights) for tenant, rights in RIGHTS.items()}
+    (tmp_path / "keys").write_text("\n".join(line for _, line in made.values()))
+    scheduler = Scheduler()
+    await scheduler.start()
+    async with gateway(scheduler, api_keys=tmp_path / "keys") as served:
+        link = await scheduler.link()
+        async with Client(served.grpc) as anybody:
+            await anybody.ready(WAIT_S)  # health needs no key
+        yield Stack(scheduler, link, served.grpc, {tenant: key for tenant, (key, _) in made.items()})
+    await scheduler.stop()
+
+
+CALLS: dict[str, Any] = {
+    "Generate": lambda client: client.complete("a"),
+    "Cancel": lambda client: client.cancel("r"),
+    "GetRequest": lambda client: client.status("r"),
+    "Stats": lambda client: client.stats(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_without_a_key_nothing_is_answered(stack: Stack, call: str) -> None:
+    async with stack.client(None) as client:
+        with pytest.raises(Unauthenticated, match="send `Bearer KEY`"):
+            await CALLS[call](client)
+    assert stack.link.received.empty()
+
+
+@pytest.mark.parametrize(("tenant", "call"), [("acme", "Stats"), ("ops", "Generate")])
+async def test_a_key_without_the_right_is_told_which_one(stack: Stack, tenant: str, call: str) -> None:
+    async with stack.client(tenant) as client:
+        with pytest.raises(Forbidden, match="needs the right"):
+            await CALLS[call](client)
+
+
+async def test_the_keys_tenant_goes_with_the_request(stack: Stack) -> None:
+    for tenant in ("acme", "other"):
+        async with stack.client(tenant) as client:
+            answer = asyncio.create_task(client.complete("a"))
+            submit = await stack.link.accept()
+            assert submit.tenant == tenant
+            await stack.link.delta(submit, 0, [40], ending=ending())
+            await answer
+
+
+async def test_who_administers_sees_the_service(stack: Stack) -> None:
+    async with stack.client("ops") as client:
+        assert (await client.stats()).waiting == 3
+
+
+@contextlib.asynccontextmanager
+async def a_request_of(stack: Stack, tenant: str) -> AsyncIterator[str]:
+    """The id of one that is live."""
+    async with stack.client(tenant) as client:
+        answer = asyncio.create_task(client.complete("a"))
+        submit = await stack.link.accept()
+        stack.scheduler.known[submit.request_id] = types_pb2.RequestStatus(
+            request_id=submit.request_id, tenant=submit.tenant
+        )
+        yield submit.request_id
+        answer.cancel()
+
+
+async def test_ones_own_request_can_be_asked_for_and_cancelled(stack: Stack) -> None:
+    async with a_request_of(stack, "acme") as id, stack.client("acme") as client:
+        assert (await client.status(id)).request_id == id
+        await client.cancel(id)
+        assert (await stack.link.next("cancel")).request_id == id
+
+
+@pytest.mark.parametrize("call", ["status", "cancel"])
+async def test_anothers_request_is_as_unknown_as_one_that_never_was(stack: Stack, call: str) -> None:
+    async with a_request_of(stack, "acme") as id, stack.client("other") as client:
+        with pytest.raises(UnknownRequest) as refused:
+            await getattr(client, call)(id)
+        assert "acme" not in refused.value.message
+        assert stack.link.received.empty()
+
+
+async def test_anothers_request_at_another_gateway_is_not_cancelled(stack: Stack) -> None:
+    stack.scheduler.known["r"] = types_pb2.RequestStatus(request_id="r", tenant="acme")
+    async with stack.client("other") as client:
+        with pytest.raises(UnknownRequest):
+            await client.cancel("r")
+        assert stack.link.received.empty()
+
+
+async def test_a_refused_caller_costs_no_message(stack: Stack) -> None:
+    """The call is answered before anything of the request has come."""
+    async with channel(stack.target) as link:
+        call = link.stream_unary("/laps_sd.v1.Inference/Generate")()
+        assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_neither_errors_nor_logs_hold_a_key_or_a_prompt(stack: Stack) -> None:
+    guess = "laps_01234567_" + "guess" * 8
+    with capture_logs() as logs:
+        async with Client(stack.target, api_key=guess) as client:
+            with pytest.raises(Unauthenticated) as refused:
+                await client.complete("a secret prompt")
+        async with stack.client("acme") as client:
+            with pytest.raises(RequestError):
+                await client.complete("a secret prompt", temperature=9.0)
+            answer = asyncio.create_task(client.complete("a secret prompt"))
+            submit = await stack.link.accept()
+            await stack.link.delta(submit, 0, [40], ending=ending())
+            await answer
+    said = repr(logs) + refused.value.message
+    assert not any(secret in said for secret in ("guess", stack.keys["acme"], "secret"))
+
+
+def test_a_key_is_not_sent_in_the_clear_to_another_machine() -> None:
+    with pytest.raises(BadInput, match=r"api_key: 10\.0\.0\.1:50051 is another machine") as refused:
+        Client("10.0.0.1:50051", api_key="laps_key")
+    assert "laps_key" not in refused.value.message
+
+
+async def test_generate_takes_the_key_from_the_environment(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.gateway.test_cli import generate, output
+
+    monkeypatch.setenv("LAPS_SD_API_KEY", stack.keys["acme"])
+    process = await generate(stack.target)
+    submit = await stack.link.accept()
+    assert submit.tenant == "acme"
+    await stack.link.delta(submit, 0, [40], ending=ending())
+    code, _, err = await output(process)
+    assert (code, err) == (0, "")
+
+
+async def test_an_unknown_method_is_not_told_apart_without_a_key(stack: Stack) -> None:
+    async with channel(stack.target) as link:
+        stub = inference_pb2_grpc.InferenceStub(link)
+        assert await stub.Stats(inference_pb2.StatsRequest()).code() is grpc.StatusCode.UNAUTHENTICATED
+        call = link.unary_unary("/laps_sd.v1.Inference/Nonesuch")(b"")
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -1,0 +1,125 @@
+"""API keys: what a file says, who a key belongs to, and that a file which changes needs no restart."""
+
+import os
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from gateway.keys import Caller, Keys, Right, new_key
+from laps_sd.cli import app
+from protos.errors import Unauthenticated
+
+
+def write(file: Path, *lines: str) -> None:
+    """Whole: no reader sees half of it."""
+    draft = file.with_suffix(".draft")
+    draft.write_text("\n".join(lines) + "\n")
+    os.replace(draft, file)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys"
+
+
+def test_a_key_is_its_tenants(file: Path) -> None:
+    acme, acme_line = new_key("acme", [Right.GENERATE])
+    other, other_line = new_key("other", [Right.GENERATE, Right.ADMIN])
+    write(file, "# our tenants", "", acme_line + "  # since May", other_line)
+    keys = Keys(file)
+    assert keys.caller(f"Bearer {acme}") == Caller("acme", frozenset({Right.GENERATE}))
+    assert keys.caller(f"bearer {other}") == Caller("other", frozenset(Right))
+
+
+def test_the_file_does_not_hold_the_key() -> None:
+    key, line = new_key("acme", [Right.GENERATE])
+    assert len(key) > 50
+    assert key.split("_", 2)[2] not in line
+
+
+def test_no_two_keys_are_alike() -> None:
+    assert len({new_key("acme", [Right.GENERATE]) for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize(
+    "scheme", ["", "Basic {}", "{}", "Bearer", "Bearer {}x", "Bearer x{}", "Bearer  {}", "Bearer laps_"]
+)
+def test_anything_else_is_nobodys_and_is_not_repeated(file: Path, scheme: str) -> None:
+    key, line = new_key("acme", [Right.GENERATE])
+    write(file, line)
+    with pytest.raises(Unauthenticated) as refused:
+        Keys(file).caller(scheme.format(key))
+    assert key[-20:] not in str(refused.value)
+
+
+def test_a_key_of_another_line_with_that_id_is_nobodys(file: Path) -> None:
+    key, line = new_key("acme", [Right.GENERATE])
+    forged, _ = new_key("acme", [Right.GENERATE])
+    write(file, line)
+    with pytest.raises(Unauthenticated):
+        Keys(file).caller(f"Bearer laps_{key.split('_')[1]}_{forged.split('_', 2)[2]}")
+
+
+def test_a_key_that_is_taken_out_is_refused_and_one_put_in_is_taken_without_a_restart(file: Path) -> None:
+    old, old_line = new_key("acme", [Right.GENERATE])
+    new, new_line = new_key("acme", [Right.GENERATE])
+    write(file, old_line)
+    keys = Keys(file)
+    assert keys.caller(f"Bearer {old}").tenant == "acme"
+    write(file, new_line)
+    assert keys.caller(f"Bearer {new}").tenant == "acme"
+    with pytest.raises(Unauthenticated):
+        keys.caller(f"Bearer {old}")
+
+
+@pytest.mark.parametrize("broken", ["what is this", None], ids=["malformed", "gone"])
+def test_a_file_that_breaks_changes_nothing_and_is_reported_once(file: Path, broken: str | None) -> None:
+    key, line = new_key("acme", [Right.GENERATE])
+    write(file, line)
+    keys = Keys(file)
+    if broken is None:
+        file.unlink()
+    else:
+        write(file, line, broken)
+    with capture_logs() as logs:
+        assert [keys.caller(f"Bearer {key}").tenant for _ in range(3)] == ["acme"] * 3
+    assert [entry["event"] for entry in logs] == ["file_unusable"]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("acme generate", "line 2: must be ID TENANT RIGHTS SHA256"),
+        ("01234567 ac/me generate " + "0" * 64, "line 2: a tenant's name has"),
+        ("01234567 acme everything " + "0" * 64, "line 2: rights are generate, admin"),
+        ("01234567 acme generate 1234", "line 2: must be"),
+    ],
+)
+def test_a_line_that_is_none_is_refused_by_its_number_without_its_words(file: Path, line: str, problem: str) -> None:
+    write(file, new_key("acme", [Right.GENERATE])[1], line)
+    with pytest.raises(ValueError, match=problem):
+        Keys(file)
+
+
+def test_an_id_twice_is_refused(file: Path) -> None:
+    line = new_key("acme", [Right.GENERATE])[1]
+    write(file, line, line)
+    with pytest.raises(ValueError, match="line 2"):
+        Keys(file)
+
+
+def test_the_command_prints_a_key_once_and_adds_its_line(file: Path) -> None:
+    write(file, "# keys")
+    result = CliRunner().invoke(
+        app, ["key", "new", "acme", "--right", "generate", "--right", "admin", "--file", str(file)]
+    )
+    key = result.output.splitlines()[0].removeprefix("key: ")
+    assert Keys(file).caller(f"Bearer {key}") == Caller("acme", frozenset(Right))
+
+
+def test_the_command_refuses_a_name_that_is_none() -> None:
+    result = CliRunner().invoke(app, ["key", "new", "a tenant"])
+    assert result.exit_code == 1
+    assert "A-Z a-z 0-9" in result.output
