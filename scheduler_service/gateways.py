@@ -87,19 +87,20 @@ class GatewayLink(rpc.GatewayLinkServicer):
 
     async def _read(self, outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
         while isinstance(message := await stream.read(), pb.FromGateway):
-            match message.WhichOneof("m"):
-                case "submit":
-                    await self._leader.submit(message.submit, outbox)
-                case "follow":
-                    await self._follow(message.follow, outbox)
-                case "cancel":
-                    self._leader.cancel(message.cancel.request_id)
-
-    async def _follow(self, follow: pb.Follow, outbox: GatewayOutbox) -> None:
-        try:
-            await self._leader.follow(follow, outbox)
-        except StoreUnavailable as error:
-            outbox.refuse(follow.request_id, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
+            try:
+                match message.WhichOneof("m"):
+                    case "submit":
+                        await self._leader.submit(message.submit, outbox)
+                    case "follow":
+                        await self._leader.follow(message.follow, outbox)
+                    case "cancel":
+                        await self._leader.cancel(message.cancel.request_id)
+            except StoreUnavailable as error:
+                away = NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000)
+                if message.HasField("cancel"):
+                    raise away from error  # the next link says it again
+                asked = message.submit if message.HasField("submit") else message.follow
+                outbox.refuse(asked.request_id, away)
 
     async def _write(self, outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
         while True:

@@ -1,17 +1,17 @@
-"""The live shell around the core: observe, plan, send; then store and relay. One event loop owns all of its state.
+"""The live shell around the core: observe, plan, send. One event loop owns all of its state.
 
-A report is answered at once; what it brought is written in the background, and only what is durable is relayed.
-No transport lives here: workers.py and gateways.py hold the streams.
+A report is answered at once; what it brought is written in the background (persister.py), and relayed once it is
+durable (ledger.py). No transport lives here: workers.py and gateways.py hold the streams.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 
 import structlog
 
-from protos.errors import BadInput, DuplicateRequest, Lost, NotServing, QueueFull, RequestError, UnknownRequest
+from protos.errors import BadInput, DuplicateRequest, NotServing, QueueFull, RequestError
 from protos.serving import first_of
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import worker_link_pb2 as worker_pb
@@ -33,26 +33,16 @@ from scheduler_service.event_log import EventLog
 from scheduler_service.gateways import GatewayOutbox
 from scheduler_service.insight import Insight
 from scheduler_service.learning import Learning
+from scheduler_service.ledger import Ledger, Tracked, content
 from scheduler_service.persister import Persister
-from scheduler_service.store import Store, Stored, StoreUnavailable, Verdict, Write
-from scheduler_service.store.rounds import LoggedRound, decode, encode
+from scheduler_service.recall import Recall
+from scheduler_service.store import Store, Stored, StoreUnavailable, Write
+from scheduler_service.store.rounds import encode
 from scheduler_service.workers import WorkerSession
 
 TICK_S = 0.1
 MAX_RETRY_AFTER_S = 60.0
 MAX_BEHIND = 1024  # batches on their way to the store; then nothing more is admitted
-
-
-@dataclass(slots=True)
-class Tracked:
-    """A live request's payload and output. `output` runs ahead of `log`, which holds what is durable."""
-
-    submit: gateway_pb.Submit
-    output: list[int] = field(default_factory=list)
-    log: bytearray = field(default_factory=bytearray)
-    durable_tokens: int = 0
-    stored: bool = False
-    followers: set[GatewayOutbox] = field(default_factory=set)
 
 
 class Leader:
@@ -72,7 +62,8 @@ class Leader:
         self.store = store
         self.clock = clock
         self.learning = Learning(settings.predictor, self.core, store)
-        self._tracked: dict[str, Tracked] = {}
+        self.ledger = Ledger(store, clock, self._forget)
+        self.recall = Recall(store, self._adopt, self.ledger.live.__contains__)
         self._event_log = EventLog(settings.event_log) if settings.event_log else None
         self._log = structlog.get_logger()
 
@@ -82,23 +73,24 @@ class Leader:
         await self.learning.take_over(self.epoch)
         if self._event_log:
             self._event_log.leading(self.core)
-        for stored in [stored async for stored in self.store.live()]:  # all or nothing: a failed take-over is repeated
-            self._restore(stored)
-        self.persister = Persister(self.store, self.epoch, self.settings.max_pending_steps, self._durable)
-        self._log.info("leading", epoch=self.epoch, restored=len(self._tracked), policy=self.settings.policy)
+        await self.recall.begin()
+        self.persister = Persister(
+            self.store, self.epoch, self.settings.max_pending_steps, self.ledger, rewritten=self.recall.again
+        )
+        left, waiting = len(self.ledger.live), len(self.recall.unread)
+        self._log.info("leading", epoch=self.epoch, with_kv=left, waiting=waiting, policy=self.settings.policy)
 
-    def _restore(self, stored: Stored) -> None:
-        rounds = list(decode(stored.log))
-        output = [token for round in rounds for token in round.tokens]
-        submit = gateway_pb.Submit.FromString(stored.submit)
-        self._tracked[stored.record.request.id] = Tracked(submit, output, bytearray(stored.log), len(output), True)
+    def _adopt(self, stored: Stored) -> None:
+        """A request that an earlier leader left."""
+        self.ledger.adopt(stored)
         self.core.restore([stored.record])
         if self._event_log:
             self._event_log.restored(stored.record)
+        self._wake_hungriest()
 
     async def run(self) -> None:
         """Until cancelled, or Fenced is raised. What is ready to be stored is stored; deadlines pass."""
-        await first_of(self.persister.run, self._tick, self.learning.run)
+        await first_of(self.persister.run, self._tick, self.learning.run, self.recall.run)
 
     async def _tick(self) -> None:
         while True:
@@ -114,8 +106,10 @@ class Leader:
 
     # ---- workers ----
 
-    def attach(self, hello: worker_pb.Hello) -> WorkerSession:
+    async def attach(self, hello: worker_pb.Hello) -> WorkerSession:
         """A worker's new connection; its old one, if any, is void. Raises RequestError if it does not belong here."""
+        with suppress(StoreUnavailable):  # then its KV of them is computed again
+            await self.recall.fetch(held.request_id for held in hello.held)
         if self.model is not None and hello.model.fingerprint != self.model.fingerprint:
             raise BadInput("model", f"{hello.model.name} differs from what the other workers run: {self.model.name}")
         if self.model is None or not self.sessions:
@@ -185,7 +179,7 @@ class Leader:
         )
 
     def _admit(self, id: str, placement: int) -> worker_pb.Admit:
-        tracked = self._tracked[id]
+        tracked = self.ledger.live[id]
         return worker_pb.Admit(
             request_id=id,
             placement=placement,
@@ -195,6 +189,10 @@ class Leader:
             limits=tracked.submit.limits,
             tenant=tracked.submit.tenant,
         )
+
+    def _wake_hungriest(self) -> None:
+        if (worker := self.core.hungriest()) is not None:
+            self.sessions[worker].wake.set()
 
     def _wake_all(self) -> None:
         for session in self.sessions.values():
@@ -209,14 +207,14 @@ class Leader:
     def unlink(self, outbox: GatewayOutbox) -> None:
         """A lost gateway costs no request: each goes on, and is followed again by offset."""
         self.outboxes.discard(outbox)
-        for id in outbox.follows:
-            if id in self._tracked:
-                self._tracked[id].followers.discard(outbox)
+        self.ledger.leave(outbox)
 
     async def submit(self, submit: gateway_pb.Submit, outbox: GatewayOutbox) -> None:
+        """Of the same id and content: the one that is there is followed. Raises StoreUnavailable."""
         id = submit.request_id
-        if (known := self._tracked.get(id)) is not None and known.submit == submit:
-            await self.follow(gateway_pb.Follow(request_id=id), outbox)  # sent again, since the answer was lost
+        await self.recall.fetch([id])
+        if (known := self.ledger.live.get(id)) is not None and content(known.submit) == content(submit):
+            await self.ledger.follow(id, 0, outbox)
             return
         try:
             self._admissible(submit, known)
@@ -226,12 +224,12 @@ class Leader:
         except RequestError as error:
             outbox.refuse(id, error)
         else:
-            tracked = self._tracked[id] = Tracked(submit)
-            self._follow(id, tracked, outbox)
+            (submitted,) = effects
+            self.ledger.live[id] = Tracked(submit, submitted.record)
+            self.ledger.join(id, outbox)
             self.insight.counts["submitted"] += 1
-            self.persister.put([Write(effect.record, submit=_payload(submit)) for effect in effects])
-            if (worker := self.core.hungriest()) is not None:
-                self.sessions[worker].wake.set()
+            self.persister.put([Write(submitted.record, submit=content(submit))])
+            self._wake_hungriest()
 
     def _admissible(self, submit: gateway_pb.Submit, known: Tracked | None) -> None:
         if known is not None:
@@ -240,42 +238,18 @@ class Leader:
             raise NotServing("no warmed worker", retry_after_ms=1000)
         if self.persister.behind >= MAX_BEHIND:
             raise NotServing("the store is behind", retry_after_ms=1000)
+        if len(self.core.entries) + len(self.recall.unread) >= self.settings.max_live:
+            raise QueueIsFull(f"{self.settings.max_live} requests are waiting or running")
         checks.submit(submit, self.model.context_tokens)
 
     async def follow(self, follow: gateway_pb.Follow, outbox: GatewayOutbox) -> None:
-        """Everything durable from the offset on, round by round; then what comes."""
-        id, offset = follow.request_id, follow.offset
-        if (tracked := self._tracked.get(id)) is not None:
-            self._follow(id, tracked, outbox)
-            self._replay(id, tracked.log, offset, outbox)
-            return
-        stored = await self.store.get(id)
-        if stored is None:
-            outbox.refuse(id, UnknownRequest(f"request {id} is unknown, or ended too long ago"))
-        elif stored.ending is None:  # it became live while we looked
-            outbox.refuse(id, NotServing(f"request {id} is being taken over", retry_after_ms=100))
-        else:
-            self._replay_ended(id, stored, offset, outbox)
+        """Everything durable from the offset on, then what comes. Raises StoreUnavailable."""
+        await self.recall.fetch([follow.request_id])
+        await self.ledger.follow(follow.request_id, follow.offset, outbox)
 
-    def _follow(self, id: str, tracked: Tracked, outbox: GatewayOutbox) -> None:
-        tracked.followers.add(outbox)
-        outbox.follows.add(id)
-        if tracked.stored:
-            outbox.accepted(id)
-
-    def _replay(self, id: str, log: bytes | bytearray, offset: int, outbox: GatewayOutbox) -> None:
-        for round in decode(bytes(log)):
-            if round.start + len(round.tokens) > offset:
-                outbox.delta(_delta(id, round))
-
-    def _replay_ended(self, id: str, stored: Stored, offset: int, outbox: GatewayOutbox) -> None:
-        outbox.accepted(id)
-        self._replay(id, stored.log, offset, outbox)
-        ending = gateway_pb.Ending.FromString(stored.ending or b"")
-        outbox.delta(gateway_pb.Delta(request_id=id, start=stored.record.emitted, ending=ending))
-
-    def cancel(self, id: str) -> None:
-        """At once; for a request that is not live, nothing."""
+    async def cancel(self, id: str) -> None:
+        """At once; for a request that is not live, nothing. Raises StoreUnavailable."""
+        await self.recall.fetch([id])
         self._apply(self._observe(Cancelled(id)), {})
 
     def _serving(self) -> gateway_pb.Serving:
@@ -293,7 +267,7 @@ class Leader:
             return 1000
         return round(1000 * min(max(0.1, self.core.remaining_s(some) / slots), MAX_RETRY_AFTER_S))
 
-    # ---- store, then relay ----
+    # ---- what is to be stored ----
 
     def _apply(self, effects: Sequence[Effect], rows: Mapping[str, worker_pb.Row]) -> None:
         """Hand the effects of an event to the store; a row without an effect was stale, and its tokens are dropped."""
@@ -305,86 +279,20 @@ class Leader:
         record, id = effect.record, effect.record.request.id
         start, log, ending = None, b"", None
         if row is not None and row.tokens and getattr(effect, "start", None) is not None:
-            self._tracked[id].output.extend(row.tokens)
+            self.ledger.live[id].output.extend(row.tokens)
             start, log = row.start, encode(row.tokens, row.drafted, row.accepted)
         if isinstance(effect, Ended):
             message = row.error if row is not None else ""
             ending = translate.to_ending(record, effect.finish, self.clock(), message).SerializeToString()
             if record.state is State.FINISHED:
-                self.learning.finished(self._tracked[id].submit, record)
+                self.learning.finished(self.ledger.live[id].submit, record)
             self.insight.counts[record.state.value] += 1
             for session in self.sessions.values():
                 if id in session.sent:
                     session.wake.set()
         return Write(record, start=start, log=log, ending=ending)
 
-    async def _durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
-        """What is durable may be told."""
-        for write, verdict in written:
-            id = write.record.request.id
-            tracked = self._tracked.get(id)
-            if tracked is None:
-                continue
-            if verdict is Verdict.EXISTS:
-                await self._exists(id, tracked)
-            elif verdict is Verdict.STALE:
-                self._log.error("stale_write", request_id=id, start=write.start)
-                self._withdraw(id, tracked, Lost(f"the store no longer holds what was written of request {id}"))
-            else:
-                self._relay(id, tracked, write)
-
-    def _relay(self, id: str, tracked: Tracked, write: Write) -> None:
-        if write.submit is not None:
-            tracked.stored = True
-            for outbox in tracked.followers:
-                outbox.accepted(id)
-        delta = gateway_pb.Delta(request_id=id, start=tracked.durable_tokens)
-        if write.start is not None:
-            tracked.log += write.log
-            delta.CopyFrom(_delta(id, next(decode(write.log)), write.start))
-            tracked.durable_tokens = write.record.emitted
-        if write.ending is not None:
-            delta.ending.MergeFromString(write.ending)
-            del self._tracked[id]
-        if write.start is not None or write.ending is not None:
-            for outbox in tracked.followers:
-                outbox.delta(delta)
-
-    async def _exists(self, id: str, tracked: Tracked) -> None:
-        """A request of that id ended before this one came. The same one was sent again, since its answer was lost."""
-        try:
-            stored = await self.store.get(id)
-        except StoreUnavailable as error:
-            self._withdraw(id, tracked, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
-            return
-        if stored is None or stored.submit != _payload(tracked.submit):
-            self._withdraw(id, tracked, DuplicateRequest(f"request_id: {id} was used before"))
-            return
-        self._forget(id)
-        for outbox in tracked.followers:
-            self._replay_ended(id, stored, 0, outbox)
-
-    def _withdraw(self, id: str, tracked: Tracked, error: RequestError) -> None:
-        self._forget(id)
-        for outbox in tracked.followers:
-            outbox.refuse(id, error)
-
     def _forget(self, id: str) -> None:
         """It is not ours to run, and nothing more is written of it."""
         self._observe(Cancelled(id))
-        del self._tracked[id]
         self._wake_all()
-
-
-def _payload(submit: gateway_pb.Submit) -> bytes:
-    return submit.SerializeToString(deterministic=True)
-
-
-def _delta(id: str, round: LoggedRound, start: int | None = None) -> gateway_pb.Delta:
-    return gateway_pb.Delta(
-        request_id=id,
-        start=round.start if start is None else start,
-        tokens=round.tokens,
-        drafted=round.drafted,
-        accepted=round.accepted,
-    )

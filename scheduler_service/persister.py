@@ -1,24 +1,32 @@
-"""Writes to the store in the background and in order, then says what became durable. It decides nothing."""
+"""Writes to the store in the background and in order, then says what became durable; gives it again what it lost."""
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from scheduler_service.store import Store, StoreUnavailable, Verdict, Write
+from scheduler_service.ledger import Ledger
+from scheduler_service.store import LostWrites, Store, StoreUnavailable, Verdict, Write
 
 Batch = Sequence[Write]
-Durable = Callable[[Sequence[tuple[Write, Verdict]]], Awaitable[None]]
 MAX_WRITES_PER_COMMIT = 512
+BEAT_S = 0.25  # with nothing to write an empty commit is made, which shows that we live and whether anything is lost
+MAX_RETRY_S = 0.25
 
 
 class Persister:
-    """One batch per report. `durable` is told of every write, in order, after the commit that holds it."""
+    """One batch per report. `ledger` is told of every write, in order, after the commit that holds it; `rewritten` is
+    called when a store that had lost something holds everything again."""
 
-    def __init__(self, store: Store, epoch: int, max_pending: int, durable: Durable) -> None:
-        self._store, self._epoch, self._max_pending, self._durable = store, epoch, max_pending, durable
+    def __init__(
+        self, store: Store, epoch: int, max_pending: int, ledger: Ledger, rewritten: Callable[[], None]
+    ) -> None:
+        self._store, self._epoch, self._max_pending = store, epoch, max_pending
+        self._ledger, self._rewritten = ledger, rewritten
+        self._commits = 0  # acknowledged
         self._pending: deque[tuple[Batch, bool]] = deque()
         self._planned = 0
         self._work = asyncio.Event()
@@ -53,7 +61,9 @@ class Persister:
     async def run(self) -> None:
         """Until cancelled. Raises Fenced when another leader took over."""
         while True:
-            await self._work.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await self._work.wait()
             await self._commit_some()
             if not self._pending:
                 self._work.clear()
@@ -69,9 +79,8 @@ class Persister:
                 break
             writes += batch
             taken += 1
-        if writes:
-            verdicts = await self._commit(writes)
-            await self._durable(list(zip(writes, verdicts, strict=True)))
+        verdicts = await self._commit(writes)
+        await self._ledger.durable(list(zip(writes, verdicts, strict=True)))
         for _ in range(taken):
             _, planned = self._pending.popleft()
             self._planned -= planned
@@ -79,12 +88,27 @@ class Persister:
     async def _commit(self, writes: list[Write]) -> list[Verdict]:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(StoreUnavailable),
-            wait=wait_exponential(multiplier=0.05, max=1.0),
+            wait=wait_exponential(multiplier=0.05, max=MAX_RETRY_S),
             before_sleep=_warn,
         ):
             with attempt:
-                return await self._store.commit(self._epoch, writes)
+                try:
+                    verdicts = await self._store.commit(self._epoch, self._commits + 1, writes)
+                except LostWrites as lost:
+                    await self._rewrite(str(lost))
+                    verdicts = await self._store.commit(self._epoch, self._commits + 1, writes)
+                self._commits += 1
+                return verdicts
         raise AssertionError("retried for ever")
+
+    async def _rewrite(self, lost: str) -> None:
+        """It was restarted, or somebody deleted keys. Nothing of this leader's is lost as long as it lives."""
+        whole = self._ledger.everything()
+        structlog.get_logger().error("store_lost_writes", what=lost, rewriting=len(whole))
+        for first in range(0, len(whole), MAX_WRITES_PER_COMMIT):
+            await self._store.rewrite(self._epoch, -1 - first, whole[first : first + MAX_WRITES_PER_COMMIT])
+        await self._store.rewrite(self._epoch, self._commits, [])
+        self._rewritten()
 
 
 def _warn(state: RetryCallState) -> None:

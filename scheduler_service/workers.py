@@ -66,7 +66,7 @@ class WorkerLink(rpc.WorkerLinkServicer):
     async def Attach(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
         try:
             hello = await self._hello(context)
-            session = self._leader.attach(hello)
+            session = await self._leader.attach(hello)
         except RequestError as error:
             self._log.warning("worker_refused", reason=error.message)
             await abort(context, error)

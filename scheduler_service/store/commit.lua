@@ -1,56 +1,59 @@
--- One report, or one batch of submissions: every change in one atomic step, fenced by the leader's epoch.
--- KEYS: epoch, one sorted set per queue level, then per change its hash and its log.
--- ARGV: epoch, seconds that an ended request is kept, number of levels, then per change:
---   id, create (1/0), start (-1: no tokens), new tokens, log, level, score, ended (1/0),
+-- One commit of a leader: all of its changes in one atomic step, or none.
+-- KEYS: leader, the set of requests with KV, one sorted set per queue level, then per change its hash and its log.
+-- ARGV: epoch, number of the commit, 1 to replace whatever is stored of these requests, seconds that an ended request
+--   is kept, number of levels, then per change:
+--   id, arrival, create (1/0), output tokens before, output tokens after, log, level, score, with KV (1/0), ended (1/0),
 --   number of fields, then name and value of each.
--- Returns a verdict per change: 1 applied (or applied before), 0 stale, 2 exists.
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-  return redis.error_reply('FENCED another leader has taken over')
+-- Returns a verdict per change: 1 applied (or applied before), 2 not: the id is another request's, or it has ended.
+-- Errors, and then nothing was written: FENCED, another leader took over; LOST, what was acknowledged is not there.
+local mine, number, whole = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
+local leader = redis.call('HMGET', KEYS[1], 'epoch', 'commit')
+local epoch, last = tonumber(leader[1] or '0'), tonumber(leader[2] or '0')
+if epoch > mine then return redis.error_reply('FENCED another leader has taken over') end
+local again = epoch == mine and last == number -- repeated, since its answer was lost
+if not whole and not again and (epoch ~= mine or last ~= number - 1) then
+  return redis.error_reply('LOST earlier commits')
 end
-local ttl, levels = ARGV[2], tonumber(ARGV[3])
-local key, arg, verdicts = 1 + levels, 3, {}
-while arg < #ARGV do
-  local hash, log = KEYS[key + 1], KEYS[key + 2]
-  local id, create, start, new = ARGV[arg + 1], ARGV[arg + 2] == '1', tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
-  local bytes, level, score = ARGV[arg + 5], ARGV[arg + 6], ARGV[arg + 7]
-  local ended, count = ARGV[arg + 8] == '1', tonumber(ARGV[arg + 9])
-  local fields = {'level', level}
-  for i = arg + 10, arg + 9 + 2 * count do fields[#fields + 1] = ARGV[i] end
-  key, arg = key + 2, arg + 9 + 2 * count
 
-  local stored = redis.call('HMGET', hash, 'emitted', 'level', 'submit', 'arrival', 'ending')
-  local emitted, was, over, verdict = tonumber(stored[1] or '-1'), stored[2], stored[5], 1
-  if create and stored[3] then
-    -- The same submission once more is no conflict; another one under the same id is.
-    for i = 1, #fields, 2 do
-      if fields[i] == 'submit' and fields[i + 1] ~= stored[3] then verdict = 2 end
-      if fields[i] == 'arrival' and fields[i + 1] ~= stored[4] then verdict = 2 end
+local ttl, levels = ARGV[4], tonumber(ARGV[5])
+local key, arg, changes, verdicts, lengths = 2 + levels, 5, {}, {}, {}
+while arg < #ARGV do
+  local change = {hash = KEYS[key + 1], log = KEYS[key + 2], at = arg, count = tonumber(ARGV[arg + 11])}
+  key, arg = key + 2, arg + 11 + 2 * change.count
+  local arrival, create, before = ARGV[change.at + 2], ARGV[change.at + 3] == '1', ARGV[change.at + 4]
+  local stored = redis.call('HMGET', change.hash, 'arrival', 'emitted', 'ending')
+  local taken = (stored[1] and stored[1] ~= arrival) or ((stored[3] or lengths[change.hash] == 'over') and not again)
+  if taken and not whole then
+    verdicts[#verdicts + 1] = 2
+  else
+    local length = lengths[change.hash] or stored[2] or (create and '0')
+    if length ~= before and not (whole or again) then
+      return redis.error_reply('LOST output of ' .. ARGV[change.at + 1])
     end
-  elseif create then
-    emitted = 0
-    redis.call('HSET', hash, 'emitted', 0)
-  elseif emitted < 0 then
-    verdict = 0
+    lengths[change.hash] = ARGV[change.at + 10] == '1' and 'over' or ARGV[change.at + 5]
+    verdicts[#verdicts + 1] = 1
+    changes[#changes + 1] = change
   end
-  -- A commit may be repeated whole, and hold several rounds of one request: what the output covers was written before.
-  local appends = start == emitted and not over
-  if not appends and start + new > emitted then verdict = 0 end
-  if verdict == 1 and appends then
-    redis.call('APPEND', log, bytes)
-    redis.call('HSET', hash, 'emitted', start + new)
-  end
-  local newest = start < 0 or start + new >= emitted
-  if verdict == 1 and newest and not over then
-    redis.call('HSET', hash, unpack(fields))
-    if was and was ~= level then redis.call('ZREM', KEYS[1 + tonumber(was)], id) end
-    if ended then
-      redis.call('ZREM', KEYS[1 + tonumber(level)], id)
-      redis.call('EXPIRE', hash, ttl)
-      redis.call('EXPIRE', log, ttl)
-    else
-      redis.call('ZADD', KEYS[1 + tonumber(level)], score, id)
-    end
-  end
-  verdicts[#verdicts + 1] = verdict
 end
+if again then return verdicts end
+
+for _, change in ipairs(changes) do
+  local hash, log, at = change.hash, change.log, change.at
+  local id, level, was = ARGV[at + 1], ARGV[at + 7], redis.call('HGET', hash, 'level')
+  if was and (whole or was ~= level) then redis.call('ZREM', KEYS[2 + tonumber(was)], id) end
+  if whole then redis.call('DEL', hash, log) end
+  local fields = {'emitted', ARGV[at + 5], 'level', level}
+  for i = at + 12, at + 11 + 2 * change.count do fields[#fields + 1] = ARGV[i] end
+  redis.call('HSET', hash, unpack(fields))
+  if ARGV[at + 6] ~= '' then redis.call('APPEND', log, ARGV[at + 6]) end
+  redis.call(ARGV[at + 9] == '1' and 'SADD' or 'SREM', KEYS[2], id)
+  if ARGV[at + 10] == '1' then
+    redis.call('ZREM', KEYS[2 + tonumber(level)], id)
+    redis.call('EXPIRE', hash, ttl)
+    redis.call('EXPIRE', log, ttl)
+  else
+    redis.call('ZADD', KEYS[2 + tonumber(level)], ARGV[at + 8], id)
+  end
+end
+redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'commit', ARGV[2])
 return verdicts

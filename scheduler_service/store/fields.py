@@ -11,7 +11,7 @@ from scheduler_service.core.types import Record, Request, RequestClass
 def of_request(request: Request) -> dict[str, str]:
     """What never changes."""
     return {
-        "arrival": repr(request.arrival),
+        "arrival": of_arrival(request),
         "prompt_tokens": str(request.prompt_tokens),
         "max_tokens": str(request.max_tokens),
         "class": str(int(request.klass)),
@@ -20,6 +20,11 @@ def of_request(request: Request) -> dict[str, str]:
         "expected": _of_expected(request.expected),
         "tenant": request.tenant,
     }
+
+
+def of_arrival(request: Request) -> str:
+    """With its id it tells a request from any other."""
+    return repr(request.arrival)
 
 
 def of_record(record: Record) -> dict[str, str]:

@@ -1,60 +1,67 @@
 """The store's twin in memory, for tests and experiments: the same contract, nothing durable."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from scheduler_service.store.port import Fenced, Stored, Verdict, Write
+from scheduler_service.core.lifecycle import State
+from scheduler_service.store.port import Fenced, Index, LostWrites, Stored, Verdict, Write
 
 
 class MemoryStore:
     def __init__(self) -> None:
         self._epoch = 0
+        self._commit = 0
         self._requests: dict[str, Stored] = {}
         self._learned: bytes | None = None
 
     async def lead(self, now_ms: int) -> int:
-        self._epoch = max(self._epoch + 1, now_ms)
+        self._epoch, self._commit = max(self._epoch + 1, now_ms), 0
         return self._epoch
 
-    async def commit(self, epoch: int, writes: Sequence[Write]) -> list[Verdict]:
-        if epoch != self._epoch:
+    async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
+        self._fence(epoch)
+        again = epoch == self._epoch and number == self._commit
+        if not again and (epoch, number - 1) != (self._epoch, self._commit):
+            raise LostWrites("earlier commits")
+        requests, verdicts = dict(self._requests), []
+        for write in writes:
+            verdict = _apply(requests, write, again)
+            if verdict is None and not again:
+                raise LostWrites(f"output of {write.record.request.id}")
+            verdicts.append(verdict or Verdict.APPLIED)
+        if not again:
+            self._requests, self._commit = requests, number
+        return verdicts
+
+    async def rewrite(self, epoch: int, number: int, writes: Sequence[Write]) -> None:
+        self._fence(epoch)
+        for write in writes:
+            self._requests.pop(write.record.request.id, None)
+            _apply(self._requests, write, again=False)
+        self._epoch, self._commit = epoch, number
+
+    def _fence(self, epoch: int) -> None:
+        if self._epoch > epoch:
             raise Fenced("another leader has taken over")
-        return [self._write(write) for write in writes]
 
-    def _write(self, write: Write) -> Verdict:
-        id = write.record.request.id
-        stored = self._requests.get(id)
-        if write.submit is not None:
-            if stored is None:
-                stored = Stored(replace(write.record, emitted=0), write.submit, b"", None)
-            elif (stored.submit, stored.record.request.arrival) != (write.submit, write.record.request.arrival):
-                return Verdict.EXISTS
-        elif stored is None:
-            return Verdict.STALE
-        emitted, log, over = stored.record.emitted, stored.log, stored.ending is not None
-        if write.start is not None:
-            if write.start == emitted and not over:
-                emitted, log = write.record.emitted, log + write.log
-            elif write.record.emitted > emitted:
-                return Verdict.STALE
-            elif write.record.emitted < emitted:
-                return Verdict.APPLIED
-        if over:
-            return Verdict.APPLIED
-        self._requests[id] = Stored(replace(write.record, emitted=emitted), stored.submit, log, write.ending)
-        return Verdict.APPLIED
+    async def index(self) -> Index:
+        live = sorted(
+            (stored.record for stored in self._requests.values() if stored.ending is None),
+            key=lambda record: (record.level, record.key),
+        )
+        with_kv = [record.request.id for record in live if record.state is not State.WAITING]
+        return Index(with_kv, [record.request.id for record in live if record.state is State.WAITING])
 
-    async def live(self) -> AsyncIterator[Stored]:
-        for stored in sorted(self._requests.values(), key=lambda s: (s.record.level, s.record.key)):
-            if stored.ending is None:
-                yield stored
+    async def read(self, ids: Sequence[str]) -> list[Stored | None]:
+        return [self._requests.get(id) for id in ids]
 
     async def get(self, id: str) -> Stored | None:
         return self._requests.get(id)
 
     async def save_learned(self, epoch: int, learned: bytes) -> None:
+        self._fence(epoch)
         if epoch != self._epoch:
-            raise Fenced("another leader has taken over")
+            raise LostWrites("earlier commits")
         self._learned = learned
 
     async def learned(self) -> bytes | None:
@@ -62,3 +69,20 @@ class MemoryStore:
 
     async def close(self) -> None:
         return
+
+
+def _apply(requests: dict[str, Stored], write: Write, again: bool) -> Verdict | None:
+    """None, and nothing is changed: the output before this write is not there."""
+    record = write.record
+    stored = requests.get(record.request.id)
+    if stored is None and write.submit is not None:
+        stored = Stored(replace(record, emitted=0), write.submit, b"", None)
+    elif stored is not None:
+        another = stored.record.request.arrival != record.request.arrival
+        if another or (stored.ending is not None and not again):
+            return Verdict.EXISTS
+    before = record.emitted if write.start is None else write.start
+    if stored is None or stored.record.emitted != before:
+        return None
+    requests[record.request.id] = Stored(record, stored.submit, stored.log + write.log, write.ending)
+    return Verdict.APPLIED

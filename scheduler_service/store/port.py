@@ -1,9 +1,9 @@
 """What a store promises; one contract suite holds every implementation to it."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scheduler_service.core.types import Record
 
@@ -12,22 +12,25 @@ class StoreUnavailable(Exception):
     """It cannot be reached or cannot write now; the same call may succeed later."""
 
 
+class LostWrites(StoreUnavailable):
+    """It came back without what it had acknowledged; nothing more is written until that was rewritten."""
+
+
 class Fenced(Exception):
     """Another leader took over: nothing of ours is written any more."""
 
 
 class Verdict(IntEnum):
     APPLIED = 1
-    STALE = 0  # `start` is not where the stored output ends; nothing was written
-    EXISTS = 2  # a request of that id is stored already; nothing was written
+    EXISTS = 2  # nothing was written: another request has that id, or it has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One change of one request. A commit repeated whole, since its answer was lost, changes nothing and is APPLIED."""
+    """One change of one request, or (to be rewritten) all of it. The same request is one of the same id and arrival."""
 
     record: Record
-    submit: bytes | None = None  # with the first write of a request: its payload; the same again has the same arrival
+    submit: bytes | None = None  # with the first write of a request: its payload
     start: int | None = None  # with tokens: output tokens before them
     log: bytes = b""  # with tokens: their rounds, as rounds.encode
     ending: bytes | None = None  # with the last write: how it ended; the request then expires
@@ -41,20 +44,35 @@ class Stored:
     ending: bytes | None
 
 
+class Index(NamedTuple):
+    """Ids of the requests that have not ended."""
+
+    with_kv: list[str]  # on some worker, as far as was written
+    waiting: list[str]  # the others, highest queue level first
+
+
 class Store(Protocol):
     """Every method raises StoreUnavailable; what writes, Fenced."""
 
     async def lead(self, now_ms: int) -> int:
         """Take over: the new epoch, max(stored + 1, now_ms). Earlier leaders are fenced from here on."""
 
-    async def commit(self, epoch: int, writes: Sequence[Write]) -> list[Verdict]:
-        """All writes in one atomic step, in order."""
+    async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
+        """All writes in one atomic step, in order. A leader numbers its commits from 1; one whose answer was lost is
+        repeated under its number, and written once. Raises LostWrites if an earlier commit, or output before that
+        of a write, is not there."""
 
-    def live(self) -> AsyncIterator[Stored]:
-        """Requests that have not ended, highest queue level first."""
+    async def rewrite(self, epoch: int, number: int, writes: Sequence[Write]) -> None:
+        """Whole requests, in place of whatever is stored of them. The next commit follows `number`; one below 0 says
+        that more is to be rewritten first."""
+
+    async def index(self) -> Index: ...
+
+    async def read(self, ids: Sequence[str]) -> list[Stored | None]:
+        """Each of these requests, ended ones included until they expire."""
 
     async def get(self, id: str) -> Stored | None:
-        """One request, ended ones included until they expire."""
+        """One of them."""
 
     async def save_learned(self, epoch: int, learned: bytes) -> None:
         """What the leader has learned, instead of what was kept before."""

@@ -1,6 +1,6 @@
 """The store on Redis (7.0 or Valkey). Every key is built here, and every write is one fenced script."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -9,22 +9,23 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
+from scheduler_service.core.lifecycle import State
 from scheduler_service.store import fields
-from scheduler_service.store.port import Fenced, Stored, StoreUnavailable, Verdict, Write
+from scheduler_service.store.port import Fenced, Index, LostWrites, Stored, StoreUnavailable, Verdict, Write
 
 LEVELS = 16  # more queues than any policy has
 
 _LEAD = """
-local epoch = math.max(tonumber(redis.call('GET', KEYS[1]) or '0') + 1, tonumber(ARGV[1]))
-epoch = string.format('%.0f', epoch)
-redis.call('SET', KEYS[1], epoch)
+local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
+local epoch = string.format('%.0f', math.max(stored + 1, tonumber(ARGV[1])))
+redis.call('HSET', KEYS[1], 'epoch', epoch, 'commit', 0)
 return epoch
 """
 
 _SAVE_LEARNED = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-  return redis.error_reply('FENCED another leader has taken over')
-end
+local epoch, mine = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0'), tonumber(ARGV[1])
+if epoch > mine then return redis.error_reply('FENCED another leader has taken over') end
+if epoch < mine then return redis.error_reply('LOST earlier commits') end
 redis.call('SET', KEYS[2], ARGV[2])
 """
 
@@ -34,7 +35,8 @@ class Keys:
 
     def __init__(self, namespace: str) -> None:
         self._prefix = f"{{{namespace}}}"
-        self.epoch = f"{self._prefix}:epoch"
+        self.leader = f"{self._prefix}:leader"
+        self.with_kv = f"{self._prefix}:with-kv"
         self.learned = f"{self._prefix}:learned"
         self.queues = [f"{self._prefix}:queue:{level}" for level in range(1, LEVELS + 1)]
 
@@ -74,13 +76,19 @@ class RedisStore:
         self._commit = self._redis.register_script(files(__package__).joinpath("commit.lua").read_text())
 
     async def lead(self, now_ms: int) -> int:
-        return int(await _guarded(self._lead(keys=[self.keys.epoch], args=[now_ms])))
+        return int(await _guarded(self._lead(keys=[self.keys.leader], args=[now_ms])))
 
-    async def commit(self, epoch: int, writes: Sequence[Write]) -> list[Verdict]:
-        keys = [self.keys.epoch, *self.keys.queues]
-        args: list[str | bytes | int | float] = [epoch, self._keep_s, LEVELS]
+    async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
+        return await self._write(epoch, number, writes, whole=False)
+
+    async def rewrite(self, epoch: int, number: int, writes: Sequence[Write]) -> None:
+        await self._write(epoch, number, writes, whole=True)
+
+    async def _write(self, epoch: int, number: int, writes: Sequence[Write], *, whole: bool) -> list[Verdict]:
+        keys = [self.keys.leader, self.keys.with_kv, *self.keys.queues]
+        args: list[str | bytes | int | float] = [epoch, number, int(whole), self._keep_s, LEVELS]
         for write in writes:
-            record = write.record
+            record, ended = write.record, write.ending is not None
             id = record.request.id
             keys += (self.keys.request(id), self.keys.log(id))
             pairs: dict[str, str | bytes] = {**fields.of_record(record)}
@@ -88,27 +96,30 @@ class RedisStore:
                 pairs |= {**fields.of_request(record.request), "submit": write.submit}
             if write.ending is not None:
                 pairs["ending"] = write.ending
-            start = -1 if write.start is None else write.start
-            new = 0 if write.start is None else record.emitted - write.start
-            args += (id, int(write.submit is not None), start, new, write.log, record.level, record.key)
-            args += (int(write.ending is not None), len(pairs))
+            with_kv = record.state is not State.WAITING and not ended
+            start = record.emitted if write.start is None else write.start
+            args += (id, fields.of_arrival(record.request), int(write.submit is not None), start, record.emitted)
+            args += (write.log, record.level, record.key, int(with_kv), int(ended), len(pairs))
             for pair in pairs.items():
                 args += pair
         return [Verdict(verdict) for verdict in await _guarded(self._commit(keys=keys, args=args))]
 
-    async def live(self) -> AsyncIterator[Stored]:
+    async def index(self) -> Index:
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.smembers(self.keys.with_kv)
         for queue in self.keys.queues:
-            ids = [raw.decode() for raw in await _guarded(self._redis.zrange(queue, 0, -1))]
-            for first in range(0, len(ids), 256):
-                for stored in await self._read(ids[first : first + 256]):
-                    if stored is not None:
-                        yield stored
+            pipeline.zrange(queue, 0, -1)
+        members, *queues = await _guarded(pipeline.execute())
+        live = [raw for queue in queues for raw in queue]
+        return Index(
+            [raw.decode() for raw in live if raw in members], [raw.decode() for raw in live if raw not in members]
+        )
 
     async def get(self, id: str) -> Stored | None:
-        return (await self._read([id]))[0]
+        return (await self.read([id]))[0]
 
     async def save_learned(self, epoch: int, learned: bytes) -> None:
-        await _guarded(self._save_learned(keys=[self.keys.epoch, self.keys.learned], args=[epoch, learned]))
+        await _guarded(self._save_learned(keys=[self.keys.leader, self.keys.learned], args=[epoch, learned]))
 
     async def learned(self) -> bytes | None:
         kept: bytes | None = await _guarded(self._redis.get(self.keys.learned))
@@ -117,7 +128,7 @@ class RedisStore:
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def _read(self, ids: Sequence[str]) -> list[Stored | None]:
+    async def read(self, ids: Sequence[str]) -> list[Stored | None]:
         pipeline = self._redis.pipeline(transaction=True)
         for id in ids:
             pipeline.hgetall(self.keys.request(id))
@@ -140,6 +151,8 @@ async def _guarded(call: Any) -> Any:
     except ResponseError as error:
         if str(error).startswith("FENCED"):
             raise Fenced(str(error)) from error
+        if str(error).startswith("LOST"):
+            raise LostWrites(str(error)) from error
         raise StoreUnavailable(str(error)) from error
     except (RedisError, OSError, TimeoutError) as error:
         raise StoreUnavailable(str(error) or type(error).__name__) from error

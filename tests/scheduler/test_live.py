@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -20,7 +20,8 @@ from scheduler_service.event_log import replay
 from scheduler_service.gateways import GatewayOutbox
 from scheduler_service.leader import Leader
 from scheduler_service.store import RedisStore, Stored, StoreUnavailable, Verdict, Write
-from tests.scheduler.live import MODEL, WAIT_S, ScriptedGateway, ScriptedWorker, scheduler
+from scheduler_service.store.rounds import decode
+from tests.scheduler.live import WAIT_S, ScriptedGateway, ScriptedWorker, scheduler
 from tests.waiting import until
 
 STOP = types_pb.FINISH_REASON_STOP
@@ -31,10 +32,10 @@ class Switch(RedisStore):
 
     cut = False
 
-    async def commit(self, epoch: int, writes: list[Write]) -> list[Verdict]:  # type: ignore[override]
+    async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
         if self.cut:
             raise StoreUnavailable("cut")
-        return await super().commit(epoch, writes)
+        return await super().commit(epoch, number, writes)
 
 
 @pytest.fixture
@@ -212,17 +213,19 @@ async def test_a_resubmission_of_an_ended_request_gets_its_answer(live: Live) ->
     await again.close()
 
 
-async def test_a_request_that_redis_lost_ends_for_its_client_too(live: Live, store: Switch, redis_url: str) -> None:
-    leader, worker, gateway = live
+async def test_a_request_that_vanished_from_redis_is_written_again(live: Live, store: Switch, redis_url: str) -> None:
+    _, worker, gateway = live
     await gateway.submit("a")
-    await gateway.until(lambda: "a" in gateway.accepted)
     await worker.until("a")
+    await worker.report(worker.row("a", 0, 7, 8))
+    await gateway.until(lambda: gateway.tokens.get("a") == [7, 8])
     async with aioredis.Redis.from_url(redis_url) as client:
-        await client.delete(store.keys.request("a"))
-    await worker.report(worker.row("a", 0, 7))
-    await gateway.until(lambda: "a" in gateway.refused)
-    assert gateway.refused["a"].code == grpc.StatusCode.DATA_LOSS.value[0]
-    assert not leader.core.entries
+        await client.delete(store.keys.request("a"), store.keys.log("a"))
+    await worker.report(worker.row("a", 2, 9))
+    await gateway.until(lambda: gateway.tokens["a"] == [7, 8, 9])
+    stored = await store.get("a")
+    assert stored is not None
+    assert [token for round in decode(stored.log) for token in round.tokens] == [7, 8, 9]
 
 
 async def test_another_request_under_a_live_id_is_refused(live: Live) -> None:
@@ -303,8 +306,9 @@ async def test_a_restarted_scheduler_reads_redis_back_and_goes_on(redis_url: str
         await gateway.close()
         await worker.close()
     first_epoch = worker.welcome.epoch
-    async with scheduler(store) as (leader, target):
-        durable = leader.core.entries["a"].emitted
+    stored = await store.get("a")
+    assert stored is not None
+    async with scheduler(store) as (_, target):
         worker = await ScriptedWorker(target).attach(worker_pb.Held(request_id="a", placement=1, output_tokens=5))
         assert worker.welcome.epoch > first_epoch
         gateway = ScriptedGateway(target)
@@ -313,7 +317,7 @@ async def test_a_restarted_scheduler_reads_redis_back_and_goes_on(redis_url: str
         await worker.until("a")
         assert list(worker.command.admit[0].tokens)[:5] == [1, 2, 3, 7, 8]
         assert worker.command.admit[0].placement == 1
-        await worker.report(worker.row("a", durable, 4, finish=STOP))
+        await worker.report(worker.row("a", stored.record.emitted, 4, finish=STOP))
         await gateway.until(lambda: "a" in gateway.endings)
         assert gateway.tokens["a"][-1] == 4
         await gateway.close()
@@ -345,29 +349,28 @@ async def test_a_take_over_that_redis_breaks_off_is_repeated_whole(redis_url: st
     class BreaksOff(RedisStore):
         broken = False
 
-        async def live(self) -> AsyncIterator[Stored]:
-            async for stored in super().live():
-                yield stored
-                if not self.broken:
-                    self.broken = True
-                    raise StoreUnavailable("broken off")
+        async def read(self, ids: Sequence[str]) -> list[Stored | None]:
+            if ids and not self.broken:
+                self.broken = True
+                raise StoreUnavailable("broken off")
+            return await super().read(ids)
 
     store = BreaksOff(redis_url, namespace=namespace)
     async with scheduler(store) as (_, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)
         await gateway.submit("a")
-        await gateway.until(lambda: "a" in gateway.accepted)
+        await worker.until("a")
+        await worker.report(worker.row("a", 0, 7))
+        await gateway.until(lambda: gateway.tokens.get("a") == [7])
         await gateway.close()
         await worker.close()
     leader = Leader(Settings(_cli_parse_args=False), store)  # type: ignore[call-arg]
     with pytest.raises(StoreUnavailable):
         await leader.lead()
+    assert not leader.core.entries
     await leader.lead()
-    assert leader.core.position("a") == 0
-    leader.cancel("a")
-    leader.attach(worker_pb.Hello(worker_id="w", session="s", slots=1, block_tokens=16, blocks=64, model=MODEL))
-    assert not leader.command(leader.sessions["w"]).rank
+    assert list(leader.core.entries) == ["a"]
     await store.close()
 
 

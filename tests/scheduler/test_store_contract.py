@@ -1,14 +1,25 @@
 """What every store promises, on Redis and in memory alike."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
+import redis.asyncio as aioredis
 
 from scheduler_service.core.beliefs import Acceptance, Expected, Length
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Record
-from scheduler_service.store import Fenced, MemoryStore, RedisStore, Store, StoreUnavailable, Verdict, Write
+from scheduler_service.store import (
+    Fenced,
+    Index,
+    LostWrites,
+    MemoryStore,
+    RedisStore,
+    Store,
+    StoreUnavailable,
+    Verdict,
+    Write,
+)
 from scheduler_service.store.rounds import decode, encode
 from tests.scheduler.builders import request
 
@@ -47,21 +58,48 @@ def tokens(id: str, start: int, *ids: int, **changes: object) -> Write:
     return Write(record(id, start + len(ids), **changes), start=start, log=encode(ids, 4, 1))  # type: ignore[arg-type]
 
 
-async def created(store: Store, *ids: str) -> int:
-    epoch = await store.lead(1000)
-    assert await store.commit(epoch, [Write(record(id), submit=b"payload " + id.encode()) for id in ids]) == [
-        Verdict.APPLIED
-    ] * len(ids)
-    return epoch
+@dataclass
+class Reign:
+    """A leader's commits, numbered as it does."""
+
+    store: Store
+    epoch: int
+    number: int = 0
+
+    async def commit(self, *writes: Write) -> list[Verdict]:
+        self.number += 1
+        return await self.again(*writes)
+
+    async def again(self, *writes: Write) -> list[Verdict]:
+        return await self.store.commit(self.epoch, self.number, writes)
+
+
+def submission(id: str) -> Write:
+    return Write(record(id), submit=b"payload " + id.encode())
+
+
+async def created(store: Store, *ids: str) -> Reign:
+    reign = Reign(store, await store.lead(1000))
+    assert await reign.commit(*map(submission, ids)) == [Verdict.APPLIED] * len(ids)
+    return reign
 
 
 async def live_ids(store: Store) -> list[str]:
-    return [stored.record.request.id async for stored in store.live()]
+    index = await store.index()
+    return [*index.with_kv, *index.waiting]
+
+
+async def output(store: Store, id: str = "a") -> list[int]:
+    stored = await store.get(id)
+    assert stored is not None
+    tokens = [token for round in decode(stored.log) for token in round.tokens]
+    assert len(tokens) == stored.record.emitted
+    return tokens
 
 
 async def test_what_was_written_is_read_back(store: Store) -> None:
-    epoch = await created(store, "a")
-    await store.commit(epoch, [tokens("a", 0, 10, 11)])
+    reign = await created(store, "a")
+    await reign.commit(tokens("a", 0, 10, 11))
     stored = await store.get("a")
     assert stored is not None
     assert stored.record == record("a", 2)
@@ -81,50 +119,73 @@ async def test_each_leader_has_a_higher_epoch_even_if_the_clock_went_back(store:
 async def test_an_earlier_leader_is_fenced(store: Store) -> None:
     old = await created(store, "a")
     await store.lead(2000)
-    with pytest.raises(Fenced):
-        await store.commit(old, [tokens("a", 0, 10)])
+    for write in (old.store.commit, old.store.rewrite):
+        with pytest.raises(Fenced):
+            await write(old.epoch, 2, [tokens("a", 0, 10)])
+    assert await output(store) == []
 
 
-async def test_tokens_that_do_not_begin_where_the_output_ends_are_stale(store: Store) -> None:
-    epoch = await created(store, "a")
-    assert await store.commit(epoch, [tokens("a", 1, 10)]) == [Verdict.STALE]
-    assert (await store.get("a")).record.emitted == 0  # type: ignore[union-attr]
+@pytest.mark.parametrize("lost", [tokens("a", 1, 10), tokens("b", 0, 10), Write(record("a", 1))])
+async def test_a_write_whose_past_is_not_there_writes_nothing_of_its_commit(store: Store, lost: Write) -> None:
+    reign = await created(store, "a")
+    with pytest.raises(LostWrites):
+        await reign.commit(submission("other"), lost)
+    assert await output(store) == []
+    assert await store.get("other") is None
+
+
+async def test_a_commit_after_one_that_is_not_there_writes_nothing(store: Store) -> None:
+    reign = await created(store, "a")
+    reign.number += 1
+    with pytest.raises(LostWrites):
+        await reign.commit(tokens("a", 0, 10))
+    assert await output(store) == []
 
 
 async def test_a_repeated_commit_writes_once(store: Store) -> None:
-    epoch = await created(store, "a")
-    for _ in range(2):
-        assert await store.commit(epoch, [tokens("a", 0, 10, 11)]) == [Verdict.APPLIED]
-    stored = await store.get("a")
-    assert stored is not None
-    assert len(list(decode(stored.log))) == 1
-
-
-async def test_a_repeated_ending_with_tokens_is_applied_once(store: Store) -> None:
-    epoch = await created(store, "a")
-    last = replace(tokens("a", 0, 10), ending=b"over")
-    for _ in range(2):
-        assert await store.commit(epoch, [last]) == [Verdict.APPLIED]
-    assert await live_ids(store) == []
+    reign = await created(store, "a")
+    await reign.commit(tokens("a", 0, 10, 11))
+    assert await reign.again(tokens("a", 0, 10, 11)) == [Verdict.APPLIED]
+    assert await output(store) == [10, 11]
 
 
 async def test_a_repeated_commit_of_a_whole_life_writes_once(store: Store) -> None:
     """Under load one commit holds a submission and many rounds; its answer may be lost after it was written."""
-    epoch = await store.lead(1000)
+    reign = Reign(store, await store.lead(1000))
     life = [
-        Write(record(), submit=b"payload a"),
+        submission("a"),
         tokens("a", 0, 10, level=2),
         Write(record(emitted=1, level=3)),
         tokens("a", 1, 11, level=4),
         replace(tokens("a", 2, 12, level=4), ending=b"over"),
     ]
-    for count in (4, 4, 5, 5):
-        assert await store.commit(epoch, life[:count]) == [Verdict.APPLIED] * count
-        stored = await store.get("a")
-        assert stored is not None
-        assert [round.tokens[0] for round in decode(stored.log)] == [10, 11, 12][: count - 2]
-        assert stored.record.level == 4
-        assert await live_ids(store) == ["a"] * (count == 4)
+    for commit in (reign.commit, reign.again):
+        assert await commit(*life) == [Verdict.APPLIED] * 5
+        assert await output(store) == [10, 11, 12]
+        assert await live_ids(store) == []
+
+
+async def test_what_was_lost_is_rewritten_whole_and_commits_go_on(store: Store) -> None:
+    """The store went back to when "a" had one token, "b" had not ended, and "c" and the leader were not there."""
+    ours = Reign(store, 5000, number=7)
+    before = await created(store, "a", "b")
+    await before.commit(tokens("a", 0, 10, level=3))
+    with pytest.raises(LostWrites):
+        await ours.commit()
+    whole = [
+        replace(tokens("a", 0, 10, 11, 12, level=2), submit=b"payload a"),
+        replace(tokens("b", 0, 20), submit=b"payload b", ending=b"over"),
+        submission("c"),
+    ]
+    await store.rewrite(ours.epoch, -1, whole)
+    with pytest.raises(LostWrites):
+        await ours.again()  # that was not all yet
+    await store.rewrite(ours.epoch, ours.number - 1, [])
+    assert await ours.again(tokens("a", 3, 13, level=2)) == [Verdict.APPLIED]
+    assert [await output(store, id) for id in "abc"] == [[10, 11, 12, 13], [20], []]
+    assert await live_ids(store) == ["c", "a"]
+    with pytest.raises(Fenced):
+        await before.commit()
 
 
 async def test_what_was_learned_last_is_read_back(store: Store) -> None:
@@ -145,29 +206,25 @@ async def test_an_earlier_leader_cannot_overwrite_what_was_learned(store: Store)
 
 @pytest.mark.parametrize("expected", [Expected(Length(4.5, 0.75), 0.5), Expected(None, 0.25), Expected()])
 async def test_what_a_predictor_said_of_a_request_stays_with_it(store: Store, expected: Expected) -> None:
-    epoch = await store.lead(1000)
-    await store.commit(epoch, [Write(record(request=request("a", expected=expected)), submit=b"payload a")])
+    reign = Reign(store, await store.lead(1000))
+    await reign.commit(Write(record(request=request("a", expected=expected)), submit=b"payload a"))
     stored = await store.get("a")
     assert stored is not None
     assert stored.record.request.expected == expected
 
 
-async def test_an_ended_request_submitted_anew_exists(store: Store) -> None:
-    epoch = await created(store, "a")
-    await store.commit(epoch, [Write(record(), ending=b"over")])
-    anew = record(request=request("a", 99.0, predicted_tokens=7))
-    assert await store.commit(epoch, [Write(anew, submit=b"payload a")]) == [Verdict.EXISTS]
-
-
-async def test_a_repeated_submission_is_applied_another_one_exists(store: Store) -> None:
-    epoch = await created(store, "a")
-    assert await store.commit(epoch, [Write(record(), submit=b"payload a")]) == [Verdict.APPLIED]
-    assert await store.commit(epoch, [Write(record(), submit=b"other")]) == [Verdict.EXISTS]
+async def test_another_request_under_a_known_id_exists_and_so_does_all_that_follows_of_it(store: Store) -> None:
+    reign = await created(store, "a")
+    other = request("a", 99.0, predicted_tokens=7)
+    writes = [Write(record(request=other), submit=b"payload a"), tokens("a", 0, 10, request=other)]
+    assert await reign.commit(*writes) == [Verdict.EXISTS] * 2
+    assert await reign.again(*writes) == [Verdict.EXISTS] * 2
+    assert await output(store) == []
 
 
 async def test_an_ended_request_is_not_live_but_can_be_asked_for(store: Store) -> None:
-    epoch = await created(store, "a", "b")
-    await store.commit(epoch, [Write(record("a", state=State.CANCELLED), ending=b"over")])
+    reign = await created(store, "a", "b")
+    await reign.commit(Write(record("a", state=State.CANCELLED), ending=b"over"))
     assert await live_ids(store) == ["b"]
     stored = await store.get("a")
     assert stored is not None
@@ -175,24 +232,27 @@ async def test_an_ended_request_is_not_live_but_can_be_asked_for(store: Store) -
 
 
 async def test_nothing_is_written_after_the_end(store: Store) -> None:
-    epoch = await created(store, "a")
-    await store.commit(epoch, [Write(record("a"), ending=b"over")])
-    assert await store.commit(epoch, [tokens("a", 0, 10)]) == [Verdict.STALE]
+    reign = await created(store, "a")
+    last, late = Write(record("a"), ending=b"over"), tokens("a", 0, 10)
+    assert await reign.commit(last, late) == [Verdict.APPLIED, Verdict.EXISTS]
+    assert await reign.commit(late) == [Verdict.EXISTS]
+    assert await output(store) == []
 
 
-async def test_live_requests_come_highest_queue_first(store: Store) -> None:
-    epoch = await created(store, "low", "high", "middle")
+async def test_live_requests_come_with_kv_first_then_highest_queue_first(store: Store) -> None:
+    reign = await created(store, "low", "high", "middle", "runs", "ran", "ended")
     levels = {"low": 5, "high": 1, "middle": 2}
-    await store.commit(epoch, [Write(record(id, level=level)) for id, level in levels.items()])
-    assert await live_ids(store) == ["high", "middle", "low"]
+    await reign.commit(*(Write(record(id, level=level)) for id, level in levels.items()))
+    runs = [Write(record(id, level=9, state=State.RUNNING)) for id in ("runs", "ran", "ended")]
+    await reign.commit(*runs)
+    await reign.commit(Write(record("ran", level=9)), Write(record("ended", state=State.FAILED), ending=b"over"))
+    assert await store.index() == Index(["runs"], ["high", "middle", "low", "ran"])
 
 
 async def test_ended_requests_and_their_logs_expire(redis_url: str, namespace: str) -> None:
-    import redis.asyncio as aioredis
-
     store = RedisStore(redis_url, namespace=namespace, keep_s=60)
-    epoch = await created(store, "a")
-    await store.commit(epoch, [replace(tokens("a", 0, 10), ending=b"over")])
+    reign = await created(store, "a")
+    await reign.commit(replace(tokens("a", 0, 10), ending=b"over"))
     async with aioredis.Redis.from_url(redis_url) as client:
         for key in (store.keys.request("a"), store.keys.log("a")):
             assert 0 < await client.ttl(key) <= 60

@@ -280,7 +280,9 @@ class Live:
         await leader.lead()
         listen(leader.core, self.lines)
         self.gateway = Gateway(lambda: self.now)
-        self._tasks = [asyncio.create_task(run()) for run in (leader.persister.run, leader.learning.run)]
+        background = (leader.persister.run, leader.learning.run, leader.recall.run)
+        self._tasks = [asyncio.create_task(run()) for run in background]
+        await self._until(lambda: not leader.recall.unread)
         self._start(GatewayLink(leader).Link, self.gateway.stream)
         for id in leader.core.entries:
             self.gateway.follow(id)

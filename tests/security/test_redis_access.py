@@ -47,16 +47,16 @@ def test_what_the_scheduler_does_not_need_is_refused(
 
 async def test_the_acl_file_lets_the_scheduler_in_with_its_password_and_a_stranger_only_ping(tmp_path: Path) -> None:
     (tmp_path / "users.acl").write_text(acl_file("scheduler", hashlib.sha256(b"secret").hexdigest(), "laps-sd"))
-    with redis_server(tmp_path, "--aclfile", str(tmp_path / "users.acl")) as (_, url):
-        store = RedisStore(url, options={"username": "scheduler", "password": "secret"})
+    with redis_server(tmp_path, "--aclfile", str(tmp_path / "users.acl")) as server:
+        store = RedisStore(server.url, options={"username": "scheduler", "password": "secret"})
         assert await store.lead(5) == 5
         await store.close()
-        with redis.Redis.from_url(url) as stranger:
+        with redis.Redis.from_url(server.url) as stranger:
             assert stranger.ping()
             with pytest.raises(NoPermissionError):
-                stranger.get("{laps-sd}:epoch")
+                stranger.get("{laps-sd}:leader")
         with (
-            redis.Redis.from_url(url, username="scheduler", password="guess") as guesser,
+            redis.Redis.from_url(server.url, username="scheduler", password="guess") as guesser,
             pytest.raises(AuthenticationError),
         ):
             guesser.ping()

@@ -1,0 +1,166 @@
+"""Live requests as the store has them, and who follows them: what became durable is relayed. It plans nothing."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
+from protos.v1 import gateway_link_pb2 as pb
+from scheduler_service.core.types import Record
+from scheduler_service.gateways import GatewayOutbox
+from scheduler_service.store import Store, Stored, StoreUnavailable, Verdict, Write
+from scheduler_service.store.rounds import LoggedRound, decode
+
+ENDED_KEPT_S = 10.0  # longer than a store that syncs every second can lose
+MAX_ENDED = 4096
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A live request. `record` and `log` are what is durable; `output` runs ahead of them."""
+
+    submit: pb.Submit
+    record: Record
+    output: list[int] = field(default_factory=list)
+    log: bytearray = field(default_factory=bytearray)
+    stored: bool = False
+    followers: set[GatewayOutbox] = field(default_factory=set)
+
+    def whole(self, ending: bytes | None = None) -> Write:
+        """All that is durable of it."""
+        return Write(self.record, submit=content(self.submit), start=0, log=bytes(self.log), ending=ending)
+
+
+class Ledger:
+    """`forget` is told of requests that turn out not to be ours to run."""
+
+    def __init__(self, store: Store, clock: Callable[[], float], forget: Callable[[str], None]) -> None:
+        self.live: dict[str, Tracked] = {}
+        self._store, self._clock, self._forget = store, clock, forget
+        self._ended: deque[tuple[float, Write]] = deque(maxlen=MAX_ENDED)
+        self._log = structlog.get_logger()
+
+    def adopt(self, stored: Stored) -> None:
+        """A live request that an earlier leader left."""
+        submit = pb.Submit.FromString(stored.submit)
+        output = [token for round in decode(stored.log) for token in round.tokens]
+        self.live[submit.request_id] = Tracked(submit, stored.record, output, bytearray(stored.log), stored=True)
+
+    # ---- who follows ----
+
+    def join(self, id: str, outbox: GatewayOutbox) -> None:
+        """What comes of a live request goes to this gateway too."""
+        tracked = self.live[id]
+        tracked.followers.add(outbox)
+        outbox.follows.add(id)
+        if tracked.stored:
+            outbox.accepted(id)
+
+    def leave(self, outbox: GatewayOutbox) -> None:
+        for id in outbox.follows:
+            if id in self.live:
+                self.live[id].followers.discard(outbox)
+
+    async def follow(self, id: str, offset: int, outbox: GatewayOutbox) -> None:
+        """Everything durable from the offset on, round by round; then what comes. Raises StoreUnavailable."""
+        if id in self.live:
+            self.join(id, outbox)
+            _replay(id, self.live[id].log, offset, outbox)
+            return
+        stored = await self._store.get(id)
+        if stored is None:
+            outbox.refuse(id, UnknownRequest(f"request {id} is unknown, or ended too long ago"))
+        elif stored.ending is None:  # it became live while we looked
+            outbox.refuse(id, NotServing(f"request {id} is being taken over", retry_after_ms=100))
+        else:
+            _replay_ended(id, stored, offset, outbox)
+
+    # ---- what the store says ----
+
+    async def durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
+        """What is durable may be told."""
+        for write, verdict in written:
+            id = write.record.request.id
+            tracked = self.live.get(id)
+            if tracked is None or tracked.record.request.arrival != write.record.request.arrival:
+                continue  # another request of that id was first
+            if verdict is Verdict.EXISTS:
+                await self._exists(id, tracked)
+            else:
+                self._relay(id, tracked, write)
+
+    def everything(self) -> list[Write]:
+        """All that the store has acknowledged and might have lost, each request whole."""
+        live = [tracked.whole() for tracked in self.live.values() if tracked.stored]
+        oldest = self._clock() - ENDED_KEPT_S
+        return live + [write for ended_at, write in self._ended if ended_at >= oldest]
+
+    def _relay(self, id: str, tracked: Tracked, write: Write) -> None:
+        if write.submit is not None:
+            tracked.stored = True
+            for outbox in tracked.followers:
+                outbox.accepted(id)
+        delta = pb.Delta(request_id=id, start=tracked.record.emitted)
+        if write.start is not None:
+            tracked.log += write.log
+            delta.CopyFrom(_delta(id, next(decode(write.log)), write.start))
+        tracked.record = write.record
+        if write.ending is not None:
+            delta.ending.MergeFromString(write.ending)
+            del self.live[id]
+            self._ended.append((self._clock(), tracked.whole(write.ending)))
+        if write.start is not None or write.ending is not None:
+            for outbox in tracked.followers:
+                outbox.delta(delta)
+
+    async def _exists(self, id: str, tracked: Tracked) -> None:
+        """A request of that id ended before this one came. The same one was sent again, since its answer was lost."""
+        try:
+            stored = await self._store.get(id)
+        except StoreUnavailable as error:
+            self._withdraw(id, tracked, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
+            return
+        if stored is None or stored.ending is None:
+            self._withdraw(id, tracked, NotServing(f"request {id} is just being written", retry_after_ms=100))
+        elif stored.submit != content(tracked.submit):
+            self._withdraw(id, tracked, DuplicateRequest(f"request_id: {id} was used before"))
+        else:
+            self._drop(id)
+            for outbox in tracked.followers:
+                _replay_ended(id, stored, 0, outbox)
+
+    def _withdraw(self, id: str, tracked: Tracked, error: RequestError) -> None:
+        self._drop(id)
+        for outbox in tracked.followers:
+            outbox.refuse(id, error)
+
+    def _drop(self, id: str) -> None:
+        del self.live[id]
+        self._forget(id)
+
+
+def content(submit: pb.Submit) -> bytes:
+    """What makes two submissions of one id the same request: all but the deadline, which counts from each attempt."""
+    same = pb.Submit()
+    same.CopyFrom(submit)
+    same.ClearField("deadline_unix_ms")
+    return same.SerializeToString(deterministic=True)
+
+
+def _replay(id: str, log: bytes | bytearray, offset: int, outbox: GatewayOutbox) -> None:
+    for round in decode(bytes(log)):
+        if round.start + len(round.tokens) > offset:
+            outbox.delta(_delta(id, round, round.start))
+
+
+def _replay_ended(id: str, stored: Stored, offset: int, outbox: GatewayOutbox) -> None:
+    outbox.accepted(id)
+    _replay(id, stored.log, offset, outbox)
+    ending = pb.Ending.FromString(stored.ending or b"")
+    outbox.delta(pb.Delta(request_id=id, start=stored.record.emitted, ending=ending))
+
+
+def _delta(id: str, round: LoggedRound, start: int) -> pb.Delta:
+    return pb.Delta(request_id=id, start=start, tokens=round.tokens, drafted=round.drafted, accepted=round.accepted)

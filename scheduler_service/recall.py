@@ -1,0 +1,67 @@
+"""What an earlier leader left in the store: requests with KV at once, the rest in the background or when asked for."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+import structlog
+
+from scheduler_service.store import Store, Stored, StoreUnavailable
+
+CHUNK = 64  # requests read at once: what a step may have to wait for
+RETRY_S = 0.25
+
+
+class Recall:
+    """`adopt` takes a live request over; `known` tells whether that was done."""
+
+    def __init__(self, store: Store, adopt: Callable[[Stored], None], known: Callable[[str], bool]) -> None:
+        self.unread: dict[str, None] = {}  # in the order of their claims
+        self._store, self._adopt, self._known = store, adopt, known
+        self._rolled_back = False
+        self._due = asyncio.Event()
+        self._log = structlog.get_logger()
+
+    async def begin(self) -> None:
+        """All that a worker may hold KV of. Raises StoreUnavailable, and then nothing was adopted."""
+        index = await self._store.index()
+        with_kv = await self._store.read(index.with_kv)
+        self.unread = dict.fromkeys([*index.with_kv, *index.waiting])
+        self._adopt_read(index.with_kv, with_kv)
+        self._due.set()
+
+    def again(self) -> None:
+        """The store went back in time: requests may be live there that ended since and that nobody here remembers."""
+        self._rolled_back = True
+        self._due.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                if self._rolled_back:
+                    index = await self._store.index()
+                    self.unread |= {id: None for ids in index for id in ids if not self._known(id)}
+                    self._rolled_back = False
+                left = len(self.unread)
+                while self.unread:
+                    await self.fetch(list(islice(self.unread, CHUNK)))
+                self._log.info("recalled", waiting=left)
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_S)
+                self._due.set()
+
+    async def fetch(self, ids: Iterable[str]) -> None:
+        """Take over those of them that were left and not read yet. Raises StoreUnavailable."""
+        if wanted := [id for id in ids if id in self.unread]:
+            self._adopt_read(wanted, await self._store.read(wanted))
+
+    def _adopt_read(self, ids: list[str], read: list[Stored | None]) -> None:
+        for id, stored in zip(ids, read, strict=True):
+            if id not in self.unread:
+                continue  # somebody else asked for it meanwhile
+            del self.unread[id]
+            if stored is not None and stored.ending is None and not self._known(id):
+                self._adopt(stored)
