@@ -24,12 +24,12 @@ namespace {
 
 // out[rows][width] += a[rows][k] * b[k][width]; width is a multiple of LANES, `a_stride` what lies between rows of a.
 template <typename T>
-void multiply(const T* a, int a_stride, const T* b, float* out, int rows, int k, int width) {
+void multiply(const T* a, int a_stride, const T* b, float* out, int rows, int k, int width, int64_t ahead) {
     in_groups<5>(rows, [&](int first, auto n) {
         const auto columns = [&](auto& sum, int c) {
             float* to = out + first * width + c;
             for (int r = 0; r < n; r++) std::memcpy(sum[r], to + r * width, sizeof sum[r]);
-            multiply_add(a + first * a_stride, a_stride, b + c * STEP<T>, width * STEP<T>, k, sum);
+            multiply_add(a + first * a_stride, a_stride, b + c * STEP<T>, width * STEP<T>, k, sum, ahead);
             for (int r = 0; r < n; r++) std::memcpy(to + r * width, sum[r], sizeof sum[r]);
         };
         int c = 0;
@@ -95,10 +95,11 @@ void attend(const Shape& shape, const Segment& segment, const int32_t* table, in
     for (int r = 0; r < rows; r++) std::copy_n(query + place(r), dim, q + r * dim);
     const int low = window ? std::max(0, segment.start + first - window + 1) : 0;
     const int high = segment.start + first + tokens;
+    const auto start = [&](int block) { return (int64_t(table[block]) * shape.kv_heads + kv_head) * span * dim; };
     for (int block = low / span; block * span < high; block++) {
-        const int64_t at = (int64_t(table[block]) * shape.kv_heads + kv_head) * span * dim;
+        const int64_t at = start(block), ahead = (block + 1) * span < high ? start(block + 1) - at : 0;
         std::fill_n(score, rows * span, 0.0f);
-        multiply(q, dim, keys + at, score, rows, dim, span);
+        multiply(q, dim, keys + at, score, rows, dim, span, ahead);
         for (int r = 0; r < rows; r++) {
             const int own = segment.start + first + r / group - block * span;  // of the row's token, from here
             const float shrink = scratch.seen[r].next(score + r * span, weight + r * span,
@@ -108,7 +109,7 @@ void attend(const Shape& shape, const Segment& segment, const int32_t* table, in
         }
         // Beyond `high` there may be anything, but for the other half of a step.
         const int filled = std::min(span, high - block * span);
-        multiply(weight, span, values + at, sum, rows, filled + filled % STEP<T>, dim);
+        multiply(weight, span, values + at, sum, rows, filled + filled % STEP<T>, dim, ahead);
     }
     for (int r = 0; r < rows; r++) {
         const float mass = total(scratch.seen[r].mass);
