@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm, silu
 
+from worker_service.engine.decoder import PackedLinear
 from worker_service.engine.draft import Ask
 
 SURE = 0.2
 CONFIG, WEIGHTS = "head.json", "head.safetensors"
-_PACK_ROWS = 8  # the batch that packed weights are laid out for; others work too
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,11 @@ class HeadDrafter:
         head = copy.deepcopy(head).to(embeddings.device, embeddings.dtype).requires_grad_(False)
         self._head, self._ids, self._sure = head, head.draft_ids, sure
         self._embeddings = embeddings
-        self._logits = _PackedLinear(output_rows[self._ids].to(embeddings.dtype))
+        output = torch.nn.Linear(head.config.hidden_size, head.config.draft_tokens, bias=False, device="meta")
+        output.weight = torch.nn.Parameter(output_rows[self._ids].to(embeddings.dtype), requires_grad=False)
+        self._logits = _packed(output)
         for name in ("join", "gate_up", "down"):
-            setattr(head, name, _PackedLinear(getattr(head, name).weight))
+            setattr(head, name, _packed(getattr(head, name)))
         self._states: dict[str, tuple[int, torch.Tensor]] = {}  # how many tokens it has seen, and its hidden state
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
@@ -147,21 +149,6 @@ class HeadDrafter:
         return drafts
 
 
-class _PackedLinear(torch.nn.Module):
-    """A matrix product whose weights are laid out once, for the CPU's bfloat16 units: half the time of a draft step.
-
-    Where torch lacks these kernels, and on other devices, it is the plain product.
-    """
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        super().__init__()
-        packs = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-        packs = packs and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS) if packs else None
-        self._weight = None if packs else weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._weight is not None:
-            return linear(x, self._weight)
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
-        return result
+def _packed(linear: torch.nn.Module) -> torch.nn.Module:
+    """Laid out once for the native kernels, where there are any: half the time of a draft step."""
+    return PackedLinear(linear) if isinstance(linear, torch.nn.Linear) and PackedLinear.supports(linear) else linear
