@@ -3,30 +3,34 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.access import Access
+from gateway.access import ADMIN, OWN, Access
 from gateway.config import Settings
-from gateway.keys import Keys
+from gateway.keys import Keys, Right
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.service import Inference
-from protos.serving import PUBLIC_MESSAGE_BYTES, Server
+from protos.serving import Server, stranger_options
+from protos.settings import is_loopback
 from protos.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+OTHER_FIELDS_BYTES = 64 << 10  # of a request, beside its prompt
+CALLS_PER_REQUEST = 2  # of one connection, for each live request: enough to be told that there are too many
 STOP_GRACE_S = 1.0  # for streams that outlived the drain to be told, and for the last words to the scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """`grpc` and `http`: the bound HOST:PORTs."""
+    """`grpc`, `http` and `admin`: the bound HOST:PORTs; `admin` is None without a port of its own."""
 
     grpc: str
     http: str
+    admin: str | None
     service: Inference
     link: Link
     server: Server
@@ -42,13 +46,9 @@ class Gateway:
 async def running(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway that serves until the block ends. Raises OSError if a port is taken."""
     metrics = Metrics()
-    server = Server(
-        [SERVICE],
-        PUBLIC_MESSAGE_BYTES,
-        settings.server_credentials(),
-        interceptors=[Access(Keys(settings.api_keys))] if settings.api_keys else [],
-        reflect=settings.reflection,
-    )
+    apart = settings.admin_port is not None or not is_loopback(settings.host)
+    server = make_server(settings, OWN if apart else {**ADMIN, **OWN})
+    admin = make_server(settings, ADMIN)
 
     async def on_ready(ready: bool) -> None:
         await server.set_ready(ready and not service.draining)
@@ -63,24 +63,42 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     )
     service = Inference(settings, link, metrics)
     metrics.live.set_function(lambda: len(link.feeds))
-    inference_pb2_grpc.add_InferenceServicer_to_server(service, server.grpc)
-    http_port = metrics.serve(settings.host, settings.http_port)
+    for port in (server, admin):
+        inference_pb2_grpc.add_InferenceServicer_to_server(service, port.grpc)
+    http_port = metrics.serve(settings.admin_host, settings.http_port, settings.metrics_tls)
     try:
         grpc_port = await server.start(settings.host, settings.grpc_port)
+        admin_at = None
+        if settings.admin_port is not None:
+            admin_at = f"{settings.admin_host}:{await admin.start(settings.admin_host, settings.admin_port)}"
         async with asyncio.TaskGroup() as tasks:  # a link that fails ends the gateway: its starter starts it again
             linking = tasks.create_task(link.run(), name="scheduler link")
             try:
-                yield Gateway(f"{settings.host}:{grpc_port}", f"{settings.host}:{http_port}", service, link, server)
+                http_at = f"{settings.admin_host}:{http_port}"
+                yield Gateway(f"{settings.host}:{grpc_port}", http_at, admin_at, service, link, server)
             finally:
-                await server.stop(STOP_GRACE_S)
+                await asyncio.gather(server.stop(STOP_GRACE_S), admin.stop(0))
                 await link.flush(STOP_GRACE_S)
                 linking.cancel()
     finally:
         metrics.stop()
 
 
+def make_server(settings: Settings, calls: Mapping[str, Right]) -> Server:
+    """A port of the public interface that serves `calls`."""
+    return Server(
+        [SERVICE],
+        settings.max_input_bytes + OTHER_FIELDS_BYTES,
+        settings.server_credentials(),
+        further_options=stranger_options(CALLS_PER_REQUEST * settings.max_requests),
+        max_calls=2 * CALLS_PER_REQUEST * settings.max_requests,
+        interceptors=[Access(Keys(settings.api_keys) if settings.api_keys else None, calls)],
+        reflect=settings.reflection,
+    )
+
+
 def write_ready_file(path: Path, gateway: Gateway) -> None:
     """Whole or not at all: whoever polls for the file never reads half of it."""
     draft = path.with_name(path.name + ".tmp")
-    draft.write_text(json.dumps({"grpc": gateway.grpc, "http": gateway.http}))
+    draft.write_text(json.dumps({"grpc": gateway.grpc, "http": gateway.http, "admin": gateway.admin}))
     os.replace(draft, path)

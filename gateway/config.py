@@ -8,8 +8,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from gateway.keys import Keys
-from protos.settings import ServiceSettings
-from protos.tls import Files
+from protos.settings import ServiceSettings, is_loopback
+from protos.tls import Files, Tls
 
 RETRY_AFTER_MS = 1000  # hint to a client that the gateway itself refuses
 
@@ -26,7 +26,11 @@ class Settings(ServiceSettings):
     )
 
     grpc_port: int = Field(50051, ge=0, le=65535, description="0: any")
-    http_port: int = Field(8080, ge=0, le=65535, description="of the Prometheus metrics; 0: any")
+    http_port: int = Field(8080, ge=0, le=65535, description="of the Prometheus metrics, on --admin-host; 0: any")
+    admin_host: str = Field("127.0.0.1", description="address of --admin-port and --http-port")
+    admin_port: int | None = Field(
+        None, ge=0, le=65535, description="serves what needs the right `admin`, no longer served on --grpc-port; 0: any"
+    )
     scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler")
     cert: Path | None = Field(None, description="PEM file: what clients are shown; default: --tls.cert")
     key: Path | None = Field(None, description="PEM file: the private key of --cert")
@@ -52,6 +56,18 @@ class Settings(ServiceSettings):
         if file is not None:
             Keys(file)
         return file
+
+    @model_validator(mode="after")
+    def _nobody_administers(self) -> Self:
+        if not (is_loopback(self.admin_host) or self.insecure or (self.tls and self.api_keys)):
+            problem = f"admin_host: {self.admin_host} can be reached from elsewhere"
+            raise ValueError(f"{problem}: set --api-keys, --tls.ca, --tls.cert and --tls.key, or --insecure")
+        return self
+
+    @property
+    def metrics_tls(self) -> Tls | None:
+        """HTTP knows no keys of ours: who reads metrics from elsewhere shows a certificate of the CA."""
+        return self.tls if self.tls and not is_loopback(self.admin_host) else None
 
     def lacks(self) -> str:
         """Clients are told apart by keys, which nobody else may read on their way."""

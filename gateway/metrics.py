@@ -1,8 +1,11 @@
 """What Prometheus sees of the gateway: vLLM's names with the prefix `laps_sd_`. Counts only; decides nothing."""
 
 import threading
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from protos.tls import Tls
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -36,10 +39,17 @@ class Metrics:
             "request_time_per_output_token_seconds", "(e2e - ttft) / (output tokens - 1)", _PER_TOKEN_S
         )
 
-    def serve(self, host: str, port: int) -> int:
-        """Serve /metrics from a thread; returns the bound port. Raises OSError if the port is taken."""
+    def serve(self, host: str, port: int, tls: Tls | None = None) -> int:
+        """Serve /metrics from a thread; returns the bound port. Raises OSError if the port is taken.
+
+        With `tls` to who shows a certificate of its CA; its files are read once.
+        """
+        secured: dict[str, Any] = {}
+        if tls is not None:
+            secured = {"certfile": str(tls.cert), "keyfile": str(tls.key), "client_cafile": str(tls.ca)}
+            secured["client_auth_required"] = True
         try:
-            self._server, _ = start_http_server(port, addr=host, registry=self.registry)
+            self._server, _ = start_http_server(port, addr=host, registry=self.registry, **secured)
         except OSError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error}") from error
         return int(self._server.server_port)

@@ -26,7 +26,7 @@ from protos.errors import (
     RequestError,
     UnknownRequest,
 )
-from protos.serving import abort
+from protos.serving import abort, trace
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 Request = TypeVar("Request")
@@ -44,8 +44,8 @@ def answers_errors(handler: Handler[Request, Response]) -> Handler[Request, Resp
             return await handler(self, request, context)
         except RequestError as error:
             answer = error
-        except Exception:
-            self.log.exception("unexpected", call=handler.__name__)
+        except Exception as error:
+            self.log.error("unexpected", call=handler.__name__, trace=trace(error))
             answer = Failed("internal error")
         await abort(context, answer)
         raise AssertionError("abort raises")

@@ -10,6 +10,7 @@ from protos.errors import BadInput
 from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
 
 ROLES = ("system", "user", "assistant")
+MAX_MESSAGES = 1024  # of a chat: each costs work, an empty one too
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
 DEFAULT_MAX_TOKENS = 256
@@ -64,7 +65,8 @@ async def encode_input(request: inference_pb2.GenerateRequest, model: TextModel,
     field = request.WhichOneof("input")
     if field is None:
         raise BadInput("input", "give either prompt or chat")
-    # As sent, not the contents alone: each message costs work, an empty one too.
+    if len(request.chat.messages) > MAX_MESSAGES:
+        raise BadInput("chat", f"{len(request.chat.messages)} messages; at most {MAX_MESSAGES}")
     size = len(request.prompt.encode()) if field == "prompt" else request.chat.ByteSize()
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")

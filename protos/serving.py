@@ -4,18 +4,21 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from protos.errors import RequestError
+from protos.errors import BadInput, RequestError
 
 PUBLIC_MESSAGE_BYTES = 4 << 20
+MAX_METADATA_BYTES = 16 << 10
 LOST_CANCEL_S = 0.2
 LINK_MESSAGE_BYTES = 64 << 20  # a ModelInfo carries a whole tokenizer
 
@@ -31,7 +34,7 @@ _KEEPALIVE: list[tuple[str, int]] = [
 
 
 def options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Channel and server options, equal on both ends."""
+    """Channel and server options, equal on both ends of a link."""
     return [
         *_KEEPALIVE,
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -44,6 +47,21 @@ def options(max_message_bytes: int) -> list[tuple[str, int]]:
         # ... and where it came back under another address, not after the resolver's default thirty seconds.
         ("grpc.dns_min_time_between_resolutions_ms", 500),
     ]
+
+
+def stranger_options(max_streams: int) -> dict[str, int]:
+    """Of a port that strangers reach: what one connection may cost is bounded before anything of it is parsed."""
+    return {
+        "grpc.max_send_message_length": PUBLIC_MESSAGE_BYTES,
+        "grpc.max_metadata_size": MAX_METADATA_BYTES,
+        "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES,
+        "grpc.max_concurrent_streams": max_streams,
+        "grpc.max_connection_idle_ms": 600_000,
+        "grpc.server_handshake_timeout_ms": 10_000,
+        # Our own clients ping every 20 s; one that pings more than every 5 s, with nothing to say, is sent away.
+        "grpc.http2.max_ping_strikes": 2,
+        "grpc.http2.min_ping_interval_without_data_ms": 5_000,
+    }
 
 
 def channel(
@@ -77,11 +95,16 @@ class Server:
         max_message_bytes: int,
         credentials: grpc.ServerCredentials | None = None,
         *,
+        further_options: Mapping[str, int] | None = None,
+        max_calls: int | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         reflect: bool = True,
     ) -> None:
         """Without credentials it is plaintext."""
-        self.grpc = grpc.aio.server(options=options(max_message_bytes), interceptors=interceptors)
+        chosen = {**dict(options(max_message_bytes)), **(further_options or {})}
+        self.grpc = grpc.aio.server(
+            options=list(chosen.items()), interceptors=(*interceptors, WellFormed()), maximum_concurrent_rpcs=max_calls
+        )
         self._services = tuple(services)
         self._credentials = credentials
         self._health = health.aio.HealthServicer()
@@ -116,9 +139,35 @@ class Server:
         await self.grpc.stop(grace_s)
 
 
+class WellFormed(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
+    """A request that is no message is bad input, not an UNKNOWN with a traceback. Streams are between peers."""
+
+    async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]
+        handler = await continuation(details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        kind = "unary_stream" if handler.response_streaming else "unary_unary"
+        parse, behaviour = handler.request_deserializer, getattr(handler, kind)
+
+        async def call(raw: bytes, context: Any) -> Any:
+            try:
+                request = parse(raw)
+            except DecodeError:
+                await abort(context, BadInput("request", "not a message of the interface"))
+            return await behaviour(request, context)
+
+        return handler._replace(request_deserializer=None, **{kind: call})
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> None:
     """End a call with the status of `error`. Never returns: grpc raises AbortError."""
     await context.abort(error.code, error.message, trailing_metadata=error.trailers)
+
+
+def trace(error: BaseException) -> list[str]:
+    """Where an error comes from, for a log: its kind and its frames. Not its words, which may be a client's text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [type(error).__name__, *(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)]
 
 
 def configure_logs(service: str, level: str = "info") -> structlog.stdlib.BoundLogger:

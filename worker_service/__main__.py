@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import structlog
 
-from protos.serving import PUBLIC_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
+from protos.serving import PUBLIC_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals, trace
 from protos.settings import read
 from protos.v1 import worker_link_pb2
 from worker_service.config import Settings
@@ -87,8 +87,8 @@ def main() -> None:
         asyncio.run(serve(settings))
     except (OSError, ModelError) as error:  # a taken port or a missing model is a sentence, not a traceback
         sys.exit(f"worker: {error}")
-    except Exception:  # of the model: whoever supervises starts another one, and the scheduler rebuilds the requests
-        structlog.get_logger().bind(service="worker").exception("failed")
+    except Exception as error:  # of the model: whoever supervises starts another one; the scheduler rebuilds requests
+        structlog.get_logger().bind(service="worker").error("failed", trace=trace(error))
         sys.exit(1)
 
 

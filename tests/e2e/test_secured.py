@@ -20,9 +20,9 @@ async def test_the_stack_answers_who_has_a_key_and_nobody_else(tiny_model: Path,
     key, line = new_key("acme", [Right.GENERATE, Right.ADMIN])
     (tmp_path / "keys").write_text(line)
     (tmp_path / "redis").mkdir()
-    with redis_server(tmp_path / "redis", "--aclfile", str(certs / "redis" / "users.acl")) as (_, socket):
+    with redis_server(tmp_path / "redis", "--aclfile", str(certs / "redis" / "users.acl")) as server:
         password = (certs / "scheduler" / "redis.password").read_text()
-        redis_url = f"unix://{REDIS_USER}@{socket.removeprefix('unix://')}?password={password}"
+        redis_url = f"unix://{REDIS_USER}@{server.url.removeprefix('unix://')}?password={password}"
         flags = ["--certs", str(certs), "--api-keys", str(tmp_path / "keys"), "--redis", redis_url]
         async with running_stack(tiny_model, tmp_path, *flags) as stack:
             ca = certs / "gateway" / "ca.crt"
