@@ -7,12 +7,13 @@ MODEL ?= smollm2-135m
 # Peers of bench-engine: NAME=PYTHON[:MODEL], docs/engine.md says how to make them.
 PEERS ?=
 
-.PHONY: demo test bench-engine bench-paper check lint types architecture protos protos-check env clean
+.PHONY: demo test test-engine bench-engine bench-paper check lint types architecture protos protos-check env clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
 	@echo "make test   all tests, against a real Redis and the real model"
+	@echo "make test-engine  two hundred prompts on the real model, against transformers (TIME minutes of two cores)"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
@@ -38,6 +39,10 @@ bench-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/laps-sd bench engine --model $(MODEL) --json docs/engine/bench.json $(if $(PEERS),--peer $(PEERS))
 	$(BIN)/python -m worker_service.bench.page
+
+test-engine: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m pytest -s tests/slow
 
 bench-paper: env
 	@mkdir -p docs/paper

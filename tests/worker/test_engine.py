@@ -1,15 +1,10 @@
 """How requests end in the engine, and what it does when memory or a request is bad."""
 
-from collections import Counter
-
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.worker.harness import Driver, Tiny
 from worker_service.engine.draft import Ask, Drafter, NgramDrafter
-from worker_service.engine.engine import Engine
 from worker_service.engine.profile import measure
 from worker_service.engine.types import Finish, Limits, Run, Sampling, Skip
 
@@ -207,44 +202,6 @@ def test_warm_up_measures_all_costs_and_leaves_nothing(tiny: Tiny) -> None:
     assert cost.verify_slope_s >= 0
     assert not engine.held()
     assert engine.free_blocks == engine.blocks
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_no_block_leaks_however_requests_come_wait_and_go(tiny: Tiny, data: st.DataObject) -> None:
-    engine = tiny.engine(blocks=12, block_tokens=4, host_blocks=8)  # for two or three of the six
-    names = [str(i) for i in range(6)]
-    random = data.draw(st.randoms(use_true_random=False))
-    for _ in range(400):
-        name = random.choice(names)
-        match random.choice(["admit", "step", "step", "step", "offload", "drop", "forget"]):
-            case "admit":
-                prompt = [random.choice([5, 6])] * random.randint(1, 30)  # texts often begin alike
-                engine.admit(name, 1, prompt, len(prompt), SAMPLED, Limits(max_tokens=8), random.choice("ab"))
-            case "step":
-                order = random.sample(names, len(names))
-                engine.step([Run(name, 3, 16) for name in order], slots=3)
-            case "offload":
-                engine.offload(name)
-            case "drop":
-                engine.drop(name)
-            case "forget":
-                engine.forget(name)
-        _check_accounts(engine)
-    for name in names:
-        engine.forget(name)
-    _check_accounts(engine)
-    assert engine.free_blocks == engine.blocks
-    assert engine._free_host_blocks == 8
-
-
-def _check_accounts(engine: Engine) -> None:
-    """Every block is free, or held as often as tables name it; of the host's memory each block is somebody's."""
-    requests = engine._requests.values()
-    named = Counter(block for request in requests for block in request.kv.table)
-    assert [named[block] for block in range(engine.blocks)] == engine._pool.references
-    assert engine.free_blocks == engine.blocks - len(named)
-    assert engine._free_host_blocks == 8 - sum(request.saved.blocks for request in requests if request.saved)
 
 
 def prefill_all(driver: Driver, name: str, prompt: list[int], salt: str = "") -> int:

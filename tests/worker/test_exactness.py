@@ -2,15 +2,18 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.worker.harness import Driver, Tiny
+from tests.worker.harness import Driver, Tiny, greedy_differences
 from worker_service.engine import sampling
 from worker_service.engine.draft import NgramDrafter, NoDrafter
 from worker_service.engine.engine import Engine
@@ -30,17 +33,8 @@ TEXTS = [
     "nobody",
     "jumps over the lazy dog. The quick brown fox jumps over the lazy dog. The quick",
 ]
+UNIFORM = sampling.uniform
 BLOCK_TOKENS = [8, 16]  # the native kernels take multiples of 16 only, so both ways to compute are tried
-CLEAR = 1e-3  # where the reference's two best logits are closer, float32 sums of another shape may choose the other
-
-
-def greedy_differences(tiny: Tiny, prompt: list[int], output: list[int]) -> list[int]:
-    """Positions at which the reference, given the same text before, clearly prefers another token."""
-    with torch.inference_mode():
-        logits = tiny.model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
-    best = logits.topk(2).values
-    clear = best[:, 0] - best[:, 1] > CLEAR
-    return [i for i, token in enumerate(output) if clear[i] and int(logits[i].argmax()) != token]
 
 
 @pytest.mark.parametrize("block_tokens", BLOCK_TOKENS)
@@ -52,7 +46,7 @@ def test_greedy_equals_generate_for_twelve_at_once_with_mixed_draft_lengths(tiny
     for i, text in enumerate(TEXTS):
         prompt, output = tiny.prompt(text), driver.outputs[str(i)]
         reference = tiny.model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)
-        assert output == reference[0, len(prompt) :].tolist() or not greedy_differences(tiny, prompt, output)
+        assert output == reference[0, len(prompt) :].tolist() or not greedy_differences(tiny.model, prompt, output)
     assert sum(row.accepted for row in driver.rows) > 50  # speculation took part
     assert any(0 < row.accepted < row.drafted for row in driver.rows)
 
@@ -64,96 +58,136 @@ SAMPLINGS = [
 ]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), sampling=st.sampled_from(SAMPLINGS), block_tokens=st.sampled_from(BLOCK_TOKENS))
+@pytest.fixture(scope="module")
+def undisturbed(tiny: Tiny) -> dict[Sampling, list[list[int]]]:
+    """The texts as they must be: transformers' own where the choice is greedy, else ours one by one without drafts."""
+
+    def output(text: str, sampling: Sampling) -> list[int]:
+        prompt = tiny.prompt(text)
+        if sampling.temperature == 0:
+            whole = tiny.model.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False)
+            return list(whole[0, len(prompt) :].tolist())
+        driver = Driver(tiny.engine(drafter=NoDrafter()))
+        driver.admit("r", prompt, Limits(max_tokens=30), sampling)
+        driver.finish_all()
+        return driver.outputs["r"]
+
+    return {sampling: [output(text, sampling) for text in TEXTS] for sampling in SAMPLINGS}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    random=st.randoms(use_true_random=False),
+    batch=st.integers(1, 16),
+    sampling=st.sampled_from(SAMPLINGS),
+    block_tokens=st.sampled_from(BLOCK_TOKENS),
+)
 def test_preemption_that_keeps_offloads_or_drops_and_replay_leave_the_output_unchanged(
-    tiny: Tiny, data: st.DataObject, sampling: Sampling, block_tokens: int
+    tiny: Tiny,
+    undisturbed: dict[Sampling, list[list[int]]],
+    random: Random,
+    batch: int,
+    sampling: Sampling,
+    block_tokens: int,
 ) -> None:
-    def admit_all(driver: Driver) -> Driver:
-        for i, text in enumerate(TEXTS[:5]):
-            driver.admit(str(i), tiny.prompt(text), Limits(max_tokens=30), sampling)
-        return driver
+    # Memory for a third of the batch, the host's for a sixth: both run out.
+    blocks = (16 * batch + 64) // block_tokens
+    driver = Driver(tiny.engine(block_tokens=block_tokens, blocks=blocks, host_blocks=blocks // 2))
+    for i in range(batch):  # from the thirteenth on texts are there twice: they share what they begin with
+        driver.admit(str(i), tiny.prompt(TEXTS[i % 12]), Limits(max_tokens=30), sampling)
+    driver.disturb(random, actions=40, slots=batch)
+    driver.finish_in_little_memory()
+    for i in range(batch):
+        output, expected = driver.outputs[str(i)], undisturbed[sampling][i % 12]
+        tie = sampling.temperature == 0 and not greedy_differences(tiny.model, tiny.prompt(TEXTS[i % 12]), output)
+        assert output == expected or tie
+    driver.forget_all()
 
-    undisturbed = admit_all(Driver(tiny.engine(drafter=NoDrafter())))
-    undisturbed.finish_all()
 
-    # Memory for two or three of the five, host memory for one: both run out.
-    engine = tiny.engine(block_tokens=block_tokens, blocks=160 // block_tokens, host_blocks=64 // block_tokens)
-    driver = admit_all(Driver(engine))
-    for _ in range(30):
-        chosen = data.draw(st.permutations(list(driver.admitted)))
-        match data.draw(st.sampled_from(["step", "step", "step", "offload", "drop", "replay"])):
-            case "step":
-                draft_len, prefill = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 9))
-                driver.step([Run(name, draft_len, prefill) for name in chosen], slots=2)
-            case "offload":
-                engine.offload(chosen[0])
-            case "drop":
-                engine.drop(chosen[0])
-            case "replay":
-                durable = data.draw(st.integers(0, len(driver.outputs[chosen[0]])))
-                driver.readmit(chosen[0], durable, placement=2)
-    while len(driver.finished) < len(driver.admitted):
-        # As the scheduler would: of those that wait for each other's memory all but one give theirs up.
-        first, *others = [name for name in driver.admitted if name not in driver.finished]
-        for name in others:
-            engine.offload(name)
-        while first not in driver.finished:
-            driver.step([Run(first, 3, 16)])
+SHAPES = [{}, {"temperature": 0.6}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.3, "top_k": 6, "top_p": 0.9}]
+PAIRS = 3000  # of each shape, with and without preemption: 60,000 draws in all
+ALPHA = 1e-3
+VOCAB = 8
+PROMPT = [3, 5, 3, 5, 3]
 
-    assert driver.outputs == undisturbed.outputs
-    for name in driver.admitted:
-        engine.forget(name)
-    assert engine.free_blocks == engine.blocks
+
+@pytest.mark.parametrize("preempted", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sampled_pairs_follow_the_exact_distribution(tiny: Tiny, shape: dict[str, float], preempted: bool) -> None:
+    sampling = Sampling(**({"temperature": 1.0} | shape))  # type: ignore[arg-type]
+    assert _pvalue(_sampled_pairs(tiny, sampling, preempted), _exact_pairs(sampling)) > ALPHA
+
+
+def _hotter(logits: torch.Tensor, own: Sampling) -> torch.Tensor:
+    return ((logits - logits.max()) / (own.temperature * 1.1)).exp()
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [{}, {"temperature": 0.6}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.3, "top_k": 6, "top_p": 0.9}],
-    ids=str,
+    ("name", "wrong"), [("weights", _hotter), ("uniform", lambda seed, position: UNIFORM(seed, 0))], ids=["hot", "tied"]
 )
-def test_sampled_pairs_follow_the_exact_distribution(tiny: Tiny, shape: dict[str, float]) -> None:
-    vocab, samples, prompt = 8, 3000, [3, 5, 3, 5, 3]
-    model = _vocabulary_of(vocab)
-    sampling = Sampling(**({"temperature": 1.0} | shape))  # type: ignore[arg-type]
-    expected = _exact_pairs(model, prompt, sampling)
+def test_a_sampler_that_is_a_little_wrong_is_found_out(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, name: str, wrong: Callable[..., object]
+) -> None:
+    """A temperature off by a tenth, and tokens that are right one by one but not independent."""
+    monkeypatch.setattr(sampling, name, wrong)
+    plain = Sampling(temperature=1.0)
+    assert _pvalue(_sampled_pairs(tiny, plain, preempted=False), _exact_pairs(plain)) < ALPHA
 
-    engine = Engine(model, tiny.tokenizer, eos_ids=frozenset(), context_tokens=64, blocks=1000, drafter=NgramDrafter())
+
+def _sampled_pairs(tiny: Tiny, own: Sampling, preempted: bool) -> Counter[tuple[int, ...]]:
+    """The first two tokens that PAIRS requests draw; each has a seed of its own."""
+    engine = Engine(
+        _model(),
+        tiny.tokenizer,
+        eos_ids=frozenset(),
+        context_tokens=64,
+        blocks=1000,
+        block_tokens=4,
+        host_blocks=100,
+        drafter=NgramDrafter(),
+    )
     counts: Counter[tuple[int, ...]] = Counter()
+    random, batch = Random(0), 250
     drafted = accepted = 0
-    for begin in range(0, samples, 500):
+    for begin in range(0, PAIRS, batch):
         driver = Driver(engine)
-        for seed in range(begin, begin + 500):
-            fields = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        for seed in range(begin, begin + batch):
             # A third token lets the second be drawn in a round with drafts; it is not counted.
-            driver.admit(str(seed), prompt, Limits(max_tokens=3), Sampling(**fields, seed=seed))  # type: ignore[arg-type]
-        while len(driver.finished) < 500:
-            driver.step((Run(name, 2, 8) for name in driver.admitted), slots=500)
+            driver.admit(str(seed), PROMPT, Limits(max_tokens=3), replace(own, seed=seed))
+        while live := driver.live:
+            if preempted:  # a third of them keep their KV and wait, a third of the others lose it before they run
+                random.shuffle(live)
+                live = live[len(live) // 3 :]
+                for name in live[: len(live) // 3]:
+                    random.choice([engine.offload, engine.drop])(name)
+            driver.step((Run(name, 2, 8) for name in live), slots=batch)
         counts.update(tuple(output[:2]) for output in driver.outputs.values())
         drafted += sum(row.drafted for row in driver.rows)
         accepted += sum(row.accepted for row in driver.rows)
-        for name in driver.admitted:
-            engine.forget(name)
-
-    assert drafted > samples / 10
+        driver.forget_all()
+    assert drafted > PAIRS / 10
     assert accepted
-    impossible = [pair for pair in counts if expected.get(pair, 0.0) == 0.0]
-    assert not impossible
-    # Pairs too rare for the approximation are pooled.
-    common = [pair for pair, p in expected.items() if p * samples >= 5]
+    return counts
+
+
+def _pvalue(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
+    """Of a chi-square test. Pairs too rare for the approximation are pooled."""
+    assert not [pair for pair in counts if expected[pair] == 0.0]
+    common = [pair for pair, p in expected.items() if p * PAIRS >= 5]
     rest = 1 - sum(expected[pair] for pair in common)
-    observed = [counts[pair] for pair in common] + [samples - sum(counts[pair] for pair in common)]
-    wanted = [expected[pair] * samples for pair in common] + [rest * samples]
-    if rest * samples < 1e-6:
+    observed = [counts[pair] for pair in common] + [PAIRS - sum(counts[pair] for pair in common)]
+    wanted = [expected[pair] * PAIRS for pair in common] + [rest * PAIRS]
+    if rest * PAIRS < 1e-6:
         observed, wanted = observed[:-1], wanted[:-1]
-    assert chisquare(observed, [w * sum(observed) / sum(wanted) for w in wanted]).pvalue > 1e-3
+    return float(chisquare(observed, [w * sum(observed) / sum(wanted) for w in wanted]).pvalue)
 
 
-def _vocabulary_of(vocab: int) -> LlamaForCausalLM:
+def _model() -> LlamaForCausalLM:
+    """Tiny, of VOCAB tokens."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         config = LlamaConfig(
-            vocab_size=vocab,
+            vocab_size=VOCAB,
             hidden_size=32,
             intermediate_size=32,
             num_hidden_layers=2,
@@ -164,29 +198,29 @@ def _vocabulary_of(vocab: int) -> LlamaForCausalLM:
         return LlamaForCausalLM(config).eval()
 
 
-def _exact_pairs(model: LlamaForCausalLM, prompt: list[int], sampling: Sampling) -> dict[tuple[int, ...], float]:
+def _exact_pairs(own: Sampling) -> dict[tuple[int, ...], float]:
     """p(a) * p(b | a) of every pair, with the textbook filters written plainly, token by token."""
-    vocab = model.config.vocab_size
+    model = _model()
 
     def next_token(tokens: list[int]) -> list[float]:
         with torch.inference_mode():
-            logits = model(torch.tensor([tokens])).logits[0, -1].double() / sampling.temperature
+            logits = model(torch.tensor([tokens])).logits[0, -1].double() / own.temperature
         p = logits.softmax(-1).tolist()
-        order = sorted(range(vocab), key=lambda token: -p[token])
-        kept = order[: sampling.top_k or vocab]
+        order = sorted(range(VOCAB), key=lambda token: -p[token])
+        kept = order[: own.top_k or VOCAB]
         mass = sum(p[token] for token in kept)
         nucleus, total = [], 0.0
         for token in kept:
-            if total >= sampling.top_p:
+            if total >= own.top_p:
                 break
             nucleus.append(token)
             total += p[token] / mass
         norm = sum(p[token] for token in nucleus)
-        return [p[token] / norm if token in nucleus else 0.0 for token in range(vocab)]
+        return [p[token] / norm if token in nucleus else 0.0 for token in range(VOCAB)]
 
-    first = next_token(prompt)
-    then = {a: next_token([*prompt, a]) for a in range(vocab)}
-    return {(a, b): first[a] * then[a][b] for a, b in itertools.product(range(vocab), repeat=2)}
+    first = next_token(PROMPT)
+    then = {a: next_token([*PROMPT, a]) for a in range(VOCAB)}
+    return {(a, b): first[a] * then[a][b] for a, b in itertools.product(range(VOCAB), repeat=2)}
 
 
 def test_uniforms_are_splitmix64() -> None:

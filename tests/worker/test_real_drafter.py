@@ -1,23 +1,19 @@
-"""The head that comes with LAPS-SD, on the real model: it is right often enough, and the text stays the target's."""
+"""The head that comes with LAPS-SD, on the real model: it is right often enough, and twelve texts stay the target's."""
+
+from random import Random
 
 import pytest
-import torch
 
-from tests.worker.harness import Driver
+from tests.prompts import two_hundred
+from tests.worker.harness import Driver, greedy_differences
 from worker_service.drafters import make_drafter
 from worker_service.engine.draft import FirstOf
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import Limits
+from worker_service.engine.types import Finish, Limits
 from worker_service.models import load
 from worker_service.pull import pull
 
-QUESTIONS = [
-    "Write a Python function that returns the n-th Fibonacci number.",
-    "A shop sells 12 apples a day. How many apples does it sell in a week? Think step by step.",
-    "What are the benefits of reading books?",
-]
-TOKENS = 64
-CLEAR = 1e-3  # closer than this, the two best logits may swap places in float32 sums of another shape
+TOKENS = 40
 
 
 @pytest.mark.model
@@ -30,25 +26,23 @@ def test_the_bundled_head_is_often_right_and_changes_nothing() -> None:
         target.model,
         target.tokenizer,
         eos_ids=target.eos_ids,
-        context_tokens=512,
-        blocks=64,
+        context_tokens=1024,
+        blocks=80,  # of the longest prompts not all fit
         block_tokens=16,
+        host_blocks=40,
         drafter=drafter,
     )
     driver = Driver(engine)
-    for question in QUESTIONS:
-        messages = [{"role": "user", "content": question}]
+    for prompt in two_hundred()[::17]:
+        messages = [{"role": "user", "content": prompt}]
         text = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        prompt = target.tokenizer(text, add_special_tokens=False).input_ids
-        driver.admit(question, prompt, Limits(max_tokens=TOKENS))
-    driver.finish_all(draft_len=lambda n: n % 6, prefill_tokens=512)
-    for question in QUESTIONS:
-        prompt, output = driver.admitted[question][0], driver.outputs[question]
-        with torch.inference_mode():
-            logits = reference(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
-        best = logits.topk(2).values
-        clear = best[:, 0] - best[:, 1] > CLEAR
-        chosen = logits.argmax(-1)
-        assert [t for t, c in zip(output, clear.tolist(), strict=True) if c] == chosen[clear].tolist()
+        driver.admit(prompt, target.tokenizer(text, add_special_tokens=False).input_ids, Limits(max_tokens=TOKENS))
+    assert len(driver.admitted) == 12
+    driver.disturb(Random(3), actions=40, slots=12)
+    assert all(driver.preempted[kind] for kind in ("keep", "offload", "drop"))
+    driver.finish_in_little_memory()
+    for name, (prompt, _, _) in driver.admitted.items():
+        assert not greedy_differences(reference, prompt, driver.outputs[name]), name
+        assert len(driver.outputs[name]) == TOKENS or driver.finished[name] is Finish.STOP
     drafted, accepted = (sum(getattr(row, name) for row in driver.rows) for name in ("drafted", "accepted"))
     assert accepted > 0.4 * drafted > 30
