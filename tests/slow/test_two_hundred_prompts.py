@@ -12,6 +12,7 @@ from worker_service.drafters import make_drafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Limits
 from worker_service.models import load
+from worker_service.prompts import encode
 from worker_service.pull import pull
 
 BATCHES = [*range(1, 17), 16, 16, 16, 16]  # two hundred
@@ -43,10 +44,7 @@ def test_greedy_text_is_that_of_generate_however_it_is_batched_drafted_and_preem
     for batch in BATCHES:
         driver = Driver(engine)
         for prompt in [prompts.pop() for _ in range(batch)]:
-            messages = [{"role": "user", "content": prompt}]
-            text = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            ids = target.tokenizer(text, add_special_tokens=False).input_ids
-            driver.admit(prompt, ids, Limits(max_tokens=TOKENS))
+            driver.admit(prompt, encode(target.tokenizer, prompt), Limits(max_tokens=TOKENS))
         driver.disturb(random, actions=50, slots=batch)
         driver.finish_in_little_memory()
         for name, (ids, _, _) in driver.admitted.items():

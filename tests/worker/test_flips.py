@@ -3,7 +3,7 @@
 import pytest
 
 from tests.worker.harness import Tiny
-from worker_service.flips import DTYPES, SHAPES, Flips, measure
+from worker_service.bench.flips import DTYPES, SHAPES, Flips, measure
 
 PROMPTS = ["The quick brown fox", "Once upon a time", "A queue"]
 

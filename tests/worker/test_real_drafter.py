@@ -11,6 +11,7 @@ from worker_service.engine.draft import FirstOf
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Finish, Limits
 from worker_service.models import load
+from worker_service.prompts import encode
 from worker_service.pull import pull
 
 TOKENS = 40
@@ -35,9 +36,7 @@ def test_the_bundled_head_is_often_right_and_changes_nothing() -> None:
     )
     driver = Driver(engine)
     for prompt in two_hundred()[::17]:
-        messages = [{"role": "user", "content": prompt}]
-        text = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        driver.admit(prompt, target.tokenizer(text, add_special_tokens=False).input_ids, Limits(max_tokens=TOKENS))
+        driver.admit(prompt, encode(target.tokenizer, prompt), Limits(max_tokens=TOKENS))
     assert len(driver.admitted) == 12
     driver.disturb(Random(3), actions=40, slots=12)
     assert all(driver.preempted[kind] for kind in ("keep", "offload", "drop"))

@@ -1,4 +1,4 @@
-"""`python -m worker_service.flips`: how many tokens' greedy choice depends on the batch's shape. It serves nothing.
+"""`python -m worker_service.bench.flips`: how many greedy choices depend on the shape of the batch. It serves nothing.
 
 Sums in floating point depend on the shape of what is computed together. The model's own greedy text is computed again,
 token for token the same, in other batches and with several tokens a pass, as verification does; a flip is a position
@@ -18,15 +18,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from worker_service.distill.data import PromptError, read_prompts
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.target import Segment, Target
 from worker_service.models import load
+from worker_service.prompts import PromptError, encode, read_prompts
 from worker_service.pull import ModelError, resolve
 
 CLEAR = 1e-3  # of logits; where the reference's two best are closer, either token counts as right
 DTYPES = ("float32", "bfloat16")
 _BLOCK_TOKENS = 64
+_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
 class Shape(NamedTuple):
@@ -65,7 +66,7 @@ def measure(folder: str, prompts: Iterable[str], *, tokens: int, device: str = "
         target = Target(loaded.model)
         pool = target.new_pool(max(s.batch for s in SHAPES) * -(-loaded.context_tokens // _BLOCK_TOKENS), _BLOCK_TOKENS)
         if not texts:
-            ids = [_chat(loaded.tokenizer, prompt)[: loaded.context_tokens - tokens] for prompt in prompts]
+            ids = [encode(loaded.tokenizer, prompt)[: loaded.context_tokens - tokens] for prompt in prompts]
             texts = [Text(prompt, _greedy(target, pool, prompt, tokens)) for prompt in ids]
             expected = _expected(load(folder, device, "float32").model, texts)
         alone: list[int] = []
@@ -75,12 +76,6 @@ def measure(folder: str, prompts: Iterable[str], *, tokens: int, device: str = "
             other = [clear for token, (best, clear) in zip(chosen, expected, strict=True) if token != best]
             flips = sum(a != b for a, b in zip(chosen, alone, strict=True))
             yield Flips(dtype, *shape, len(chosen), flips, len(other), sum(other))
-
-
-def _chat(tokenizer: Any, prompt: str) -> list[int]:
-    messages = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def _groups(texts: Sequence[Text], size: int) -> Iterator[Sequence[Text]]:
@@ -144,9 +139,9 @@ def _print(rows: Sequence[Flips]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m worker_service.flips", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m worker_service.bench.flips", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSON Lines with a `prompt` in each row")
+    parser.add_argument("--prompts", type=Path, nargs="+", default=[_PROMPTS], help="JSON Lines with a `prompt` a row")
     parser.add_argument("--texts", type=int, default=48, help="how many of the prompts are answered")
     parser.add_argument("--tokens", type=int, default=100, help="of each answer")
     parser.add_argument("--device", default="auto")
