@@ -16,25 +16,65 @@ class Batch:
     rounds: list[types_pb2.Round] = field(default_factory=list)
     ending: gateway_link_pb2.Ending | None = None
 
+    def skip(self, offset: int) -> list[int]:
+        """Cut off what lies before output token `offset`, and return those tokens. A round that is cut stays one."""
+        if offset <= self.start:
+            return []
+        skipped = self.tokens[: offset - self.start]
+        self.start += len(skipped)
+        self.tokens = self.tokens[len(skipped) :]
+        left = len(self.tokens)
+        for number in range(len(self.rounds) - 1, -1, -1):
+            if left <= 0:
+                self.rounds = self.rounds[number + 1 :]
+                break
+            self.rounds[number].tokens = min(self.rounds[number].tokens, left)
+            left -= self.rounds[number].tokens
+        return skipped
+
+
+_FOLLOWING = -1
+
 
 class Feed:
     """Deltas in, batches out. While the client is slow they grow into one batch: memory is bounded by max_tokens."""
 
-    def __init__(self, submit: gateway_link_pb2.Submit) -> None:
+    def __init__(self, submit: gateway_link_pb2.Submit, *, follows: bool = False, accepted: bool = False) -> None:
+        """`follows`: a follow from the first token is under way, of a request that was there before."""
         self.submit = submit
-        self.accepted = False
+        self.accepted = accepted
+        self.abandoned = False  # nobody takes from it; it only waits to be acknowledged
         self.cancelled = False
         self.ended = False
         self.resumed = False  # it outlived a connection
         self.received = 0  # output tokens so far: the offset to follow from
         self._batch = Batch(0)
-        self._gap_end: int | None = None  # set: a gap was seen and a follow from `received` is under way
+        # Set: a follow from `received` is under way; what came meanwhile, without what is to fill the gap, ends there.
+        self._gap_end: int | None = _FOLLOWING if follows else None
         self._error: RequestError | None = None
         self._wake = asyncio.Event()
+        self._decided = asyncio.Event()  # accepted, or failed
+        if accepted:
+            self._decided.set()
 
     @property
     def request_id(self) -> str:
         return self.submit.request_id
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def accept(self) -> None:
+        self.accepted = True
+        self._decided.set()
+
+    async def until_accepted(self) -> None:
+        """Returns once the request is durable. Raises RequestError if it never will be."""
+        await self._decided.wait()
+        if not self.accepted:
+            assert self._error is not None
+            raise self._error
 
     def put(self, delta: gateway_link_pb2.Delta) -> bool:
         """Take a delta in; what was seen before is cut off. Returns False on a gap: then follow from `received`.
@@ -61,7 +101,7 @@ class Feed:
         if self._gap_end is None:
             self._gap_end = end
             return False
-        if start == self._gap_end:
+        if self._gap_end in (start, _FOLLOWING):
             self._gap_end = end
         else:
             self.fail(Lost(f"output tokens {self.received} to {start} are missing"))
@@ -75,6 +115,7 @@ class Feed:
     def fail(self, error: RequestError) -> None:
         """End the feed: what is already here is still taken first."""
         self._error = self._error or error
+        self._decided.set()
         self._wake.set()
 
     async def take(self) -> Batch:

@@ -12,7 +12,8 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponen
 from gateway.config import RETRY_AFTER_MS
 from gateway.feed import Feed
 from gateway.text import TextModel
-from protos.errors import Lost, NotServing, RequestError, UnknownRequest, from_code
+from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest, from_code
+from protos.idempotence import content
 from protos.serving import Stream, channel, first_of
 from protos.tls import Tls
 from protos.v1 import gateway_link_pb2, gateway_link_pb2_grpc, inference_pb2, types_pb2
@@ -45,7 +46,8 @@ class Link:
     ) -> None:
         self.ready = False
         self.model: TextModel | None = None
-        self.feeds: dict[str, Feed] = {}  # live requests, those included whose cancel is on its way
+        # Of live requests, those included whose cancel is on its way; several for one that was joined or resumed here.
+        self.feeds: dict[str, list[Feed]] = {}
         self._target = target
         self._queue_size = QUEUE_PER_REQUEST * max_requests
         self._reconnect_timeout_s = reconnect_timeout_s
@@ -62,11 +64,31 @@ class Link:
     # What the service does with it.
 
     def submit(self, submit: gateway_link_pb2.Submit) -> Feed:
-        """Send a request and register its feed. Raises NotServing while there is no connection."""
+        """Send a request and register its feed; one of the same id and content that is live here is joined.
+
+        Raises NotServing while there is no connection, DuplicateRequest.
+        """
+        if (live := self.feeds.get(submit.request_id)) is None:
+            feed = self._register(Feed(submit))
+            self._send(gateway_link_pb2.FromGateway(submit=submit))
+            return feed
+        if content(live[0].submit) != content(submit):
+            raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")
+        return self._join(Feed(live[0].submit, follows=True))
+
+    def follow(self, submit: gateway_link_pb2.Submit) -> Feed:
+        """A further feed of a request that the scheduler has, from its first token. Raises NotServing."""
+        return self._join(Feed(submit, follows=True, accepted=True))
+
+    def _join(self, feed: Feed) -> Feed:
+        self._register(feed)
+        self._follow(feed)
+        return feed
+
+    def _register(self, feed: Feed) -> Feed:
         if self._upward is None:
             raise NotServing("the scheduler cannot be reached", retry_after_ms=RETRY_AFTER_MS)
-        feed = self.feeds[submit.request_id] = Feed(submit)
-        self._send(gateway_link_pb2.FromGateway(submit=submit))
+        self.feeds.setdefault(feed.request_id, []).append(feed)
         return feed
 
     def cancel(self, request_id: str) -> None:
@@ -74,20 +96,39 @@ class Link:
 
         Raises NotServing if that cannot be promised: not live here, and no connection.
         """
-        if (feed := self.feeds.get(request_id)) is not None:
-            feed.cancelled = True
+        if (feeds := self.feeds.get(request_id)) is not None:
+            for feed in feeds:
+                feed.cancelled = True
         elif self._upward is None:
             raise NotServing("the scheduler cannot be reached", retry_after_ms=RETRY_AFTER_MS)
         self._send(gateway_link_pb2.FromGateway(cancel=gateway_link_pb2.Cancel(request_id=request_id)))
 
-    def detach(self, request_id: str) -> None:
-        """Nobody listens any more; the request runs on."""
-        self.feeds.pop(request_id, None)
+    def leave(self, feed: Feed) -> None:
+        """Its stream is over. Work that nobody here waits for any more is ended, unless it was to run on."""
+        feeds = self.feeds.get(feed.request_id, [])
+        if feed not in feeds:
+            return  # it ended
+        if len(feeds) > 1:
+            self._remove(feed)
+        elif feed.submit.on_disconnect != types_pb2.ON_DISCONNECT_DETACH:
+            self.cancel(feed.request_id)
+        elif feed.accepted or feed.failed:
+            self._remove(feed)
+        else:
+            feed.abandoned = True  # until it is acknowledged: a connection that breaks now must not lose it
+
+    def _remove(self, feed: Feed) -> None:
+        self.feeds[feed.request_id].remove(feed)
+        if not self.feeds[feed.request_id]:
+            del self.feeds[feed.request_id]
 
     def fail_all(self, error: RequestError) -> None:
         """Tell every live request's stream, not the scheduler."""
-        for feed in self.feeds.values():
+        for feed in self._every_feed():
             feed.fail(error)
+
+    def _every_feed(self) -> list[Feed]:
+        return [feed for feeds in self.feeds.values() for feed in feeds]
 
     async def flush(self, timeout_s: float) -> None:
         """Return when all has been sent, or after `timeout_s`."""
@@ -97,6 +138,11 @@ class Link:
 
     async def get_request(self, request: inference_pb2.GetRequestRequest) -> types_pb2.RequestStatus:
         return await self._ask(self._stub.GetRequest(request, timeout=self._rpc_timeout_s))
+
+    async def submission(self, request_id: str) -> gateway_link_pb2.Submit:
+        """As some gateway sent it, but for its deadline. Raises UnknownRequest, NotServing."""
+        request = inference_pb2.GetRequestRequest(request_id=request_id)
+        return await self._ask(self._stub.GetSubmission(request, timeout=self._rpc_timeout_s))
 
     async def stats(self, request: inference_pb2.StatsRequest) -> types_pb2.ServerStats:
         return await self._ask(self._stub.Stats(request, timeout=self._rpc_timeout_s))
@@ -160,7 +206,7 @@ class Link:
             self._give_up.cancel()
             self._give_up = None
         self._patient_until = asyncio.get_running_loop().time() + self._reconnect_timeout_s
-        for feed in list(self.feeds.values()):
+        for feed in self._every_feed():
             self._resume(feed)
 
     async def _disconnected(self) -> None:
@@ -177,7 +223,7 @@ class Link:
 
     def _resume(self, feed: Feed) -> None:
         """Say again what the scheduler may not know: an unacknowledged submission, else where to go on from."""
-        if self.feeds.get(feed.request_id) is not feed:
+        if feed not in self.feeds.get(feed.request_id, []):
             return
         feed.on_new_link()
         if feed.accepted:
@@ -207,22 +253,26 @@ class Link:
         if message.HasField("serving"):
             await self._serve(message.serving)
         for request_id in message.accepted:
-            if (feed := self.feeds.get(request_id)) is not None:
-                feed.accepted = True
+            for feed in self.feeds.get(request_id, []).copy():
+                feed.accept()
+                if feed.abandoned:
+                    self._remove(feed)
         for refusal in message.refusals:
-            self._refuse(refusal)
+            for feed in self.feeds.get(refusal.request_id, []).copy():
+                self._refuse(feed, refusal)
         for delta in message.deltas:
-            if (feed := self.feeds.get(delta.request_id)) is not None:
-                feed.accepted = True  # only what is durable is relayed
-                if not feed.put(delta):
-                    self._log.warning("delta_gap", request_id=delta.request_id, at=feed.received, got=delta.start)
-                    self._follow(feed)
-                if feed.ended:
-                    del self.feeds[delta.request_id]
+            for feed in self.feeds.get(delta.request_id, []).copy():
+                self._put(feed, delta)
 
-    def _refuse(self, refusal: gateway_link_pb2.Refusal) -> None:
-        if (feed := self.feeds.get(refusal.request_id)) is None:
-            return
+    def _put(self, feed: Feed, delta: gateway_link_pb2.Delta) -> None:
+        feed.accept()  # only what is durable is relayed
+        if not feed.put(delta):
+            self._log.warning("delta_gap", request_id=delta.request_id, at=feed.received, got=delta.start)
+            self._follow(feed)
+        if feed.ended:
+            self._remove(feed)
+
+    def _refuse(self, feed: Feed, refusal: gateway_link_pb2.Refusal) -> None:
         error = from_code(refusal.code, refusal.message, refusal.retry_after_ms)
         loop = asyncio.get_running_loop()
         if feed.resumed and isinstance(error, NotServing) and loop.time() < self._patient_until:
@@ -231,7 +281,7 @@ class Link:
         else:
             if feed.accepted and isinstance(error, UnknownRequest):
                 error = Lost(f"the scheduler no longer knows the request: {error.message}")
-            del self.feeds[refusal.request_id]
+            self._remove(feed)
             feed.fail(error)
 
     async def _serve(self, serving: gateway_link_pb2.Serving) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -16,6 +17,7 @@ from gateway.config import RETRY_AFTER_MS, Settings
 from gateway.feed import Feed
 from gateway.link import Link
 from gateway.metrics import Metrics
+from gateway.text import TextModel
 from protos.errors import (
     REQUEST_ID_KEY,
     BadInput,
@@ -79,17 +81,45 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             return False
         return True
 
-    # A coroutine that writes, and no async generator: grpc.aio cancels it as soon as the client hangs up, even while a
+    # Coroutines that write, and no async generators: grpc.aio cancels them as soon as the client hangs up, even while a
     # write waits for a slow reader.
     @answers_errors
     async def Generate(  # type: ignore[override] # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
+        async with self._stream():
+            model = self._model(ready=True)
+            timeout_s = self._timeout_s(context)
+            submit = await validate.submission(
+                request,
+                model,
+                tenant=caller.get().tenant,
+                timeout_s=timeout_s,
+                max_input_bytes=self._settings.max_input_bytes,
+            )
+            await self._answer(self._link.submit(submit), model, context, timeout_s)
+
+    @answers_errors
+    async def Resume(  # type: ignore[override] # noqa: N802
+        self, request: inference_pb2.ResumeRequest, context: Context
+    ) -> None:
+        async with self._stream():
+            model = self._model()
+            submit = await self._link.submission(_required_id(request.request_id))
+            _own(request.request_id, submit.tenant)
+            await self._answer(self._link.follow(submit), model, context, self._timeout_s(context), request.offset)
+
+    @asynccontextmanager
+    async def _stream(self) -> AsyncIterator[None]:
+        """Counts it, while it runs and how it ended. Raises QueueFull."""
         self._running += 1
         self._idle.clear()
         status = grpc.StatusCode.CANCELLED
         try:
-            await self._generate(request, context)
+            if max(self._running, len(self._link.feeds) + 1) > self._settings.max_requests:
+                problem = f"{self._settings.max_requests} live requests at this gateway"
+                raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
+            yield
             status = grpc.StatusCode.OK
         except RequestError as error:
             status = error.code
@@ -100,34 +130,43 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             if not self._running:
                 self._idle.set()
 
-    async def _generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
-        answer = Answer()
-        settings, model = self._settings, self._link.model
-        if self.draining or not self._link.ready or model is None:
+    def _model(self, *, ready: bool = False) -> TextModel:
+        """`ready`: a worker must serve. Raises NotServing."""
+        model = self._link.model
+        if self.draining or model is None or (ready and not self._link.ready):
             raise NotServing("draining" if self.draining else "no warmed worker", retry_after_ms=RETRY_AFTER_MS)
-        if max(self._running, len(self._link.feeds) + 1) > settings.max_requests:
-            problem = f"{settings.max_requests} live requests at this gateway"
-            raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
+        return model
+
+    def _timeout_s(self, context: Context) -> float:
         remaining_s = context.time_remaining()  # None: the call has no deadline
-        timeout_s = settings.request_timeout_s if remaining_s is None else min(remaining_s, settings.request_timeout_s)
-        submit = await validate.submission(
-            request,
-            model,
-            tenant=caller.get().tenant,
-            timeout_s=timeout_s,
-            max_input_bytes=settings.max_input_bytes,
-        )
+        most_s = self._settings.request_timeout_s
+        return most_s if remaining_s is None else min(remaining_s, most_s)
+
+    async def _answer(self, feed: Feed, model: TextModel, context: Context, timeout_s: float, offset: int = 0) -> None:
+        """Write the stream from token `offset` on. The text before it is made as well: the rest depends on it."""
+        answer, submit = Answer(), feed.submit
         prompt_tokens = len(submit.prompt)
-        feed = self._link.submit(submit)
         log = self.log.bind(request_id=feed.request_id)
-        log.info("submitted", tenant=submit.tenant, prompt_tokens=prompt_tokens, max_tokens=submit.limits.max_tokens)
+        log.info(
+            "streaming",
+            tenant=submit.tenant,
+            prompt_tokens=prompt_tokens,
+            max_tokens=submit.limits.max_tokens,
+            offset=offset,
+        )
         try:
             async with asyncio.timeout(timeout_s):
+                await feed.until_accepted()
                 await context.send_initial_metadata(((REQUEST_ID_KEY, feed.request_id),))
                 detokenizer = model.detokenizer(submit.limits.stop, submit.limits.min_tokens)
                 while answer.ending is None:
                     batch = await feed.take()
                     answer.add(batch)
+                    detokenizer.push(batch.skip(offset))
+                    if not batch.tokens and batch.ending is None:
+                        continue
+                    if batch.start < offset:
+                        raise BadInput("offset", f"{offset} is beyond the end of the answer, {batch.start} tokens")
                     chunk = inference_pb2.GenerateResponse(
                         request_id=feed.request_id,
                         text=detokenizer.push(batch.tokens),
@@ -142,18 +181,9 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         except TimeoutError:
             raise DeadlinePassed(f"not finished within {timeout_s:g} s") from None
         finally:
-            self._leave(feed)
+            self._link.leave(feed)
             log.info("ended", **answer.summary())
         self._count(answer, prompt_tokens)
-
-    def _leave(self, feed: Feed) -> None:
-        """However the stream ended: work that nobody waits for any more is ended, unless it was to run on."""
-        if self._link.feeds.get(feed.request_id) is not feed:
-            return
-        if feed.submit.on_disconnect == types_pb2.ON_DISCONNECT_DETACH:
-            self._link.detach(feed.request_id)
-        else:
-            self._link.cancel(feed.request_id)
 
     def _count(self, answer: Answer, prompt_tokens: int) -> None:
         metrics, final = self._metrics, answer.final(prompt_tokens)
@@ -176,8 +206,8 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     async def Cancel(  # noqa: N802
         self, request: inference_pb2.CancelRequest, context: Context
     ) -> inference_pb2.CancelResponse:
-        if (feed := self._link.feeds.get(_required_id(request.request_id))) is not None:
-            _own(request.request_id, feed.submit.tenant)
+        if (feeds := self._link.feeds.get(_required_id(request.request_id))) is not None:
+            _own(request.request_id, feeds[0].submit.tenant)
         else:
             status = await self._link.get_request(inference_pb2.GetRequestRequest(request_id=request.request_id))
             _own(request.request_id, status.tenant)

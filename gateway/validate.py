@@ -1,7 +1,8 @@
 """What a request must be: every field checked, every refusal a BadInput that names the field. Sends nothing."""
 
 import asyncio
-import secrets
+import hashlib
+import re
 import time
 import uuid
 
@@ -14,6 +15,7 @@ MAX_MESSAGES = 1024  # of a chat: each costs work, an empty one too
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
 DEFAULT_MAX_TOKENS = 256
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 THREAD_ABOVE_BYTES = 4096  # smaller inputs take less than a millisecond or two of the event loop
 
 
@@ -23,10 +25,11 @@ async def submission(
     """What the scheduler gets for a request that may live `timeout_s` seconds. Raises BadInput."""
     check_fields(request, model.vocab_size)
     prompt = await encode_input(request, model, max_input_bytes)
+    request_id = request.request_id or uuid.uuid4().hex
     submit = gateway_link_pb2.Submit(
-        request_id=uuid.uuid4().hex,
+        request_id=request_id,
         prompt=prompt,
-        sampling=sampling(request),
+        sampling=sampling(request, request_id),
         limits=limits(request, len(prompt), model.context_tokens),
         tenant=tenant,
         deadline_unix_ms=int((time.time() + timeout_s) * 1000),
@@ -40,6 +43,8 @@ async def submission(
 
 def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
     """All that can be told without the prompt's tokens. Comparisons are written so that NaN fails them."""
+    if request.request_id and not REQUEST_ID.fullmatch(request.request_id):
+        raise BadInput("request_id", "must have 1 to 128 characters: letters, digits and . _ : -")
     if request.HasField("temperature") and not 0 <= request.temperature <= 2:
         raise BadInput("temperature", f"must be in [0, 2], not {request.temperature:g}")
     if request.HasField("top_p") and not 0 < request.top_p <= 1:
@@ -118,10 +123,12 @@ def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_t
     )
 
 
-def sampling(request: inference_pb2.GenerateRequest) -> types_pb2.Sampling:
+def sampling(request: inference_pb2.GenerateRequest, request_id: str) -> types_pb2.Sampling:
+    """Without a seed of its own a request has one that follows from its id: sent again, it is the same request."""
+    drawn = int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest()) >> 1
     return types_pb2.Sampling(
         temperature=request.temperature,
         top_p=request.top_p if request.HasField("top_p") else 1.0,
         top_k=request.top_k,
-        seed=request.seed if request.HasField("seed") else secrets.randbits(63),
+        seed=request.seed if request.HasField("seed") else drawn,
     )

@@ -6,7 +6,7 @@ from laps_sd import bench
 from laps_sd.certs import certs
 from laps_sd.demo import demo
 from laps_sd.distill import distill
-from laps_sd.generate import generate
+from laps_sd.generate import generate, resume
 from laps_sd.key import key
 from laps_sd.simulate import simulate
 from laps_sd.up import pull, up
@@ -20,6 +20,7 @@ def laps_sd() -> None:
 
 
 app.command()(generate)
+app.command()(resume)
 app.command()(pull)
 app.command()(up)
 app.command()(demo)

@@ -1,6 +1,8 @@
-"""A small asyncio client of `laps_sd.v1.Inference`. No retries, and no opinion on what is printed."""
+"""A small asyncio client of `laps_sd.v1.Inference`. Only what may run on without us is tried again."""
 
+import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 SERVICE = "laps_sd.v1.Inference"
 UNARY_TIMEOUT_S = 10.0
 HTTPS = "https://"
+RESUME_S = 30.0  # how long a detached request's stream is looked for again
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,28 +109,40 @@ class Client:
     """
 
     def __init__(self, target: str, *, api_key: str | None = None, ca: Path | None = None) -> None:
-        """`target`: HOST:PORT. TLS with `ca`, a PEM file of who vouches for the server, or with https:// in front, then
-        vouched for by the public authorities. Raises BadInput rather than send a key through a network in the clear."""
+        """`target`: HOST:PORT, or those of several gateways of one service with commas between: when one is lost the
+        next is asked. TLS with `ca`, a PEM file of who vouches for the server, or with https:// in front, then vouched
+        for by the public authorities. Raises BadInput rather than send a key through a network in the clear."""
         self.target = target.removeprefix(HTTPS)
+        self._targets = self.target.split(",")
+        self._at = 0  # which of them is asked
         self._ca, self._tls = ca, ca is not None or target.startswith(HTTPS)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise BadInput("api_key", "must be printable ASCII")
-        if api_key is not None and not self._tls and not is_loopback(self.target.rpartition(":")[0]):
-            raise BadInput("api_key", f"{self.target} is another machine: use https:// or name its ca")
+        far = [one for one in self._targets if not is_loopback(one.rpartition(":")[0])]
+        if api_key is not None and not self._tls and far:
+            raise BadInput("api_key", f"{far[0]} is another machine: use https:// or name its ca")
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key is not None else ()
 
     async def __aenter__(self) -> Self:
         """Raises OSError if `ca` cannot be read."""
         trusted = self._ca.read_bytes() if self._ca else None
         credentials = grpc.ssl_channel_credentials(trusted) if self._tls else None
-        self._channel = channel(self.target, credentials, PUBLIC_MESSAGE_BYTES)
-        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+        self._channels = [channel(one, credentials, PUBLIC_MESSAGE_BYTES) for one in self._targets]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        for each in self._channels:
+            await each.close()
+
+    @property
+    def _channel(self) -> grpc.aio.Channel:
+        return self._channels[self._at % len(self._channels)]
+
+    @property
+    def _stub(self) -> inference_pb2_grpc.InferenceStub:
+        return inference_pb2_grpc.InferenceStub(self._channel)
 
     async def generate(
         self,
@@ -136,7 +152,11 @@ class Client:
         timeout_s: float | None = None,
         **params: Any,
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Chunks as they come. Closing the iterator hangs up, which does what `on_disconnect` says."""
+        """Chunks as they come. Closing the iterator hangs up, which does what `on_disconnect` says.
+
+        With DETACH a lost connection or gateway is only a pause, of `RESUME_S` at most: the submission is sent again
+        under its id, which is drawn here if none was given, and its stream goes on where it broke off.
+        """
         if "request_class" in params:
             params["class"] = params.pop("request_class")
         if messages is not None:
@@ -147,13 +167,55 @@ class Client:
             request = inference_pb2.GenerateRequest(**params)
         except ValueError as error:  # a number that its field cannot hold, text that is no Unicode
             raise BadInput("request", str(error)) from error
-        with _request_errors():
-            call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        detached = request.on_disconnect == types_pb2.ON_DISCONNECT_DETACH
+        if detached and not request.request_id:
+            request.request_id = uuid.uuid4().hex
+        async for chunk in self._stream(request, timeout_s, patience_s=RESUME_S if detached else 0.0):
+            yield chunk
+
+    async def resume(
+        self, request_id: str, offset: int = 0, *, timeout_s: float | None = None
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """The chunks of a request from output token `offset` on, as of `generate` with DETACH."""
+        request = inference_pb2.ResumeRequest(request_id=request_id, offset=offset)
+        async for chunk in self._stream(request, timeout_s, patience_s=RESUME_S):
+            yield chunk
+
+    async def _stream(
+        self,
+        request: inference_pb2.GenerateRequest | inference_pb2.ResumeRequest,
+        timeout_s: float | None,
+        patience_s: float,
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """`patience_s`: without a chunk, until a broken stream is given up."""
+        clock = asyncio.get_running_loop().time
+        deadline = None if timeout_s is None else clock() + timeout_s
+        give_up, pause_s = clock() + patience_s, FIRST_PAUSE_S
+        whole = False
+        while True:
+            at, stub = self._at, self._stub
+            ask = stub.Resume if isinstance(request, inference_pb2.ResumeRequest) else stub.Generate
+            left_s = None if deadline is None else max(0.0, deadline - clock())
+            call = ask(request, timeout=left_s, metadata=self._metadata)
             try:
                 async for chunk in call:
+                    request = inference_pb2.ResumeRequest(
+                        request_id=chunk.request_id, offset=chunk.offset + len(chunk.token_ids)
+                    )
+                    give_up, pause_s = clock() + patience_s, FIRST_PAUSE_S
+                    whole = chunk.HasField("final")
                     yield chunk
+                return
+            except grpc.aio.AioRpcError as error:
+                if whole:
+                    return
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or clock() + pause_s > give_up:
+                    raise request_error(error) from error
             finally:
                 call.cancel()
+            self._at = at + 1
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def complete(self, prompt: str | None = None, **params: Any) -> Completion:
         """The whole answer of `generate`, which takes the same arguments."""

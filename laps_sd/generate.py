@@ -1,8 +1,10 @@
-"""`laps-sd generate`: one prompt to a running server, its answer on stdout. No serving logic."""
+"""`laps-sd generate` and `resume`: one answer of a running server, on stdout. No serving logic."""
 
 import asyncio
 import json
 import signal
+import uuid
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -14,8 +16,11 @@ from rich.table import Table
 
 from laps_sd.client import Client, Collector, Completion
 from protos.errors import BadInput, RequestError
+from protos.v1 import inference_pb2
 
 INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
+
+Ask = Callable[[Client], AsyncIterator[inference_pb2.GenerateResponse]]
 
 
 class Class(StrEnum):
@@ -24,18 +29,24 @@ class Class(StrEnum):
     batch = "batch"
 
 
+Server = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT[,...]", help="Of one gateway or several. https:// in front: TLS, by the public authorities."
+    ),
+]
+ApiKey = Annotated[str | None, typer.Option(envvar="LAPS_SD_API_KEY", help="Better in the environment.")]
+Ca = Annotated[
+    Path | None,
+    typer.Option(envvar="LAPS_SD_CA", exists=True, dir_okay=False, help="PEM file: whose word on the server to take."),
+]
+
+
 def generate(
     prompt: Annotated[str, typer.Argument(help="One user message, or with --raw the text to be continued.")],
-    server: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="With https:// in front: TLS, by the public authorities.")
-    ] = "127.0.0.1:50051",
-    api_key: Annotated[str | None, typer.Option(envvar="LAPS_SD_API_KEY", help="Better in the environment.")] = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="LAPS_SD_CA", exists=True, dir_okay=False, help="PEM file: whose word on the server to take."
-        ),
-    ] = None,
+    server: Server = "127.0.0.1:50051",
+    api_key: ApiKey = None,
+    ca: Ca = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 256, or what the context leaves.")] = None,
     min_tokens: Annotated[int, typer.Option(min=0)] = 0,
     temperature: Annotated[float | None, typer.Option(help="0 to 2; 0, the default, is greedy.")] = None,
@@ -48,6 +59,12 @@ def generate(
     request_class: Annotated[Class, typer.Option("--class")] = Class.default,
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Runs on without us: a lost connection is a pause, Ctrl-C leaves it be.")
+    ] = False,
+    request_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Of your own choice: sent twice, it runs once.")
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="A table of statistics on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the text.")] = False,
 ) -> None:
@@ -65,6 +82,8 @@ def generate(
         "temperature": temperature,
         "top_p": top_p,
         "seed": seed,
+        "request_id": request_id or (uuid.uuid4().hex if detach else None),
+        "on_disconnect": f"ON_DISCONNECT_{'DETACH' if detach else 'CANCEL'}",
         "predicted_tokens": predicted_tokens,
     }
     if raw:
@@ -72,14 +91,36 @@ def generate(
     else:
         system_message = [] if system is None else [{"role": "system", "content": system}]
         params["messages"] = [*system_message, {"role": "user", "content": prompt}]
+    left = f"it runs on: laps-sd resume {params['request_id']}" if detach else None
+    _show(server, api_key, ca, lambda client: client.generate(**params), as_json=as_json, stats=stats, left=left)
+
+
+def resume(
+    request_id: Annotated[str, typer.Argument(help="As in the answer's --json, or as chosen with --request-id.")],
+    offset: Annotated[int, typer.Option(min=0, help="Output tokens to leave out.")] = 0,
+    server: Server = "127.0.0.1:50051",
+    api_key: ApiKey = None,
+    ca: Ca = None,
+    stats: Annotated[bool, typer.Option("--stats", help="A table of statistics on stderr.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the text.")] = False,
+) -> None:
+    """Stream the answer of a request that was begun before; Ctrl-C does what that said of a lost connection."""
+    _show(server, api_key, ca, lambda client: client.resume(request_id, offset), as_json=as_json, stats=stats)
+
+
+def _show(
+    server: str, api_key: str | None, ca: Path | None, ask: Ask, *, as_json: bool, stats: bool, left: str | None = None
+) -> None:
+    """The answer on stdout. `left`: what to say after Ctrl-C. Raises typer.Exit."""
     try:
-        client = Client(server, api_key=api_key, ca=ca)
-        completion = asyncio.run(_stream(client, params, echo=not as_json))
+        completion = asyncio.run(_stream(Client(server, api_key=api_key, ca=ca), ask, echo=not as_json))
     except RequestError as error:
         hint = " (use --raw for a model without a chat template)" if _lacks_template(error) else ""
         typer.echo(f"laps-sd: {error.code.name}: {error.message}{hint}", err=True)
         raise typer.Exit(1) from error
     if completion is None:
+        if left is not None:
+            typer.echo(f"laps-sd: {left}", err=True)
         raise typer.Exit(INTERRUPTED)
     if as_json:
         typer.echo(json.dumps(asdict(completion), ensure_ascii=False))
@@ -87,9 +128,9 @@ def generate(
         _print_stats(completion)
 
 
-async def _stream(client: Client, params: dict[str, Any], *, echo: bool) -> Completion | None:
-    """The answer, written to stdout as it comes if `echo`. None: interrupted, and hanging up cancelled the request."""
-    task = asyncio.ensure_future(_collect(client, params, echo=echo))
+async def _stream(client: Client, ask: Ask, *, echo: bool) -> Completion | None:
+    """The answer, written to stdout as it comes if `echo`. None: interrupted, and the connection hung up."""
+    task = asyncio.ensure_future(_collect(client, ask, echo=echo))
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     try:
         return await task
@@ -97,11 +138,11 @@ async def _stream(client: Client, params: dict[str, Any], *, echo: bool) -> Comp
         return None
 
 
-async def _collect(client: Client, params: dict[str, Any], *, echo: bool) -> Completion:
+async def _collect(client: Client, ask: Ask, *, echo: bool) -> Completion:
     collector = Collector()
     try:
         async with client:
-            async for chunk in client.generate(**params):
+            async for chunk in ask(client):
                 collector.add(chunk)
                 if echo:
                     print(chunk.text, end="", flush=True)

@@ -1,6 +1,7 @@
 """The gateways' end of the scheduler: one multiplexed stream each. Requests are kept elsewhere."""
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -17,7 +18,8 @@ from scheduler_service.store import StoreUnavailable
 if TYPE_CHECKING:
     from scheduler_service.leader import Leader
 
-MAX_PENDING = 16_384  # messages for one gateway; one that reads so slowly is cut off, and follows again by offset
+MAX_PENDING = 16_384  # items for one gateway; one that reads so slowly is cut off, and follows again by offset
+MAX_ITEMS = 4096  # of a message: far below what gRPC takes
 
 
 class GatewayOutbox:
@@ -25,7 +27,8 @@ class GatewayOutbox:
 
     def __init__(self) -> None:
         self.follows: set[str] = set()
-        self._next = pb.ToGateway()
+        self._messages = deque([pb.ToGateway()])  # the last one grows
+        self._items = 0  # of it
         self._pending = 0
         self._wake = asyncio.Event()
         self._overflowed = asyncio.Event()
@@ -44,6 +47,11 @@ class GatewayOutbox:
         if delta.HasField("ending"):
             self.follows.discard(delta.request_id)
 
+    def repeat(self, delta: pb.Delta) -> None:
+        """Of a request that is followed anew: so much is what the gateway asked for, however slowly it reads."""
+        self.delta(delta)
+        self._pending -= 1
+
     def serving(self, serving: pb.Serving) -> None:
         self._put().serving.CopyFrom(serving)
 
@@ -52,12 +60,19 @@ class GatewayOutbox:
         if self._pending > MAX_PENDING:
             self._overflowed.set()
         self._wake.set()
-        return self._next
+        self._items += 1
+        if self._items > MAX_ITEMS:
+            self._messages.append(pb.ToGateway())
+            self._items = 1
+        return self._messages[-1]
 
     async def take(self) -> pb.ToGateway:
         await self._wake.wait()
-        self._wake.clear()
-        message, self._next, self._pending = self._next, pb.ToGateway(), 0
+        message = self._messages.popleft()
+        if not self._messages:
+            self._messages.append(pb.ToGateway())
+            self._items = self._pending = 0
+            self._wake.clear()
         return message
 
     async def overflow(self) -> None:
@@ -109,6 +124,15 @@ class GatewayLink(rpc.GatewayLinkServicer):
     async def GetRequest(self, request: inference_pb.GetRequestRequest, context: Any) -> types_pb.RequestStatus:  # noqa: N802
         try:
             return await request_status(self._leader, request.request_id)
+        except RequestError as error:
+            await abort(context, error)
+        except StoreUnavailable as error:
+            await abort(context, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
+        raise AssertionError("abort raises")
+
+    async def GetSubmission(self, request: inference_pb.GetRequestRequest, context: Any) -> pb.Submit:  # noqa: N802
+        try:
+            return await self._leader.submission(request.request_id)
         except RequestError as error:
             await abort(context, error)
         except StoreUnavailable as error:

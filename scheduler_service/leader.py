@@ -12,6 +12,7 @@ from contextlib import suppress
 import structlog
 
 from protos.errors import BadInput, DuplicateRequest, NotServing, QueueFull, RequestError
+from protos.idempotence import content
 from protos.serving import first_of
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import worker_link_pb2 as worker_pb
@@ -33,7 +34,7 @@ from scheduler_service.event_log import EventLog
 from scheduler_service.gateways import GatewayOutbox
 from scheduler_service.insight import Insight
 from scheduler_service.learning import Learning
-from scheduler_service.ledger import Ledger, Tracked, content
+from scheduler_service.ledger import Ledger, Tracked
 from scheduler_service.persister import Persister
 from scheduler_service.recall import Recall
 from scheduler_service.store import Store, Stored, StoreUnavailable, Write
@@ -246,6 +247,11 @@ class Leader:
         """Everything durable from the offset on, then what comes. Raises StoreUnavailable."""
         await self.recall.fetch([follow.request_id])
         await self.ledger.follow(follow.request_id, follow.offset, outbox)
+
+    async def submission(self, id: str) -> gateway_pb.Submit:
+        """Raises UnknownRequest, StoreUnavailable."""
+        await self.recall.fetch([id])
+        return await self.ledger.submission(id)
 
     async def cancel(self, id: str) -> None:
         """At once; for a request that is not live, nothing. Raises StoreUnavailable."""

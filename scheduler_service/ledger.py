@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
+from protos.idempotence import content
 from protos.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.types import Record
 from scheduler_service.gateways import GatewayOutbox
@@ -71,11 +72,19 @@ class Ledger:
             return
         stored = await self._store.get(id)
         if stored is None:
-            outbox.refuse(id, UnknownRequest(f"request {id} is unknown, or ended too long ago"))
+            outbox.refuse(id, _unknown(id))
         elif stored.ending is None:  # it became live while we looked
             outbox.refuse(id, NotServing(f"request {id} is being taken over", retry_after_ms=100))
         else:
             _replay_ended(id, stored, offset, outbox)
+
+    async def submission(self, id: str) -> pb.Submit:
+        """As it was submitted, but for its deadline. Raises UnknownRequest, StoreUnavailable."""
+        if id in self.live:
+            return self.live[id].submit
+        if (stored := await self._store.get(id)) is None:
+            raise _unknown(id)
+        return pb.Submit.FromString(stored.submit)
 
     # ---- what the store says ----
 
@@ -141,18 +150,14 @@ class Ledger:
         self._forget(id)
 
 
-def content(submit: pb.Submit) -> bytes:
-    """What makes two submissions of one id the same request: all but the deadline, which counts from each attempt."""
-    same = pb.Submit()
-    same.CopyFrom(submit)
-    same.ClearField("deadline_unix_ms")
-    return same.SerializeToString(deterministic=True)
+def _unknown(id: str) -> UnknownRequest:
+    return UnknownRequest(f"request {id} is unknown, or ended too long ago")
 
 
 def _replay(id: str, log: bytes | bytearray, offset: int, outbox: GatewayOutbox) -> None:
     for round in decode(bytes(log)):
         if round.start + len(round.tokens) > offset:
-            outbox.delta(_delta(id, round, round.start))
+            outbox.repeat(_delta(id, round, round.start))
 
 
 def _replay_ended(id: str, stored: Stored, offset: int, outbox: GatewayOutbox) -> None:

@@ -46,6 +46,11 @@ class GatewayLinkStub(object):
                 request_serializer=protos_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_types__pb2.RequestStatus.FromString,
                 _registered_method=True)
+        self.GetSubmission = channel.unary_unary(
+                '/laps_sd.v1.GatewayLink/GetSubmission',
+                request_serializer=protos_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_gateway__link__pb2.Submit.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/laps_sd.v1.GatewayLink/Stats',
                 request_serializer=protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
@@ -68,6 +73,13 @@ class GatewayLinkServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSubmission(self, request, context):
+        """its deadline is left out. NOT_FOUND if unknown or expired
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -86,6 +98,11 @@ def add_GatewayLinkServicer_to_server(servicer, server):
                     servicer.GetRequest,
                     request_deserializer=protos_dot_v1_dot_inference__pb2.GetRequestRequest.FromString,
                     response_serializer=protos_dot_v1_dot_types__pb2.RequestStatus.SerializeToString,
+            ),
+            'GetSubmission': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSubmission,
+                    request_deserializer=protos_dot_v1_dot_inference__pb2.GetRequestRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_gateway__link__pb2.Submit.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -147,6 +164,33 @@ class GatewayLink(object):
             '/laps_sd.v1.GatewayLink/GetRequest',
             protos_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
             protos_dot_v1_dot_types__pb2.RequestStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSubmission(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laps_sd.v1.GatewayLink/GetSubmission',
+            protos_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
+            protos_dot_v1_dot_gateway__link__pb2.Submit.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class GatewayLinkStub:
     def __new__(cls, channel: _aio.Channel) -> GatewayLinkAsyncStub: ...
     Link: _grpc.StreamStreamMultiCallable[_gateway_link_pb2.FromGateway, _gateway_link_pb2.ToGateway]
     GetRequest: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _types_pb2.RequestStatus]
+    GetSubmission: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _gateway_link_pb2.Submit]
+    """its deadline is left out. NOT_FOUND if unknown or expired"""
     Stats: _grpc.UnaryUnaryMultiCallable[_inference_pb2.StatsRequest, _types_pb2.ServerStats]
 
 @_typing.type_check_only
@@ -42,6 +44,8 @@ class GatewayLinkAsyncStub(GatewayLinkStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Link: _aio.StreamStreamMultiCallable[_gateway_link_pb2.FromGateway, _gateway_link_pb2.ToGateway]  # type: ignore[assignment]
     GetRequest: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _types_pb2.RequestStatus]  # type: ignore[assignment]
+    GetSubmission: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _gateway_link_pb2.Submit]  # type: ignore[assignment]
+    """its deadline is left out. NOT_FOUND if unknown or expired"""
     Stats: _aio.UnaryUnaryMultiCallable[_inference_pb2.StatsRequest, _types_pb2.ServerStats]  # type: ignore[assignment]
 
 class GatewayLinkServicer(metaclass=_abc_1.ABCMeta):
@@ -58,6 +62,14 @@ class GatewayLinkServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.RequestStatus, _abc.Awaitable[_types_pb2.RequestStatus]]: ...
+
+    @_abc_1.abstractmethod
+    def GetSubmission(
+        self,
+        request: _inference_pb2.GetRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_link_pb2.Submit, _abc.Awaitable[_gateway_link_pb2.Submit]]:
+        """its deadline is left out. NOT_FOUND if unknown or expired"""
 
     @_abc_1.abstractmethod
     def Stats(

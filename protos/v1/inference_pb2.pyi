@@ -81,6 +81,7 @@ class GenerateRequest(_message.Message):
     PREDICTED_TOKENS_FIELD_NUMBER: _builtins.int
     CLASS_FIELD_NUMBER: _builtins.int
     ON_DISCONNECT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """as it is: no chat template"""
     max_tokens: _builtins.int
@@ -93,11 +94,15 @@ class GenerateRequest(_message.Message):
     top_k: _builtins.int
     """0: all"""
     seed: _builtins.int
-    """default: drawn by the gateway"""
+    """default: follows from the request's id"""
     ignore_eos: _builtins.bool
     predicted_tokens: _builtins.int
     """the client's guess of the output length; the order of service uses it"""
     on_disconnect: _types_pb2.OnDisconnect.ValueType
+    request_id: _builtins.str
+    """1 to 128 letters, digits and . _ : - of the client's own; default: drawn by the gateway. The same id with the same
+    content, sent again, gets the stream of the request that is there; with other content: ALREADY_EXISTS.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat:
         """through the model's chat template, with a generation prompt"""
@@ -121,10 +126,11 @@ class GenerateRequest(_message.Message):
         ignore_eos: _builtins.bool = ...,
         predicted_tokens: _builtins.int | None = ...,
         on_disconnect: _types_pb2.OnDisconnect.ValueType = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_predicted_tokens", b"_predicted_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "input", b"input", "max_tokens", b"max_tokens", "predicted_tokens", b"predicted_tokens", "prompt", b"prompt", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_predicted_tokens", b"_predicted_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "class", b"class", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "on_disconnect", b"on_disconnect", "predicted_tokens", b"predicted_tokens", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_predicted_tokens", b"_predicted_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "class", b"class", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "on_disconnect", b"on_disconnect", "predicted_tokens", b"predicted_tokens", "prompt", b"prompt", "request_id", b"request_id", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -152,6 +158,29 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    offset: _builtins.int
+    """output tokens that the client has; beyond the end of the answer: INVALID_ARGUMENT"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):

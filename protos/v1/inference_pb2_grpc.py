@@ -40,6 +40,11 @@ class InferenceStub(object):
                 request_serializer=protos_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/laps_sd.v1.Inference/Resume',
+                request_serializer=protos_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/laps_sd.v1.Inference/Cancel',
                 request_serializer=protos_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -61,8 +66,18 @@ class InferenceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams the answer. The request's id is in the initial metadata (`x-request-id`) and in every chunk. Ending the
-        call early does what `on_disconnect` says. A deadline of the call is the request's deadline.
+        """Streams the answer. The request's id is in the initial metadata (`x-request-id`), which is sent once the request is
+        durable, and in every chunk. Ending the call early does what `on_disconnect` says. A deadline of the call is the
+        request's deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """The same stream from a token on, through any gateway: after a broken connection, from a second client, or until it
+        expires after its end. The last chunk tells of the whole answer. NOT_FOUND if unknown or expired. Ending this call
+        early does what the request's `on_disconnect` says, if no other stream of it is left at this gateway.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,6 +109,11 @@ def add_InferenceServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=protos_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=protos_dot_v1_dot_inference__pb2.ResumeRequest.FromString,
                     response_serializer=protos_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
@@ -138,6 +158,33 @@ class Inference(object):
             target,
             '/laps_sd.v1.Inference/Generate',
             protos_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            protos_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/laps_sd.v1.Inference/Resume',
+            protos_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
             protos_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,

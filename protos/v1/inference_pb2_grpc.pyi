@@ -33,8 +33,14 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Streams the answer. The request's id is in the initial metadata (`x-request-id`) and in every chunk. Ending the
-    call early does what `on_disconnect` says. A deadline of the call is the request's deadline.
+    """Streams the answer. The request's id is in the initial metadata (`x-request-id`), which is sent once the request is
+    durable, and in every chunk. Ending the call early does what `on_disconnect` says. A deadline of the call is the
+    request's deadline.
+    """
+    Resume: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.GenerateResponse]
+    """The same stream from a token on, through any gateway: after a broken connection, from a second client, or until it
+    expires after its end. The last chunk tells of the whole answer. NOT_FOUND if unknown or expired. Ending this call
+    early does what the request's `on_disconnect` says, if no other stream of it is left at this gateway.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
     """Ends a request at once; the stream gets its last chunk with finish reason CANCELLED. NOT_FOUND if unknown."""
@@ -46,8 +52,14 @@ class InferenceStub:
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams the answer. The request's id is in the initial metadata (`x-request-id`) and in every chunk. Ending the
-    call early does what `on_disconnect` says. A deadline of the call is the request's deadline.
+    """Streams the answer. The request's id is in the initial metadata (`x-request-id`), which is sent once the request is
+    durable, and in every chunk. Ending the call early does what `on_disconnect` says. A deadline of the call is the
+    request's deadline.
+    """
+    Resume: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
+    """The same stream from a token on, through any gateway: after a broken connection, from a second client, or until it
+    expires after its end. The last chunk tells of the whole answer. NOT_FOUND if unknown or expired. Ending this call
+    early does what the request's `on_disconnect` says, if no other stream of it is left at this gateway.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
     """Ends a request at once; the stream gets its last chunk with finish reason CANCELLED. NOT_FOUND if unknown."""
@@ -62,8 +74,20 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Streams the answer. The request's id is in the initial metadata (`x-request-id`) and in every chunk. Ending the
-        call early does what `on_disconnect` says. A deadline of the call is the request's deadline.
+        """Streams the answer. The request's id is in the initial metadata (`x-request-id`), which is sent once the request is
+        durable, and in every chunk. Ending the call early does what `on_disconnect` says. A deadline of the call is the
+        request's deadline.
+        """
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _inference_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
+        """The same stream from a token on, through any gateway: after a broken connection, from a second client, or until it
+        expires after its end. The last chunk tells of the whole answer. NOT_FOUND if unknown or expired. Ending this call
+        early does what the request's `on_disconnect` says, if no other stream of it is left at this gateway.
         """
 
     @_abc_1.abstractmethod

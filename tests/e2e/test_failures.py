@@ -18,14 +18,14 @@ GREEDY: dict[str, Any] = {"prompt": "Once upon a time there was a queue.", "max_
 SEEDED: dict[str, Any] = {**GREEDY, "prompt": "In the queue there were", "temperature": 1.0, "seed": 7}
 
 
-async def all_three(client: Client, started: asyncio.Event | None = None) -> list[Completion]:
+async def all_three(client: Client, started: asyncio.Event | None = None, **more: Any) -> list[Completion]:
     """Two greedy requests and a seeded one at once; `started` is set when each has some tokens."""
     waiting = 3
 
     async def one(params: dict[str, Any]) -> Completion:
         nonlocal waiting
         collector = Collector()
-        async for chunk in client.generate(**params):
+        async for chunk in client.generate(**params, **more):
             collector.add(chunk)
             if chunk.offset < 20 <= len(collector.token_ids) and started is not None:
                 waiting -= 1
@@ -36,12 +36,12 @@ async def all_three(client: Client, started: asyncio.Event | None = None) -> lis
     return await asyncio.gather(one(GREEDY), one(SEEDED), one({**GREEDY, "prompt": "The quick brown fox"}))
 
 
-async def texts_around(stack: Stack, disaster: Any) -> None:
+async def texts_around(stack: Stack, disaster: Any, **more: Any) -> None:
     """The texts with a disaster in the middle equal those without."""
     async with Client(stack.grpc) as client:
         expected = [answer.token_ids for answer in await all_three(client)]
         started = asyncio.Event()
-        streams = asyncio.create_task(all_three(client, started))
+        streams = asyncio.create_task(all_three(client, started, **more))
         async with asyncio.timeout(60):
             await started.wait()
         assert not streams.done(), "too fast: nothing was running when the disaster struck"
@@ -69,6 +69,14 @@ async def test_redis_killed_mid_stream_is_only_a_pause(tiny_model: Path, tmp_pat
     async with running_stack(tiny_model, tmp_path, "--slots", "3") as stack:
         (redis,) = [child for child in stack.children() if child.name() in ("valkey-server", "redis-server")]
         await texts_around(stack, redis.kill)
+
+
+async def test_a_gateway_killed_mid_stream_is_only_a_pause_for_a_detached_client(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with running_stack(tiny_model, tmp_path, "--slots", "3") as stack:
+        gateway = stack.child("gateway")
+        await texts_around(stack, gateway.kill, on_disconnect="ON_DISCONNECT_DETACH")
 
 
 async def something_emitted(client: Client) -> bool:

@@ -101,6 +101,7 @@ class Scheduler(rpc.GatewayLinkServicer):
     def __init__(self) -> None:
         self.serving = pb.Serving(ready=True, model=model_info())
         self.known: dict[str, types_pb2.RequestStatus] = {}
+        self.submitted: dict[str, pb.Submit] = {}
         self._links: asyncio.Queue[Link] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
         self.port = 0
@@ -140,6 +141,11 @@ class Scheduler(rpc.GatewayLinkServicer):
         if request.request_id not in self.known:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"request {request.request_id} is unknown")
         return self.known[request.request_id]
+
+    async def GetSubmission(self, request: inference_pb2.GetRequestRequest, context: Any) -> pb.Submit:  # noqa: N802
+        if request.request_id not in self.submitted:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"request {request.request_id} is unknown")
+        return self.submitted[request.request_id]
 
     async def Stats(self, request: inference_pb2.StatsRequest, context: Any) -> types_pb2.ServerStats:  # noqa: N802
         return types_pb2.ServerStats(policy="laps-sd", waiting=3)

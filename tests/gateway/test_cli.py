@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,9 +13,9 @@ from protos.v1 import types_pb2
 from tests.gateway.harness import WAIT_S, ending, ids, stack
 
 
-async def generate(server: str, *arguments: str) -> Process:
-    command = [sys.executable, "-m", "laps_sd.cli", "generate", "the fox", "--server", server, *arguments]
-    return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+async def generate(server: str, *arguments: str, command: Sequence[str] = ("generate", "the fox")) -> Process:
+    words = [sys.executable, "-m", "laps_sd.cli", *command, "--server", server, *arguments]
+    return await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=PIPE)
 
 
 async def output(process: Process) -> tuple[int, str, str]:

@@ -52,6 +52,8 @@ BAD = [
     ({"prompt": "a", "predicted_tokens": 0}, "predicted_tokens: must be at least 1"),
     ({"prompt": "a", "request_class": 9}, "class: unknown value 9"),
     ({"prompt": "a", "on_disconnect": 9}, "on_disconnect: unknown value 9"),
+    ({"prompt": "a", "request_id": "x" * 129}, "request_id: must have 1 to 128"),
+    ({"prompt": "a", "request_id": "no spaces"}, "request_id: must have 1 to 128"),
 ]
 
 
@@ -90,11 +92,12 @@ def test_the_default_of_max_tokens_takes_what_the_context_leaves() -> None:
     assert validate.limits(request, 60, 4096).max_tokens == 256
 
 
-def test_a_seed_is_drawn_anew_for_each_request_unless_given() -> None:
+def test_a_seed_follows_from_the_requests_id_unless_given() -> None:
     request = inference_pb2.GenerateRequest(prompt="a")
-    assert validate.sampling(request).seed != validate.sampling(request).seed
+    seeds = [validate.sampling(request, id).seed for id in ("one", "one", "other")]
+    assert seeds[0] == seeds[1] != seeds[2]
     request.seed = 2**64 - 1
-    assert validate.sampling(request).seed == 2**64 - 1
+    assert validate.sampling(request, "one").seed == 2**64 - 1
 
 
 async def test_a_guess_above_max_tokens_is_clipped() -> None:

@@ -192,25 +192,54 @@ async def test_a_second_gateway_follows_from_an_offset(live: Live) -> None:
 
 async def test_a_resubmission_is_accepted_once_more_and_runs_once(live: Live) -> None:
     leader, _, gateway = live
-    await gateway.submit("a")
+    await gateway.submit("a", deadline_unix_ms=10**15)
     await gateway.until(lambda: "a" in gateway.accepted)
     gateway.accepted.clear()
-    await gateway.submit("a")
+    await gateway.submit("a", deadline_unix_ms=10**15 + 1)  # each attempt has its own
     await gateway.until(lambda: "a" in gateway.accepted)
     assert len(leader.core.entries) == 1
 
 
 async def test_a_resubmission_of_an_ended_request_gets_its_answer(live: Live) -> None:
     _, worker, gateway = live
-    await gateway.submit("a")
+    await gateway.submit("a", deadline_unix_ms=10**15)
     await worker.until("a")
     await worker.report(worker.row("a", 0, 7, 8, finish=STOP))
     await gateway.until(lambda: "a" in gateway.endings)
     again = ScriptedGateway(gateway.target)
-    await again.submit("a")
+    await again.submit("a", deadline_unix_ms=10**15 + 1)
     await again.until(lambda: "a" in again.endings or "a" in again.refused)
     assert again.tokens["a"] == [7, 8]
     await again.close()
+
+
+async def test_another_submission_under_the_id_of_an_ended_request_is_refused(live: Live) -> None:
+    _, worker, gateway = live
+    await gateway.submit("a")
+    await worker.until("a")
+    await worker.report(worker.row("a", 0, 7, finish=STOP))
+    await gateway.until(lambda: "a" in gateway.endings)
+    await gateway.submit("a", 9, 9)
+    await gateway.until(lambda: "a" in gateway.refused)
+    assert gateway.refused["a"].code == grpc.StatusCode.ALREADY_EXISTS.value[0]
+
+
+async def test_a_submission_can_be_asked_for_while_it_lives_and_after(live: Live) -> None:
+    _, worker, gateway = live
+
+    async def prompt() -> list[int]:
+        submit = await gateway.unary.GetSubmission(inference_pb.GetRequestRequest(request_id="a"), timeout=WAIT_S)
+        return list(submit.prompt)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await prompt()
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    await gateway.submit("a", 5, 6)
+    await worker.until("a")
+    assert await prompt() == [5, 6]
+    await worker.report(worker.row("a", 0, 7, finish=STOP))
+    await gateway.until(lambda: "a" in gateway.endings)
+    assert await prompt() == [5, 6]
 
 
 async def test_a_request_that_vanished_from_redis_is_written_again(live: Live, store: Switch, redis_url: str) -> None:

@@ -44,6 +44,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
 CALLS: dict[str, Any] = {
     "Generate": lambda client: client.complete("a"),
+    "Resume": lambda client: anext(client.resume("r")),
     "Cancel": lambda client: client.cancel("r"),
     "GetRequest": lambda client: client.status("r"),
     "Stats": lambda client: client.stats(),
@@ -89,6 +90,7 @@ async def a_request_of(stack: Stack, tenant: str) -> AsyncIterator[str]:
         stack.scheduler.known[submit.request_id] = types_pb2.RequestStatus(
             request_id=submit.request_id, tenant=submit.tenant
         )
+        stack.scheduler.submitted[submit.request_id] = submit
         yield submit.request_id
         answer.cancel()
 
@@ -100,11 +102,11 @@ async def test_ones_own_request_can_be_asked_for_and_cancelled(stack: Stack) -> 
         assert (await stack.link.next("cancel")).request_id == id
 
 
-@pytest.mark.parametrize("call", ["status", "cancel"])
-async def test_anothers_request_is_as_unknown_as_one_that_never_was(stack: Stack, call: str) -> None:
+@pytest.mark.parametrize("call", [Client.status, Client.cancel, lambda client, id: anext(client.resume(id))])
+async def test_anothers_request_is_as_unknown_as_one_that_never_was(stack: Stack, call: Any) -> None:
     async with a_request_of(stack, "acme") as id, stack.client("other") as client:
         with pytest.raises(UnknownRequest) as refused:
-            await getattr(client, call)(id)
+            await call(client, id)
         assert "acme" not in refused.value.message
         assert stack.link.received.empty()
 

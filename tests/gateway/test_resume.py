@@ -1,0 +1,244 @@
+"""Streams that are taken up again, requests that are sent again, and clients that outlive their gateway."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.text import TextModel
+from laps_sd.client import Client, Collector
+from protos.errors import BadInput, DuplicateRequest, RequestError, UnknownRequest
+from protos.v1 import gateway_link_pb2 as pb
+from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, model_info, stack
+from tests.gateway.test_cli import generate, output
+from tests.gateway.test_stream import begin, finish
+from tests.waiting import until
+
+TEXT = "the naïve 狐 jumps"  # characters of several tokens
+TOKENS = ids(TEXT)
+DETACH = {"on_disconnect": "ON_DISCONNECT_DETACH"}
+
+
+def submission(id: str = "r", **fields: Any) -> pb.Submit:
+    limits = types_pb2.Limits(max_tokens=40, stop=fields.pop("stop", []))
+    return pb.Submit(request_id=id, prompt=[1, 2, 3], limits=limits, tenant="default", **fields)
+
+
+async def collect(chunks: AsyncIterator[Any], collector: Collector | None = None) -> Collector:
+    collector = collector or Collector()
+    async for chunk in chunks:
+        collector.add(chunk)
+    return collector
+
+
+async def relay_all(link: Link, submit: pb.Submit, rounds: int = 2, **fields: Any) -> None:
+    """What a scheduler sends to whoever follows from the beginning: rounds of that many tokens, then the end."""
+    for start in range(0, len(TOKENS), rounds):
+        await link.delta(submit, start, TOKENS[start : start + rounds], drafted=4, accepted=1)
+    await link.delta(submit, len(TOKENS), ending=ending(**fields))
+
+
+async def begun(link: Link, client: Client, tokens: int, **params: Any) -> tuple["asyncio.Task[Collector]", Any]:
+    """A stream of which the client has that many tokens."""
+    collector = Collector()
+    task = asyncio.create_task(collect(client.generate("the fox", **params), collector))
+    submit = await link.accept()
+    await link.delta(submit, 0, TOKENS[:tokens])
+
+    async def there() -> bool:
+        return len(collector.token_ids) == tokens
+
+    await until(there)
+    return task, submit
+
+
+@pytest.mark.parametrize("stop", [[], ["mps"]])
+async def test_from_any_token_on_text_and_statistics_go_on_as_if_nothing_had_happened(stop: list[str]) -> None:
+    async with stack() as (scheduler, link, client):
+        submit = scheduler.submitted["r"] = submission(stop=stop)
+        for offset in range(len(TOKENS) + 1):
+            task = asyncio.create_task(collect(client.resume("r", offset)))
+            follow = await link.next("follow")
+            assert (follow.request_id, follow.offset) == ("r", 0)
+            await relay_all(link, submit)
+            resumed = await finish(task)
+            assert resumed.token_ids == TOKENS[offset:]
+            detokenizer = TextModel(model_info()).detokenizer(stop)
+            detokenizer.push(TOKENS[:offset])
+            assert "".join(resumed.text) == detokenizer.push(TOKENS[offset:]) + detokenizer.finish()
+            answer = resumed.completion()
+            assert answer.usage == {"prompt_tokens": 3, "completion_tokens": len(TOKENS)}
+            assert answer.spec_decode.num_draft_tokens == 4 * -(-len(TOKENS) // 2)
+
+
+async def test_an_unknown_request_is_not_found() -> None:
+    async with stack() as (_, _, client):
+        with pytest.raises(UnknownRequest, match="nobody"):
+            await collect(client.resume("nobody"))
+
+
+async def test_an_offset_beyond_the_end_is_refused() -> None:
+    async with stack() as (scheduler, link, client):
+        submit = scheduler.submitted["r"] = submission()
+        task = asyncio.create_task(collect(client.resume("r", len(TOKENS) + 1)))
+        await link.next("follow")
+        await relay_all(link, submit)
+        with pytest.raises(BadInput, match=f"offset: {len(TOKENS) + 1} is beyond the end of the answer, {len(TOKENS)}"):
+            await finish(task)
+
+
+async def test_a_resumed_stream_survives_the_scheduler_too() -> None:
+    async with stack() as (scheduler, link, client):
+        submit = scheduler.submitted["r"] = submission()
+        task = asyncio.create_task(collect(client.resume("r", 1)))
+        await link.next("follow")
+        await link.delta(submit, 0, TOKENS[:3])
+        link.cut.set()
+        link = await scheduler.link()
+        assert (await link.next("follow")).offset in (0, 3)
+        await relay_all(link, submit)
+        assert (await finish(task)).token_ids == TOKENS[1:]
+
+
+async def test_live_rounds_before_those_that_were_asked_for_are_no_gap() -> None:
+    async with stack() as (_, link, client):
+        first, submit = await begun(link, client, 4, request_id="mine")
+        second = asyncio.create_task(collect(client.generate("the fox", request_id="mine")))
+        await link.next("follow")
+        await link.delta(submit, 4, TOKENS[4:5])
+        await link.delta(submit, 5, TOKENS[5:6])
+        await relay_all(link, submit)
+        assert (await finish(first)).token_ids == (await finish(second)).token_ids == TOKENS
+        assert link.received.empty()
+
+
+async def test_the_same_id_with_other_content_is_refused_and_the_first_goes_on() -> None:
+    async with stack() as (_, link, client):
+        first, submit = await begun(link, client, 4, request_id="mine")
+        with pytest.raises(DuplicateRequest, match="request_id: mine is taken"):
+            await client.complete("the dog", request_id="mine")
+        await relay_all(link, submit)
+        assert (await finish(first)).token_ids == TOKENS
+
+
+async def test_a_request_is_cancelled_when_the_last_of_its_streams_is_left() -> None:
+    async with stack() as (_, link, client):
+        first, submit = await begun(link, client, 4, request_id="mine")
+        second = client.generate("the fox", request_id="mine")
+        begins = asyncio.ensure_future(anext(second))
+        await link.next("follow")
+        first.cancel()
+        await link.delta(submit, 0, TOKENS[:6])
+        await asyncio.wait_for(begins, WAIT_S)
+        assert link.received.empty()
+        await second.aclose()
+        assert (await link.next("cancel")).request_id == "mine"
+
+
+async def test_nothing_is_acknowledged_before_it_is_durable() -> None:
+    async with stack() as (_, link, client):
+        stub = inference_pb2_grpc.InferenceStub(client._channel)
+        call = stub.Generate(inference_pb2.GenerateRequest(prompt="a"), timeout=WAIT_S)
+        acknowledged = asyncio.ensure_future(call.initial_metadata())
+        submit = await link.next("submit")
+        await client.stats()  # time enough to say something
+        assert not acknowledged.done()
+        await link.send(accepted=[submit.request_id])
+        assert dict(await acknowledged)["x-request-id"] == submit.request_id
+        call.cancel()
+
+
+async def test_a_detached_request_whose_client_hangs_up_unacknowledged_survives_a_broken_link() -> None:
+    async with stack() as (scheduler, link, client):
+        task = asyncio.create_task(client.complete("the fox", **DETACH))
+        submit = await link.next("submit")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        other, marker = await begin(client, link)  # by now the gateway knows that the client is gone
+        link.cut.set()
+        link = await scheduler.link()
+        again = {(await asyncio.wait_for(link.received.get(), WAIT_S)).submit.request_id for _ in range(2)}
+        assert submit.request_id in again
+        await link.send(accepted=[submit.request_id])
+        await link.delta(marker, 0, [40], ending=ending())
+        await finish(other)
+        link.cut.set()
+        link = await scheduler.link()
+        other, _ = await begin(client, link)  # and no more of the detached one, which is durable
+        other.cancel()
+
+
+@asynccontextmanager
+async def two_gateways() -> AsyncIterator[tuple[Scheduler, list[Link], list[Any], Client]]:
+    """And a client of both, the first one first."""
+    scheduler = Scheduler()
+    await scheduler.start()
+    async with gateway(scheduler) as first:
+        links = [await scheduler.link()]
+        async with gateway(scheduler) as second:
+            links.append(await scheduler.link())
+            for served in (first, second):
+                async with Client(served.grpc) as probe:
+                    await probe.ready(WAIT_S)
+            async with Client(f"{first.grpc},{second.grpc}") as client:
+                yield scheduler, links, [first, second], client
+    await scheduler.stop()
+
+
+async def test_a_detached_stream_goes_on_at_another_gateway_when_its_own_is_lost() -> None:
+    async with two_gateways() as (scheduler, (link, other), (first, _), client):
+        task, submit = await begun(link, client, 4, **DETACH)
+        scheduler.submitted[submit.request_id] = submit
+        await first.server.stop(0)
+        assert (await other.next("follow")).request_id == submit.request_id
+        await relay_all(other, submit)
+        got = await finish(task)
+        assert (got.token_ids, "".join(got.text)) == (TOKENS, TEXT)
+
+
+async def test_a_detached_submission_is_sent_again_under_its_id_when_its_answer_is_lost() -> None:
+    async with two_gateways() as (_, (link, other), (first, _), client):
+        task = asyncio.create_task(client.complete("the fox", **DETACH))
+        submit = await link.next("submit")
+        await first.server.stop(0)
+        again = await other.accept()
+        again.deadline_unix_ms = submit.deadline_unix_ms
+        assert again == submit
+        await relay_all(other, submit)
+        assert (await finish(task)).token_ids == TOKENS
+
+
+async def test_an_attached_stream_is_not_looked_for() -> None:
+    async with two_gateways() as (_, (link, other), (first, _), client):
+        task, _ = await begun(link, client, 4)
+        await first.server.stop(0)
+        with pytest.raises(RequestError):
+            await finish(task)
+        assert other.received.empty()
+
+
+async def test_a_detached_stream_whose_request_is_gone_ends_with_an_error() -> None:
+    async with two_gateways() as (_, (link, _), (first, _), client):
+        task, _ = await begun(link, client, 4, **DETACH)
+        await first.server.stop(0)
+        with pytest.raises(UnknownRequest):
+            await finish(task)
+
+
+async def test_the_command_goes_on_where_another_left_off() -> None:
+    async with stack() as (scheduler, link, client):
+        process = await generate(client.target, "--raw", "--detach", "--request-id", "mine")
+        submit = scheduler.submitted["mine"] = await link.accept()
+        assert submit.on_disconnect == types_pb2.ON_DISCONNECT_DETACH
+        process.terminate()
+        await process.wait()
+        process = await generate(client.target, command=("resume", "mine", "--offset", "4"))
+        assert (await link.next("follow")).request_id == "mine"
+        await relay_all(link, submit)
+        code, out, _ = await output(process)
+        assert code == 0
+        assert out.endswith("jumps\n")
+        assert len(out) < len(TEXT)
