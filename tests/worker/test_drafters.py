@@ -33,9 +33,9 @@ def random_head(tiny: Tiny) -> Head:
     return head.requires_grad_(False)
 
 
-def head_drafter(tiny: Tiny, sure: float = 0.0) -> HeadDrafter:
+def head_drafter(tiny: Tiny, sure: float = 0.0, hopeful: float = 0.0) -> HeadDrafter:
     tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
-    return HeadDrafter(random_head(tiny), *tables, sure=sure)
+    return HeadDrafter(random_head(tiny), *tables, sure=sure, hopeful=hopeful)
 
 
 def model_drafter(folder: Path, blocks: int = 100, context_tokens: int = 1024) -> ModelDrafter:
@@ -162,6 +162,13 @@ def test_a_head_stops_where_it_is_not_sure(tiny: Tiny) -> None:
     assert lengths[0] == 8
     assert lengths[-1] == 0
     assert lengths == sorted(lengths, reverse=True)
+
+
+def test_a_head_makes_no_draft_after_one_that_is_not_hopeful(tiny: Tiny) -> None:
+    hidden = torch.linspace(-1, 1, tiny.model.config.hidden_size)
+    drafter = head_drafter(tiny, hopeful=1.1)
+    drafter.observe("a", 1, hidden)
+    assert len(drafter.propose([Ask("a", [3], 8)])[0]) == 1
 
 
 @pytest.fixture(scope="module")

@@ -149,7 +149,7 @@ def evaluate(
     tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     drafters: dict[str, Drafter] = {
         "ngram": NgramDrafter(),
-        "head alone": HeadDrafter(head, *tables, sure=0.0),
+        "head alone": HeadDrafter(head, *tables, sure=0.0, hopeful=0.0),
         "default": with_lookup(HeadDrafter(head, *tables)),
     }
 
@@ -234,7 +234,7 @@ def _options() -> argparse.Namespace:
     add("--max-tokens", type=int, default=256, help="of an answer")
     add("--max-prompt-tokens", type=int, default=512, help="longer prompts are left out")
     add("--temperature", type=float, default=0.7, help="of each third prompt; the others are answered greedily")
-    add("--draft-tokens", type=int, default=8192, help="size of the draft vocabulary")
+    add("--draft-tokens", type=int, default=4096, help="size of the draft vocabulary")
     add("--passes", type=int, default=8, help="over all of the output")
     add("--batch-tokens", type=int, default=768, help="of a training step")
     add("--learning-rate", type=float, default=2e-3)

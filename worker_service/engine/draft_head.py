@@ -20,7 +20,8 @@ from torch.nn.functional import embedding, rms_norm, silu
 from worker_service.engine.decoder import PackedLinear
 from worker_service.engine.draft import Ask
 
-SURE = 0.2
+# From replays of held-out answers at this machine's costs: docs/drafters.md.
+SURE, HOPEFUL = 0.4, 0.7
 CONFIG, WEIGHTS = "head.json", "head.safetensors"
 
 
@@ -92,14 +93,23 @@ class HeadDrafter:
     A request of which it holds no state drafts nothing: the next round brings one.
     """
 
-    def __init__(self, head: Head, embeddings: torch.Tensor, output_rows: torch.Tensor, sure: float = SURE) -> None:
+    def __init__(
+        self,
+        head: Head,
+        embeddings: torch.Tensor,
+        output_rows: torch.Tensor,
+        sure: float = SURE,
+        hopeful: float = HOPEFUL,
+    ) -> None:
         """`embeddings`, `output_rows`: the target's, [vocabulary, hidden]; it works on a copy of the head in
         their dtype, on their device.
 
-        A draft is proposed if it and all before it are right with probability `sure` by the head's own reckoning.
+        A draft is proposed if it and all before it are right with probability `sure` by the head's own reckoning; and
+        another one is made if that of some request so far is `hopeful`: else its work would likely be for nothing.
         """
         head = copy.deepcopy(head).to(embeddings.device, embeddings.dtype).requires_grad_(False)
-        self._head, self._ids, self._sure = head, head.draft_ids, sure
+        self._head, self._ids = head, head.draft_ids
+        self._sure, self._hopeful = sure, hopeful
         self._embeddings = embeddings
         output = torch.nn.Linear(head.config.hidden_size, head.config.draft_tokens, bias=False, device="meta")
         output.weight = torch.nn.Parameter(output_rows[self._ids].to(embeddings.dtype), requires_grad=False)
@@ -113,9 +123,8 @@ class HeadDrafter:
         if not known:
             return [[] for _ in asks]
         hidden = torch.stack([self._states[ask.request_id][1] for ask in known])
-        chains = self._chains(
-            hidden, [ask.tokens[-1] for ask in known], max(ask.draft_len for ask in known), self._sure
-        )
+        longest = max(ask.draft_len for ask in known)
+        chains = self._chains(hidden, [ask.tokens[-1] for ask in known], longest, self._sure, self._hopeful)
         drafts = dict(zip([ask.request_id for ask in known], chains, strict=True))
         return [drafts.get(ask.request_id, [])[: ask.draft_len] for ask in asks]
 
@@ -124,12 +133,14 @@ class HeadDrafter:
 
     def rehearse(self, batch: int, draft_len: int) -> None:
         hidden = self._embeddings.new_ones(batch, self._embeddings.shape[1])
-        self._chains(hidden, [0] * batch, draft_len, 0.0)
+        self._chains(hidden, [0] * batch, draft_len, sure=0.0, hopeful=0.0)
 
     def forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)
 
-    def _chains(self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float) -> list[list[int]]:
+    def _chains(
+        self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
+    ) -> list[list[int]]:
         """For each row as many drafts as it is sure of, at most `longest`."""
         token = torch.tensor(tokens, device=state.device)
         chance = torch.ones(len(tokens), device=state.device)
@@ -140,12 +151,12 @@ class HeadDrafter:
             best, index = logits.max(-1)
             chance = chance * (best - logits.logsumexp(-1)).exp()
             token = self._ids[index]
-            likely = [value >= sure for value in chance.tolist()]
-            if not any(likely):
-                break
-            for own, draft, keep in zip(drafts, token.tolist(), likely, strict=True):
-                if keep:
+            chances = chance.tolist()
+            for own, draft, value in zip(drafts, token.tolist(), chances, strict=True):
+                if value >= sure:
                     own.append(draft)
+            if max(chances) < hopeful:
+                break
         return drafts
 
 
