@@ -7,7 +7,8 @@ MODEL ?= smollm2-135m
 # Peers of bench-engine: NAME=PYTHON[:MODEL], docs/engine.md says how to make them.
 PEERS ?=
 
-.PHONY: demo test test-engine bench-engine bench-paper check lint types architecture protos protos-check env clean
+.PHONY: demo test test-engine bench-engine bench-paper check lint types architecture protos protos-check audit audit-here \
+    env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +18,7 @@ help:
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
+	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
 	@echo "make protos regenerate protos/v1 from the .proto files"
 
 env: $(VENV)/.installed
@@ -49,7 +51,7 @@ bench-paper: env
 	$(BIN)/python -m scheduler_service.sim.decision --json docs/paper/decision.json
 	$(BIN)/python -m scheduler_service.sim.paper
 
-check: lint types architecture protos-check compose-check test
+check: lint types architecture protos-check compose-check audit-here test
 
 lint: env
 	$(BIN)/ruff check .
@@ -63,6 +65,13 @@ architecture: env
 
 compose-check: env
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+
+audit: env
+	$(BIN)/python deploy/audit.py --strict
+
+# Part of `make check`, which must work without the network: says loudly if it could not look.
+audit-here: env
+	$(BIN)/python deploy/audit.py
 
 protos: env
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \

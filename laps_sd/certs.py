@@ -26,7 +26,7 @@ PURPOSES = {
     "gateway": "serverAuth,clientAuth",
     "scheduler": "serverAuth,clientAuth",
     "worker": "clientAuth",
-    "redis": "serverAuth",
+    "redis": "serverAuth,clientAuth",  # it asks itself whether it is well
 }
 # In place of the system's configuration, whatever that is.
 _CONFIG = """

@@ -1,6 +1,6 @@
 """`python -m protos.health HOST:PORT [SERVICE]`: exit status 0 if grpc.health.v1 says SERVING. For container checks.
 
-With LAPS_SD_TLS_CA, _CERT and _KEY in the environment it speaks mutual TLS.
+With LAPS_SD_TLS_CA, _CERT and _KEY in the environment it speaks mutual TLS, but to http://HOST:PORT.
 """
 
 import sys
@@ -11,11 +11,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.tls import Tls
 
 TIMEOUT_S = 5.0
+PLAINTEXT = "http://"
 
 
 def is_serving(target: str, service: str = "") -> bool:
     """False also for a server that cannot be reached and a service that it does not know."""
-    credentials = Tls().channel_credentials()
+    credentials = None if target.startswith(PLAINTEXT) else Tls().channel_credentials()
+    target = target.removeprefix(PLAINTEXT)
     with grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)

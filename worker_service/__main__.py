@@ -7,7 +7,7 @@ from contextlib import suppress
 import structlog
 
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals, trace
-from protos.settings import read
+from protos.settings import is_loopback, read
 from protos.v1 import worker_link_pb2
 from worker_service.config import Settings
 from worker_service.drafters import make_drafter
@@ -25,7 +25,9 @@ SERVICE = worker_link_pb2.DESCRIPTOR.services_by_name["WorkerLink"].full_name
 async def serve(settings: Settings) -> None:
     """Until SIGTERM or SIGINT. Raises what the model raises, ModelError, or OSError if the port is taken."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
-    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, settings.tls.server_credentials(), reflect=settings.reflection)
+    # On loopback nobody but this machine asks; a worker's certificate is good for calling, not for being called.
+    credentials = None if is_loopback(settings.host) else settings.tls.server_credentials()
+    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, credentials, reflect=settings.reflection)
     async with stop_signals() as stopping:
         port = await server.start(settings.host, settings.health_port)
         log.info("listening", health=f"{settings.host}:{port}")

@@ -7,7 +7,7 @@ COMMANDS = (
     *("get", "set", "append", "del", "expire", "hget", "hset", "hmget", "hgetall"),
     *("sadd", "srem", "smembers", "zadd", "zrem", "zrange"),
     *("evalsha", "script|load", "multi", "exec"),
-    *("auth", "hello", "ping", "select", "client|setinfo", "client|setname"),
+    *("auth", "hello", "ping", "select"),
 )
 
 

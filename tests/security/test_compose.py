@@ -1,0 +1,73 @@
+"""The compose file: hardened containers, flags that the services understand, no way in without key or certificate."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic_settings import BaseSettings, CliApp
+
+from gateway.config import Settings as GatewaySettings
+from gateway.keys import Right, new_key
+from scheduler_service.config import Settings as SchedulerSettings
+from worker_service.config import Settings as WorkerSettings
+
+ROOT = Path(__file__).parents[2]
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+SETTINGS: dict[str, type[BaseSettings]] = {
+    "gateway": GatewaySettings,
+    "scheduler": SchedulerSettings,
+    "worker-0": WorkerSettings,
+    "worker-1": WorkerSettings,
+}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_can_neither_write_nor_rise(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+
+
+def test_no_container_runs_as_root() -> None:
+    assert SERVICES["redis"]["user"] == "redis"
+    users = [line for line in (ROOT / "deploy" / "Dockerfile").read_text().splitlines() if line.startswith("USER")]
+    assert users == ["USER 10001", "USER 10001"]  # of both images
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_ports_are_published_to_this_machine_alone(name: str) -> None:
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_services_authenticate(name: str, certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they start in a container, its mounts in other places."""
+    (certs / "keys").mkdir()
+    (certs / "keys" / "api-keys").write_text(new_key("acme", [Right.GENERATE])[1])
+
+    def here(word: str) -> str:
+        word = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word)  # a variable's default
+        return word.replace("/certs", str(certs / name.partition("-")[0])).replace("/keys", str(certs / "keys"))
+
+    service = SERVICES[name]
+    for variable, value in service["environment"].items():
+        monkeypatch.setenv(variable, here(str(value)))
+    settings: Any = CliApp.run(SETTINGS[name], cli_args=[here(word) for word in service["command"][3:]])
+    assert settings.tls
+    assert not settings.insecure
+    assert name.startswith("worker") or settings.host == "0.0.0.0"
+
+
+def test_no_service_has_anothers_certificate() -> None:
+    mounts = {
+        name: [mount for mount in service.get("volumes", []) if mount.startswith("certs-")]
+        for name, service in SERVICES.items()
+        if name != "certs"
+    }
+    for name, mounted in mounts.items():
+        wanted = [f"certs-{name.partition('-')[0]}:/certs:ro"] if name != "model" else []
+        assert mounted == wanted, name
