@@ -58,7 +58,9 @@ def simulate(
     t_token_ms: Annotated[float, typer.Option(min=0, help="Per verified token.")] = StepCosts().t_token_ms,
     t_prefill_ms_per_token: Annotated[float, typer.Option(min=0)] = StepCosts().t_prefill_ms_per_token,
     t_resume_ms: Annotated[float, typer.Option(min=0, help="Per request that goes on after a pause.")] = 0.0,
+    t_offload_ms_per_token: Annotated[float, typer.Option(min=0, help="KV to the host's memory and back.")] = 0.0,
     kv_budget_tokens: Annotated[int | None, typer.Option(min=1, help="Per worker; default: unbounded.")] = None,
+    host_kv_tokens: Annotated[int, typer.Option(min=0, help="Of KV, offloaded rather than dropped; per worker.")] = 0,
     prefill_chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens a round; default: all.")] = None,
     predictor: Annotated[
         PredictorKind,
@@ -70,10 +72,11 @@ def simulate(
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
 ) -> None:
     """Compare policies on a workload, under a virtual clock."""
-    times = (t_draft_ms, t_verify_ms, t_verify_slope, t_token_ms, t_prefill_ms_per_token, t_resume_ms)
-    if not all(time_ms <= MOST_MS for time_ms in times):
+    costs = StepCosts(
+        t_draft_ms, t_verify_ms, t_verify_slope, t_token_ms, t_prefill_ms_per_token, t_resume_ms, t_offload_ms_per_token
+    )
+    if not all(time_ms <= MOST_MS for time_ms in asdict(costs).values()):
         raise typer.BadParameter(f"must be at most {MOST_MS:g}", param_hint="--t-...")
-    costs = StepCosts(*times)
     fleet = Fleet(
         slots=slots,
         workers=workers,
@@ -82,6 +85,7 @@ def simulate(
         kv_budget_tokens=kv_budget_tokens or UNBOUNDED,
         plan_lag=plan_lag,
         prefill_chunk=prefill_chunk or UNBOUNDED,
+        host_kv_tokens=host_kv_tokens,
     )
     try:
         jobs = _jobs(workload, fleet, seed)

@@ -47,6 +47,7 @@ class Options:
     workers: int = 1
     slots: int = 4
     kv_tokens: int | None = None
+    host_kv_tokens: int | None = None
     policy: str = "default"
     policy_set: tuple[str, ...] = ()
     drafter: str = "default"
@@ -169,6 +170,8 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
     arguments += ["--host", HOST, "--health-port", "0", "--log-level", options.log_level]
     if options.kv_tokens is not None:
         arguments += ["--kv-tokens", str(options.kv_tokens)]
+    if options.host_kv_tokens is not None:
+        arguments += ["--host-kv-tokens", str(options.host_kv_tokens)]
     return Command(name, arguments, {**_WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)})
 
 

@@ -50,6 +50,10 @@ def up(
     kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a worker's KV memory. Default: 32768.")
     ] = None,
+    host_kv_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of KV, offloaded to the host's memory; default: as --kv-tokens on a GPU, else 0."),
+    ] = None,
     policy: Annotated[
         str, typer.Option(help="The order of requests: default (gittins), laps-sd, fcfs, ...")
     ] = "default",
@@ -96,6 +100,7 @@ def up(
         workers=workers,
         slots=slots,
         kv_tokens=kv_tokens,
+        host_kv_tokens=host_kv_tokens,
         policy=policy,
         policy_set=tuple(policy_set or ()),
         drafter=_drafter(drafter),

@@ -176,6 +176,7 @@ class Leader:
             admit=admit,
             rank=translate.of_plan(plan),
             drop=plan.drop,
+            offload=plan.offload,
             forget=forget,
         )
 

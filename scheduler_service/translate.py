@@ -58,8 +58,12 @@ def to_worker_up(hello: worker_pb.Hello) -> WorkerUp:
             verify_slope_s=hello.cost.verify_slope_s,
             prefill_token_s=hello.cost.prefill_token_s,
             verify_token_s=hello.cost.verify_token_s,
+            offload_block_s=hello.cost.offload_block_s,
         ),
-        held=tuple(Held(held.request_id, held.placement) for held in hello.held),
+        held=tuple(
+            Held(held.request_id, held.placement, held.blocks, held.offloaded, held.prefill_owed) for held in hello.held
+        ),
+        host_blocks=hello.host_blocks,
     )
 
 

@@ -60,6 +60,7 @@ async def work(settings: Settings, server: Server) -> None:
             slots=settings.slots,
             blocks=settings.blocks,
             block_tokens=settings.block_tokens,
+            host_blocks=engine.host_blocks,
             max_draft=settings.max_draft,
             on_attached=server.set_ready,
         )
@@ -78,6 +79,7 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int) ->
         context_tokens=context_tokens,
         blocks=settings.blocks,
         block_tokens=settings.block_tokens,
+        host_blocks=settings.host_blocks(model.device.type),
         max_draft=settings.max_draft,
         drafter=make_drafter(settings.drafter, model, blocks=settings.blocks, block_tokens=settings.block_tokens),
     )

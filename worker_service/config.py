@@ -31,6 +31,9 @@ class Settings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     slots: int = Field(4, ge=1, le=1024, description="requests that run in one round")
     kv_tokens: int = Field(32_768, ge=2, description="tokens whose keys and values are held, of all requests together")
+    host_kv_tokens: int | None = Field(
+        None, ge=0, description="of them, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
+    )
     block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
     drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
     max_draft: int = Field(8, ge=0, le=64, description="most tokens drafted for a request in one round")
@@ -40,3 +43,8 @@ class Settings(ServiceSettings):
     @property
     def blocks(self) -> int:
         return -(-self.kv_tokens // self.block_tokens)
+
+    def host_blocks(self, device: str) -> int:
+        """`device`: its type. A CPU's KV is in the host's memory anyway."""
+        by_default = self.kv_tokens if device == "cuda" else 0
+        return (by_default if self.host_kv_tokens is None else self.host_kv_tokens) // self.block_tokens

@@ -52,6 +52,7 @@ class Link:
         slots: int,
         blocks: int,
         block_tokens: int,
+        host_blocks: int,
         max_draft: int,
         on_attached: Callable[[bool], Awaitable[None]],
     ) -> None:
@@ -65,6 +66,7 @@ class Link:
             slots=slots,
             block_tokens=block_tokens,
             blocks=blocks,
+            host_blocks=host_blocks,
             max_draft=max_draft,
             cost=of_cost(cost),
         )

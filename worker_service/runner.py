@@ -35,13 +35,14 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The rank is desired state: the newest one counts. What is admitted, dropped and forgotten is said once."""
+    """The rank is desired state: the newest one counts. What is admitted, given up and forgotten is said once."""
 
     seq: int
     seen_step: int
     rank: Sequence[Run]
     admit: Sequence[Admission] = ()
     drop: Sequence[str] = ()
+    offload: Sequence[str] = ()
     forget: Sequence[str] = ()
 
 
@@ -190,10 +191,12 @@ class Runner:
             self._engine.forget(request_id)
         for request_id in command.drop:
             self._engine.drop(request_id)
+        for request_id in command.offload:  # now the others have given back what they had in the host's memory
+            self._engine.offload(request_id)
         for a in command.admit:
             self._engine.admit(a.request_id, a.placement, a.tokens, a.prompt_len, a.sampling, a.limits, a.tenant)
         same_rank = session.command is not None and session.command.rank == command.rank
-        if command.forget or command.drop or command.admit or not same_rank:
+        if command.forget or command.drop or command.offload or command.admit or not same_rank:
             session.exhausted = False  # else nothing that could make it run has changed
         session.command = command
 

@@ -24,6 +24,7 @@ def to_command(message: pb.StepCommand) -> Command:
         rank=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.rank],
         admit=[_to_admission(admit) for admit in message.admit],
         drop=list(message.drop),
+        offload=list(message.offload),
         forget=list(message.forget),
     )
 
@@ -75,7 +76,14 @@ def _of_row(row: Row) -> pb.Row:
 
 
 def of_held(held: Held) -> pb.Held:
-    return pb.Held(request_id=held.request_id, placement=held.placement, output_tokens=held.output_tokens)
+    return pb.Held(
+        request_id=held.request_id,
+        placement=held.placement,
+        output_tokens=held.output_tokens,
+        blocks=held.blocks,
+        offloaded=held.offloaded,
+        prefill_owed=held.prefill_owed,
+    )
 
 
 def of_cost(cost: CostProfile) -> pb.CostProfile:
@@ -85,6 +93,7 @@ def of_cost(cost: CostProfile) -> pb.CostProfile:
         verify_slope_s=cost.verify_slope_s,
         prefill_token_s=cost.prefill_token_s,
         verify_token_s=cost.verify_token_s,
+        offload_block_s=cost.offload_block_s,
     )
 
 

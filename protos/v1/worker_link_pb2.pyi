@@ -109,6 +109,7 @@ class Hello(_message.Message):
     MAX_DRAFT_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """refused when unknown"""
     worker_id: _builtins.str
@@ -122,6 +123,8 @@ class Hello(_message.Message):
     """tokens in a block of KV"""
     blocks: _builtins.int
     max_draft: _builtins.int
+    host_blocks: _builtins.int
+    """of KV, that can be offloaded to the host's memory at a time"""
     @_builtins.property
     def model(self) -> _gateway_link_pb2.ModelInfo: ...
     @_builtins.property
@@ -144,10 +147,11 @@ class Hello(_message.Message):
         max_draft: _builtins.int = ...,
         cost: Global___CostProfile | None = ...,
         held: _abc.Iterable[Global___Held] | None = ...,
+        host_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "cost", b"cost", "held", b"held", "max_draft", b"max_draft", "max_epoch", b"max_epoch", "model", b"model", "protocol", b"protocol", "session", b"session", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "cost", b"cost", "held", b"held", "host_blocks", b"host_blocks", "max_draft", b"max_draft", "max_epoch", b"max_epoch", "model", b"model", "protocol", b"protocol", "session", b"session", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -166,6 +170,7 @@ class CostProfile(_message.Message):
     VERIFY_SLOPE_S_FIELD_NUMBER: _builtins.int
     PREFILL_TOKEN_S_FIELD_NUMBER: _builtins.int
     VERIFY_TOKEN_S_FIELD_NUMBER: _builtins.int
+    OFFLOAD_BLOCK_S_FIELD_NUMBER: _builtins.int
     draft_s: _builtins.float
     """per draft position"""
     verify_s: _builtins.float
@@ -175,6 +180,8 @@ class CostProfile(_message.Message):
     prefill_token_s: _builtins.float
     verify_token_s: _builtins.float
     """per draft token verified"""
+    offload_block_s: _builtins.float
+    """per block of KV, to the host's memory and back"""
     def __init__(
         self,
         *,
@@ -183,10 +190,11 @@ class CostProfile(_message.Message):
         verify_slope_s: _builtins.float = ...,
         prefill_token_s: _builtins.float = ...,
         verify_token_s: _builtins.float = ...,
+        offload_block_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_s", b"draft_s", "prefill_token_s", b"prefill_token_s", "verify_s", b"verify_s", "verify_slope_s", b"verify_slope_s", "verify_token_s", b"verify_token_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_s", b"draft_s", "offload_block_s", b"offload_block_s", "prefill_token_s", b"prefill_token_s", "verify_s", b"verify_s", "verify_slope_s", b"verify_slope_s", "verify_token_s", b"verify_token_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -199,19 +207,31 @@ class Held(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    OFFLOADED_FIELD_NUMBER: _builtins.int
+    PREFILL_OWED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     placement: _builtins.int
     output_tokens: _builtins.int
+    blocks: _builtins.int
+    """as in Row"""
+    offloaded: _builtins.int
+    """blocks of KV in the host's memory"""
+    prefill_owed: _builtins.int
+    """as in Row"""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         placement: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        offloaded: _builtins.int = ...,
+        prefill_owed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_tokens", b"output_tokens", "placement", b"placement", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "offloaded", b"offloaded", "output_tokens", b"output_tokens", "placement", b"placement", "prefill_owed", b"prefill_owed", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -255,6 +275,7 @@ class StepCommand(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     DROP_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
+    OFFLOAD_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     session: _builtins.str
     seq: _builtins.int
@@ -274,6 +295,10 @@ class StepCommand(_message.Message):
     def forget(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """finished, cancelled or moved"""
 
+    @_builtins.property
+    def offload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """like drop, but its KV is kept in the host's memory, where that has room, and comes back"""
+
     def __init__(
         self,
         *,
@@ -285,10 +310,11 @@ class StepCommand(_message.Message):
         rank: _abc.Iterable[Global___Run] | None = ...,
         drop: _abc.Iterable[_builtins.str] | None = ...,
         forget: _abc.Iterable[_builtins.str] | None = ...,
+        offload: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "drop", b"drop", "epoch", b"epoch", "forget", b"forget", "rank", b"rank", "seen_step", b"seen_step", "seq", b"seq", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "drop", b"drop", "epoch", b"epoch", "forget", b"forget", "offload", b"offload", "rank", b"rank", "seen_step", b"seen_step", "seq", b"seq", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ from itertools import islice
 
 from scheduler_service.core import kv
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
+from scheduler_service.core.deadlines import Deadlines
 from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, choose_draft_lengths
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.lifecycle import Move, State
@@ -42,7 +43,6 @@ from scheduler_service.core.types import (
     WorkerUp,
 )
 
-WORTH = 3.0  # times the seconds that its KV cost is a request served before it may lose it
 REKEYED = 8  # requests per plan whose claims follow what was learned: a decision's time stays bounded
 
 
@@ -66,7 +66,7 @@ class Core:
         self._to_rekey = 0
         self._carousel: deque[str] = deque()  # live requests, the one re-keyed longest ago first
         self._unplaced = Ranking()
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines = Deadlines(self.entries)
         # One profile for all: it only has to order requests. The first worker's, so that keys stay comparable.
         self._cost: CostProfile | None = None
         self._slots = 1
@@ -89,7 +89,7 @@ class Core:
             case WorkerDown(name):
                 return self._worker_down(name)
             case Tick():
-                return self._expire(now)
+                return tuple(self._end(entry, Move.EXPIRE, None) for entry in self._deadlines.passed(now))
 
     def _submitted(self, request: Request) -> tuple[Effect, ...]:
         if request.id in self.entries:
@@ -100,10 +100,7 @@ class Core:
 
     def _adopt(self, entry: Entry) -> Entry:
         self.entries[entry.request.id] = entry
-        if entry.request.deadline is not None:
-            heapq.heappush(self._deadlines, (entry.request.deadline, entry.request.id))
-            if len(self._deadlines) > 2 * len(self.entries) + 64:
-                self._forget_deadlines_of_ended()
+        self._deadlines.add(entry)
         entry.draft_len = self.draft_len
         entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
         if self.policy.learns:
@@ -112,12 +109,6 @@ class Core:
             self._overtaking.arrived(entry.request, self._believed_rounds(entry))
         self._rank(entry)
         return entry
-
-    def _forget_deadlines_of_ended(self) -> None:
-        """They would stay until they pass, which may be an hour."""
-        live = ((entry.request.deadline, id) for id, entry in self.entries.items())
-        self._deadlines = [(deadline, id) for deadline, id in live if deadline is not None]
-        heapq.heapify(self._deadlines)
 
     def _worker_up(self, up: WorkerUp) -> tuple[Effect, ...]:
         lost = self._worker_down(up.worker)
@@ -128,9 +119,8 @@ class Core:
         for held in up.held:
             entry = self.entries.get(held.id)
             if entry and entry.home is None and entry.placement == held.placement:
+                entry.blocks, entry.offloaded, entry.prefill_owed = held.blocks, held.offloaded, held.prefill_owed
                 self._place(entry, up.worker, move=False)
-                entry.blocks = worker.blocks_for(entry.tokens)
-                entry.prefill_owed = 0  # or more, as its next report will say
                 worker.free_blocks -= entry.blocks
         return lost
 
@@ -162,6 +152,7 @@ class Core:
             entry.blocks = row.blocks
             entry.prefill_owed = row.prefill_owed
             if not row.skipped:
+                entry.offloaded = 0
                 ran[row.id] = entry, row
         if self._overtaking:
             self._overtaking.served([(entry.request, self._believed_rounds(entry)) for entry, _ in ran.values()])
@@ -190,9 +181,9 @@ class Core:
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         if row.prefilled:  # the whole batch waits for it, and it may take rounds of a slot
             batch_s = row.prefilled * self.cost.prefill_token_s * self._slots + (0 if row.new else self._round_s)
-            entry.unpaid_s += WORTH * batch_s
+            entry.kv_s += batch_s
         else:
-            entry.unpaid_s -= self._round_s
+            entry.served_s += self._round_s
         if row.drafted or (row.new and not row.prefilled):
             entry.acceptance = entry.acceptance.after(row.drafted, row.accepted, row.new)
         if row.finish is Finish.ERROR:
@@ -206,15 +197,6 @@ class Core:
             view = view._replace(perceptible=True)
         self._rank(entry, view)
         return Advanced(entry.record(), row.start)
-
-    def _expire(self, now: float) -> tuple[Effect, ...]:
-        effects: list[Effect] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, id = heapq.heappop(self._deadlines)
-            entry = self.entries.get(id)
-            if entry is not None and entry.request.deadline == deadline:
-                effects.append(self._end(entry, Move.EXPIRE, None))
-        return tuple(effects)
 
     def _end(self, entry: Entry, move: Move, finish: Finish | None, start: int | None = None) -> Ended:
         entry.move(move)
@@ -262,7 +244,9 @@ class Core:
             perceptible=entry.perceptible,
             length=entry.length,
             prior_accepted=fleet.per_round if known is None else known * fleet.drafts_per_round,
-            resume_s=entry.prefill_owed * prefill_s + (self.cost.resume_s if entry.state is State.PAUSED else 0.0),
+            resume_s=entry.prefill_owed * prefill_s
+            + entry.offloaded * self.cost.offload_block_s
+            + (self.cost.resume_s if entry.state is State.PAUSED else 0.0),
         )
 
     def _ranking(self, entry: Entry) -> Ranking:
@@ -312,16 +296,17 @@ class Core:
         while (claimed := self._claimable(name, rank[: worker.up.slots])) is not None:
             self._place(claimed, name)
             rank = sorted([*rank, claimed], key=lambda entry: entry.key)
-        rank, drop = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)))
-        for entry in drop:
+        rank, evict = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)))
+        for entry, copy in evict.items():
             worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
-            entry.lose_kv()
+            entry.offload_kv(copy) if copy else entry.lose_kv()
             entry.placement += 1  # a row of the round in hand must not bring back what the plan gives away
             self._rank(entry)
         if self._adaptive:
             choose_draft_lengths(rank[: worker.up.slots], self.acceptance, self.cost, worker.up.max_draft)
         runs = tuple(self._run(entry, worker.up.max_draft) for entry in rank)
-        return Plan(runs, tuple(entry.request.id for entry in drop))
+        drop = tuple(entry.request.id for entry, copy in evict.items() if not copy)
+        return Plan(runs, drop, tuple(entry.request.id for entry, copy in evict.items() if copy))
 
     def _run(self, entry: Entry, longest: int) -> Run:
         probe = self._adaptive and entry.rounds % PROBE_ROUNDS == 0
@@ -348,7 +333,7 @@ class Core:
                 if entry.state is State.RUNNING:
                     continue
                 rebuild_s = entry.tokens * self.cost.prefill_token_s
-                if not entry.blocks or (idle and rebuild_s < self._next_end_s(donor)):
+                if not (entry.blocks or entry.offloaded) or (idle and rebuild_s < self._next_end_s(donor)):
                     best = entry
                     break
         return best

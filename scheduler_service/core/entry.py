@@ -8,6 +8,8 @@ from scheduler_service.core.policies import Claim
 from scheduler_service.core.ranking import Key, Ranking
 from scheduler_service.core.types import Record, Request, WorkerUp
 
+WORTH = 3.0  # times the seconds that its KV cost is a request served before it may lose it
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -26,7 +28,9 @@ class Entry:
     preemptions: int = 0
     started: float | None = None
     blocks: int = 0  # of KV on its home worker
-    unpaid_s: float = 0.0  # nominal seconds of service until that KV has been worth computing
+    offloaded: int = 0  # blocks that a copy of its KV takes in the memory of that worker's host; it has no others then
+    kv_s: float = 0.0  # nominal seconds that its batch spent on computing its KV
+    served_s: float = 0.0  # nominal seconds of service since that was computed, or came back
     claim: Claim = Claim(1, 0, 0.0)
     key: Key = ()  # where it stands in its ranking
 
@@ -42,10 +46,9 @@ class Entry:
     def tokens(self) -> int:
         return self.request.prompt_tokens + self.emitted
 
-    @property
-    def settled(self) -> bool:
-        """Whether it was served long enough, since its KV was computed, to have been worth it."""
-        return not self.prefill_owed and self.unpaid_s <= 0
+    def worth(self, price_s: float) -> bool:
+        """Whether it was served long enough, since its KV came, to have been worth `price_s` of its batch."""
+        return not self.prefill_owed and self.served_s >= WORTH * price_s
 
     def move(self, move: Move) -> None:
         """Raises IllegalMove and changes nothing."""
@@ -54,9 +57,16 @@ class Entry:
     def lose_kv(self) -> None:
         if self.state is not State.WAITING:
             self.move(Move.EVICT)
-        self.blocks = 0
-        self.unpaid_s = 0.0
+        self.blocks = self.offloaded = 0
+        self.kv_s = self.served_s = 0.0
         self.prefill_owed = self.tokens
+
+    def offload_kv(self, blocks: int) -> None:
+        """To `blocks` of its home's host memory, whence it comes back when it runs again."""
+        if self.state is not State.WAITING:
+            self.move(Move.EVICT)
+        self.blocks, self.offloaded = 0, blocks
+        self.served_s = 0.0
 
     def record(self) -> Record:
         return Record(
@@ -100,5 +110,7 @@ class Worker:
         """Slots that its own requests leave free; negative when some of them wait."""
         return self.up.slots - len(self.ranking)
 
-    def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.up.block_tokens)
+    def blocks_for(self, entry: Entry) -> int:
+        """All of its KV, with 2 * (max_draft + 1) tokens in reserve: a plan is one step old when it is carried out."""
+        tokens = entry.tokens + 2 * (self.up.max_draft + 1)
+        return min(-(-tokens // self.up.block_tokens), self.up.blocks)

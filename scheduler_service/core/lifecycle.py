@@ -1,7 +1,7 @@
 """The life cycle of a request. Everything that decides a request's state lives in this table; nothing else does.
 
 An illegal move raises and changes nothing. Where a request's KV is follows from its state: WAITING has none on any
-worker, RUNNING and PAUSED have it on their home worker.
+worker, but perhaps a copy in the memory of its home's host; RUNNING and PAUSED have it on their home worker.
 """
 
 from enum import Enum
@@ -24,7 +24,7 @@ class State(Enum):
 class Move(Enum):
     RUN = "run"
     PREEMPT = "preempt"
-    EVICT = "evict"  # its KV is gone: dropped for memory, or its worker was lost or given up
+    EVICT = "evict"  # its KV is gone: dropped or offloaded for memory, or its worker was lost or given up
     FINISH = "finish"
     CANCEL = "cancel"
     EXPIRE = "expire"

@@ -52,6 +52,7 @@ class CostProfile:
     prefill_token_s: float = 0.001
     resume_s: float = 0.0  # of a paused request whose KV was kept
     verify_token_s: float = 0.0  # per draft token verified, beside the one token of each request
+    offload_block_s: float = 0.0  # per block of KV, to the host's memory and back
 
     def round_s(self, draft_len: int, batch: int) -> float:
         """Nominal seconds of a round of `batch` requests with `draft_len` drafts each."""
@@ -83,6 +84,9 @@ class Held:
 
     id: str
     placement: int
+    blocks: int = 0
+    offloaded: int = 0  # blocks of it in the host's memory
+    prefill_owed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class WorkerUp:
     max_draft: int
     cost: CostProfile
     held: tuple[Held, ...] = ()
+    host_blocks: int = 0  # of KV, that can be offloaded at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +197,12 @@ class Run:
 
 @value
 class Plan:
-    """Desired state of one worker: `rank` best first, longer than its slots, so that vacant places fill themselves."""
+    """Desired state of one worker: `rank` best first, longer than its slots, so that vacant places fill themselves.
+    KV that others need the memory of is dropped, or offloaded to the host's memory."""
 
     rank: tuple[Run, ...]
     drop: tuple[str, ...]
+    offload: tuple[str, ...] = ()
 
 
 class View(NamedTuple):
@@ -210,7 +217,7 @@ class View(NamedTuple):
     perceptible: bool
     length: Length = SOME_LENGTH  # of its output, from what finished requests taught
     prior_accepted: float = 2.0  # tokens a round, before it showed its own: as predicted, else as finished ones had
-    resume_s: float = 0.0  # nominal seconds until it can draft: prefill still owed, and resuming from a pause
+    resume_s: float = 0.0  # nominal seconds until it can draft: prefill still owed, and getting its KV back
 
 
 # ---- errors ----

@@ -15,15 +15,20 @@ class StepCosts:
     t_token_ms: float = 0.0
     t_prefill_ms_per_token: float = 0.1
     t_resume_ms: float = 0.0
+    t_offload_ms_per_token: float = 0.0
 
-    def step_s(self, draft_len: int, batch: int, verified: int, prefilled: int, resumed: int) -> float:
-        """Seconds of one step: `batch` requests, `verified` and `prefilled` tokens and `resumed` requests in all."""
+    def step_s(
+        self, draft_len: int, batch: int, verified: int, prefilled: int, resumed: int, restored: int = 0
+    ) -> float:
+        """Seconds of one step: `batch` requests, and in all `verified`, `prefilled` and `restored` (from the host's
+        memory) tokens and `resumed` requests."""
         return 1e-3 * (
             draft_len * self.t_draft_ms
             + self.t_verify_ms * (1 + self.t_verify_slope * (batch - 1))
             + self.t_token_ms * verified
             + self.t_prefill_ms_per_token * prefilled
             + self.t_resume_ms * resumed
+            + self.t_offload_ms_per_token * restored  # for both ways
         )
 
     def profile(self) -> CostProfile:
@@ -35,4 +40,5 @@ class StepCosts:
             prefill_token_s=1e-3 * self.t_prefill_ms_per_token,
             resume_s=1e-3 * self.t_resume_ms,
             verify_token_s=1e-3 * self.t_token_ms,
+            offload_block_s=1e-3 * self.t_offload_ms_per_token,  # its blocks are of one token
         )

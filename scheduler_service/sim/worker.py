@@ -15,7 +15,7 @@ UNBOUNDED = 10**12  # tokens of KV
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What the requests are served by. `kv_budget_tokens` is per worker."""
+    """What the requests are served by. `kv_budget_tokens` and `host_kv_tokens` are per worker."""
 
     slots: int = 1
     workers: int = 1
@@ -24,6 +24,7 @@ class Fleet:
     kv_budget_tokens: int = UNBOUNDED
     plan_lag: int = 0
     prefill_chunk: int = UNBOUNDED
+    host_kv_tokens: int = 0
 
     @property
     def max_draft(self) -> int:
@@ -35,7 +36,8 @@ class Fleet:
         return REFERENCE if self.draft_len is None else self.draft_len
 
     def worker_up(self, name: str) -> WorkerUp:
-        return WorkerUp(name, self.slots, self.kv_budget_tokens, 1, self.max_draft, self.costs.profile(), ())
+        cost = self.costs.profile()
+        return WorkerUp(name, self.slots, self.kv_budget_tokens, 1, self.max_draft, cost, (), self.host_kv_tokens)
 
     def can_hold(self, job: Job) -> bool:
         """Whether the job fits alone, with the reserve that the core keeps."""
@@ -48,6 +50,7 @@ class Held:
 
     placement: int
     tokens: int = 0
+    offloaded: int = 0  # tokens in the host's memory; on the device there are none then
 
 
 class SimWorker:
@@ -57,7 +60,7 @@ class SimWorker:
         self.name = name
         self._core, self._jobs, self._fleet = core, jobs, fleet
         self._plan = Plan((), ())
-        self._due: list[str] = []  # whose KV is to be released before the next round
+        self._due: list[tuple[str, bool]] = []  # whose KV is to be released before the next round; True: offloaded
         self._admitted: dict[str, int] = {}  # the placement of each request that it knows
         self._held: dict[str, Held] = {}
         self._free = fleet.kv_budget_tokens
@@ -72,9 +75,9 @@ class SimWorker:
         for id in moved:
             del self._admitted[id]
         if self._exhausted:
-            self._exhausted = not (moved or plan.drop) and plan.rank == self._plan.rank
+            self._exhausted = not (moved or plan.drop or plan.offload) and plan.rank == self._plan.rank
         self._plan = plan
-        self._due += [*moved, *plan.drop]
+        self._due += [(id, False) for id in (*moved, *plan.drop)] + [(id, True) for id in plan.offload]
         if self._fleet.workers == 1:  # nothing is ever moved
             return []
         new = [run.id for run in plan.rank if self._admitted.get(run.id) != run.placement]
@@ -90,17 +93,18 @@ class SimWorker:
         takes no time, its report is what tells the core, and only another plan can change anything."""
         if self._exhausted:
             return None
-        for id in self._due:
-            self._release(id)
+        for id, offload in self._due:
+            self._release(id, offload)
         self._due.clear()
         rows: list[Round] = []
-        drafted = verified = prefilled = resumed = ran = 0
+        drafted = verified = prefilled = resumed = restored = ran = 0
         for run in self._plan.rank:
             entry = self._core.entries.get(run.id)
             if entry is None:
                 continue  # it ended since the plan was made
             held = self._held.get(run.id)
             kept = held is not None and held.tokens > 0 and held.placement == run.placement and run.id not in self._ran
+            offloaded = min(held.offloaded, entry.tokens) if held else 0
             row = self._row(run, entry)
             rows.append(row)
             if row.skipped:
@@ -109,6 +113,7 @@ class SimWorker:
             verified += row.drafted + 1 if row.new else 0
             prefilled += row.prefilled
             resumed += kept
+            restored += offloaded
             ran += 1
             if ran == self._fleet.slots:
                 break
@@ -119,16 +124,17 @@ class SimWorker:
         for row in rows:
             if row.finish:
                 self._release(row.id)
-        duration_s = self._fleet.costs.step_s(drafted, ran, verified, prefilled, resumed) if ran else 0.0
-        return StepDone(self.name, tuple(rows), self._free, duration_s)
+        step_s = self._fleet.costs.step_s(drafted, ran, verified, prefilled, resumed, restored)
+        return StepDone(self.name, tuple(rows), self._free, step_s if ran else 0.0)
 
     def _row(self, run: Run, entry: Entry) -> Round:
         held = self._held.get(run.id)
         if held is None or held.placement != run.placement:
             self._release(run.id)
-            held = self._held[run.id] = Held(run.placement)
+            held = self._held[run.id] = Held(run.placement, offloaded=held.offloaded if held else 0)
         start, tokens = entry.emitted, entry.tokens
-        owed = tokens - held.tokens
+        restored = min(held.offloaded, tokens)
+        lacking = owed = tokens - held.tokens - restored
         prefill = 0
         if owed:
             prefill = min(owed, run.prefill_tokens)
@@ -144,14 +150,17 @@ class SimWorker:
                 new = job.output_tokens - start
                 accepted = min(accepted, new)
                 finish = Finish.LENGTH
-        grown = prefill + new
+        grown = restored + prefill + new
         if grown > self._free:
-            return Round(run.id, run.placement, start, 0, 0, 0, 0, tokens - held.tokens, held.tokens, None, True)
+            return Round(run.id, run.placement, start, 0, 0, 0, 0, lacking, held.tokens, None, True)
         self._free -= grown
         held.tokens += grown
+        held.offloaded = 0
         return Round(run.id, run.placement, start, new, drafts, accepted, prefill, owed, held.tokens, finish)
 
-    def _release(self, id: str) -> None:
+    def _release(self, id: str, offload: bool = False) -> None:
         held = self._held.pop(id, None)
         if held is not None:
             self._free += held.tokens
+            if offload:
+                self._held[id] = Held(held.placement, offloaded=held.tokens)

@@ -23,9 +23,14 @@ def request(id: str, arrival: float = 0.0, *, prompt: int = 4, max_tokens: int =
 
 
 def worker_up(
-    name: str = "w", slots: int = 1, blocks: int = 1000, held: tuple[Held, ...] = (), cost: CostProfile = COST
+    name: str = "w",
+    slots: int = 1,
+    blocks: int = 1000,
+    held: tuple[Held, ...] = (),
+    cost: CostProfile = COST,
+    host_blocks: int = 0,
 ) -> WorkerUp:
-    return WorkerUp(name, slots, blocks, block_tokens=16, max_draft=4, cost=cost, held=held)
+    return WorkerUp(name, slots, blocks, 16, max_draft=4, cost=cost, held=held, host_blocks=host_blocks)
 
 
 def core(policy: str = "laps-sd", *settings: str, **options: int) -> Core:
@@ -43,13 +48,15 @@ class FakeWorker:
         slots: int = 1,
         blocks: int = 1000,
         cost: CostProfile = COST,
+        host_blocks: int = 0,
     ) -> None:
         self.core, self.lengths, self.name, self.slots, self.blocks = core, lengths, name, slots, blocks
         self.output: dict[str, int] = {}
         self.resident: dict[str, int] = {}  # placement by request with KV
+        self.offloaded: set[str] = set()
         self.ran: list[tuple[str, ...]] = []
         self.now = 0.0
-        core.observe(worker_up(name, slots, blocks, cost=cost), self.now)
+        core.observe(worker_up(name, slots, blocks, cost=cost, host_blocks=host_blocks), self.now)
 
     def submit(self, *ids: str, **more: object) -> None:
         for id in ids:
@@ -58,8 +65,9 @@ class FakeWorker:
     def step(self, emit: int = 1, drafted: int = 4) -> tuple[Effect, ...]:
         """One round of the worker; a second passes."""
         plan = self.core.plan(self.name)
-        for id in plan.drop:
+        for id in (*plan.drop, *plan.offload):
             self.resident.pop(id, None)
+        self.offloaded.update(plan.offload)
         rows = [self._row(run.id, run.placement, emit, drafted) for run in plan.rank[: self.slots]]
         self.ran.append(tuple(row.id for row in rows))
         self.now += 1
@@ -74,8 +82,9 @@ class FakeWorker:
     def _row(self, id: str, placement: int, emit: int, drafted: int) -> Round:
         entry = self.core.entries[id]
         start = entry.emitted
-        prefill = 0 if self.resident.get(id) == placement else entry.tokens
+        prefill = 0 if self.resident.get(id) == placement or id in self.offloaded else entry.tokens
         self.resident[id] = placement
+        self.offloaded.discard(id)
         new = min(1 if prefill else emit, self.lengths[id] - start)
         done = start + new >= self.lengths[id]
         if done:

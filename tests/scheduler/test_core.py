@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_service.core.core import WORTH, Core
+from scheduler_service.core.core import Core
+from scheduler_service.core.entry import WORTH
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
     Advanced,

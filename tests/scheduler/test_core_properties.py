@@ -24,13 +24,13 @@ ACTIONS = st.lists(
 class Fleet:
     """Two workers of two slots under random events; each of them carries out what the core plans. Memory is short."""
 
-    def __init__(self, policy: str, blocks: int = 40) -> None:
+    def __init__(self, policy: str, blocks: int = 12, host_blocks: int = 5) -> None:
         self.core: Core = core(policy)
-        self.blocks = blocks
+        self.memory = {"blocks": blocks, "host_blocks": host_blocks}
         self.lengths: dict[str, int] = {}
         self.ended: list[str] = []
         self.plans: list[Plan] = []
-        self.workers = {name: FakeWorker(self.core, self.lengths, name, slots=2, blocks=blocks) for name in WORKERS}
+        self.workers = {name: FakeWorker(self.core, self.lengths, name, slots=2, **self.memory) for name in WORKERS}
         self.now = 0.0
 
     def do(self, verb: str, what: object) -> None:
@@ -50,7 +50,7 @@ class Fleet:
         elif verb == "lose":
             name = str(what)
             effects = self.core.observe(WorkerDown(name), self.now)
-            self.workers[name] = FakeWorker(self.core, self.lengths, name, slots=2, blocks=self.blocks)
+            self.workers[name] = FakeWorker(self.core, self.lengths, name, slots=2, **self.memory)
         self.ended += [effect.record.request.id for effect in effects if isinstance(effect, Ended)]
         self.check()
 
@@ -58,6 +58,9 @@ class Fleet:
         homes = [entry.home for entry in self.core.entries.values()]
         for name, worker in self.core.workers.items():
             assert len(worker.ranking) == homes.count(name)
+            homed = [self.core.entries[key[-1]] for key in worker.ranking]
+            assert sum(entry.offloaded for entry in homed) <= worker.up.host_blocks
+            assert not any(entry.blocks and entry.offloaded for entry in homed)
         assert len(self.core._unplaced) == homes.count(None)
 
     def drain(self) -> None:

@@ -29,6 +29,23 @@ FLEETS = {
         slots=3, kv_budget_tokens=ROOM, plan_lag=1, prefill_chunk=CHUNK, draft_len=None, costs=StepCosts(t_token_ms=1.0)
     ),
     "two workers": Fleet(slots=2, workers=2, kv_budget_tokens=ROOM, plan_lag=1, prefill_chunk=CHUNK),
+    "little memory, and the host's": Fleet(
+        slots=3,
+        kv_budget_tokens=400,
+        host_kv_tokens=300,
+        plan_lag=1,
+        prefill_chunk=CHUNK,
+        costs=StepCosts(t_offload_ms_per_token=0.01),
+    ),
+    "two workers, little memory, and the host's": Fleet(
+        slots=1,
+        workers=2,
+        kv_budget_tokens=250,
+        host_kv_tokens=500,
+        plan_lag=1,
+        prefill_chunk=CHUNK,
+        costs=StepCosts(t_offload_ms_per_token=0.01),
+    ),
     "two workers, little memory": Fleet(slots=1, workers=2, kv_budget_tokens=350, plan_lag=1, prefill_chunk=CHUNK),
 }
 

@@ -57,6 +57,7 @@ class Known:
     prompt: int
     tokens: int
     kv: int = 0
+    offloaded: int = 0  # of it, in the host's memory
 
 
 class WireWorker:
@@ -94,7 +95,9 @@ class WireWorker:
                 verify_slope_s=cost.verify_slope_s,
                 prefill_token_s=cost.prefill_token_s,
                 verify_token_s=cost.verify_token_s,
+                offload_block_s=cost.offload_block_s,
             ),
+            host_blocks=self._fleet.host_kv_tokens,
         )
 
     def hear(self, message: worker_pb.ToWorker) -> None:
@@ -115,19 +118,21 @@ class WireWorker:
         if self._exhausted:
             return False
         rows: list[worker_pb.Row] = []
-        drafted = verified = prefilled = resumed = 0
+        drafted = verified = prefilled = resumed = restored = 0
         ran: set[str] = set()
         for run in self._rank:
             if len(ran) == self._fleet.slots:
                 break
             if run.request_id in self._known:
                 kept = self._known[run.request_id].kv > 0 and run.request_id not in self._ran
+                offloaded = self._known[run.request_id].offloaded
                 row = self._row(run)
                 rows.append(row)
                 if row.skipped:
                     continue
                 ran.add(run.request_id)
                 resumed += kept
+                restored += offloaded
                 drafted = max(drafted, row.drafted)
                 verified += row.drafted + 1 if row.tokens else 0
                 prefilled += row.prefilled
@@ -139,7 +144,7 @@ class WireWorker:
                 del self._known[row.request_id]
         self._ran = ran
         self._step += 1
-        step_s = self._fleet.costs.step_s(drafted, len(ran), verified, prefilled, resumed)
+        step_s = self._fleet.costs.step_s(drafted, len(ran), verified, prefilled, resumed, restored)
         duration_s = step_s if ran else 0.0
         self.ends_at = now + duration_s
         self.report = worker_pb.StepReport(
@@ -154,24 +159,31 @@ class WireWorker:
         return True
 
     def _apply(self, command: worker_pb.StepCommand) -> None:
-        if command.forget or command.drop or command.admit or command.rank != self._rank:
+        if command.forget or command.drop or command.offload or command.admit or command.rank != self._rank:
             self._exhausted = False
         for id in command.forget:
             self._known.pop(id, None)
         for id in command.drop:
             if id in self._known:
                 self._known[id].kv = 0
+        for id in command.offload:
+            if id in self._known:
+                known = self._known[id]
+                known.kv, known.offloaded = 0, known.kv
+        assert sum(known.offloaded for known in self._known.values()) <= self._fleet.host_kv_tokens
         for admit in command.admit:
-            kv = self._known[admit.request_id].kv if admit.request_id in self._known else 0
             tokens = len(admit.tokens)
-            self._known[admit.request_id] = Known(admit.placement, admit.prompt_len, tokens, min(kv, tokens))
+            known = self._known.get(admit.request_id) or Known(0, 0, 0)
+            self._known[admit.request_id] = Known(
+                admit.placement, admit.prompt_len, tokens, min(known.kv, tokens), min(known.offloaded, tokens)
+            )
         self._rank, self._seq = command.rank, command.seq
 
     def _row(self, run: worker_pb.Run) -> worker_pb.Row:
         known, job = self._known[run.request_id], self._jobs[run.request_id]
         start = known.tokens - known.prompt
         row = worker_pb.Row(request_id=run.request_id, placement=known.placement, start=start)
-        owed = known.tokens - known.kv
+        owed = known.tokens - known.kv - known.offloaded
         row.prefilled = min(owed, run.prefill_tokens)
         row.prefill_owed = owed - row.prefilled
         new = 0
@@ -182,7 +194,7 @@ class WireWorker:
             new = min(hits + 1, job.output_tokens - start)
             self._rounds[job.id, start + new] = round + (run.draft_len > 0 or not row.prefilled)
             row.accepted = min(hits, new)
-        if row.prefilled + new > self.free:
+        if known.offloaded + row.prefilled + new > self.free:
             return worker_pb.Row(
                 request_id=run.request_id,
                 placement=known.placement,
@@ -193,7 +205,8 @@ class WireWorker:
             )
         row.tokens.extend([1] * new)
         known.tokens += new
-        known.kv += row.prefilled + new
+        known.kv += known.offloaded + row.prefilled + new
+        known.offloaded = 0
         row.blocks = known.kv
         if start + new == job.output_tokens:
             row.finish = types_pb.FINISH_REASON_LENGTH

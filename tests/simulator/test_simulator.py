@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from scheduler_service.core.core import WORTH
+from scheduler_service.core.entry import WORTH
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.results import summarise
 from tests.simulator.builders import SECOND, ends, job, run
@@ -80,6 +80,18 @@ def test_kv_that_was_dropped_is_computed_again() -> None:
     tight = ends(run(jobs, "srpt-length", costs=costs, kv_budget_tokens=40))
     assert tight["short"] == roomy["short"]
     assert tight["long"] == pytest.approx(roomy["long"] + 0.1 * (10 + 5))
+
+
+def test_kv_that_was_offloaded_is_not_computed_again() -> None:
+    costs = StepCosts(0, 1000, 0, 0, t_prefill_ms_per_token=100, t_offload_ms_per_token=10)
+    jobs = [
+        job("long", tokens=20, prompt_tokens=10, predicted_output_tokens=20),
+        job("short", 5.5, tokens=1, prompt_tokens=20, predicted_output_tokens=1),
+    ]
+    roomy = ends(run(jobs, "srpt-length", costs=costs))
+    tight = ends(run(jobs, "srpt-length", costs=costs, kv_budget_tokens=40, host_kv_tokens=40))
+    assert tight["short"] == roomy["short"]
+    assert tight["long"] == pytest.approx(roomy["long"] + 0.01 * (10 + 5))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])

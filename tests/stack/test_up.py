@@ -25,7 +25,15 @@ from scheduler_service.core.draft import LONGEST
 from worker_service.config import Settings as WorkerSettings
 
 OPTIONS = Options(
-    workers=2, slots=3, kv_tokens=4096, policy="fcfs", draft_len=5, dtype="float32", drain_s=7, log_level="warning"
+    workers=2,
+    slots=3,
+    kv_tokens=4096,
+    host_kv_tokens=512,
+    policy="fcfs",
+    draft_len=5,
+    dtype="float32",
+    drain_s=7,
+    log_level="warning",
 )
 
 
@@ -48,6 +56,7 @@ def test_a_worker_understands_its_flags() -> None:
     told = understood(WorkerSettings, worker_command(OPTIONS, 1, "127.0.0.1:7001", Path("/models/m")))
     assert (told["worker_id"], told["scheduler"], told["model"]) == ("worker-1", "127.0.0.1:7001", "/models/m")
     assert (told["slots"], told["kv_tokens"], told["max_draft"], told["dtype"]) == (3, 4096, 5, "float32")
+    assert told["host_kv_tokens"] == 512
 
 
 def test_a_draft_length_that_is_chosen_is_left_to_the_scheduler_within_the_workers_own_limit() -> None:

@@ -196,9 +196,9 @@ def test_ngram_drafts_of_a_request_do_not_come_from_another_nor_from_tokens_forg
 
 
 def test_warm_up_measures_all_costs_and_leaves_nothing(tiny: Tiny) -> None:
-    engine = tiny.engine(blocks=64)
+    engine = tiny.engine(blocks=64, host_blocks=4)
     cost = measure(engine, slots=4)
-    assert min(cost.draft_s, cost.verify_s, cost.prefill_token_s) > 0
+    assert min(cost.draft_s, cost.verify_s, cost.prefill_token_s, cost.offload_block_s) > 0
     assert cost.verify_slope_s >= 0
     assert not engine.held()
     assert engine.free_blocks == engine.blocks
@@ -279,6 +279,29 @@ def test_with_the_hosts_memory_full_offloading_is_dropping(tiny: Tiny) -> None:
         driver.engine.offload(name)
     assert driver.step([Run("second", 0, 99)])[0].prefilled == 20
     assert driver.step([Run("first", 0, 99)])[0].prefilled == 0
+
+
+def test_offloaded_kv_survives_another_placement_and_is_cut_to_the_tokens_that_count(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(block_tokens=64, host_blocks=1))
+    prompt = list(range(20, 40))
+    prefill_all(driver, "r", prompt)
+    driver.engine.offload("r")
+    assert driver.engine.held()[0].offloaded == 1
+    for tokens, computed in ((prompt, 1), ([*prompt[:12], *range(60, 68)], 8)):  # the last token is, in any case
+        driver.engine.admit("r", 2, tokens, len(tokens), Sampling(), Limits(max_tokens=9, ignore_eos=True))
+        assert driver.engine.held()[0].prefill_owed == computed
+    driver.outputs["r"] = []
+    assert driver.step([Run("r", 0, 99)])[0].prefilled == 8
+
+
+def test_of_offloaded_kv_what_others_still_hold_is_shared_again(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(block_tokens=8, host_blocks=9))
+    head = list(range(20, 36))
+    prefill_all(driver, "other", [*head, 50])
+    prefill_all(driver, "r", [*head, 60])
+    driver.engine.offload("r")
+    assert driver.step([Run("r", 0, 0)])[0].blocks == 1
+    assert driver.engine.blocks - driver.engine.free_blocks == 2 + 1 + 1
 
 
 def test_offloaded_kv_waits_until_there_is_place_for_it(tiny: Tiny) -> None:

@@ -23,6 +23,7 @@ from worker_service.link import Link
 from worker_service.runner import Admission, Command, Report, Runner
 
 DEADLINE_S = 20.0
+HOST_BLOCKS = 4
 PROMPT = [10, 11, 12, 13, 14, 15, 16, 17]
 
 
@@ -49,6 +50,7 @@ class Attachment:
         session: str | None = None,
         seen_step: int = 0,
         draft_len: int = 2,
+        **edits: Sequence[str],
     ) -> None:
         self.seq += 1
         runs = [pb.Run(request_id=name, draft_len=draft_len, prefill_tokens=64) for name in rank]
@@ -59,6 +61,7 @@ class Attachment:
             seen_step=seen_step,
             admit=admit,
             rank=runs,
+            **edits,
         )
         await self.context.write(pb.ToWorker(command=command))
 
@@ -111,7 +114,7 @@ def admit(name: str, output: Sequence[int] = (), *, placement: int = 1, max_toke
 
 @asynccontextmanager
 async def a_runner(tiny: Tiny, **options: Any) -> AsyncIterator[Runner]:
-    runner = Runner(tiny.engine(**options), slots=2, threads=1)
+    runner = Runner(tiny.engine(host_blocks=HOST_BLOCKS, **options), slots=2, threads=1)
     runner.start()
     try:
         await asyncio.wrap_future(runner.warmed)
@@ -144,6 +147,7 @@ async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
             slots=2,
             blocks=256,
             block_tokens=8,
+            host_blocks=HOST_BLOCKS,
             max_draft=8,
             on_attached=on_attached,
         )
@@ -169,6 +173,7 @@ async def run_to_end(attachment: Attachment, name: str) -> list[int]:
 async def test_hello_says_what_the_worker_is(scheduler: ScriptedScheduler) -> None:
     hello = (await scheduler.attached()).hello
     assert (hello.protocol, hello.worker_id, hello.slots, hello.blocks, hello.block_tokens) == (1, "w0", 2, 256, 8)
+    assert (hello.host_blocks, hello.cost.offload_block_s > 0) == (HOST_BLOCKS, True)
     assert hello.session
     assert hello.cost.verify_s > 0
     assert hello.model.name == "tiny"
@@ -233,6 +238,20 @@ async def test_after_a_broken_stream_kv_is_kept_and_cut_to_the_durable_tokens(sc
     assert (report.step, report.epoch) == (1, 8)
     assert (row.start, row.placement, row.prefilled) == (9, 2, 0)  # its KV was there
     assert whole[9:] == [*row.tokens, *await run_to_end(second, "a")]
+
+
+@pytest.mark.parametrize(("edit", "lost"), [("offload", 0), ("drop", 3)])
+async def test_offloaded_kv_comes_back_under_the_next_placement(
+    scheduler: ScriptedScheduler, edit: str, lost: int
+) -> None:
+    attachment = await scheduler.attached()
+    await attachment.welcome(max_lag=4)
+    await attachment.command(["a"], [admit("a")], draft_len=0)
+    output = [token for _ in range(4) for token in (await attachment.report()).rows[0].tokens]
+    await attachment.command([], seen_step=4, **{edit: ["a"]})
+    await attachment.command(["a"], [admit("a", output, placement=2)], seen_step=4, draft_len=0)
+    row = (await attachment.report()).rows[0]
+    assert (row.placement, row.start, row.prefilled) == (2, 4, lost)  # a full block of eight could be shared again
 
 
 async def test_a_leader_of_a_lower_epoch_is_refused(scheduler: ScriptedScheduler) -> None:

@@ -64,11 +64,16 @@ class PagedAttention(ABC):
         """
 
     def save(self, table: Sequence[int]) -> torch.Tensor:
-        """A copy of these blocks in the host's memory."""
-        return self._data[:, :, list(table)].to("cpu", copy=True)
+        """A copy of these blocks in the host's memory: [layers, 2, blocks, ...]; pinned, if a GPU is to read it."""
+        layers, two, _, *block = self._data.shape
+        saved = torch.empty(layers, two, len(table), *block, dtype=self._data.dtype, pin_memory=self._data.is_cuda)
+        for own, layer in zip(saved, self._data, strict=True):  # one at a time: the device's memory is short just now
+            own.copy_(layer[:, list(table)])
+        return saved
 
     def restore(self, table: Sequence[int], saved: torch.Tensor) -> None:
-        self._data[:, :, list(table)] = saved.to(self._data.device)
+        for own, layer in zip(saved, self._data, strict=True):
+            layer[:, list(table)] = own.to(layer.device)
 
 
 _instances: WeakValueDictionary[int, PagedAttention] = WeakValueDictionary()

@@ -65,7 +65,7 @@ class Engine:
         self._tokenizer = tokenizer.backend_tokenizer
         self._eos_ids, self._context_tokens = eos_ids, context_tokens
         self._pool = self._target.new_pool(blocks, block_tokens)
-        self._free_host_blocks = host_blocks
+        self.host_blocks = self._free_host_blocks = host_blocks
         self._round_tokens = round_tokens
         self._max_draft = max_draft
         self._drafter = drafter
@@ -97,6 +97,13 @@ class Engine:
         with torch.inference_mode():
             self._drafter.rehearse(batch, draft_len)
 
+    def rehearse_offload(self, blocks: int) -> None:
+        """The copies of offloading so much KV and bringing it back, without a request: to be timed at warm-up."""
+        kv = KV(self._pool)
+        kv.extend(blocks * self._pool.block_tokens)
+        self._target.restore(kv, self._target.save(kv))
+        kv.release()
+
     def admit(
         self,
         request_id: str,
@@ -107,7 +114,8 @@ class Engine:
         limits: Limits,
         salt: str = "",
     ) -> None:
-        """Take a request, with all its `tokens` so far: the truth. KV of one that is known is cut to what agrees.
+        """Take a request, with all its `tokens` so far: the truth. KV of one that is known, offloaded or not, is cut to
+        what agrees.
 
         KV of what texts begin with is shared among requests of equal `salt`, and no others. A request that cannot be
         run is taken too: its next row says why.
@@ -116,11 +124,13 @@ class Engine:
         self._drafter.forget(request_id)
         kv = known.kv if known else KV(self._pool, salt)
         if known:
-            self._discard_saved(known)
             agreed = next(
                 (i for i, (a, b) in enumerate(zip(known.tokens, tokens, strict=False)) if a != b), len(tokens)
             )
-            kv.truncate(max(min(agreed, len(tokens) - 1), 0))
+            agreed = max(min(agreed, len(tokens) - 1), 0)
+            kv.truncate(agreed)
+            if known.saved:
+                known.saved.length = min(known.saved.length, agreed)
         request = EngineRequest(
             request_id,
             placement,
@@ -134,6 +144,7 @@ class Engine:
             eos_ids=self._eos_ids,
             context_tokens=self._context_tokens,
         )
+        request.saved = known.saved if known else None
         request.error = self._problem(request)
         self._requests[request_id] = request
 
@@ -170,7 +181,17 @@ class Engine:
 
     def held(self) -> list[Held]:
         """All that is admitted and not forgotten, finished or not."""
-        return [Held(r.id, r.placement, r.output_tokens) for r in self._requests.values()]
+        return [
+            Held(
+                r.id,
+                r.placement,
+                r.output_tokens,
+                blocks=r.kv.private_blocks,
+                offloaded=r.saved.blocks if r.saved else 0,
+                prefill_owed=max(r.prefill_owed, 0),
+            )
+            for r in self._requests.values()
+        ]
 
     def runnable(self, run: Run) -> bool:
         """Whether a round with this place of a ranking could do something."""
@@ -232,13 +253,16 @@ class Engine:
         return work, rows
 
     def _resume(self, request: EngineRequest) -> None:
-        """Bring back what was offloaded, if there is place for it and one token more; or begin as others began."""
-        if request.saved and request.saved.length < request.kv.room:
-            request.kv.extend(request.saved.length)
-            self._target.restore(request.kv, request.saved.data)
+        """Begin as others began, and bring back what was offloaded, if there is place for it and one token more."""
+        kv, saved = request.kv, request.saved
+        if saved and saved.length >= kv.room:
+            return
+        kv.adopt(request.tokens)
+        if saved:
+            shared = kv.blocks
+            kv.extend(max(saved.length - kv.length, 0))
+            self._target.restore(kv, saved.data, shared)
             self._discard_saved(request)
-        elif not request.saved:
-            request.kv.adopt(request.tokens)
 
     def _work(self, request: EngineRequest, run: Run, prefill: int, room: int) -> _Work:
         tokens = request.tokens[request.kv.length :]

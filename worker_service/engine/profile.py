@@ -1,5 +1,6 @@
 """Warm-up: what rounds cost on this machine, measured on the engine itself. It leaves nothing admitted."""
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from worker_service.engine.types import CostProfile, Limits, Run, Sampling, Step
 _PROMPT = 64
 _DRAFTS = 4
 _ROUNDS = 5
+_OFFLOADED = 8  # blocks copied at a time
 _LIMITS = Limits(max_tokens=1 << 20, ignore_eos=True)
 
 
@@ -37,6 +39,7 @@ def measure(engine: Engine, slots: int) -> CostProfile:
         verify_slope_s=max(together.verify_s - alone.verify_s, 0.0) / max(batch - 1, 1),
         prefill_token_s=min(prefills) / _PROMPT,
         verify_token_s=max(drafting.verify_s - together.verify_s, 0.0) / (drafting.drafted or 1),
+        offload_block_s=_offloading(engine) if engine.host_blocks else 0.0,
     )
 
 
@@ -59,12 +62,23 @@ def _rounds(engine: Engine, names: list[str], drafts: int) -> _Rounds:
 
 def _rehearsal(engine: Engine, batch: int) -> float:
     """Seconds a draft position, of a drafter that may spare itself the work in the rounds measured here."""
+    return _least(lambda: engine.rehearse_drafts(batch, _DRAFTS)) / _DRAFTS
+
+
+def _offloading(engine: Engine) -> float:
+    """Seconds a block."""
+    blocks = min(_OFFLOADED, engine.blocks)
+    return _least(lambda: engine.rehearse_offload(blocks)) / blocks
+
+
+def _least(work: Callable[[], None]) -> float:
+    """Seconds, of a few attempts."""
     times = []
     for _ in range(_ROUNDS):
         begun = perf_counter()
-        engine.rehearse_drafts(batch, _DRAFTS)
+        work()
         times.append(perf_counter() - begun)
-    return min(times) / _DRAFTS
+    return min(times)
 
 
 def _timed_round(engine: Engine, names: list[str], drafts: int) -> tuple[float, StepResult]:

@@ -12,7 +12,7 @@ from worker_service.engine.types import Finish, Limits, Sampling
 
 @dataclass(slots=True)
 class Saved:
-    """KV in the host's memory: `blocks` of it, for the first `length` tokens."""
+    """KV in the host's memory: `blocks` of it, good for the first `length` tokens."""
 
     data: torch.Tensor
     length: int

@@ -70,9 +70,9 @@ class Target:
         """A copy in the host's memory of the blocks that hold something: [layers, 2, blocks, ...]."""
         return self._memory.save(kv.table[: kv.used_blocks])
 
-    def restore(self, kv: KV, saved: torch.Tensor) -> None:
-        """Into the first blocks of `kv`."""
-        self._memory.restore(kv.table[: saved.shape[2]], saved)
+    def restore(self, kv: KV, saved: torch.Tensor, first: int = 0) -> None:
+        """The blocks of `kv` from number `first` on, as they were saved."""
+        self._memory.restore(kv.table[first : kv.used_blocks], saved[:, :, first : kv.used_blocks])
 
     def forward(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the segments' tokens, filling their KV.

@@ -78,6 +78,9 @@ class Held:
     request_id: str
     placement: int
     output_tokens: int
+    blocks: int = 0  # of KV, as in Row
+    offloaded: int = 0  # blocks of KV in the host's memory
+    prefill_owed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +93,4 @@ class CostProfile:
     verify_slope_s: float  # per further request of the batch
     prefill_token_s: float
     verify_token_s: float  # per draft token verified
+    offload_block_s: float = 0.0  # per block of KV, to the host's memory and back; 0: there is none for it
