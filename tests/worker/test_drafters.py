@@ -10,7 +10,9 @@ from tests.tiny_model import make_tiny_model
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
 from worker_service.drafters import make_drafter, vocabulary_digest
+from worker_service.engine import native
 from worker_service.engine.draft import Ask, Drafter, FirstOf, NgramDrafter, NoDrafter
+from worker_service.engine.draft_chain import NativeChain, TorchChain
 from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter, load_head, save_head
 from worker_service.engine.draft_model import ModelDrafter
 from worker_service.engine.profile import measure
@@ -252,3 +254,25 @@ def test_warm_up_sees_what_a_draft_costs_though_lookups_hit(tiny: Tiny) -> None:
     free, dear = (measure(tiny.engine(blocks=64, drafter=drafter), slots=4).draft_s for drafter in (lookup, both))
     assert Slow.steps > 0
     assert dear > free
+
+
+@pytest.mark.parametrize("batch", [1, 3, 9])
+def test_both_ways_to_compute_a_chain_draft_the_same(batch: int) -> None:
+    torch.manual_seed(0)
+    head = Head(HeadConfig("target", "", hidden_size=64, intermediate_size=96, draft_tokens=160))
+    head.draft_ids.copy_(torch.randperm(200)[:160])
+    for norm in (head.state_norm, head.token_norm, head.mlp_norm, head.output_norm):
+        torch.nn.init.uniform_(norm, 0.5, 2.0)
+    embeddings, output = torch.randn(200, 64), torch.randn(160, 64) / 4
+    assert NativeChain.supports(head, embeddings) == (native.kernels() is not None)
+    if not NativeChain.supports(head, embeddings):
+        pytest.skip("no native kernels here")
+    state, tokens = torch.randn(batch, 64), list(range(batch))
+    with torch.inference_mode():
+        for sure, hopeful in ((0.0, 0.0), (1e-4, 0.0), (0.02, 0.05), (1.1, 1.1)):
+            chains = [
+                kind(head, embeddings, output)(state, tokens, 5, sure, hopeful) for kind in (NativeChain, TorchChain)
+            ]
+            assert chains[0] == chains[1]
+            if sure == hopeful == 0.0:
+                assert [len(drafts) for drafts in chains[0]] == [5] * batch

@@ -13,7 +13,6 @@ from torch.nn.functional import pad
 from worker_service.engine import native
 from worker_service.engine.attention import NativeAttention, PagedAttention
 
-_PANEL = 2 * native.LANES
 # Their layers are one and the same: RMS norm, rotary embedding, grouped-query attention, gated SiLU.
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
@@ -43,9 +42,9 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     `n` is filled up with zeros.
     """
     n, k = weight.shape
-    weight = pad(weight.detach(), (0, 0, 0, -n % _PANEL))
+    weight = pad(weight.detach(), (0, 0, 0, -n % native.PANEL))
     step = 4 // weight.itemsize
-    panels = weight.view(-1, _PANEL, k // step, step).permute(0, 2, 1, 3)
+    panels = weight.view(-1, native.PANEL, k // step, step).permute(0, 2, 1, 3)
     return native.empty(panels.shape, weight.dtype).copy_(panels)
 
 
@@ -56,7 +55,7 @@ class PackedLinear(torch.nn.Module):
         super().__init__()
         self._weight, self._bias = pack(linear.weight), None
         if linear.bias is not None:
-            self._bias = pad(linear.bias.detach().float(), (0, -linear.out_features % _PANEL))
+            self._bias = pad(linear.bias.detach().float(), (0, -linear.out_features % native.PANEL))
         self._outputs, self._inputs = linear.out_features, linear.in_features
         self._kernel = native.function("linear", linear.weight.dtype, *[ctypes.c_void_p] * 4, *[ctypes.c_int] * 3)
 
@@ -69,7 +68,7 @@ class PackedLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., inputs] to float32 [..., outputs]."""
         x = x.to(self._weight.dtype).contiguous()
-        rows, padded = x.numel() // self._inputs, self._outputs + -self._outputs % _PANEL
+        rows, padded = x.numel() // self._inputs, self._outputs + -self._outputs % native.PANEL
         out = torch.empty((*x.shape[:-1], padded))
         bias = None if self._bias is None else self._bias.data_ptr()
         self._kernel(x.data_ptr(), self._weight.data_ptr(), bias, out.data_ptr(), rows, padded, self._inputs)
@@ -84,7 +83,7 @@ class NativeDecoder:
         config, shape, layers = model.config, attention.shape, model.base_model.layers
         qkv = (shape.heads + 2 * shape.kv_heads) * shape.dim
         return (
-            all(n % _PANEL == 0 for n in (config.hidden_size, config.intermediate_size, qkv))
+            all(n % native.PANEL == 0 for n in (config.hidden_size, config.intermediate_size, qkv))
             and config.hidden_act == "silu"
             and all(layer.self_attn.o_proj.bias is layer.mlp.down_proj.bias is None for layer in layers)
             and len({_window(layer) for layer in layers}) == 1

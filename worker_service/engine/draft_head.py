@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
 
-from worker_service.engine.decoder import PackedLinear
 from worker_service.engine.draft import Ask
+from worker_service.engine.draft_chain import Chain, NativeChain, TorchChain
 
-# From replays of held-out answers at this machine's costs: docs/drafters.md.
+# Chosen by replaying held-out answers with the costs of a small machine: higher only pays in larger batches.
 SURE, HOPEFUL = 0.4, 0.7
 CONFIG, WEIGHTS = "head.json", "head.safetensors"
 
@@ -57,6 +57,7 @@ def load_head(folder: Path) -> "Head":
 class Head(torch.nn.Module):
     """One step: state and token -> next state. Embeddings and output rows are the target's, not among its weights."""
 
+    EPSILON = 1e-5  # of its norms
     draft_ids: torch.Tensor  # [draft_tokens]: the target's id of each draft token
 
     def __init__(self, config: HeadConfig) -> None:
@@ -84,7 +85,7 @@ class Head(torch.nn.Module):
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return rms_norm(x.to(weight.dtype), weight.shape, weight, 1e-5)
+    return rms_norm(x.to(weight.dtype), weight.shape, weight, Head.EPSILON)
 
 
 class HeadDrafter:
@@ -108,14 +109,10 @@ class HeadDrafter:
         another one is made if that of some request so far is `hopeful`: else its work would likely be for nothing.
         """
         head = copy.deepcopy(head).to(embeddings.device, embeddings.dtype).requires_grad_(False)
-        self._head, self._ids = head, head.draft_ids
+        kind = NativeChain if NativeChain.supports(head, embeddings) else TorchChain
+        self._chains: Chain = kind(head, embeddings, output_rows[head.draft_ids].to(embeddings.dtype))
         self._sure, self._hopeful = sure, hopeful
-        self._embeddings = embeddings
-        output = torch.nn.Linear(head.config.hidden_size, head.config.draft_tokens, bias=False, device="meta")
-        output.weight = torch.nn.Parameter(output_rows[self._ids].to(embeddings.dtype), requires_grad=False)
-        self._logits = _packed(output)
-        for name in ("join", "gate_up", "down"):
-            setattr(head, name, _packed(getattr(head, name)))
+        self._hidden = embeddings.new_ones(1, embeddings.shape[1])  # for rehearsals
         self._states: dict[str, tuple[int, torch.Tensor]] = {}  # how many tokens it has seen, and its hidden state
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
@@ -132,34 +129,7 @@ class HeadDrafter:
         self._states[request_id] = length, hidden
 
     def rehearse(self, batch: int, draft_len: int) -> None:
-        hidden = self._embeddings.new_ones(batch, self._embeddings.shape[1])
-        self._chains(hidden, [0] * batch, draft_len, sure=0.0, hopeful=0.0)
+        self._chains(self._hidden.expand(batch, -1), [0] * batch, draft_len, sure=0.0, hopeful=0.0)
 
     def forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)
-
-    def _chains(
-        self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
-    ) -> list[list[int]]:
-        """For each row as many drafts as it is sure of, at most `longest`."""
-        token = torch.tensor(tokens, device=state.device)
-        chance = torch.ones(len(tokens), device=state.device)
-        drafts: list[list[int]] = [[] for _ in tokens]
-        for _ in range(longest):
-            state = self._head(state, embedding(token, self._embeddings))
-            logits = self._logits(self._head.output(state)).float()
-            best, index = logits.max(-1)
-            chance = chance * (best - logits.logsumexp(-1)).exp()
-            token = self._ids[index]
-            chances = chance.tolist()
-            for own, draft, value in zip(drafts, token.tolist(), chances, strict=True):
-                if value >= sure:
-                    own.append(draft)
-            if max(chances) < hopeful:
-                break
-        return drafts
-
-
-def _packed(linear: torch.nn.Module) -> torch.nn.Module:
-    """Laid out once for the native kernels, where there are any: half the time of a draft step."""
-    return PackedLinear(linear) if isinstance(linear, torch.nn.Linear) and PackedLinear.supports(linear) else linear

@@ -26,6 +26,7 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=c++17", 
 _COMPILE_TIMEOUT_S = 120.0
 
 LANES = 16  # floats in a vector of the kernels: sizes that they take are multiples of it
+PANEL = 2 * LANES  # outputs of a product that are packed together
 TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 
 
@@ -80,7 +81,7 @@ def _library() -> Path:
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:  # two workers may start at once
             made = Path(folder) / library.name
             subprocess.run(
-                [cxx, *_FLAGS, str(_SOURCES / "decoder.cpp"), "-o", str(made)],
+                [cxx, *_FLAGS, str(_SOURCES / "kernels.cpp"), "-o", str(made)],
                 capture_output=True,
                 timeout=_COMPILE_TIMEOUT_S,
                 check=True,

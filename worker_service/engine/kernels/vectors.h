@@ -66,6 +66,12 @@ Floats load(const float* from) {
     return result;
 }
 
+Floats load(const BFloat16* from) {
+    Shorts bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return (Floats)(__builtin_convertvector(bits, Ints) << 16);
+}
+
 // Of all lanes, by halves: one lane after the other would wait for each.
 template <int HALF = LANES / 2, typename Better>
 Floats reduce(Floats x, Better better) {

@@ -1,0 +1,92 @@
+"""How the draft head's recurrence is computed: natively on a CPU, with torch anywhere else. It knows no requests."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import embedding, linear
+
+from worker_service.engine import native
+from worker_service.engine.decoder import pack
+
+
+class Chain(Protocol):
+    """Drafts greedily, the whole batch one token at a time."""
+
+    def __call__(
+        self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
+    ) -> list[list[int]]:
+        """For each row of `state` [n, hidden] and its newest token at most `longest` drafts: those of which it is sure.
+
+        It ends early when no row's last draft is right with probability `hopeful`, with all before it.
+        """
+
+
+class TorchChain:
+    def __init__(self, head: Any, embeddings: torch.Tensor, output: torch.Tensor) -> None:
+        """`output` [draft tokens, hidden]: the target's output rows of the head's draft tokens."""
+        self._head, self._embeddings, self._output = head, embeddings, output
+
+    def __call__(
+        self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
+    ) -> list[list[int]]:
+        token = torch.tensor(tokens, device=state.device)
+        chance = torch.ones(len(tokens), device=state.device)
+        drafts: list[list[int]] = [[] for _ in tokens]
+        for _ in range(longest):
+            state = self._head(state, embedding(token, self._embeddings))
+            logits = linear(self._head.output(state), self._output).float()
+            best, index = logits.max(-1)
+            chance = chance * (best - logits.logsumexp(-1)).exp()
+            token = self._head.draft_ids[index]
+            chances = chance.tolist()
+            for own, draft, value in zip(drafts, token.tolist(), chances, strict=True):
+                if value >= sure:
+                    own.append(draft)
+            if max(chances) < hopeful:
+                break
+        return drafts
+
+
+class _DraftHead(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("hidden", "inner", "outputs")),
+        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("join", "gate_up", "down", "output", "embeddings")),
+        *((name, ctypes.c_void_p) for name in ("state_norm", "token_norm", "mlp_norm", "output_norm")),
+        ("ids", ctypes.c_void_p),
+    ]
+
+
+class NativeChain:
+    """kernels/draft_head.h: one call for a whole chain. Between layers nothing is rounded to bfloat16."""
+
+    @staticmethod
+    def supports(head: Any, embeddings: torch.Tensor) -> bool:
+        config = head.config
+        sizes = config.hidden_size, 2 * config.intermediate_size, config.draft_tokens
+        fits = all(size % native.PANEL == 0 for size in sizes) and embeddings.device.type == "cpu"
+        return fits and embeddings.dtype in native.TYPES and native.kernels() is not None
+
+    def __init__(self, head: Any, embeddings: torch.Tensor, output: torch.Tensor) -> None:
+        config, dtype = head.config, embeddings.dtype
+        products = [pack(weight) for weight in (head.join.weight, head.gate_up.weight, head.down.weight, output)]
+        norms = [norm.float() for norm in (head.state_norm, head.token_norm, head.mlp_norm, head.output_norm)]
+        self._kept = [*products, embeddings.contiguous(), *norms, head.draft_ids.to(torch.int32)]
+        sizes = config.hidden_size, config.intermediate_size, config.draft_tokens
+        self._head = _DraftHead(*sizes, head.EPSILON, *(tensor.data_ptr() for tensor in self._kept))
+        pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+        self._kernel = native.function(
+            "draft", dtype, pointer, pointer, pointer, integer, integer, number, number, pointer, pointer
+        )
+
+    def __call__(
+        self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
+    ) -> list[list[int]]:
+        n, state = len(tokens), state.to(torch.float32, copy=True)
+        token, drafts, lengths = (torch.empty(size, dtype=torch.int32) for size in (n, (n, longest), n))
+        token.copy_(torch.tensor(tokens))
+        outputs = drafts.data_ptr(), lengths.data_ptr()
+        self._kernel(ctypes.byref(self._head), state.data_ptr(), token.data_ptr(), n, longest, sure, hopeful, *outputs)
+        return [own[:length] for own, length in zip(drafts.tolist(), lengths.tolist(), strict=True)]
