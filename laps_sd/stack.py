@@ -45,6 +45,7 @@ class Options:
 
     model: str = "smollm2-135m"
     workers: int = 1
+    devices: int = 1  # of each worker
     slots: int = 4
     kv_tokens: int | None = None
     host_kv_tokens: int | None = None
@@ -159,7 +160,7 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
 
 
 def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:
-    threads = max(1, _cores() // options.workers)
+    threads = max(1, _cores() // (options.workers * options.devices))
     name = f"worker-{index}"
     arguments = _python("worker_service", "--scheduler", scheduler, "--worker-id", name, "--model", model)
     arguments += ["--device", options.device, "--dtype", options.dtype, "--slots", str(options.slots)]
@@ -172,6 +173,10 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
         arguments += ["--kv-tokens", str(options.kv_tokens)]
     if options.host_kv_tokens is not None:
         arguments += ["--host-kv-tokens", str(options.host_kv_tokens)]
+    if options.devices > 1:
+        # Each process of torchrun on a leash of its own: it would outlive a torchrun that is killed.
+        torchrun = _python("torch.distributed.run", "--standalone", "--nproc-per-node", options.devices, "--no-python")
+        arguments = [*torchrun, *leashed(arguments, parent=0)]
     return Command(name, arguments, {**_WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)})
 
 

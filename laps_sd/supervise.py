@@ -134,6 +134,10 @@ async def _end(process: asyncio.subprocess.Process, timeout_s: float) -> None:
             raise
 
 
-def leashed(command: Sequence[str]) -> list[str]:
-    """The command that runs `command` so that SIGKILL ends it when we end, in whatever way."""
-    return [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command]
+def leashed(command: Sequence[str], parent: int | None = None) -> list[str]:
+    """The command that runs `command` so that SIGKILL ends it when we end, in whatever way.
+
+    `parent`: who that is in our place; 0: whoever runs the command.
+    """
+    owner = os.getpid() if parent is None else parent
+    return [sys.executable, "-I", "-S", die_with_parent.__file__, str(owner), *command]

@@ -46,6 +46,10 @@ def pull(
 
 def up(
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; they share the cores.")] = 1,
+    devices: Annotated[
+        int,
+        typer.Option(min=1, help="Devices that share the model, with one worker: torchrun starts a process on each."),
+    ] = 1,
     slots: Annotated[int, typer.Option(min=1, help="Requests that a worker runs in one round.")] = 4,
     kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a worker's KV memory. Default: 32768.")
@@ -95,9 +99,12 @@ def up(
 
     Prints `ready grpc=HOST:PORT http=HOST:PORT` when a warmed worker serves. Children that die are started again.
     """
+    if devices > 1 and workers > 1:
+        raise typer.BadParameter("goes with one worker", param_hint="--devices")
     options = Options(
         model=model,
         workers=workers,
+        devices=devices,
         slots=slots,
         kv_tokens=kv_tokens,
         host_kv_tokens=host_kv_tokens,

@@ -1,10 +1,12 @@
 """`python -m worker_service`: settings, signals, and the parts put together. A failed model ends the process."""
 
 import asyncio
+import signal
 import sys
 from contextlib import suppress
 
 import structlog
+import torch
 
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals, trace
 from protos.settings import is_loopback, read
@@ -12,8 +14,9 @@ from protos.v1 import worker_link_pb2
 from worker_service.config import Settings
 from worker_service.drafters import make_drafter
 from worker_service.engine.engine import Engine
+from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTarget
 from worker_service.link import Link
-from worker_service.models import LoadedModel, load
+from worker_service.models import LoadedModel, choose_device, load
 from worker_service.pull import ModelError
 from worker_service.runner import Runner
 from worker_service.wire import of_model
@@ -22,8 +25,11 @@ from worker_service.wire import of_model
 SERVICE = worker_link_pb2.DESCRIPTOR.services_by_name["WorkerLink"].full_name
 
 
-async def serve(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises what the model raises, ModelError, or OSError if the port is taken."""
+async def serve(settings: Settings, group: Group | None) -> None:
+    """Until SIGTERM or SIGINT. Raises what the model raises, ModelError, or OSError if the port is taken.
+
+    `group`: the processes that share the model with this one, which leads them.
+    """
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
     # On loopback nobody but this machine asks; a worker's certificate is good for calling, not for being called.
     credentials = None if is_loopback(settings.host) else settings.tls.server_credentials()
@@ -32,18 +38,18 @@ async def serve(settings: Settings) -> None:
         port = await server.start(settings.host, settings.health_port)
         log.info("listening", health=f"{settings.host}:{port}")
         try:
-            await first_of(lambda: work(settings, server), stopping.wait)
+            await first_of(lambda: work(settings, group, server), stopping.wait)
         finally:
             await server.stop(0)
     log.info("stopped")
 
 
-async def work(settings: Settings, server: Server) -> None:
+async def work(settings: Settings, group: Group | None, server: Server) -> None:
     """Load, warm up, and serve the scheduler until cancelled."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
-    model = await asyncio.to_thread(load, settings.model, settings.device, settings.dtype)
+    model = await asyncio.to_thread(load_share, settings, group)
     context_tokens = min(model.context_tokens, settings.kv_tokens)
-    engine = build_engine(settings, model, context_tokens)
+    engine = build_engine(settings, model, context_tokens, group)
     runner = Runner(engine, settings.slots, settings.threads)
     runner.start()
     ended = asyncio.wrap_future(runner.ended)
@@ -71,7 +77,37 @@ async def work(settings: Settings, server: Server) -> None:
             await ended
 
 
-def build_engine(settings: Settings, model: LoadedModel, context_tokens: int) -> Engine:
+def load_share(settings: Settings, group: Group | None) -> LoadedModel:
+    """The model, or this process's share of it when all others have theirs. Raises ModelError, ParallelError."""
+    if group is None:
+        return load(settings.model, settings.device, settings.dtype)
+    model = load(settings.model, settings.device, settings.dtype, group.ranks)
+    group.loaded()
+    return model
+
+
+def share(settings: Settings, ranks: Ranks) -> None:
+    """Lead or follow, as one of several processes that share the model. Raises ParallelError, and what they raise."""
+    if not ranks.leads:
+        # torchrun signals all of them; when to end is the leader's business, and its last round needs every share.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+    group = Group(ranks, choose_device(settings.device, ranks))
+    if ranks.leads:
+        asyncio.run(serve(settings, group))
+    else:
+        follow(settings, group)
+    group.leave()
+
+
+def follow(settings: Settings, group: Group) -> None:
+    """What a process does that does not lead: its share of each pass, until the leader ends."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    SharedTarget(load_share(settings, group).model, group).follow()
+
+
+def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Group | None = None) -> Engine:
     return Engine(
         model.model,
         model.tokenizer,
@@ -82,15 +118,21 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int) ->
         host_blocks=settings.host_blocks(model.device.type),
         max_draft=settings.max_draft,
         drafter=make_drafter(settings.drafter, model, blocks=settings.blocks, block_tokens=settings.block_tokens),
+        group=group,
     )
 
 
 def main() -> None:
     settings = read(Settings, "worker")
+    ranks = Ranks.from_environment()
+    name = "worker" if ranks.size == 1 else f"worker, process {ranks.rank + 1} of {ranks.size}"
     try:
-        asyncio.run(serve(settings))
-    except (OSError, ModelError) as error:  # a taken port or a missing model is a sentence, not a traceback
-        sys.exit(f"worker: {error}")
+        if ranks.size == 1:
+            asyncio.run(serve(settings, None))
+        else:
+            share(settings, ranks)
+    except (OSError, ModelError, ParallelError) as error:  # a sentence, not a traceback
+        sys.exit(f"{name}: {error}")
     except Exception as error:  # of the model: whoever supervises starts another one; the scheduler rebuilds requests
         structlog.get_logger().bind(service="worker").error("failed", trace=trace(error))
         sys.exit(1)

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
+from worker_service.engine.parallel import Ranks
 from worker_service.pull import MARKER, ModelError, check_directory
 
 _TEXT_FILES = (
@@ -22,6 +24,7 @@ _TEXT_FILES = (
     "chat_template.jinja",
 )
 _SAMPLE_BYTES = 4096
+_ALONE = Ranks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +41,22 @@ class LoadedModel:
     dtype: torch.dtype
 
 
-def load(path: str, device: str = "auto", dtype: str = "auto") -> LoadedModel:
+def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _ALONE) -> LoadedModel:
     """Load a Hugging Face directory. `device`: auto, cpu or cuda; `dtype`: auto, float32 or bfloat16.
 
-    Raises ModelError, also for a device that is not there.
+    `ranks`: this process's place among those that share the model; it loads its share, as transformers' tensor-parallel
+    plan splits it, but embeddings and output head whole. Raises ModelError, also for a device that is not there.
     """
     folder = Path(path)
     check_directory(folder)
-    place = choose_device(device)
+    place = choose_device(device, ranks)
     number = choose_dtype(dtype, place)
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        plan = {"distributed_config": _shares(folder, ranks.size)} if ranks.size > 1 else {}
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=number, local_files_only=True, output_loading_info=True
+            folder, dtype=number, local_files_only=True, output_loading_info=True, **plan
         )
         model = model.to(place).eval()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -76,7 +81,31 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LoadedModel:
     )
 
 
-def choose_device(device: str) -> torch.device:
+def _shares(folder: Path, ranks: int) -> DistributedConfig:
+    """How transformers splits this model over `ranks` devices. Raises ModelError if the engine cannot use that."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    plan = config.base_model_tp_plan or {}
+    if not any(name.endswith(".k_proj") and style == "colwise" for name, style in plan.items()):
+        raise ModelError(f"{folder}: transformers has no plan to split the heads of a {config.model_type} model")
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if heads % ranks or kv_heads % ranks:
+        raise ModelError(
+            f"{folder}: {heads} heads with {kv_heads} for keys and values do not divide by {ranks} devices"
+        )
+    # Drafters read the embeddings and the head's rows, and the engine splits the head itself (parallel.py).
+    whole = {"model.embed_tokens": "replicate", "lm_head": "replicate"}
+    return DistributedConfig(tp_size=ranks, tp_plan=whole)
+
+
+def choose_device(device: str, ranks: Ranks = _ALONE) -> torch.device:
+    """One of this machine's; of several processes each gets its own. Raises ModelError."""
+    if ranks.size > 1 and device in ("auto", "cuda") and torch.cuda.is_available():
+        if ranks.local >= torch.cuda.device_count():
+            raise ModelError(f"there are {torch.cuda.device_count()} CUDA devices, none for process {ranks.local + 1}")
+        return torch.device("cuda", ranks.local)
+    if ranks.size > 1 and device == "cpu" and torch.cuda.is_available():
+        raise ModelError("several processes share the machine's CUDA devices; for the CPU set CUDA_VISIBLE_DEVICES=''")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():

@@ -79,6 +79,20 @@ def test_workers_share_the_cores() -> None:
     assert alone >= many == 1
 
 
+def test_devices_share_the_worker_of_one_device() -> None:
+    alone, shared = (worker_command(Options(devices=n), 0, "h:1", Path("/m")).arguments for n in (1, 2))
+    flags = alone[4 : alone.index("--threads")]
+    start = shared.index("worker_service")
+    assert list(shared[start + 1 : start + 1 + len(flags)]) == list(flags)
+    assert shared[shared.index("--nproc-per-node") + 1] == "2"
+
+
+def test_several_workers_do_not_share_devices() -> None:
+    result = CliRunner().invoke(app, ["up", "--workers", "2", "--devices", "2"])
+    assert result.exit_code == 2
+    assert "one worker" in result.output
+
+
 def test_a_taken_port_is_said_before_anything_starts() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -11,11 +11,14 @@ import torch
 from worker_service.engine.draft import Ask, Drafter
 from worker_service.engine.hooks import LogitsContext, LogitsHook, suppress_eos
 from worker_service.engine.kv import KV
+from worker_service.engine.parallel import Group, SharedTarget
 from worker_service.engine.request import EngineRequest, Saved
 from worker_service.engine.sampling import verify
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.target import Segment, Target
 from worker_service.engine.types import Finish, Held, Limits, Row, Run, Sampling, Skip, StepResult
+
+_REHEARSAL = ""  # no request's id
 
 
 @dataclass(slots=True)
@@ -55,13 +58,15 @@ class Engine:
         max_draft: int = 8,
         drafter: Drafter,
         hooks: Sequence[LogitsHook] = (suppress_eos,),
+        group: Group | None = None,
     ) -> None:
         """`model`: a causal LM of the transformers library, in eval mode; its attention function is replaced.
 
         `drafter` must be this engine's own; `context_tokens` bounds prompt and output together. `host_blocks` of KV
         can be offloaded to the host's memory at a time; `round_tokens` bounds the prefill of all requests in a round.
+        `group`: where `model` is this process's share of one, which it leads.
         """
-        self._target = Target(model)
+        self._target = SharedTarget(model, group) if group else Target(model)
         self._tokenizer = tokenizer.backend_tokenizer
         self._eos_ids, self._context_tokens = eos_ids, context_tokens
         self._pool = self._target.new_pool(blocks, block_tokens)
@@ -101,7 +106,9 @@ class Engine:
         """The copies of offloading so much KV and bringing it back, without a request: to be timed at warm-up."""
         kv = KV(self._pool)
         kv.extend(blocks * self._pool.block_tokens)
-        self._target.restore(kv, self._target.save(kv))
+        self._target.save(_REHEARSAL, kv)
+        self._target.restore(_REHEARSAL, kv)
+        self._target.discard(_REHEARSAL)
         kv.release()
 
     def admit(
@@ -165,7 +172,8 @@ class Engine:
         if request is None or request.saved or not request.kv.length:
             return
         if request.kv.used_blocks <= self._free_host_blocks:
-            request.saved = Saved(self._target.save(request.kv), request.kv.length)
+            self._target.save(request.id, request.kv)
+            request.saved = Saved(request.kv.used_blocks, request.kv.length)
             self._free_host_blocks -= request.saved.blocks
         request.kv.release()
 
@@ -176,6 +184,7 @@ class Engine:
 
     def _discard_saved(self, request: EngineRequest) -> None:
         if request.saved:
+            self._target.discard(request.id)
             self._free_host_blocks += request.saved.blocks
             request.saved = None
 
@@ -261,7 +270,7 @@ class Engine:
         if saved:
             shared = kv.blocks
             kv.extend(max(saved.length - kv.length, 0))
-            self._target.restore(kv, saved.data, shared)
+            self._target.restore(request.id, kv, shared)
             self._discard_saved(request)
 
     def _work(self, request: EngineRequest, run: Run, prefill: int, room: int) -> _Work:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from worker_service.engine.kv import KV
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.types import Finish, Limits, Sampling
@@ -12,14 +10,10 @@ from worker_service.engine.types import Finish, Limits, Sampling
 
 @dataclass(slots=True)
 class Saved:
-    """KV in the host's memory: `blocks` of it, good for the first `length` tokens."""
+    """KV in the host's memory, with the target: `blocks` of it, good for the first `length` tokens."""
 
-    data: torch.Tensor
+    blocks: int
     length: int
-
-    @property
-    def blocks(self) -> int:
-        return int(self.data.shape[2])
 
 
 class EngineRequest:

@@ -33,7 +33,8 @@ class Target:
     What it computes is the module's own forward pass; models that decoder.py knows go through that.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, shares: int = 1) -> None:
+        """`shares`: over how many devices the heads of the model's attention are split."""
         head = model.get_output_embeddings()
         if PackedLinear.supports(head):
             model.set_output_embeddings(PackedLinear(head))
@@ -44,6 +45,8 @@ class Target:
         self._model = model
         self._attention: PagedAttention | None = None
         self._decoder: NativeDecoder | None = None
+        self._shares = shares
+        self._saved: dict[str, torch.Tensor] = {}
         self.device, self.dtype = torch.device(model.device), model.dtype
         self.vocab_size = int(model.config.vocab_size)
 
@@ -53,26 +56,31 @@ class Target:
         heads = config.num_attention_heads
         shape = Shape(
             layers=config.num_hidden_layers,
-            heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            heads=heads // self._shares,
+            kv_heads=(getattr(config, "num_key_value_heads", None) or heads) // self._shares,
             dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             blocks=blocks,
             block_tokens=block_tokens,
         )
         self._attention = paged_attention(shape, self.device, self.dtype)
-        if NativeDecoder.supports(self._model, self._attention):
+        # The native decoder computes all layers in one call; shares are summed up after each half of a layer.
+        if self._shares == 1 and NativeDecoder.supports(self._model, self._attention):
             self._decoder = NativeDecoder(self._model, self._attention)
         else:
             self._model.set_attn_implementation(self._attention.name)
         return BlockPool(blocks, block_tokens)
 
-    def save(self, kv: KV) -> torch.Tensor:
-        """A copy in the host's memory of the blocks that hold something: [layers, 2, blocks, ...]."""
-        return self._memory.save(kv.table[: kv.used_blocks])
+    def save(self, name: str, kv: KV) -> None:
+        """Keep a copy in the host's memory, under this name, of the blocks that hold something."""
+        self._save(name, kv.table[: kv.used_blocks])
 
-    def restore(self, kv: KV, saved: torch.Tensor, first: int = 0) -> None:
-        """The blocks of `kv` from number `first` on, as they were saved."""
-        self._memory.restore(kv.table[first : kv.used_blocks], saved[:, :, first : kv.used_blocks])
+    def restore(self, name: str, kv: KV, first: int = 0) -> None:
+        """The blocks of `kv` from number `first` on, as they were saved. The copy stays."""
+        self._restore(name, first, kv.table[first : kv.used_blocks])
+
+    def discard(self, name: str) -> None:
+        """The copy is needed no more."""
+        self._discard(name)
 
     def forward(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the segments' tokens, filling their KV.
@@ -90,6 +98,11 @@ class Target:
             tokens.extend(segment.tokens)
             positions.extend(range(segment.start, segment.start + n))
             spans.append(Span(begin, n, segment.start, segment.kv.table))
+        return self._compute(tokens, positions, wanted, spans)
+
+    def _compute(
+        self, tokens: Sequence[int], positions: Sequence[int], wanted: Sequence[int], spans: Sequence[Span]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self._memory.begin(spans)
         logits = self._logits(
             *(torch.tensor(x, dtype=torch.long, device=self.device) for x in (tokens, positions, wanted))
@@ -97,6 +110,15 @@ class Target:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # so that the caller's clock measures the pass, not its launch
         return logits.float(), self._hidden
+
+    def _save(self, name: str, table: Sequence[int]) -> None:
+        self._saved[name] = self._memory.save(table)
+
+    def _restore(self, name: str, first: int, table: Sequence[int]) -> None:
+        self._memory.restore(table, self._saved[name][:, :, first : first + len(table)])  # [layers, 2, blocks, ...]
+
+    def _discard(self, name: str) -> None:
+        del self._saved[name]
 
     @property
     def _memory(self) -> PagedAttention:

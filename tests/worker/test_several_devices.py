@@ -1,0 +1,169 @@
+"""One model over two processes, on two CPUs with gloo: the same text, and no process outlives the other."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+import torch
+
+from laps_sd.stack import Options, worker_command
+from protos.serving import LINK_MESSAGE_BYTES, Server
+from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
+from tests.tiny_model import make_tiny_model
+from tests.worker.harness import Driver, Tiny
+from tests.worker.test_exactness import TEXTS, greedy_differences
+from tests.worker.test_worker_link import PROMPT, ScriptedScheduler, admit
+from worker_service.engine.draft import NgramDrafter
+from worker_service.engine.engine import Engine
+from worker_service.engine.parallel import Group, Ranks
+from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.models import load
+from worker_service.pull import ModelError
+
+DEADLINE_S = 120.0  # to load torch can take most of a minute on a busy machine
+OPTIONS = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-tokens", "512", "--drafter", "ngram"]
+
+
+def worker(tiny: Tiny) -> list[str]:
+    return ["-m", "worker_service", "--model", str(tiny.folder), *OPTIONS]
+
+
+@pytest.fixture
+def follower(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[str]"]:
+    """A worker that follows this process, which leads."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # What torchrun sets.
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
+    with subprocess.Popen([sys.executable, *worker(tiny)], stderr=subprocess.PIPE, text=True) as process:
+        for name in ("RANK", "LOCAL_RANK"):
+            monkeypatch.setenv(name, "0")
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def group(follower: "subprocess.Popen[str]") -> Group:
+    return Group(Ranks.from_environment(), torch.device("cpu"))
+
+
+def test_greedy_equals_generate_while_requests_are_preempted_in_all_ways(
+    tiny: Tiny, group: Group, follower: "subprocess.Popen[str]"
+) -> None:
+    model = load(str(tiny.folder), "cpu", "float32", group.ranks)
+    group.loaded()
+    # Memory for half of the requests, host memory for two: both run out.
+    options = {"context_tokens": 1024, "blocks": 24, "block_tokens": 8, "host_blocks": 12}
+    engine = Engine(model.model, tiny.tokenizer, eos_ids=model.eos_ids, drafter=NgramDrafter(), group=group, **options)  # type: ignore[arg-type]
+    driver, random = Driver(engine), Random(0)
+    for i, text in enumerate(TEXTS[:6]):
+        driver.admit(str(i), tiny.prompt(text), Limits(max_tokens=30))
+    offloaded = 0
+    for _ in range(2000):
+        if not (live := [name for name in driver.admitted if name not in driver.finished]):
+            break
+        random.shuffle(live)
+        driver.step((Run(name, random.randint(0, 6), random.randint(0, 20)) for name in live), slots=4)
+        if random.random() < 0.3:
+            engine.offload(live[0])
+            offloaded += engine._requests[live[0]].saved is not None
+            engine.drop(live[-1])
+    assert len(driver.finished) == len(driver.admitted)
+    for name, (prompt, _, _) in driver.admitted.items():
+        reference = tiny.model.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False)
+        output = driver.outputs[name]
+        assert output == reference[0, len(prompt) :].tolist() or not greedy_differences(tiny, prompt, output)
+    assert offloaded > 2
+    assert sum(row.accepted for row in driver.rows) > 20
+    assert engine.free_blocks == engine.blocks
+    group.leave()
+    assert follower.wait(DEADLINE_S) == 0
+
+
+async def test_torchrun_serves_the_text_of_one_process_and_a_killed_follower_ends_it(tiny: Tiny) -> None:
+    alone = Driver(tiny.engine())
+    alone.admit("a", PROMPT, Limits(max_tokens=12, ignore_eos=True), Sampling(temperature=1, seed=5))
+    alone.finish_all()
+
+    scheduler = ScriptedScheduler()
+    server = Server([], LINK_MESSAGE_BYTES)
+    add_WorkerLinkServicer_to_server(scheduler, server.grpc)
+    port = await server.start("127.0.0.1", 0)
+    options = Options(devices=2, device="cpu", dtype="float32", drafter="ngram", kv_tokens=512)
+    command = worker_command(options, 0, f"127.0.0.1:{port}", tiny.folder)
+    process = await asyncio.create_subprocess_exec(
+        *command.arguments, env=os.environ | command.environment, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            attachment = await scheduler.attached()
+            await attachment.welcome()
+            await attachment.command(["a"], [admit("a", max_tokens=12)])
+            output: list[int] = []
+            while len(output) < 12:
+                output += (await attachment.report()).rows[0].tokens
+            assert output == alone.outputs["a"]
+
+            family = psutil.Process(process.pid).children(recursive=True)
+            follower = next(child for child in family if child.environ().get("RANK") == "1")
+            await attachment.command(["b"], [admit("b", max_tokens=400)])
+            await attachment.report()
+            follower.kill()
+            _, errors = await process.communicate()
+        assert process.returncode == 1
+        assert "worker, process 1 of 2: " in errors.decode()
+        assert "gone" in errors.decode()
+        assert not psutil.wait_procs(family, timeout=DEADLINE_S)[1]
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await server.stop(0)
+
+
+LEADER = """
+import torch
+from worker_service.engine.parallel import Group, Ranks
+
+group = Group(Ranks.from_environment(), torch.device("cpu"))
+group.loaded()
+print("loaded", flush=True)
+input()
+"""
+
+
+def test_a_follower_ends_with_a_sentence_when_its_leader_dies(follower: "subprocess.Popen[str]") -> None:
+    with subprocess.Popen([sys.executable, "-c", LEADER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as leader:
+        assert leader.stdout is not None
+        assert leader.stdout.readline() == b"loaded\n"
+        leader.kill()
+    _, errors = follower.communicate(timeout=DEADLINE_S)
+    assert follower.returncode == 1
+    assert "worker, process 2 of 2: the process that leads is gone" in errors
+    assert "Traceback" not in errors
+
+
+def test_heads_that_do_not_divide_are_refused(tiny: Tiny) -> None:
+    with pytest.raises(ModelError, match="4 heads with 2 for keys and values do not divide by 4 devices"):
+        load(str(tiny.folder), "cpu", "float32", Ranks(0, 4, 0))
+
+
+def test_a_model_that_transformers_cannot_split_is_refused(tmp_path: Path) -> None:
+    config = make_tiny_model(tmp_path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
+    with pytest.raises(ModelError, match="no plan to split the heads of a gpt2 model"):
+        load(str(tmp_path), "cpu", "float32", Ranks(0, 2, 0))

@@ -1,0 +1,193 @@
+"""One model over several processes, each with a device and a share of the heads: rank 0 leads, the others follow.
+
+A follower knows no requests and draws no tokens: on its share of weights and KV it repeats every call that the leader's
+target gets, until told to stop. Neither who starts the processes (torchrun) nor who loads the shares is said here.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout  # torch has no public name for it
+from torch.nn.functional import pad
+
+from worker_service.engine.attention import Span
+from worker_service.engine.kv import BlockPool
+from worker_service.engine.target import Target
+
+_START_TIMEOUT = timedelta(minutes=30)  # between the first process that has loaded its share and the last
+_PASS_TIMEOUT = timedelta(seconds=60)  # of one collective in a forward pass: the slowest device's delay
+# An idle service calls for hours upon nobody. A leader that dies closes its connections, which ends the wait at once.
+_IDLE_TIMEOUT = timedelta(days=365)
+
+
+class ParallelError(Exception):
+    """The processes that share a model cannot go on together; the message is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process's place among the `size` that share a model; `local`: its rank on this machine."""
+
+    rank: int = 0
+    size: int = 1
+    local: int = 0
+
+    @classmethod
+    def from_environment(cls) -> "Ranks":
+        """As torchrun sets it; alone without torchrun."""
+        rank, size, local = (int(os.environ.get(*variable)) for variable in _TORCHRUN)
+        return cls(rank, size, local)
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+
+_TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+class Group:
+    """The processes that share a model. Passes go over the devices' own links (NCCL), calls over gloo on any device."""
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        """Returns when all have come. Raises ParallelError."""
+        self.ranks = ranks
+        backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+        try:
+            dist.init_process_group(backend, timeout=_START_TIMEOUT, device_id=bound)
+            self._calls = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            raise ParallelError(f"{ranks.size} processes that share a model do not find each other: {error}") from error
+
+    def loaded(self, pass_timeout: timedelta = _PASS_TIMEOUT) -> None:
+        """Returns when all have loaded their shares. Raises ParallelError."""
+        try:
+            dist.monitored_barrier(self._calls, timeout=_START_TIMEOUT)
+        except RuntimeError as error:
+            raise ParallelError(f"of {self.ranks.size} processes one does not come up: {error}") from error
+        set_timeout(pass_timeout)
+        if self.ranks.leads:  # its calls wait until they are heard
+            set_timeout(pass_timeout, self._calls)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Have all followers do this too. JSON, not pickle: what comes in over a network must not be code.
+
+        Raises ParallelError.
+        """
+        try:
+            self._broadcast(json.dumps((name, arguments), default=list).encode())
+        except RuntimeError as error:  # gloo has no class of its own for a lost connection
+            raise ParallelError(f"a process that holds a share of the model is gone: {error}") from error
+
+    def next_call(self) -> tuple[str, list[Any]] | None:
+        """The leader's next one, for as long as it takes; None: that was the last. Raises ParallelError."""
+        try:
+            name, arguments = json.loads(self._broadcast(b""))
+        except RuntimeError as error:
+            raise ParallelError(f"the process that leads is gone: {error}") from error
+        return (name, arguments) if name else None
+
+    def leave(self) -> None:
+        """The leader lets the others end. Raises ParallelError if they cannot be told."""
+        if self.ranks.leads:
+            self.call("")
+        dist.destroy_process_group()
+
+    def _broadcast(self, data: bytes) -> bytes:
+        size = torch.tensor(len(data))
+        dist.broadcast(size, 0, self._calls)
+        message = torch.frombuffer(bytearray(data or int(size)), dtype=torch.uint8)
+        dist.broadcast(message, 0, self._calls)
+        return message.numpy().tobytes()
+
+
+class SharedTarget(Target):
+    """The target whose model is shared: what it is asked on the leader, all do."""
+
+    def __init__(self, model: Any, group: Group) -> None:
+        """`model`: this process's share, with embeddings and output head whole. Of the head it keeps its rows."""
+        head, ranks = model.get_output_embeddings(), group.ranks
+        model.set_output_embeddings(_rows(head, ranks))
+        super().__init__(model, shares=ranks.size)
+        model.set_output_embeddings(_GatheredHead(model.get_output_embeddings(), head.out_features, ranks))
+        self._group = group
+
+    def follow(self) -> None:
+        """Do as the leader does until it leaves. Raises ParallelError when it is lost."""
+        with torch.inference_mode():
+            while (call := self._group.next_call()) is not None:
+                match call:
+                    case "_compute", [*packed, spans]:
+                        self._own("_compute", *packed, [Span(*span) for span in spans])
+                    case ("new_pool" | "_save" | "_restore" | "_discard") as name, arguments:
+                        self._own(name, *arguments)
+                    case name, _:
+                        raise ParallelError(f"the leader asks for {name!r}: it is of another version")
+
+    def new_pool(self, blocks: int, block_tokens: int) -> BlockPool:
+        pool: BlockPool = self._on_all("new_pool", blocks, block_tokens)
+        return pool
+
+    def _compute(
+        self, tokens: Sequence[int], positions: Sequence[int], wanted: Sequence[int], spans: Sequence[Span]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        computed: tuple[torch.Tensor, torch.Tensor] = self._on_all("_compute", tokens, positions, wanted, spans)
+        return computed
+
+    def _save(self, name: str, table: Sequence[int]) -> None:
+        self._on_all("_save", name, table)
+
+    def _restore(self, name: str, first: int, table: Sequence[int]) -> None:
+        self._on_all("_restore", name, first, table)
+
+    def _discard(self, name: str) -> None:
+        self._on_all("_discard", name)
+
+    def _on_all(self, name: str, *arguments: Any) -> Any:
+        self._group.call(name, *arguments)
+        return self._own(name, *arguments)
+
+    def _own(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(super(), name)(*arguments)
+        except RuntimeError as error:
+            n = self._group.ranks.size
+            raise ParallelError(f"a pass over {n} processes failed, or one of them is gone: {error}") from error
+
+
+def _rows(head: torch.nn.Linear, ranks: Ranks) -> torch.nn.Linear:
+    """This rank's rows of the head: as many on each, filled up with zeros."""
+    rows = -(-head.out_features // ranks.size)
+    first = rows * ranks.rank
+
+    def part(whole: torch.Tensor) -> torch.nn.Parameter:
+        own = whole.detach()[first : first + rows]
+        return torch.nn.Parameter(
+            pad(own, (0, 0) * (own.dim() - 1) + (0, rows - len(own))).clone(), requires_grad=False
+        )
+
+    result = torch.nn.Linear(head.in_features, rows, bias=head.bias is not None, device="meta")
+    result.weight = part(head.weight)
+    if head.bias is not None:
+        result.bias = part(head.bias)
+    return result
+
+
+class _GatheredHead(torch.nn.Module):
+    """A head of which each process computes some rows. The leader gets all logits, a follower what it has computed."""
+
+    def __init__(self, rows: torch.nn.Module, outputs: int, ranks: Ranks) -> None:
+        super().__init__()
+        self._rows, self._outputs, self._ranks = rows, outputs, ranks
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        own: torch.Tensor = self._rows(hidden).contiguous()
+        parts = [torch.empty_like(own) for _ in range(self._ranks.size)] if self._ranks.leads else None
+        dist.gather(own, parts)
+        return own if parts is None else torch.cat(parts, -1)[..., : self._outputs]
