@@ -19,7 +19,7 @@ MAX_EARLY_DEATHS = 5  # in a row
 BAD_SETTINGS = 2  # exit code that refuses the command line: trying again is of no use
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # by somebody, not of itself: started again however often
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 3.0
-TAIL_LINES = 20
+TAIL_LINES = 60  # torchrun ends with forty of its own after the sentence that matters
 
 
 class GaveUp(Exception):
