@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from worker_service.engine.draft import Ask, Drafter
-from worker_service.engine.hooks import LogitsContext, LogitsHook, suppress_eos
+from worker_service.engine.hooks import HOOKS, LogitsContext, LogitsHook
 from worker_service.engine.kv import KV
 from worker_service.engine.parallel import Group, SharedTarget
 from worker_service.engine.request import EngineRequest, Saved
-from worker_service.engine.sampling import verify
+from worker_service.engine.sampling import logprobs, verify
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.target import Segment, Target
 from worker_service.engine.types import Finish, Held, Limits, Row, Run, Sampling, Skip, StepResult
@@ -57,7 +57,7 @@ class Engine:
         round_tokens: int = 1024,
         max_draft: int = 8,
         drafter: Drafter,
-        hooks: Sequence[LogitsHook] = (suppress_eos,),
+        hooks: Sequence[LogitsHook] = HOOKS,
         group: Group | None = None,
     ) -> None:
         """`model`: a causal LM of the transformers library, in eval mode; its attention function is replaced.
@@ -307,8 +307,13 @@ class Engine:
             own, first = logits[begin : begin + w.draws], begin
             begin += w.draws
             sampled: list[int] = []
+            raw: torch.Tensor | None = None
             if w.draws:
-                context = LogitsContext(request.tokens, w.drafts, start, request.limits, self._eos_ids)
+                if request.sampling.logprobs is not None:
+                    raw = own.log_softmax(-1)  # before the hooks, which may write into the logits
+                context = LogitsContext(
+                    request.tokens, w.drafts, start, request.sampling, request.limits, self._eos_ids
+                )
                 for hook in self._hooks:
                     own = hook(own, context)
                 sampled = verify(own, w.drafts, request.sampling, start)
@@ -327,6 +332,7 @@ class Engine:
                     drafted=len(w.drafts),
                     accepted=min(max(len(sampled) - 1, 0), len(emitted)),
                     prefilled=w.prefilled,
+                    logprobs=() if raw is None else logprobs(raw, emitted, request.sampling.logprobs or 0),
                 )
             )
         return rows
@@ -349,9 +355,10 @@ class Engine:
         """Why it cannot be run; empty if it can."""
         if not 0 < request.prompt_len <= len(request.tokens):
             return f"tokens: {len(request.tokens)} cannot begin with a prompt of {request.prompt_len}"
-        strange = next((token for token in request.tokens if not 0 <= token < self.vocab_size), None)
-        if strange is not None:
-            return f"tokens: {strange} is not in the vocabulary of {self.vocab_size}"
+        for name, tokens in (("tokens", request.tokens), ("logit_bias", [i for i, _ in request.sampling.logit_bias])):
+            strange = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+            if strange is not None:
+                return f"{name}: {strange} is not in the vocabulary of {self.vocab_size}"
         if request.prompt_len >= self._context_tokens:
             return f"tokens: a prompt of {request.prompt_len} leaves no place in a context of {self._context_tokens}"
         return ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker_service.engine.types import Limits
+from worker_service.engine.types import Limits, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class LogitsContext:
     tokens: Sequence[int]  # prompt and output
     drafts: Sequence[int]
     start: int
+    sampling: Sampling
     limits: Limits
     eos_ids: frozenset[int]
 
@@ -24,9 +25,42 @@ class LogitsContext:
 LogitsHook = Callable[[torch.Tensor, LogitsContext], torch.Tensor]
 
 
+def bias(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
+    """Add `logit_bias`."""
+    if context.sampling.logit_bias:
+        tokens, values = zip(*context.sampling.logit_bias, strict=True)
+        logits[:, list(tokens)] += torch.tensor(values, device=logits.device)
+    return logits
+
+
+def penalise(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
+    """Repetition penalty (Keskar et al., CTRL, 2019, arXiv 1909.05858), then OpenAI's presence and frequency penalties.
+
+    Row j sees the first j drafts as if they had been emitted: it is used only if they are.
+    """
+    own = context.sampling
+    if own.repetition_penalty == 1 and own.presence_penalty == own.frequency_penalty == 0:
+        return logits
+    prompt_len = len(context.tokens) - context.start
+    prompt, output = (
+        torch.bincount(torch.tensor(part, dtype=torch.long), minlength=logits.shape[1]).to(logits.device)
+        for part in (context.tokens[:prompt_len], context.tokens[prompt_len:])
+    )
+    for j, row in enumerate(logits):
+        if j:
+            output[context.drafts[j - 1]] += 1
+        repeated = torch.where(row > 0, row / own.repetition_penalty, row * own.repetition_penalty)
+        row.copy_(torch.where(prompt + output > 0, repeated, row))
+        row -= own.frequency_penalty * output + own.presence_penalty * (output > 0)
+    return logits
+
+
 def suppress_eos(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
     """Until `min_tokens` exist no end-of-sequence id can be drawn; with `ignore_eos` they are tokens like any other."""
     rows = min(context.limits.min_tokens - context.start, len(logits))
     if rows > 0 and not context.limits.ignore_eos:
         logits[:rows, list(context.eos_ids)] = -math.inf
     return logits
+
+
+HOOKS: tuple[LogitsHook, ...] = (suppress_eos, bias, penalise)  # in this order, as in vLLM

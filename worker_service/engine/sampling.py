@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from worker_service.engine.types import Sampling
+from worker_service.engine.types import Logprob, Sampling
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -72,3 +72,12 @@ def verify(logits: torch.Tensor, drafts: Sequence[int], sampling: Sampling, star
         if j < len(drafts) and tokens[j] != drafts[j]:
             break
     return tokens
+
+
+def logprobs(raw: torch.Tensor, tokens: Sequence[int], alternatives: int) -> tuple[Logprob, ...]:
+    """Of tokens drawn from the first rows of `raw`, log-probabilities [draws, vocabulary], and of the likeliest."""
+    raw = raw[: len(tokens)]
+    own = raw.gather(-1, torch.tensor(tokens, dtype=torch.long, device=raw.device)[:, None])[:, 0].tolist()
+    best = raw.topk(min(alternatives, raw.shape[-1]))
+    top = (tuple(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return tuple(map(Logprob, own, top))

@@ -20,6 +20,11 @@ class Sampling:
     top_p: float = 1.0  # in (0, 1]
     top_k: int = 0  # 0: all
     seed: int = 0  # uint64
+    repetition_penalty: float = 1.0  # above 0; positive logits of tokens in prompt or output are divided by it
+    presence_penalty: float = 0.0  # taken from the logits of tokens that are in the output
+    frequency_penalty: float = 0.0  # and this as often as they are
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and what is added to their logits
+    logprobs: int | None = None  # rows tell each token's log-probability, and those of so many likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprob:
+    """Of one emitted token, in the model's own distribution: before bias, penalties, temperature, top-k and top-p."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens, best first
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """What one round did for one request."""
 
@@ -55,6 +68,7 @@ class Row:
     finish: Finish | None = None
     skipped: Skip | None = None
     error: str = ""  # with Finish.ERROR
+    logprobs: tuple[Logprob, ...] = ()  # one a token, where they are asked for
 
 
 @dataclass(frozen=True, slots=True)
