@@ -14,6 +14,7 @@ class Batch:
     start: int
     tokens: list[int] = field(default_factory=list)
     rounds: list[types_pb2.Round] = field(default_factory=list)
+    logprobs: list[types_pb2.Logprob] = field(default_factory=list)  # one a token, or none at all
     ending: gateway_link_pb2.Ending | None = None
 
     def skip(self, offset: int) -> list[int]:
@@ -22,7 +23,7 @@ class Batch:
             return []
         skipped = self.tokens[: offset - self.start]
         self.start += len(skipped)
-        self.tokens = self.tokens[len(skipped) :]
+        self.tokens, self.logprobs = self.tokens[len(skipped) :], self.logprobs[len(skipped) :]
         left = len(self.tokens)
         for number in range(len(self.rounds) - 1, -1, -1):
             if left <= 0:
@@ -88,6 +89,7 @@ class Feed:
         new = delta.tokens[self.received - delta.start :]
         if new:
             self._batch.tokens.extend(new)
+            self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
             self._batch.rounds.append(types_pb2.Round(tokens=len(new), drafted=delta.drafted, accepted=delta.accepted))
             self.received = end
         if delta.HasField("ending"):

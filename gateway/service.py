@@ -173,6 +173,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                         token_ids=batch.tokens,
                         offset=batch.start,
                         rounds=batch.rounds,
+                        logprobs=batch.logprobs,
                     )
                     if batch.ending is not None:
                         chunk.text += detokenizer.finish()

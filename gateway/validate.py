@@ -14,6 +14,8 @@ ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 1024  # of a chat: each costs work, an empty one too
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
+MAX_BIASES = 300
+MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 256
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 THREAD_ABOVE_BYTES = 4096  # smaller inputs take less than a millisecond or two of the event loop
@@ -51,6 +53,7 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
         raise BadInput("top_p", f"must be in (0, 1], not {request.top_p:g}")
     if request.top_k > vocab_size:
         raise BadInput("top_k", f"{request.top_k} exceeds the vocabulary of {vocab_size}")
+    _check_logits(request, vocab_size)
     if request.HasField("max_tokens") and request.max_tokens < 1:
         raise BadInput("max_tokens", "must be at least 1")
     if request.HasField("predicted_tokens") and request.predicted_tokens < 1:
@@ -63,6 +66,23 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
         raise BadInput("class", f"unknown value {getattr(request, 'class')}")
     if request.on_disconnect not in types_pb2.OnDisconnect.values():
         raise BadInput("on_disconnect", f"unknown value {request.on_disconnect}")
+
+
+def _check_logits(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
+    if request.HasField("repetition_penalty") and not 0 < request.repetition_penalty <= 2:
+        raise BadInput("repetition_penalty", f"must be in (0, 2], not {request.repetition_penalty:g}")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2 <= (value := getattr(request, name)) <= 2:
+            raise BadInput(name, f"must be in [-2, 2], not {value:g}")
+    if len(request.logit_bias) > MAX_BIASES:
+        raise BadInput("logit_bias", f"{len(request.logit_bias)} tokens; at most {MAX_BIASES}")
+    for token, value in request.logit_bias.items():
+        if token >= vocab_size:
+            raise BadInput("logit_bias", f"token {token} exceeds the vocabulary of {vocab_size}")
+        if not -100 <= value <= 100:
+            raise BadInput("logit_bias", f"must be in [-100, 100], not {value:g} for token {token}")
+    if request.logprobs > MAX_LOGPROBS:
+        raise BadInput("logprobs", f"{request.logprobs} alternatives; at most {MAX_LOGPROBS}")
 
 
 async def encode_input(request: inference_pb2.GenerateRequest, model: TextModel, max_bytes: int) -> list[int]:
@@ -131,4 +151,9 @@ def sampling(request: inference_pb2.GenerateRequest, request_id: str) -> types_p
         top_p=request.top_p if request.HasField("top_p") else 1.0,
         top_k=request.top_k,
         seed=request.seed if request.HasField("seed") else drawn,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=[types_pb2.LogitBias(token=token, bias=bias) for token, bias in sorted(request.logit_bias.items())],
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
     )

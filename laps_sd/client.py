@@ -36,6 +36,14 @@ class SpecDecode:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprob:
+    """Of one output token, in the model's own distribution: before penalties, bias, temperature, top-k and top-p."""
+
+    logprob: float
+    top: list[tuple[int, float]]  # the likeliest tokens, best first
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A whole answer. `timings_ms`: `queue` as the server saw it, `ttft` and `e2el` as the client did."""
 
@@ -47,6 +55,7 @@ class Completion:
     spec_decode: SpecDecode
     timings_ms: dict[str, float]
     preemptions: int
+    logprobs: list[Logprob] | None  # one a token, where they were asked for
 
 
 @dataclass(slots=True)
@@ -59,6 +68,7 @@ class Collector:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     rounds: list[types_pb2.Round] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
     final: inference_pb2.Final | None = None
 
     def add(self, chunk: inference_pb2.GenerateResponse) -> None:
@@ -68,6 +78,8 @@ class Collector:
         self.text.append(chunk.text)
         self.token_ids.extend(chunk.token_ids)
         self.rounds.extend(chunk.rounds)
+        for own in chunk.logprobs:
+            self.logprobs.append(Logprob(own.logprob, list(zip(own.top_tokens, own.top_logprobs, strict=True))))
         if chunk.HasField("final"):
             self.final = chunk.final
 
@@ -98,6 +110,7 @@ class Collector:
                 "e2el": (now - self.started) * 1e3,
             },
             preemptions=final.preemptions,
+            logprobs=self.logprobs or None,
         )
 
 

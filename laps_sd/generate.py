@@ -53,6 +53,12 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Over 0, up to 1.")] = None,
     top_k: Annotated[int, typer.Option(min=0, help="0: all.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Default: drawn by the server.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Over 0, up to 2; 1: none.")] = None,
+    presence_penalty: Annotated[float, typer.Option(help="-2 to 2.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="-2 to 2.")] = 0.0,
+    logprobs: Annotated[
+        int | None, typer.Option(min=0, max=20, help="With --json: of each token, and of so many likeliest ones.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends the text; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens.")] = False,
     predicted_tokens: Annotated[int | None, typer.Option(min=1, help="A guess of the length, for the order.")] = None,
@@ -74,6 +80,8 @@ def generate(
     params: dict[str, Any] = {
         "min_tokens": min_tokens,
         "top_k": top_k,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
         "stop": stop or [],
         "ignore_eos": ignore_eos,
         "request_class": f"REQUEST_CLASS_{request_class.name.upper()}",
@@ -82,6 +90,8 @@ def generate(
         "temperature": temperature,
         "top_p": top_p,
         "seed": seed,
+        "repetition_penalty": repetition_penalty,
+        "logprobs": logprobs,
         "request_id": request_id or (uuid.uuid4().hex if detach else None),
         "on_disconnect": f"ON_DISCONNECT_{'DETACH' if detach else 'CANCEL'}",
         "predicted_tokens": predicted_tokens,
@@ -123,7 +133,8 @@ def _show(
             typer.echo(f"laps-sd: {left}", err=True)
         raise typer.Exit(INTERRUPTED)
     if as_json:
-        typer.echo(json.dumps(asdict(completion), ensure_ascii=False))
+        present = {name: value for name, value in asdict(completion).items() if value is not None}
+        typer.echo(json.dumps(present, ensure_ascii=False))
     if stats:
         _print_stats(completion)
 

@@ -9,14 +9,16 @@ from protos.errors import BadInput
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
+from scheduler_service.store.rounds import MAX_TOKENS
 
 PROTOCOL = 1
 MAX_SLOTS = 1024
 MAX_COST_S = 1e4  # of anything in a worker's profile
 MIN_VERIFY_S = 1e-6
 MAX_DRAFT = 255  # what a stored round can tell, as the next one
-MAX_ROUND_TOKENS = 65_535
 MAX_ID_CHARS = 128
+MAX_LOGIT_CHANGE = 100.0  # more than any sense needs, and nothing a worker's sums could overflow with
+MAX_LOGPROBS = 20
 _ENDINGS = (types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_LENGTH, types_pb.FINISH_REASON_ERROR)
 
 
@@ -48,8 +50,10 @@ def report(message: worker_pb.StepReport) -> None:
     for row in message.rows:
         if not row.accepted <= row.drafted <= MAX_DRAFT:
             raise BadInput("rows", f"{row.accepted} accepted of {row.drafted} drafted, of at most {MAX_DRAFT}")
-        if len(row.tokens) > MAX_ROUND_TOKENS:
-            raise BadInput("rows", f"{len(row.tokens)} tokens in a round, of at most {MAX_ROUND_TOKENS}")
+        if len(row.tokens) > MAX_TOKENS:
+            raise BadInput("rows", f"{len(row.tokens)} tokens in a round, of at most {MAX_TOKENS}")
+        if len(row.logprobs.tokens) not in (0, len(row.tokens)):
+            raise BadInput("rows", f"{len(row.logprobs.tokens)} log-probabilities of {len(row.tokens)} tokens")
         if row.finish and row.finish not in _ENDINGS:
             raise BadInput("rows", f"finish {row.finish} is not a worker's to say")
 
@@ -66,5 +70,11 @@ def submit(message: gateway_pb.Submit, context_tokens: int) -> None:
         raise BadInput("temperature", "must be a number from 0")
     if not 0 <= message.sampling.top_p <= 1:
         raise BadInput("top_p", "must be from 0 to 1")
+    own = message.sampling
+    penalties = own.repetition_penalty, own.presence_penalty, own.frequency_penalty
+    if not all(abs(value) <= MAX_LOGIT_CHANGE for value in (*penalties, *(entry.bias for entry in own.logit_bias))):
+        raise BadInput("sampling", f"penalties and bias must be at most {MAX_LOGIT_CHANGE:g}")
+    if own.logprobs > MAX_LOGPROBS:
+        raise BadInput("logprobs", f"{own.logprobs} alternatives; at most {MAX_LOGPROBS}")
     if (tokens := len(message.prompt) + message.limits.max_tokens) > context_tokens:
         raise BadInput("max_tokens", f"prompt and output are {tokens} tokens, the context holds {context_tokens}")

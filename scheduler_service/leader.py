@@ -287,7 +287,7 @@ class Leader:
         start, log, ending = None, b"", None
         if row is not None and row.tokens and getattr(effect, "start", None) is not None:
             self.ledger.live[id].output.extend(row.tokens)
-            start, log = row.start, encode(row.tokens, row.drafted, row.accepted)
+            start, log = row.start, encode(row.tokens, row.drafted, row.accepted, row.logprobs.SerializeToString())
         if isinstance(effect, Ended):
             message = row.error if row is not None else ""
             ending = translate.to_ending(record, effect.finish, self.clock(), message).SerializeToString()

@@ -168,4 +168,7 @@ def _replay_ended(id: str, stored: Stored, offset: int, outbox: GatewayOutbox) -
 
 
 def _delta(id: str, round: LoggedRound, start: int) -> pb.Delta:
-    return pb.Delta(request_id=id, start=start, tokens=round.tokens, drafted=round.drafted, accepted=round.accepted)
+    delta = pb.Delta(request_id=id, start=start, tokens=round.tokens, drafted=round.drafted, accepted=round.accepted)
+    if round.logprobs:
+        delta.logprobs.MergeFromString(round.logprobs)
+    return delta

@@ -1,10 +1,11 @@
 """Between the wire's messages and the engine's plain data. No decisions."""
 
 import gzip
+from collections.abc import Sequence
 
 from protos.v1 import gateway_link_pb2, types_pb2
 from protos.v1 import worker_link_pb2 as pb
-from worker_service.engine.types import CostProfile, Finish, Held, Limits, Row, Run, Sampling, Skip
+from worker_service.engine.types import CostProfile, Finish, Held, Limits, Logprob, Row, Run, Sampling, Skip
 from worker_service.models import LoadedModel
 from worker_service.runner import Admission, Command, Report
 
@@ -30,15 +31,29 @@ def to_command(message: pb.StepCommand) -> Command:
 
 
 def _to_admission(message: pb.Admit) -> Admission:
-    sampling, limits = message.sampling, message.limits
+    limits = message.limits
     return Admission(
         request_id=message.request_id,
         placement=message.placement,
         tokens=list(message.tokens),
         prompt_len=message.prompt_len,
-        sampling=Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed),
+        sampling=_to_sampling(message.sampling),
         limits=Limits(limits.max_tokens, limits.min_tokens, tuple(limits.stop), limits.ignore_eos),
         tenant=message.tenant,
+    )
+
+
+def _to_sampling(message: types_pb2.Sampling) -> Sampling:
+    return Sampling(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        seed=message.seed,
+        repetition_penalty=message.repetition_penalty or 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
 
@@ -72,6 +87,20 @@ def _of_row(row: Row) -> pb.Row:
         finish=_FINISH[row.finish],
         skipped=_SKIP[row.skipped],
         error=row.error,
+        logprobs=_of_logprobs(row.logprobs) if row.logprobs else None,
+    )
+
+
+def _of_logprobs(logprobs: Sequence[Logprob]) -> types_pb2.Logprobs:
+    return types_pb2.Logprobs(
+        tokens=[
+            types_pb2.Logprob(
+                logprob=own.logprob,
+                top_tokens=[token for token, _ in own.top],
+                top_logprobs=[value for _, value in own.top],
+            )
+            for own in logprobs
+        ]
     )
 
 

@@ -225,6 +225,7 @@ class Delta(_message.Message):
     DRAFTED_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     start: _builtins.int
     """output tokens before"""
@@ -234,6 +235,8 @@ class Delta(_message.Message):
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def ending(self) -> Global___Ending: ...
+    @_builtins.property
+    def logprobs(self) -> _types_pb2.Logprobs: ...
     def __init__(
         self,
         *,
@@ -243,10 +246,11 @@ class Delta(_message.Message):
         drafted: _builtins.int = ...,
         accepted: _builtins.int = ...,
         ending: Global___Ending | None = ...,
+        logprobs: _types_pb2.Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ending", b"_ending", "ending", b"ending"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ending", b"_ending", "ending", b"ending", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ending", b"_ending", "accepted", b"accepted", "drafted", b"drafted", "ending", b"ending", "request_id", b"request_id", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ending", b"_ending", "accepted", b"accepted", "drafted", b"drafted", "ending", b"ending", "logprobs", b"logprobs", "request_id", b"request_id", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ending: _TypeAlias = _typing.Literal["ending"]  # noqa: Y015
     _WhichOneofArgType__ending: _TypeAlias = _typing.Literal["_ending", b"_ending"]  # noqa: Y015

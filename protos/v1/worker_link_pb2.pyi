@@ -463,6 +463,7 @@ class Row(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     placement: _builtins.int
     start: _builtins.int
@@ -483,6 +484,10 @@ class Row(_message.Message):
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """emitted; ends with the token that ended the request"""
 
+    @_builtins.property
+    def logprobs(self) -> _types_pb2.Logprobs:
+        """where the sampling asks for them"""
+
     def __init__(
         self,
         *,
@@ -498,10 +503,11 @@ class Row(_message.Message):
         finish: _types_pb2.FinishReason.ValueType = ...,
         skipped: Global___Skip.ValueType = ...,
         error: _builtins.str = ...,
+        logprobs: _types_pb2.Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "drafted", b"drafted", "error", b"error", "finish", b"finish", "placement", b"placement", "prefill_owed", b"prefill_owed", "prefilled", b"prefilled", "request_id", b"request_id", "skipped", b"skipped", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "drafted", b"drafted", "error", b"error", "finish", b"finish", "logprobs", b"logprobs", "placement", b"placement", "prefill_owed", b"prefill_owed", "prefilled", b"prefilled", "request_id", b"request_id", "skipped", b"skipped", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,12 +3,15 @@
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 import grpc
 import pytest
+import torch
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from laps_sd.client import Client
+from laps_sd.client import Client, Collector
 from protos.errors import DeadlinePassed, UnknownRequest
 from protos.v1 import types_pb2
 from tests.e2e.stack import Stack
@@ -43,6 +46,27 @@ async def test_offsets_and_rounds_account_for_every_token(client: Client) -> Non
         rounds += sum(round.tokens for round in chunk.rounds)
         assert all(round.accepted <= round.drafted for round in chunk.rounds)
     assert tokens == rounds == 60
+
+
+async def test_log_probabilities_and_penalties_come_through_and_again_when_resumed(
+    client: Client, tiny_model: Path
+) -> None:
+    asked = {**LONG, "max_tokens": 40, "repetition_penalty": 1.3, "logprobs": 2}
+    answer = await client.complete(**asked)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    prompt = AutoTokenizer.from_pretrained(tiny_model)(LONG["prompt"]).input_ids
+    ids = torch.tensor([prompt])
+    generated = model.generate(ids, max_new_tokens=40, min_new_tokens=40, do_sample=False, repetition_penalty=1.3)
+    assert answer.token_ids == generated[0, len(prompt) :].tolist()
+    logprobs = model(generated).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    expected = logprobs.gather(1, generated[0, len(prompt) :, None])[:, 0].tolist()
+    assert answer.logprobs is not None
+    assert [own.logprob for own in answer.logprobs] == pytest.approx(expected, abs=1e-3)
+    assert all(len(own.top) == 2 for own in answer.logprobs)
+    again = Collector()
+    async for chunk in client.resume(answer.request_id, 7):
+        again.add(chunk)
+    assert again.logprobs == answer.logprobs[7:]
 
 
 async def test_cancel_ends_the_stream_with_that_reason(client: Client) -> None:

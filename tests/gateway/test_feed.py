@@ -5,6 +5,7 @@ import pytest
 from gateway.feed import Feed
 from protos.errors import Lost, NotServing
 from protos.v1 import gateway_link_pb2 as pb
+from protos.v1 import types_pb2
 from tests.gateway.harness import ending
 
 
@@ -31,6 +32,19 @@ async def test_tokens_seen_before_are_cut_off(feed: Feed) -> None:
     feed.put(delta(2, 3, 4))
     batch = await feed.take()
     assert (batch.start, batch.tokens) == (3, [4])
+
+
+async def test_log_probabilities_stay_with_their_tokens(feed: Feed) -> None:
+    def with_logprobs(start: int, *tokens: int) -> pb.Delta:
+        logprobs = types_pb2.Logprobs(tokens=[types_pb2.Logprob(logprob=-float(token)) for token in tokens])
+        return pb.Delta(start=start, tokens=tokens, logprobs=logprobs)
+
+    feed.put(with_logprobs(0, 1, 2, 3))
+    feed.put(with_logprobs(2, 3, 4))
+    batch = await feed.take()
+    batch.skip(1)
+    assert batch.tokens == [2, 3, 4]
+    assert [own.logprob for own in batch.logprobs] == [-2.0, -3.0, -4.0]
 
 
 async def test_a_gap_asks_for_a_follow_and_the_replay_fills_it(feed: Feed) -> None:

@@ -278,6 +278,15 @@ async def test_what_exceeds_the_context_is_refused(live: Live) -> None:
         ({"max_tokens": 0}, "max_tokens: must not be empty"),
         ({"class": 9}, "class: 9 is none of the classes"),
         ({"sampling": types_pb.Sampling(temperature=math.nan)}, "temperature: must be a number from 0"),
+        (
+            {"sampling": types_pb.Sampling(presence_penalty=math.nan)},
+            "sampling: penalties and bias must be at most 100",
+        ),
+        (
+            {"sampling": types_pb.Sampling(logit_bias=[types_pb.LogitBias(bias=1e9)])},
+            "sampling: penalties and bias must be at most 100",
+        ),
+        ({"sampling": types_pb.Sampling(logprobs=2**31)}, "logprobs: 2147483648 alternatives; at most 20"),
         ({"sampling": types_pb.Sampling(top_p=-1)}, "top_p: must be from 0 to 1"),
     ],
 )
