@@ -37,14 +37,20 @@ def hello(message: worker_pb.Hello) -> None:
             raise BadInput(name, "must be at least 1")
     if not message.model.fingerprint or not message.model.context_tokens:
         raise BadInput("model", "must have a fingerprint and a context")
-    for field, seconds in message.cost.ListFields():
+    cost(message.cost)
+
+
+def cost(message: worker_pb.CostProfile) -> None:
+    for field, seconds in message.ListFields():
         if not 0 <= seconds <= MAX_COST_S:  # a NaN among the claims would leave them without an order
             raise BadInput("cost", f"{field.name} of {seconds} s is no duration up to {MAX_COST_S:g} s")
-    if message.cost.verify_s < MIN_VERIFY_S:  # service is counted in it, and divided by it
+    if message.verify_s < MIN_VERIFY_S:  # service is counted in it, and divided by it
         raise BadInput("cost", f"verify_s must be at least {MIN_VERIFY_S:g} s")
 
 
 def report(message: worker_pb.StepReport) -> None:
+    if message.HasField("cost"):
+        cost(message.cost)
     if len({row.request_id for row in message.rows}) < len(message.rows):
         raise BadInput("rows", "a request has more than one")
     for row in message.rows:

@@ -11,6 +11,7 @@ from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import (
     Cancelled,
+    CostChanged,
     Event,
     Plan,
     Record,
@@ -22,7 +23,8 @@ from scheduler_service.core.types import (
 )
 
 _KINDS: dict[str, TypeAdapter[Any]] = {
-    kind.__name__: TypeAdapter(kind) for kind in (Submitted, Cancelled, WorkerUp, WorkerDown, StepDone, Tick)
+    kind.__name__: TypeAdapter(kind)
+    for kind in (Submitted, Cancelled, WorkerUp, WorkerDown, StepDone, CostChanged, Tick)
 }
 _LENGTH = TypeAdapter(FleetLength)
 _ACCEPTANCE = TypeAdapter(FleetAcceptance)

@@ -22,6 +22,7 @@ from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
     Cancelled,
+    CostChanged,
     Effect,
     Ended,
     Event,
@@ -143,6 +144,8 @@ class Leader:
         if stale or not report.rows:  # without rows it is a heartbeat
             return
         session.count(report)
+        if report.HasField("cost"):
+            self._observe(CostChanged(session.worker, translate.to_cost(report.cost)))
         step = translate.to_step_done(session.worker, report)
         effects = self._observe(step)
         session.reported_at = received_at

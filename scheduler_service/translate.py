@@ -52,18 +52,22 @@ def to_worker_up(hello: worker_pb.Hello) -> WorkerUp:
         blocks=hello.blocks,
         block_tokens=hello.block_tokens,
         max_draft=hello.max_draft,
-        cost=CostProfile(
-            draft_s=hello.cost.draft_s,
-            verify_s=hello.cost.verify_s,
-            verify_slope_s=hello.cost.verify_slope_s,
-            prefill_token_s=hello.cost.prefill_token_s,
-            verify_token_s=hello.cost.verify_token_s,
-            offload_block_s=hello.cost.offload_block_s,
-        ),
+        cost=to_cost(hello.cost),
         held=tuple(
             Held(held.request_id, held.placement, held.blocks, held.offloaded, held.prefill_owed) for held in hello.held
         ),
         host_blocks=hello.host_blocks,
+    )
+
+
+def to_cost(cost: worker_pb.CostProfile) -> CostProfile:
+    return CostProfile(
+        draft_s=cost.draft_s,
+        verify_s=cost.verify_s,
+        verify_slope_s=cost.verify_slope_s,
+        prefill_token_s=cost.prefill_token_s,
+        verify_token_s=cost.verify_token_s,
+        offload_block_s=cost.offload_block_s,
     )
 
 

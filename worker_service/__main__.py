@@ -62,7 +62,6 @@ async def work(settings: Settings, group: Group | None, server: Server) -> None:
             worker_id=settings.worker_id,
             runner=runner,
             model=of_model(model, context_tokens, engine.vocab_size),
-            cost=cost,
             slots=settings.slots,
             blocks=settings.blocks,
             block_tokens=settings.block_tokens,

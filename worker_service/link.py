@@ -15,7 +15,7 @@ from protos.tls import Tls
 from protos.v1 import gateway_link_pb2
 from protos.v1 import worker_link_pb2 as pb
 from protos.v1.worker_link_pb2_grpc import WorkerLinkStub
-from worker_service.engine.types import CostProfile, Held
+from worker_service.engine.types import Held
 from worker_service.runner import Report, Runner, TooManyCommandsError
 from worker_service.wire import of_cost, of_held, of_report, to_command
 
@@ -48,7 +48,6 @@ class Link:
         worker_id: str,
         runner: Runner,
         model: gateway_link_pb2.ModelInfo,
-        cost: CostProfile,
         slots: int,
         blocks: int,
         block_tokens: int,
@@ -68,7 +67,6 @@ class Link:
             blocks=blocks,
             host_blocks=host_blocks,
             max_draft=max_draft,
-            cost=of_cost(cost),
         )
         self._on_attached = on_attached
         self._max_epoch = 0  # of the highest leader ever obeyed
@@ -101,7 +99,9 @@ class Link:
                 call.cancel()
 
     async def _greet(self, call: _Call, session: str, held: list[Held]) -> pb.Welcome:
-        hello = pb.Hello(session=session, max_epoch=self._max_epoch, held=map(of_held, held))
+        hello = pb.Hello(
+            session=session, max_epoch=self._max_epoch, held=map(of_held, held), cost=of_cost(self._runner.cost)
+        )
         hello.MergeFrom(self._hello)
         await call.write(pb.FromWorker(hello=hello))
         answer = await call.read()

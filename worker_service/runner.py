@@ -13,6 +13,7 @@ from time import perf_counter
 
 from worker_service.engine.engine import Engine
 from worker_service.engine.profile import measure
+from worker_service.engine.refine import RefinedProfile
 from worker_service.engine.types import CostProfile, Held, Limits, Run, Sampling, StepResult
 
 _MAX_PENDING = 1024  # commands that came during one round; a scheduler sends few
@@ -55,6 +56,7 @@ class Report:
     result: StepResult
     other_s: float
     idle_s: float
+    cost: CostProfile | None = None  # if it has changed since it was last reported
 
 
 @dataclass(slots=True)
@@ -87,6 +89,11 @@ class Runner:
         self._thread = threading.Thread(target=self._main, name="engine")
         self.warmed: Future[CostProfile] = Future()
         self.ended: Future[None] = Future()  # by stop(), or by what the engine raised
+
+    @property
+    def cost(self) -> CostProfile:
+        """As the rounds so far have shown it. The model must be warmed."""
+        return self._profile.cost
 
     def start(self) -> None:
         self._thread.start()
@@ -128,7 +135,9 @@ class Runner:
         failure: BaseException | None = None
         try:
             self._engine.bind_thread(self._threads)
-            self.warmed.set_result(measure(self._engine, self._slots))
+            measured = measure(self._engine, self._slots)
+            self._profile = RefinedProfile(measured)
+            self.warmed.set_result(measured)
             self._run()
         except BaseException as error:
             failure = error
@@ -151,7 +160,8 @@ class Runner:
             session.exhausted = not result.ran
             free_since = perf_counter()
             other_s = free_since - begun - result.draft_s - result.verify_s
-            session.report(Report(session.step, command.seq, result, other_s, idle_s))
+            cost = self._profile.observe(result)
+            session.report(Report(session.step, command.seq, result, other_s, idle_s, cost))
 
     def _next_turn(self, begun: float) -> tuple[_Session, Command, float, float] | None:
         """Wait until a round may run: its session and command, when it began, the seconds idle. None: stop.

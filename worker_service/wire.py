@@ -70,6 +70,7 @@ def of_report(report: Report, epoch: int, session: str) -> pb.StepReport:
         verify_us=_us(result.verify_s),
         other_us=_us(report.other_s),
         idle_us=_us(report.idle_s),
+        cost=of_cost(report.cost) if report.cost else None,
     )
 
 

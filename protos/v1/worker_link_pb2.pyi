@@ -159,7 +159,7 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class CostProfile(_message.Message):
-    """Seconds, measured at warm-up. A round of b requests with n drafts each costs
+    """Seconds, measured at warm-up and corrected by every round since. A round of b requests with n drafts each costs
     n * (draft_s + verify_token_s * b) + verify_s + verify_slope_s * (b - 1).
     """
 
@@ -407,6 +407,7 @@ class StepReport(_message.Message):
     VERIFY_US_FIELD_NUMBER: _builtins.int
     OTHER_US_FIELD_NUMBER: _builtins.int
     IDLE_US_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     session: _builtins.str
     step: _builtins.int
@@ -425,6 +426,10 @@ class StepReport(_message.Message):
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """who ran, who was skipped, who failed"""
 
+    @_builtins.property
+    def cost(self) -> Global___CostProfile:
+        """only where it has changed since it was last said"""
+
     def __init__(
         self,
         *,
@@ -438,10 +443,11 @@ class StepReport(_message.Message):
         verify_us: _builtins.int = ...,
         other_us: _builtins.int = ...,
         idle_us: _builtins.int = ...,
+        cost: Global___CostProfile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_seq", b"command_seq", "draft_us", b"draft_us", "epoch", b"epoch", "free_blocks", b"free_blocks", "idle_us", b"idle_us", "other_us", b"other_us", "rows", b"rows", "session", b"session", "step", b"step", "verify_us", b"verify_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_seq", b"command_seq", "cost", b"cost", "draft_us", b"draft_us", "epoch", b"epoch", "free_blocks", b"free_blocks", "idle_us", b"idle_us", "other_us", b"other_us", "rows", b"rows", "session", b"session", "step", b"step", "verify_us", b"verify_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

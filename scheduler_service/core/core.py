@@ -8,6 +8,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from scheduler_service.core import kv
@@ -24,6 +25,7 @@ from scheduler_service.core.types import (
     AlreadySubmitted,
     Cancelled,
     Changed,
+    CostChanged,
     CostProfile,
     Effect,
     Ended,
@@ -67,7 +69,7 @@ class Core:
         self._carousel: deque[str] = deque()  # live requests, the one re-keyed longest ago first
         self._unplaced = Ranking()
         self._deadlines = Deadlines(self.entries)
-        # One profile for all: it only has to order requests. The first worker's, so that keys stay comparable.
+        # One profile for all, which only has to order: the first worker's at first, so that keys stay comparable.
         self._cost: CostProfile | None = None
         self._slots = 1
         self._round_s = self.cost.round_s(self.draft_len, 1)  # nominal: full batch, reference draft length
@@ -88,6 +90,9 @@ class Core:
                 return self._worker_up(event)
             case WorkerDown(name):
                 return self._worker_down(name)
+            case CostChanged(name, cost):
+                self.workers[name].up = replace(self.workers[name].up, cost=cost)
+                return ()
             case Tick():
                 return tuple(self._end(entry, Move.EXPIRE, None) for entry in self._deadlines.passed(now))
 
@@ -303,7 +308,7 @@ class Core:
             entry.placement += 1  # a row of the round in hand must not bring back what the plan gives away
             self._rank(entry)
         if self._adaptive:
-            choose_draft_lengths(rank[: worker.up.slots], self.acceptance, self.cost, worker.up.max_draft)
+            choose_draft_lengths(rank[: worker.up.slots], self.acceptance, worker.up.cost, worker.up.max_draft)
         runs = tuple(self._run(entry, worker.up.max_draft) for entry in rank)
         drop = tuple(entry.request.id for entry, copy in evict.items() if not copy)
         return Plan(runs, drop, tuple(entry.request.id for entry, copy in evict.items() if copy))
@@ -332,16 +337,16 @@ class Core:
                     break
                 if entry.state is State.RUNNING:
                     continue
-                rebuild_s = entry.tokens * self.cost.prefill_token_s
+                rebuild_s = entry.tokens * self.workers[name].up.cost.prefill_token_s
                 if not (entry.blocks or entry.offloaded) or (idle and rebuild_s < self._next_end_s(donor)):
                     best = entry
                     break
         return best
 
     def _next_end_s(self, worker: Worker) -> float:
-        """Nominal seconds until the first of those that go first there is believed to end."""
+        """Seconds until the first of those that go first there is believed to end."""
         first = (self.entries[key[-1]] for key in worker.ranking.first(worker.up.slots))
-        return min(map(self._believed_rounds, first)) * self._round_s
+        return min(map(self._believed_rounds, first)) * worker.up.cost.round_s(self.draft_len, worker.up.slots)
 
     def hungriest(self) -> str | None:
         """The worker that a new request is best offered to first."""
@@ -363,11 +368,13 @@ class Core:
         return sum(ranking.before(key) for ranking in rankings)
 
     def remaining_s(self, id: str) -> float:
-        """Nominal seconds that it still needs, by the estimate of LAPS-SD."""
+        """Seconds that it still needs, by the estimate of LAPS-SD at the present costs of its worker, or of any."""
         entry = self.entries[id]
+        worker = self.workers.get(entry.home or "", next(iter(self.workers.values()), None))
+        cost, slots = (worker.up.cost, worker.up.slots) if worker else (self.cost, self._slots)
         left = max(1, self._view(entry).predicted_tokens - entry.emitted)
         rounds = left / (entry.acceptance.per_round(self.acceptance.per_round, weight=1) + 1)
-        return rounds * self._round_s + entry.prefill_owed * self.cost.prefill_token_s
+        return rounds * cost.round_s(self.draft_len, slots) + entry.prefill_owed * cost.prefill_token_s
 
     def _believed_rounds(self, entry: Entry) -> int:
         """That it still needs, by what is believed of its length given that it did not end yet."""

@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """Seconds of the parts of a round, as measured by a worker at warm-up."""
+    """Seconds of the parts of a round, as measured by a worker."""
 
     draft_s: float = 0.001
     verify_s: float = 0.03
@@ -132,11 +132,19 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class CostChanged:
+    """What a worker's rounds cost is no longer what it said at first."""
+
+    worker: str
+    cost: CostProfile
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed: what is past its deadline expires."""
 
 
-Event = Submitted | Cancelled | WorkerUp | WorkerDown | StepDone | Tick
+Event = Submitted | Cancelled | WorkerUp | WorkerDown | StepDone | CostChanged | Tick
 
 # ---- effects: what the shell has to store and to tell ----
 

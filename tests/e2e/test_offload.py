@@ -60,14 +60,13 @@ async def worker(target: str, model: LoadedModel, **memory: int) -> AsyncIterato
         pass
 
     try:
-        cost = await asyncio.wrap_future(runner.warmed)
+        await asyncio.wrap_future(runner.warmed)
         link = Link(
             target,
             tls=Tls(),
             worker_id="w",
             runner=runner,
             model=of_model(model, 256, engine.vocab_size),
-            cost=cost,
             slots=1,
             blocks=engine.blocks,
             block_tokens=8,

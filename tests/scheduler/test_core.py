@@ -187,13 +187,14 @@ def test_an_idle_worker_claims_what_waits_at_another() -> None:
 def paused_beside(prefill_token_s: float) -> Core:
     """A request of 40 tokens is paused on one worker for a shorter one that runs there; another worker has nothing."""
     queue = core("srpt-length")
-    busy = FakeWorker(queue, {"paused": 900, "runs": 50}, cost=replace(COST, prefill_token_s=prefill_token_s))
+    cost = replace(COST, prefill_token_s=prefill_token_s)
+    busy = FakeWorker(queue, {"paused": 900, "runs": 50}, cost=cost)
     busy.submit("paused", prompt=38, predicted_tokens=900)
     busy.run(2)
     busy.submit("runs", predicted_tokens=50)
     busy.run(2)
     assert queue.entries["paused"].state is State.PAUSED
-    queue.observe(worker_up("idle"), 9.0)
+    queue.observe(worker_up("idle", cost=cost), 9.0)
     return queue
 
 

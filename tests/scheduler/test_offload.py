@@ -85,7 +85,7 @@ def beside_an_idle_worker(prefill_token_s: float) -> Core:
     worker.run(55)
     worker.submit("short", prompt=40)
     worker.step()
-    worker.core.observe(worker_up("idle"), worker.now)
+    worker.core.observe(worker_up("idle", cost=cost), worker.now)
     return worker.core
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from protos.v1 import worker_link_pb2 as worker_pb
 from protos.v1.types_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_DEADLINE, FINISH_REASON_LENGTH
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
@@ -107,7 +108,8 @@ async def test_live_learns_and_decides_as_the_simulator_does(policy: str) -> Non
 
 @pytest.mark.parametrize("policy", NAMES)
 async def test_the_event_log_of_a_troubled_life_replays_to_the_same_plans(policy: str, tmp_path: Path) -> None:
-    """Memory is short, a worker is lost and comes back, then the scheduler; what was learned and expected goes on."""
+    """Memory is short, a worker gets slower, is lost and comes back, then the scheduler; what was learned and expected
+    goes on."""
     fleet = FLEETS["two workers, little memory"]
     jobs = [job for job in telling(workload(fleet, requests=100)) if fleet.can_hold(job)]
     path = tmp_path / "events.jsonl"
@@ -120,7 +122,9 @@ async def test_the_event_log_of_a_troubled_life_replays_to_the_same_plans(policy
         for job in jobs[40:60]:
             await live.submit(job, deadline_s=live.now + 0.5 if job is jobs[49] else None)
         live.gateway.cancel(jobs[48].id)
-        await live.rounds(40)
+        await live.rounds(20)
+        live.workers["w0"].cost = worker_pb.CostProfile(draft_s=0.01, verify_s=0.05, prefill_token_s=0.001)
+        await live.rounds(20)
         await live.tick()
         assert set(live.gateway.reasons) == {FINISH_REASON_LENGTH, FINISH_REASON_CANCELLED, FINISH_REASON_DEADLINE}
         await live.lose("w1")

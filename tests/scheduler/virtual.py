@@ -70,6 +70,7 @@ class WireWorker:
         self.report: worker_pb.StepReport | None = None  # of the round in hand
         self.ends_at = 0.0
         self.commands: list[worker_pb.StepCommand] = []  # for the next round boundary
+        self.cost: worker_pb.CostProfile | None = None  # to be said with the next round's report
         self._jobs, self._fleet = jobs, fleet
         self._rounds = rounds  # of which request and tokens of output: which round of its recording begins there
         self._known: dict[str, Known] = {}
@@ -155,7 +156,9 @@ class WireWorker:
             rows=rows,
             free_blocks=self.free,
             verify_us=round(duration_s * 1e6),
+            cost=self.cost,
         )
+        self.cost = None
         return True
 
     def _apply(self, command: worker_pb.StepCommand) -> None:

@@ -18,9 +18,11 @@ from protos.v1.worker_link_pb2_grpc import WorkerLinkServicer, add_WorkerLinkSer
 from tests.worker.harness import Tiny
 from worker_service import link as link_module
 from worker_service.engine.hooks import LogitsContext
-from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.engine.refine import RefinedProfile
+from worker_service.engine.types import CostProfile, Limits, Run, Sampling, StepResult
 from worker_service.link import Link
 from worker_service.runner import Admission, Command, Report, Runner
+from worker_service.wire import of_cost
 
 DEADLINE_S = 20.0
 HOST_BLOCKS = 4
@@ -143,7 +145,6 @@ async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
             worker_id="w0",
             runner=runner,
             model=gateway_link_pb2.ModelInfo(name="tiny"),
-            cost=runner.warmed.result(),
             slots=2,
             blocks=256,
             block_tokens=8,
@@ -252,6 +253,27 @@ async def test_offloaded_kv_comes_back_under_the_next_placement(
     await attachment.command(["a"], [admit("a", output, placement=2)], seen_step=4, draft_len=0)
     row = (await attachment.report()).rows[0]
     assert (row.placement, row.start, row.prefilled) == (2, 4, lost)  # a full block of eight could be shared again
+
+
+async def test_costs_that_have_changed_are_said_once_and_again_after_a_reconnect(
+    scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slower = CostProfile(0.5, 1.0, 0.25, 0.125, 0.0)
+
+    def observe(profile: RefinedProfile, result: StepResult) -> CostProfile | None:
+        first = profile.cost != slower
+        profile.cost = slower
+        return slower if first else None
+
+    monkeypatch.setattr(RefinedProfile, "observe", observe)
+    attachment = await scheduler.attached()
+    assert attachment.hello.cost.verify_s < 1.0
+    await attachment.welcome()
+    await attachment.command(["a"], [admit("a", max_tokens=3)], draft_len=0)
+    reports = [await attachment.report() for _ in range(3)]
+    assert [report.HasField("cost") for report in reports] == [True, False, False]
+    attachment.hang_up.set()
+    assert (await scheduler.attached()).hello.cost == reports[0].cost == of_cost(slower)
 
 
 async def test_a_leader_of_a_lower_epoch_is_refused(scheduler: ScriptedScheduler) -> None:

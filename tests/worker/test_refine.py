@@ -1,0 +1,113 @@
+"""The cost profile that every round corrects, on rounds of known costs."""
+
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+from random import Random
+
+import pytest
+
+from worker_service.engine.refine import TELL_ROUNDS, RefinedProfile
+from worker_service.engine.types import CostProfile, Row, StepResult
+
+MEASURED = CostProfile(
+    draft_s=0.002,
+    verify_s=0.02,
+    verify_slope_s=0.003,
+    prefill_token_s=0.0005,
+    verify_token_s=0.0004,
+    offload_block_s=0.001,
+)
+CHANGED = CostProfile(
+    draft_s=0.004,
+    verify_s=0.03,
+    verify_slope_s=0.001,
+    prefill_token_s=0.0002,
+    verify_token_s=0.001,
+    offload_block_s=0.001,
+)
+
+
+def a_round(cost: CostProfile, batch: int, drafts: int, prefilled: int = 0, times: float = 1.0) -> StepResult:
+    """Of `batch` requests that each draft so much, but the first one where it computes its prompt."""
+    rows = tuple(
+        Row(str(i), 1, 0, drafted=0 if prefilled and not i else drafts, prefilled=0 if i else prefilled)
+        for i in range(batch)
+    )
+    drafted = [row.drafted for row in rows]
+    verify_s = cost.verify_s + cost.verify_slope_s * (batch - 1) + cost.verify_token_s * sum(drafted)
+    other_s = cost.prefill_token_s * prefilled
+    return StepResult(rows, 9, times * max(drafted) * cost.draft_s, times * verify_s, times * other_s)
+
+
+def rounds(cost: CostProfile, count: int, noise: float = 0.0) -> Iterator[StepResult]:
+    """As various as those of a service. `noise`: they take longer now and then, by so much in the mean."""
+    random = Random(3)
+    for _ in range(count):
+        shape = random.randint(1, 8), random.choice([0, 2, 4, 6]), random.choice([0, 0, 0, 64, 256])
+        yield a_round(cost, *shape, times=1 + random.expovariate(1 / noise) if noise else 1.0)
+
+
+def after(results: Iterator[StepResult]) -> CostProfile:
+    profile = RefinedProfile(MEASURED)
+    for result in results:
+        profile.observe(result)
+    return profile.cost
+
+
+def test_changed_costs_are_found_within_some_rounds() -> None:
+    assert astuple(after(rounds(CHANGED, 4 * TELL_ROUNDS))) == pytest.approx(astuple(CHANGED), rel=0.07)
+
+
+def test_a_busy_machine_is_followed_in_the_mean() -> None:
+    found = after(rounds(CHANGED, 10 * TELL_ROUNDS, noise=0.1))
+    assert found.verify_s == pytest.approx(1.1 * CHANGED.verify_s, rel=0.1)
+    assert found.draft_s == pytest.approx(1.1 * CHANGED.draft_s, rel=0.1)
+
+
+def test_a_single_stall_changes_nothing() -> None:
+    quiet = [*rounds(MEASURED, 3 * TELL_ROUNDS)]
+    for at in (0, TELL_ROUNDS, 3 * TELL_ROUNDS - 1):
+        stalled = [*quiet[:at], a_round(MEASURED, 4, 4, times=200.0), *quiet[at + 1 :]]
+        assert astuple(after(iter(stalled))) == pytest.approx(astuple(MEASURED), rel=0.05)
+
+
+def test_what_rounds_of_one_shape_cannot_tell_apart_changes_in_proportion() -> None:
+    """Nothing but batches of four with four drafts each, half as fast as at warm-up."""
+    cost = after(a_round(MEASURED, 4, 4, times=2.0) for _ in range(40 * TELL_ROUNDS))
+    round_s = 4 * cost.draft_s + cost.verify_s + 3 * cost.verify_slope_s + 16 * cost.verify_token_s
+    assert round_s == pytest.approx(2 * (4 * 0.002 + 0.02 + 3 * 0.003 + 16 * 0.0004), rel=0.01)
+    assert cost.verify_s > MEASURED.verify_s
+    assert cost.verify_token_s > MEASURED.verify_token_s
+    assert cost.prefill_token_s == MEASURED.prefill_token_s
+
+
+def test_no_cost_is_ever_negative() -> None:
+    """A larger batch takes less time here, which no sum of costs can explain."""
+    profile = RefinedProfile(MEASURED)
+    for i in range(20 * TELL_ROUNDS):
+        batch = 1 + i % 8
+        profile.observe(a_round(replace(MEASURED, verify_slope_s=-0.002), batch, 0))
+        assert min(astuple(profile.cost)) >= 0
+    assert profile.cost.verify_slope_s == 0
+
+
+def test_a_cost_that_was_measured_as_nothing_can_grow() -> None:
+    profile = RefinedProfile(replace(MEASURED, verify_token_s=0.0))
+    for result in rounds(MEASURED, 4 * TELL_ROUNDS):
+        profile.observe(result)
+    assert profile.cost.verify_token_s == pytest.approx(MEASURED.verify_token_s, rel=0.1)
+
+
+def test_it_is_told_only_when_it_has_changed() -> None:
+    profile = RefinedProfile(MEASURED)
+    assert not any(profile.observe(result) for result in rounds(MEASURED, 3 * TELL_ROUNDS))
+    told = [profile.observe(result) for result in rounds(CHANGED, 30 * TELL_ROUNDS)]
+    assert any(told[: 3 * TELL_ROUNDS])
+    assert not any(told[10 * TELL_ROUNDS :])
+
+
+def test_a_round_that_got_nowhere_teaches_nothing() -> None:
+    profile = RefinedProfile(MEASURED)
+    for _ in range(2 * TELL_ROUNDS):
+        assert profile.observe(StepResult((), 9, 0.0, 5.0, 5.0)) is None
+    assert profile.cost == MEASURED
