@@ -60,6 +60,7 @@ class Options:
     grpc_port: int = 50051
     http_port: int = 8080
     drain_s: float = 30.0
+    tenants: Path | None = None  # their weights and bounds; None: all alike, without bounds of their own
     api_keys: Path | None = None  # None: whoever reaches the port may use it
     certs: Path | None = None  # of `laps-sd certs`: mutual TLS; None: plaintext, on loopback
     log_level: str = "info"
@@ -155,6 +156,8 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
         "--log-level",
         options.log_level,
     ]
+    if options.tenants is not None:
+        arguments += ["--tenants", str(options.tenants)]
     # Not a flag: everybody on the machine can list those, and the URL may hold a password.
     return Command("scheduler", arguments, {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url})
 

@@ -89,6 +89,9 @@ def up(
     api_keys: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With a line for each key, as `laps-sd key new` prints it.")
     ] = None,
+    tenants: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A line `NAME weight=2 requests=9 tokens=9000` each.")
+    ] = None,
     certs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Of `laps-sd certs`: mutual TLS between the services.")
     ] = None,
@@ -119,6 +122,7 @@ def up(
         grpc_port=grpc_port,
         http_port=http_port,
         api_keys=api_keys,
+        tenants=tenants,
         certs=certs,
         drain_s=drain_s,
         log_level=log_level.value,

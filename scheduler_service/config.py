@@ -10,6 +10,7 @@ from redis.asyncio.connection import parse_url
 from protos.settings import ServiceSettings
 from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.predictor import PredictorKind
+from scheduler_service.tenants import read_terms
 
 
 class Settings(ServiceSettings):
@@ -36,6 +37,9 @@ class Settings(ServiceSettings):
     )
     prefill_chunk: int = Field(256, ge=1, le=2**31, description="tokens of prompt computed in one round")
     max_live: int = Field(10_000, ge=1, description="requests waiting or running; more are refused")
+    tenants: Path | None = Field(
+        None, description="file: a line `NAME weight=2 requests=9 tokens=9000` each; `*`: others"
+    )
     max_pending_steps: int = Field(16, ge=1, description="reports planned ahead of Redis; then planning waits for it")
     max_lag: int = Field(16, ge=1, le=2**31, description="rounds that a worker may run ahead of its last command")
     worker_timeout_s: float = Field(30.0, gt=0, description="a worker not heard of for so long is lost")
@@ -47,6 +51,13 @@ class Settings(ServiceSettings):
     def _is_a_redis_url(cls, url: str) -> str:
         parse_url(url)
         return url
+
+    @field_validator("tenants")
+    @classmethod
+    def _terms_are_usable(cls, file: Path | None) -> Path | None:
+        if file is not None:
+            read_terms(file)
+        return file
 
     @field_validator("redis_password_file")
     @classmethod

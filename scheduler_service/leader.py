@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
@@ -16,6 +17,7 @@ from protos.idempotence import content
 from protos.serving import first_of
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import worker_link_pb2 as worker_pb
+from protos.watched import Watched
 from scheduler_service import checks, translate
 from scheduler_service.config import Settings
 from scheduler_service.core.core import Core
@@ -40,6 +42,7 @@ from scheduler_service.persister import Persister
 from scheduler_service.recall import Recall
 from scheduler_service.store import Store, Stored, StoreUnavailable, Write
 from scheduler_service.store.rounds import encode
+from scheduler_service.tenants import read_terms
 from scheduler_service.workers import WorkerSession
 
 TICK_S = 0.1
@@ -66,6 +69,7 @@ class Leader:
         self.learning = Learning(settings.predictor, self.core, store)
         self.ledger = Ledger(store, clock, self._forget)
         self.recall = Recall(store, self._adopt, self.ledger.live.__contains__)
+        self._terms = Watched([settings.tenants], partial(read_terms, settings.tenants)) if settings.tenants else None
         self._event_log = EventLog(settings.event_log) if settings.event_log else None
         self._log = structlog.get_logger()
 
@@ -246,6 +250,8 @@ class Leader:
         if len(self.core.entries) + len(self.recall.unread) >= self.settings.max_live:
             raise QueueIsFull(f"{self.settings.max_live} requests are waiting or running")
         checks.submit(submit, self.model.context_tokens)
+        if self._terms is not None:
+            self.core.tenants.terms = self._terms.get()
 
     async def follow(self, follow: gateway_pb.Follow, outbox: GatewayOutbox) -> None:
         """Everything durable from the offset on, then what comes. Raises StoreUnavailable."""

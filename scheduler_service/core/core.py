@@ -16,10 +16,11 @@ from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 from scheduler_service.core.deadlines import Deadlines
 from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, choose_draft_lengths
 from scheduler_service.core.entry import Entry, Worker
+from scheduler_service.core.fairness import FairRanking, Tenants
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import Claim, Policy
-from scheduler_service.core.ranking import Key, Ranking
+from scheduler_service.core.ranking import Key
 from scheduler_service.core.types import (
     Advanced,
     AlreadySubmitted,
@@ -67,7 +68,8 @@ class Core:
         self._refit_at = 1  # finished requests
         self._to_rekey = 0
         self._carousel: deque[str] = deque()  # live requests, the one re-keyed longest ago first
-        self._unplaced = Ranking()
+        self.tenants = Tenants()
+        self._unplaced = FairRanking()
         self._deadlines = Deadlines(self.entries)
         # One profile for all, which only has to order: the first worker's at first, so that keys stay comparable.
         self._cost: CostProfile | None = None
@@ -101,10 +103,12 @@ class Core:
             raise AlreadySubmitted(request.id)
         if len(self.entries) >= self.max_live:
             raise QueueIsFull(f"{len(self.entries)} requests are waiting or running")
+        self.tenants.admit(request)
         return (Changed(self._adopt(Entry(request)).record()),)
 
     def _adopt(self, entry: Entry) -> Entry:
         self.entries[entry.request.id] = entry
+        entry.tenant = self.tenants.join(entry.request)
         self._deadlines.add(entry)
         entry.draft_len = self.draft_len
         entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
@@ -183,6 +187,8 @@ class Core:
         if entry.started is None:
             entry.started = began
         entry.emitted += row.new
+        share_s = self._round_s / self._slots if row.new else 0.0
+        entry.tenant.charge(share_s + row.prefilled * self.cost.prefill_token_s)  # the whole worker prefills for it
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         if row.prefilled:  # the whole batch waits for it, and it may take rounds of a slot
             batch_s = row.prefilled * self.cost.prefill_token_s * self._slots + (0 if row.new else self._round_s)
@@ -207,6 +213,7 @@ class Core:
         entry.move(move)
         self._ranking(entry).remove(entry.key)
         del self.entries[entry.request.id]
+        self.tenants.leave(entry.request)
         if self._overtaking:
             self._overtaking.ended(entry.request)
         return Ended(entry.record(), finish, start)
@@ -254,7 +261,7 @@ class Core:
             + (self.cost.resume_s if entry.state is State.PAUSED else 0.0),
         )
 
-    def _ranking(self, entry: Entry) -> Ranking:
+    def _ranking(self, entry: Entry) -> FairRanking:
         return self._unplaced if entry.home is None else self.workers[entry.home].ranking
 
     def _rank(self, entry: Entry, view: View | None = None) -> None:
@@ -266,7 +273,7 @@ class Core:
         new = entry.started is None and not self.policy.preemptive
         request = entry.request
         claim = Claim(1, -1, request.arrival) if entry.overdue else entry.claim
-        key = (new, request.klass, *claim, waits, request.arrival, request.id)
+        key = (new, request.klass, entry.tenant, *claim, waits, request.arrival, request.id)
         if key == entry.key:
             return
         ranking = self._ranking(entry)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
+from scheduler_service.core.fairness import FairRanking, Tenant
 from scheduler_service.core.lifecycle import Move, State, after
 from scheduler_service.core.policies import Claim
-from scheduler_service.core.ranking import Key, Ranking
+from scheduler_service.core.ranking import Key
 from scheduler_service.core.types import Record, Request, WorkerUp
 
 WORTH = 3.0  # times the seconds that its KV cost is a request served before it may lose it
@@ -31,6 +32,7 @@ class Entry:
     offloaded: int = 0  # blocks that a copy of its KV takes in the memory of that worker's host; it has no others then
     kv_s: float = 0.0  # nominal seconds that its batch spent on computing its KV
     served_s: float = 0.0  # nominal seconds of service since that was computed, or came back
+    tenant: Tenant = field(default_factory=lambda: Tenant(""))  # whose it is, once it is live
     claim: Claim = Claim(1, 0, 0.0)
     key: Key = ()  # where it stands in its ranking
 
@@ -102,7 +104,7 @@ class Entry:
 class Worker:
     up: WorkerUp
     free_blocks: int
-    ranking: Ranking = field(default_factory=Ranking)  # of the requests whose home it is
+    ranking: FairRanking = field(default_factory=FairRanking)  # of the requests whose home it is
     running: set[str] = field(default_factory=set)  # ran in its last round
 
     @property

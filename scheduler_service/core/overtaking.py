@@ -1,8 +1,8 @@
 """A bound on overtaking: who has been passed often enough goes first, in order of arrival. No policy lives here.
 
-**Claim.** Let a request wait for a worker of B slots, with memory for all that run. While it waits, later arrivals of
-its class are served there at most (c - 1) * W + 2 * B request-rounds, where c is the bound and W the work ahead of it:
-the request-rounds that those who were there, and it itself, were believed to need when it came.
+**Claim.** Let a request wait for a worker of B slots, with memory for all that run, among those of one tenant. While it
+waits, later arrivals of its class are served there at most (c - 1) * W + 2 * B request-rounds, where c is the bound and
+W the work ahead of it: the request-rounds that those who were there, and it itself, were believed to need when it came.
 
 **Proof.** It becomes overdue once (c - 1) * W request-rounds of its class were served since it came, to whomever, in
 rounds in which it did not run. Those overdue go before all others of their class, the earliest first. So from then on,

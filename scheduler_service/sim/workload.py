@@ -47,7 +47,13 @@ class Job:
     def request(self, max_tokens: int) -> Request:
         """What a scheduler may know of it. `max_tokens` is the same for all, so that it tells nothing."""
         return Request(
-            self.id, self.arrival_s, self.prompt_tokens, max_tokens, self.klass, None, self.predicted_output_tokens
+            self.id,
+            self.arrival_s,
+            self.prompt_tokens,
+            max_tokens,
+            self.klass,
+            predicted_tokens=self.predicted_output_tokens,
+            tenant=self.tenant,
         )
 
     def features(self) -> Features:

@@ -1,0 +1,163 @@
+"""Tenants: weighted shares of service among them, and bounds on what each has waiting. No policy lives here.
+
+A tenant's clock runs by the nominal seconds of a worker that its requests get, over its weight, and whoever is behind
+goes first: start-time fair queueing (Goyal, Vin, Cheng 1996) with tenants for flows. Who had nothing to run for a while
+comes back at the clock of whoever is furthest behind, so that nothing can be saved up. Clocks are compared in turns of
+TURN_S: within a turn the policy alone decides, or tenants would take each other's slots every round. With one tenant
+all requests compare equal, and nothing changes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import total_ordering
+from heapq import merge
+from itertools import islice
+
+from scheduler_service.core.ranking import Key, Ranking
+from scheduler_service.core.types import QueueIsFull, Request
+
+TURN_S = 0.5  # of a whole worker, at weight 1
+TENANT = 2  # its place in a key
+EVERYBODY_ELSE = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A tenant's share, and how much it may have waiting or running: requests, and tokens that those may need."""
+
+    weight: float = 1.0
+    max_requests: float = float("inf")
+    max_tokens: float = float("inf")
+
+
+@total_ordering
+class Tenant:
+    """Part of a key: compares as the tenant stands now. Keys of several tenants are therefore kept apart."""
+
+    __slots__ = ("clock_s", "name", "requests", "tokens", "turn", "weight")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.weight = 1.0
+        self.clock_s = 0.0
+        self.turn = 0
+        self.requests = 0  # live
+        self.tokens = 0  # that those may need: prompt and output
+
+    def charge(self, service_s: float) -> None:
+        """Nominal seconds of a whole worker."""
+        self._set(self.clock_s + service_s / self.weight)
+
+    def catch_up(self, clock_s: float) -> None:
+        self._set(max(self.clock_s, clock_s))
+
+    def _set(self, clock_s: float) -> None:
+        self.clock_s = clock_s
+        self.turn = int(clock_s / TURN_S)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tenant) and self.turn == other.turn
+
+    def __lt__(self, other: "Tenant") -> bool:
+        return self.turn < other.turn
+
+    __hash__ = object.__hash__
+
+
+class Tenants:
+    """The accounts of all tenants. `terms`: by name; EVERYBODY_ELSE for those who have none of their own."""
+
+    def __init__(self) -> None:
+        self.terms: Mapping[str, Terms] = {}
+        self._tenants: dict[str, Tenant] = {}
+        self._clock_s = 0.0  # nobody who comes starts behind it
+
+    def admit(self, request: Request) -> None:
+        """Raises QueueIsFull, and changes nothing."""
+        terms = self._terms(request.tenant)
+        tenant = self._tenants.get(request.tenant) or Tenant(request.tenant)
+        if tenant.requests >= terms.max_requests:
+            raise QueueIsFull(f"{tenant.requests} requests of this tenant are waiting or running")
+        if tenant.tokens + _tokens(request) > terms.max_tokens:
+            raise QueueIsFull(
+                f"requests of this tenant may need {tenant.tokens} tokens, with this one {_tokens(request)} more; "
+                f"at most {terms.max_tokens:.0f}"
+            )
+
+    def join(self, request: Request) -> Tenant:
+        """It is live from now on. Returns whose it is."""
+        tenant = self._tenants.get(request.tenant) or Tenant(request.tenant)
+        if not tenant.requests:
+            self._pass_time()
+            tenant.catch_up(self._clock_s)
+            self._tenants[request.tenant] = tenant
+        tenant.weight = self._terms(request.tenant).weight
+        tenant.requests += 1
+        tenant.tokens += _tokens(request)
+        return tenant
+
+    def leave(self, request: Request) -> None:
+        tenant = self._tenants[request.tenant]
+        tenant.requests -= 1
+        tenant.tokens -= _tokens(request)
+
+    def _pass_time(self) -> None:
+        """Who idles and is not ahead is forgotten: it would start at the clock anyway."""
+        busy = [tenant.clock_s for tenant in self._tenants.values() if tenant.requests]
+        everybody = [tenant.clock_s for tenant in self._tenants.values()]
+        self._clock_s = max(self._clock_s, min(busy) if busy else max(everybody, default=0.0))
+        self._tenants = {
+            name: tenant for name, tenant in self._tenants.items() if tenant.requests or tenant.clock_s > self._clock_s
+        }
+
+    def _terms(self, name: str) -> Terms:
+        return self.terms.get(name) or self.terms.get(EVERYBODY_ELSE) or Terms()
+
+
+class FairRanking:
+    """One ranking for each tenant, read as one: a tenant's turn may change without a key being moved."""
+
+    __slots__ = ("_length", "_rankings")
+
+    def __init__(self) -> None:
+        self._rankings: dict[str, Ranking] = {}  # none is empty
+        self._length = 0
+
+    def add(self, key: Key) -> None:
+        name = key[TENANT].name
+        ranking = self._rankings.get(name)
+        if ranking is None:
+            ranking = self._rankings[name] = Ranking()
+        ranking.add(key)
+        self._length += 1
+
+    def remove(self, key: Key) -> None:
+        """Raises KeyError if it is not there."""
+        ranking = self._rankings[key[TENANT].name]
+        ranking.remove(key)
+        self._length -= 1
+        if not len(ranking):
+            del self._rankings[key[TENANT].name]
+
+    def first(self, count: int) -> list[Key]:
+        """The best `count`, or all if there are fewer."""
+        if len(self._rankings) == 1:
+            return next(iter(self._rankings.values())).first(count)
+        return list(islice(self, count))
+
+    def before(self, key: Key) -> int:
+        """How many go before `key`."""
+        return sum(ranking.before(key) for ranking in self._rankings.values())
+
+    def __iter__(self) -> Iterator[Key]:
+        return merge(*self._rankings.values())
+
+    def __reversed__(self) -> Iterator[Key]:
+        return merge(*map(reversed, self._rankings.values()), reverse=True)
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _tokens(request: Request) -> int:
+    return request.prompt_tokens + request.max_tokens

@@ -1,0 +1,213 @@
+"""Tenants: shares by weight, nothing saved up, bounds on what waits; and with one tenant no difference at all."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_service.core import fairness
+from scheduler_service.core.fairness import TURN_S, FairRanking, Tenant, Tenants, Terms
+from scheduler_service.core.ranking import Key
+from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted
+from scheduler_service.store import MemoryStore
+from scheduler_service.tenants import read_terms
+from tests.scheduler.builders import FakeWorker, core, request
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+from tests.simulator.builders import NAMES, ends, job, run
+
+SLOTS = 4
+LONG = 10_000
+
+
+class Fleet(FakeWorker):
+    """One worker whose round lasts a second; requests are named TENANT-NUMBER."""
+
+    def __init__(self, policy: str = "gittins", terms: dict[str, Terms] | None = None) -> None:
+        super().__init__(core(policy), {}, slots=SLOTS)
+        self.core.tenants.terms = terms or {}
+
+    def flood(self, tenant: str, count: int = 20, length: int = LONG, **more: object) -> None:
+        for number in range(count):
+            id = f"{tenant}-{number}"
+            self.lengths[id] = length
+            self.submit(id, tenant=tenant, max_tokens=LONG, **more)
+
+    def shares(self, rounds: int) -> Counter[str]:
+        """Request-rounds by tenant in the next `rounds`."""
+        for _ in range(rounds):
+            self.step()
+        return Counter(id.split("-")[0] for ids in self.ran[-rounds:] for id in ids)
+
+
+@pytest.mark.parametrize("policy", ["las", "laps-sd", "gittins"])
+@pytest.mark.parametrize(("heavy", "light"), [(1, 1), (3, 1), (1.5, 1)])
+def test_service_is_shared_by_weight(policy: str, heavy: float, light: float) -> None:
+    fleet = Fleet(policy, {"a": Terms(heavy), "b": Terms(light)})
+    fleet.flood("a")
+    fleet.flood("b")
+    shares = fleet.shares(240)
+    assert shares["a"] / heavy == pytest.approx(shares["b"] / light, abs=2 * SLOTS * (TURN_S + 1) / light)
+
+
+def test_without_preemption_requests_take_turns_when_others_end() -> None:
+    fleet = Fleet("fcfs")
+    fleet.flood("a", count=200, length=5)
+    fleet.flood("b", count=200, length=5)
+    shares = fleet.shares(120)
+    assert abs(shares["a"] - shares["b"]) <= 3 * 5 * SLOTS
+
+
+def test_one_who_floods_does_not_keep_another_waiting() -> None:
+    fleet = Fleet()
+    fleet.flood("a", count=100)
+    fleet.shares(50)
+    fleet.flood("b", count=1, length=5)
+    ran = fleet.shares(8)
+    assert ran["b"] == 5
+    assert ran["a"] == 8 * SLOTS - 5  # nobody is kept from a slot that the other cannot use
+
+
+def test_who_was_away_has_saved_up_nothing() -> None:
+    fleet = Fleet()
+    fleet.flood("a")
+    fleet.shares(100)
+    fleet.flood("b")
+    shares = fleet.shares(100)
+    assert abs(shares["a"] - shares["b"]) <= 2 * SLOTS
+
+
+def test_who_was_alone_owes_nothing() -> None:
+    fleet = Fleet()
+    fleet.flood("a")
+    fleet.shares(100)
+    for number in range(20):
+        fleet.core.observe(Cancelled(f"a-{number}"), fleet.now)
+    fleet.flood("b")
+    fleet.flood("c")
+    assert set(fleet.shares(40)) == {"b", "c"}
+    for number in range(20, 40):
+        fleet.lengths[f"a-{number}"] = LONG
+        fleet.submit(f"a-{number}", tenant="a", max_tokens=LONG)
+    shares = fleet.shares(120)
+    assert max(shares.values()) - min(shares.values()) <= 3 * SLOTS
+
+
+def test_going_away_and_coming_back_settles_no_account() -> None:
+    tenants = Tenants()
+    one, other = request("1", tenant="a"), request("2", tenant="b")
+    ahead = tenants.join(one)
+    tenants.join(other)
+    ahead.charge(100)
+    tenants.leave(one)
+    assert tenants.join(one).clock_s == 100
+
+
+def test_who_is_not_ahead_is_forgotten() -> None:
+    tenants = Tenants()
+    for number in range(1000):
+        one = request("1", tenant=f"t{number}")
+        tenants.join(one).charge(1)
+        tenants.leave(one)
+    assert len(tenants._tenants) <= 2
+
+
+def test_the_class_goes_before_the_share() -> None:
+    fleet = Fleet()
+    fleet.flood("a", klass=RequestClass.INTERACTIVE)
+    fleet.flood("b")
+    assert set(fleet.shares(50)) == {"a"}
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_with_one_tenant_nothing_changes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [job(f"j{number:02d}", number / 2, 1 + number * 7 % 23, tenant="one") for number in range(40)]
+    turning = ends(run(jobs, policy, slots=2))
+    monkeypatch.setattr(fairness, "TURN_S", 1e9)
+    assert ends(run(jobs, policy, slots=2)) == turning
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "remove", "charge"]), st.sampled_from("abc"), st.integers(0, 40)), max_size=120
+)
+
+
+@given(OPERATIONS)
+def test_a_ranking_is_in_order_however_the_tenants_turns_move(operations: list[tuple[str, str, int]]) -> None:
+    tenants = {name: Tenant(name) for name in "abc"}
+    ranking, kept = FairRanking(), []
+    for what, name, number in operations:
+        key = (False, number % 2, tenants[name], number, f"{name}{number}")
+        if what == "charge":
+            tenants[name].charge(number / 10)
+        elif what == "add" and key not in kept:
+            ranking.add(key)
+            kept.append(key)
+        elif what == "remove" and kept:
+            ranking.remove(kept.pop(number % len(kept)))
+
+    def places(keys: Iterable[Key]) -> list[Key]:  # tenants whose turn is the same may stand in any order
+        return [(*key[:2], key[2].turn, key[3]) for key in keys]
+
+    assert places(ranking) == places(sorted(kept))
+    assert places(reversed(ranking)) == places(sorted(kept, reverse=True))
+    assert len(ranking) == len(kept)
+    assert len(ranking.first(5)) == min(5, len(kept))
+    assert all(ranking.before(key) == sum(other < key for other in kept) for key in kept)
+
+
+# ---- bounds ----
+
+
+def test_a_tenants_requests_are_bounded_and_nobody_elses_with_them() -> None:
+    fleet = Fleet(terms={"a": Terms(max_requests=2)})
+    fleet.flood("a", count=2, length=3)
+    with pytest.raises(QueueIsFull, match="2 requests of this tenant"):
+        fleet.submit("a-more", tenant="a")
+    fleet.flood("b", count=5)
+    fleet.shares(12)  # both of its requests end
+    fleet.submit("a-again", tenant="a")
+    assert "a-again" in fleet.core.entries
+
+
+def test_a_tenants_tokens_are_bounded() -> None:
+    fleet = Fleet(terms={"*": Terms(max_tokens=100)})
+    fleet.core.observe(Submitted(request("1", prompt=10, max_tokens=50, tenant="a")), 0.0)
+    with pytest.raises(QueueIsFull, match="may need 60 tokens, with this one 41 more; at most 100"):
+        fleet.core.observe(Submitted(request("2", prompt=1, max_tokens=40, tenant="a")), 0.0)
+    fleet.core.observe(Submitted(request("3", prompt=1, max_tokens=39, tenant="a")), 0.0)
+
+
+async def test_a_refusal_says_when_to_come_back_and_new_terms_need_no_restart(tmp_path: Path) -> None:
+    file = tmp_path / "tenants"
+    file.write_text("acme requests=1\n")
+    async with scheduler(MemoryStore(), tenants=file) as (_, target):
+        worker = await ScriptedWorker(target).attach()
+        gateway = ScriptedGateway(target)
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("one", tenant="acme")
+        await gateway.submit("two", tenant="acme")
+        await gateway.submit("three", tenant="other")
+        await gateway.until(lambda: "two" in gateway.refused and {"one", "three"} <= gateway.accepted)
+        assert gateway.refused["two"].code == 8  # RESOURCE_EXHAUSTED
+        assert gateway.refused["two"].retry_after_ms > 0
+        file.write_text("acme requests=20\n")
+        await gateway.submit("again", tenant="acme")
+        await gateway.until(lambda: "again" in gateway.accepted)
+        await gateway.close()
+        await worker.close()
+
+
+def test_terms_are_read_by_line(tmp_path: Path) -> None:
+    file = tmp_path / "tenants"
+    file.write_text("# our tenants\nacme weight=2 tokens=5e5  # since May\n\n* requests=100\n")
+    assert read_terms(file) == {"acme": Terms(2, max_tokens=500_000), "*": Terms(max_requests=100)}
+
+
+@pytest.mark.parametrize("line", ["a weight=0", "a weight", "a speed=1", "a tokens=many", "a requests=inf", "b\nb"])
+def test_a_line_that_is_none_is_refused_by_its_number(tmp_path: Path, line: str) -> None:
+    (tmp_path / "tenants").write_text(f"# tenants\n{line}\n")
+    with pytest.raises(ValueError, match=r"line [23]: "):
+        read_terms(tmp_path / "tenants")
