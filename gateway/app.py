@@ -54,7 +54,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         await server.set_ready(ready and not service.draining)
 
     link = Link(
-        settings.scheduler,
+        settings.scheduler.split(","),
         settings.tls,
         max_requests=settings.max_requests,
         reconnect_timeout_s=settings.reconnect_timeout_s,

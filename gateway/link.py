@@ -1,7 +1,8 @@
 """The one stream to the scheduler, kept for ever: submits, follows, cancels up; deltas down to their feeds. No text."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
@@ -14,16 +15,18 @@ from gateway.feed import Feed
 from gateway.text import TextModel
 from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest, from_code
 from protos.idempotence import content
-from protos.serving import Stream, channel, first_of
+from protos.serving import SILENT_S, Stream, channel, first_of
 from protos.tls import Tls
 from protos.v1 import gateway_link_pb2, gateway_link_pb2_grpc, inference_pb2, types_pb2
 
 BACKOFF_MIN_S = 0.1
-BACKOFF_MAX_S = 1.0
+BACKOFF_MAX_S = 0.3
 GREETING_TIMEOUT_S = 5.0  # from dialling to the scheduler's first message
 QUEUE_PER_REQUEST = 4  # messages upward that may wait, for each live request
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 Answer = TypeVar("Answer")
+Stub: TypeAlias = gateway_link_pb2_grpc.GatewayLinkStub
 Call: TypeAlias = Stream[gateway_link_pb2.ToGateway, gateway_link_pb2.FromGateway]
 
 
@@ -36,7 +39,7 @@ class Link:
 
     def __init__(
         self,
-        target: str,
+        schedulers: Sequence[str],
         tls: Tls,
         *,
         max_requests: int,
@@ -48,13 +51,12 @@ class Link:
         self.model: TextModel | None = None
         # Of live requests, those included whose cancel is on its way; several for one that was joined or resumed here.
         self.feeds: dict[str, list[Feed]] = {}
-        self._target = target
+        self._schedulers, self._tls = deque(schedulers), tls
         self._queue_size = QUEUE_PER_REQUEST * max_requests
         self._reconnect_timeout_s = reconnect_timeout_s
         self._rpc_timeout_s = rpc_timeout_s
         self._on_ready = on_ready
-        self._channel = channel(target, tls.channel_credentials())
-        self._stub = gateway_link_pb2_grpc.GatewayLinkStub(self._channel)
+        self._stub: Stub | None = None  # of whoever leads; None: not connected
         self._upward: asyncio.Queue[gateway_link_pb2.FromGateway] | None = None  # None: not connected
         self._stuck = asyncio.Event()  # the queue upward is full
         self._give_up: asyncio.TimerHandle | None = None
@@ -137,23 +139,30 @@ class Link:
                 await asyncio.wait_for(self._upward.join(), timeout_s)
 
     async def get_request(self, request: inference_pb2.GetRequestRequest) -> types_pb2.RequestStatus:
-        return await self._ask(self._stub.GetRequest(request, timeout=self._rpc_timeout_s))
+        return await self._ask(lambda stub: stub.GetRequest(request, timeout=self._rpc_timeout_s))
 
     async def submission(self, request_id: str) -> gateway_link_pb2.Submit:
         """As some gateway sent it, but for its deadline. Raises UnknownRequest, NotServing."""
         request = inference_pb2.GetRequestRequest(request_id=request_id)
-        return await self._ask(self._stub.GetSubmission(request, timeout=self._rpc_timeout_s))
+        return await self._ask(lambda stub: stub.GetSubmission(request, timeout=self._rpc_timeout_s))
 
     async def stats(self, request: inference_pb2.StatsRequest) -> types_pb2.ServerStats:
-        return await self._ask(self._stub.Stats(request, timeout=self._rpc_timeout_s))
+        return await self._ask(lambda stub: stub.Stats(request, timeout=self._rpc_timeout_s))
 
-    async def _ask(self, call: Awaitable[Answer]) -> Answer:
+    async def _ask(self, call: Callable[[Stub], Awaitable[Answer]]) -> Answer:
+        away = NotServing("the scheduler cannot be reached", retry_after_ms=RETRY_AFTER_MS)
+        if self._stub is None:
+            raise away
         try:
-            return await call
+            return await call(self._stub)
         except grpc.aio.AioRpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise NotServing("the scheduler cannot be reached", retry_after_ms=RETRY_AFTER_MS) from error
+            if error.code() in _AWAY:
+                raise away from error
             raise from_code(error.code().value[0], error.details() or error.code().name) from error
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise away from None  # the channel was closed under the call: the link has just broken
 
     # The connection.
 
@@ -167,18 +176,28 @@ class Link:
                     wait=wait_random_exponential(multiplier=BACKOFF_MIN_S, min=BACKOFF_MIN_S, max=BACKOFF_MAX_S),
                 ):
                     with attempt:
-                        await self._converse()
+                        await self._converse_with_any()
                 await asyncio.sleep(BACKOFF_MIN_S)
         finally:
             if self._give_up is not None:
                 self._give_up.cancel()
-            await self._channel.close()
 
-    async def _converse(self) -> None:
-        """One stream, until it breaks. Raises LinkDown or AioRpcError if the scheduler never said anything."""
+    async def _converse_with_any(self) -> None:
+        """One stream, until it breaks. Raises LinkDown or AioRpcError if none of the schedulers said anything."""
+        for others in reversed(range(len(self._schedulers))):
+            scheduler = self._schedulers[0]
+            self._schedulers.rotate(-1)  # whoever fails us now is asked last
+            try:
+                async with channel(scheduler, self._tls.channel_credentials()) as link:
+                    return await self._converse(scheduler, gateway_link_pb2_grpc.GatewayLinkStub(link))
+            except (LinkDown, grpc.aio.AioRpcError):
+                if not others:
+                    raise
+
+    async def _converse(self, scheduler: str, stub: Stub) -> None:
         upward: asyncio.Queue[gateway_link_pb2.FromGateway] = asyncio.Queue(self._queue_size)
         self._stuck.clear()
-        call = self._stub.Link()
+        call = stub.Link()
         try:
             try:
                 async with asyncio.timeout(GREETING_TIMEOUT_S):
@@ -187,21 +206,27 @@ class Link:
                 raise LinkDown("the scheduler does not answer") from None
             if not isinstance(message, gateway_link_pb2.ToGateway):
                 raise LinkDown(f"the scheduler closed the link: {await call.details()}")
+            self._stub = stub
+            self._log.info("scheduler_linked", scheduler=scheduler, live=len(self.feeds))
             self._connected(upward)
             await self._receive(message)
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # of a read; of a write after the end
+            # Of a read; of a write after the end; of a silence.
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
                 await first_of(lambda: self._read(call), lambda: _write(call, upward), self._stuck.wait)
         finally:
             call.cancel()
             await self._disconnected()
 
     async def _read(self, call: Call) -> None:
-        while isinstance(message := await call.read(), gateway_link_pb2.ToGateway):
+        while True:
+            async with asyncio.timeout(SILENT_S):
+                message = await call.read()
+            if not isinstance(message, gateway_link_pb2.ToGateway):
+                return  # it hung up
             await self._receive(message)
 
     def _connected(self, upward: "asyncio.Queue[gateway_link_pb2.FromGateway]") -> None:
         self._upward = upward
-        self._log.info("scheduler_linked", scheduler=self._target, live=len(self.feeds))
         if self._give_up is not None:
             self._give_up.cancel()
             self._give_up = None
@@ -212,8 +237,8 @@ class Link:
     async def _disconnected(self) -> None:
         if self._upward is None:
             return
-        self._upward = None
-        self._log.warning("scheduler_lost", scheduler=self._target, live=len(self.feeds))
+        self._upward = self._stub = None
+        self._log.warning("scheduler_lost", live=len(self.feeds))
         self._give_up = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._lost)
         await self._set_ready(False)
 

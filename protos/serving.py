@@ -20,6 +20,8 @@ from protos.errors import BadInput, RequestError
 PUBLIC_MESSAGE_BYTES = 4 << 20
 MAX_METADATA_BYTES = 16 << 10
 LOST_CANCEL_S = 0.2
+BEAT_S = 1.0  # a scheduler says something on each link at least so often
+SILENT_S = 5.0  # one that says nothing for so long hangs, or was stopped: the link is broken
 LINK_MESSAGE_BYTES = 64 << 20  # a ModelInfo carries a whole tokenizer
 
 _KEEPALIVE: list[tuple[str, int]] = [

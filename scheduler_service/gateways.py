@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from protos.errors import NotServing, QueueFull, RequestError
-from protos.serving import Stream, abort, first_of
+from protos.serving import BEAT_S, Stream, abort, first_of
 from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import gateway_link_pb2_grpc as rpc
 from protos.v1 import inference_pb2 as inference_pb
@@ -119,7 +119,12 @@ class GatewayLink(rpc.GatewayLinkServicer):
 
     async def _write(self, outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
         while True:
-            await stream.write(await outbox.take())
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    message = await outbox.take()
+            except TimeoutError:
+                message = pb.ToGateway()
+            await stream.write(message)
 
     async def GetRequest(self, request: inference_pb.GetRequestRequest, context: Any) -> types_pb.RequestStatus:  # noqa: N802
         try:

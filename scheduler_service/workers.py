@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from protos.errors import BadInput, RequestError
-from protos.serving import Stream, abort, first_of
+from protos.serving import BEAT_S, Stream, abort, first_of
 from protos.v1 import worker_link_pb2 as pb
 from protos.v1 import worker_link_pb2_grpc as rpc
 from scheduler_service import checks
@@ -112,9 +112,13 @@ class WorkerLink(rpc.WorkerLinkServicer):
     async def _write(self, session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:
         """Desired state: planned when it can be sent, so that several events make one command."""
         while True:
-            await session.wake.wait()
-            if self._leader.persister.full:
-                await self._leader.persister.room()
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await session.wake.wait()
+                    await self._leader.persister.room()
+            except TimeoutError:
+                await stream.write(pb.ToWorker())
+                continue
             if session.closed.is_set():
                 return
             session.wake.clear()

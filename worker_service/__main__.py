@@ -57,7 +57,7 @@ async def work(settings: Settings, group: Group | None, server: Server) -> None:
         cost = await asyncio.shield(asyncio.wrap_future(runner.warmed))
         log.info("warmed", model=model.name, dtype=str(model.dtype), device=str(model.device), cost=str(cost))
         link = Link(
-            settings.scheduler,
+            settings.scheduler.split(","),
             tls=settings.tls,
             worker_id=settings.worker_id,
             runner=runner,

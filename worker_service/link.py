@@ -2,7 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -10,7 +11,7 @@ import grpc
 import structlog
 import tenacity
 
-from protos.serving import channel, first_of
+from protos.serving import SILENT_S, channel, first_of
 from protos.tls import Tls
 from protos.v1 import gateway_link_pb2
 from protos.v1 import worker_link_pb2 as pb
@@ -25,7 +26,7 @@ _HELLO_TIMEOUT_S = 10.0  # until the scheduler welcomes
 _WRITE_TIMEOUT_S = 30.0  # a stream that takes nothing for so long is broken
 _CLOSE_TIMEOUT_S = 1.0
 RECONNECT_S = 0.1  # the first wait; it doubles up to the next
-MAX_RECONNECT_S = 1.0
+MAX_RECONNECT_S = 0.3
 
 
 class LinkError(Exception):
@@ -42,7 +43,7 @@ class Link:
 
     def __init__(
         self,
-        scheduler: str,
+        schedulers: Sequence[str],
         *,
         tls: Tls,
         worker_id: str,
@@ -55,8 +56,9 @@ class Link:
         max_draft: int,
         on_attached: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """`runner` is warmed; `on_attached` is told of every welcome and every loss."""
-        self._scheduler, self._tls = scheduler, tls
+        """`schedulers`: HOST:PORT of each, one of which leads. `runner` is warmed; `on_attached` is told of every
+        welcome and every loss."""
+        self._schedulers, self._tls = deque(schedulers), tls
         self._runner = runner
         self._hello = pb.Hello(
             protocol=PROTOCOL,
@@ -81,15 +83,26 @@ class Link:
                 before_sleep=self._log_failure,
             ):
                 with attempt:
-                    await self._attach()
+                    await self._attach_to_any()
             # It was welcomed, and then lost. One that welcomes and hangs up must not be called in a tight loop.
             await asyncio.sleep(RECONNECT_S)
 
-    async def _attach(self) -> None:
-        """One session, until it breaks. Raises one of _CONNECTION_ERRORS if it was never welcomed."""
+    async def _attach_to_any(self) -> None:
+        """One session, until it breaks. Raises one of _CONNECTION_ERRORS if nobody welcomed it."""
+        for others in reversed(range(len(self._schedulers))):
+            scheduler = self._schedulers[0]
+            self._schedulers.rotate(-1)  # whoever fails us now is asked last
+            try:
+                return await self._attach(scheduler)
+            except _CONNECTION_ERRORS:
+                if not others:
+                    raise
+
+    async def _attach(self, scheduler: str) -> None:
+        """As _attach_to_any, with this one."""
         held = await asyncio.wrap_future(self._runner.detach())
         session = uuid.uuid4().hex
-        async with channel(self._scheduler, self._tls.channel_credentials()) as link:
+        async with channel(scheduler, self._tls.channel_credentials()) as link:
             call: _Call = WorkerLinkStub(link).Attach()
             try:
                 async with asyncio.timeout(_HELLO_TIMEOUT_S):
@@ -140,7 +153,13 @@ class Link:
             self._log.info("detached", session=session)
 
     async def _read(self, call: _Call, session: str) -> None:
-        while isinstance(message := await call.read(), pb.ToWorker):
+        while True:
+            async with asyncio.timeout(SILENT_S):
+                message = await call.read()
+            if not isinstance(message, pb.ToWorker):
+                return  # it hung up
+            if not message.HasField("command"):
+                continue  # a heartbeat
             command = message.command
             if command.session != session or command.epoch < self._max_epoch:
                 self._log.warning("command_refused", epoch=command.epoch, session=command.session)
@@ -170,7 +189,7 @@ class Link:
     def _log_failure(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         log = self._log.warning if state.attempt_number == 1 else self._log.debug  # one line an outage
-        log("not_attached", scheduler=self._scheduler, error=_brief(error))
+        log("not_attached", schedulers=list(self._schedulers), error=_brief(error))
 
 
 def _brief(error: BaseException | None) -> str:

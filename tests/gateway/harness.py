@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from gateway.app import Gateway, running
 from gateway.config import Settings
 from laps_sd.client import Client
-from protos.serving import LINK_MESSAGE_BYTES, options
+from protos.serving import BEAT_S, LINK_MESSAGE_BYTES, options
 from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import gateway_link_pb2_grpc as rpc
 from protos.v1 import inference_pb2, types_pb2
@@ -133,7 +133,10 @@ class Scheduler(rpc.GatewayLinkServicer):
 
         reading = asyncio.create_task(read())
         try:
-            await link.cut.wait()
+            while not link.cut.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(link.cut.wait(), BEAT_S)
+                await link.send()
         finally:
             reading.cancel()
 
@@ -152,8 +155,10 @@ class Scheduler(rpc.GatewayLinkServicer):
 
 
 @asynccontextmanager
-async def gateway(scheduler: Scheduler, **settings: Any) -> AsyncIterator[Gateway]:
-    values = {"grpc_port": 0, "http_port": 0, "scheduler": f"127.0.0.1:{scheduler.port}", **settings}
+async def gateway(*schedulers: Scheduler, **settings: Any) -> AsyncIterator[Gateway]:
+    """Of that scheduler, or of several, tried in that order."""
+    where = ",".join(f"127.0.0.1:{each.port}" for each in schedulers)
+    values = {"grpc_port": 0, "http_port": 0, "scheduler": where, **settings}
     async with running(Settings(**values)) as served:
         yield served
 

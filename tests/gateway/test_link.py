@@ -45,6 +45,35 @@ async def test_a_restarted_scheduler_is_followed_by_offset_and_the_client_sees_n
         assert (await finish(task)).token_ids == tokens
 
 
+async def test_a_scheduler_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.gateway.harness.BEAT_S", WAIT_S)
+    async with stack() as (scheduler, link, client):
+        monkeypatch.setattr("gateway.link.SILENT_S", 0.1)
+        task, submit = await begin(client, link)  # its last words
+        link = await scheduler.link()
+        assert (await link.next("follow")).request_id == submit.request_id
+        task.cancel()
+
+
+async def test_of_two_schedulers_the_one_that_leads_is_found() -> None:
+    first, second = Scheduler(), Scheduler()
+    await first.start()
+    await second.start()
+    await second.stop()
+    async with gateway(second, first) as served:
+        link = await first.link()
+        async with Client(served.grpc) as client:
+            await client.ready(WAIT_S)
+            task, submit = await begin(client, link)
+            await second.start()
+            await first.stop()
+            link = await second.link()
+            assert (await link.next("follow")).request_id == submit.request_id
+            await link.delta(submit, 0, [40], ending=ending())
+            assert (await finish(task)).token_ids == [40]
+    await second.stop()
+
+
 async def test_an_unacknowledged_submission_is_sent_again() -> None:
     async with stack() as (scheduler, link, client):
         task = asyncio.create_task(client.complete("the fox"))

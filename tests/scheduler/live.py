@@ -88,7 +88,9 @@ class ScriptedWorker(Peer):
         return self
 
     async def next_command(self) -> worker_pb.StepCommand:
-        self.command = (await self.read()).command
+        while not (message := await self.read()).HasField("command"):
+            pass  # a heartbeat
+        self.command = message.command
         self.admitted |= {admit.request_id: admit for admit in self.command.admit}
         return self.command
 

@@ -446,6 +446,17 @@ async def test_a_lost_workers_request_continues_on_another(store: Switch) -> Non
         await second.close()
 
 
+async def test_who_has_nothing_to_hear_hears_a_heartbeat(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("gateways", "workers"):
+        monkeypatch.setattr(f"scheduler_service.{module}.BEAT_S", 0.01)
+    _, worker, gateway = live
+    await gateway.submit("a")  # from here on they wait anew
+    while await worker.read() != worker_pb.ToWorker():
+        pass
+    while await gateway.read() != gateway_pb.ToGateway():
+        pass
+
+
 async def test_a_silent_worker_is_lost(store: Switch) -> None:
     async with scheduler(store, worker_timeout_s=0.2) as (leader, target):
         worker = await ScriptedWorker(target).attach()

@@ -140,7 +140,7 @@ async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
     async with asyncio.timeout(DEADLINE_S), a_runner(tiny) as runner:
         link = Link(
-            f"127.0.0.1:{port}",
+            ["127.0.0.1:1", f"127.0.0.1:{port}"],  # nobody is at the first
             tls=Tls(),
             worker_id="w0",
             runner=runner,
@@ -274,6 +274,16 @@ async def test_costs_that_have_changed_are_said_once_and_again_after_a_reconnect
     assert [report.HasField("cost") for report in reports] == [True, False, False]
     attachment.hang_up.set()
     assert (await scheduler.attached()).hello.cost == reports[0].cost == of_cost(slower)
+
+
+async def test_a_scheduler_that_falls_silent_is_left(
+    scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "SILENT_S", 0.1)
+    first = await scheduler.attached()
+    await first.welcome()
+    second = await scheduler.attached()
+    assert second.hello.session != first.hello.session
 
 
 async def test_a_leader_of_a_lower_epoch_is_refused(scheduler: ScriptedScheduler) -> None:
