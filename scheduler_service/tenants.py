@@ -1,10 +1,14 @@
-"""Tenants' terms, from a file: a line for each, `NAME weight=2 requests=100 tokens=500000`; `*` is everybody else."""
+"""Tenants' terms, from a file: a line for each, `NAME weight=2 requests=100 tokens=500000 class=default`; `*` is who
+has no line. `class` is the best one that a tenant is served in, whatever it asks for."""
 
 from pathlib import Path
+from typing import Any
 
 from scheduler_service.core.fairness import Terms
+from scheduler_service.core.types import RequestClass
 
-_SETTINGS = {"weight": "weight", "requests": "max_requests", "tokens": "max_tokens"}
+_NUMBERS = {"weight": "weight", "requests": "max_requests", "tokens": "max_tokens"}
+_CLASSES = {klass.name.lower(): klass for klass in RequestClass}
 
 
 def read_terms(file: Path) -> dict[str, Terms]:
@@ -24,14 +28,22 @@ def read_terms(file: Path) -> dict[str, Terms]:
 
 
 def _terms(where: str, settings: list[str]) -> Terms:
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for setting in settings:
         name, _, text = setting.partition("=")
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if name not in _SETTINGS or not 0 < value < float("inf"):
-            raise ValueError(f"{where}: {setting!r} is not NAME=NUMBER over 0, with a name of {', '.join(_SETTINGS)}")
-        values[_SETTINGS[name]] = value
+        if name == "class" and text in _CLASSES:
+            values["best_class"] = _CLASSES[text]
+        elif name in _NUMBERS and (value := _number(text)) is not None:
+            values[_NUMBERS[name]] = value
+        else:
+            known = f"{', '.join(_NUMBERS)} with a number over 0, or class with one of {', '.join(_CLASSES)}"
+            raise ValueError(f"{where}: {setting!r} is not NAME=VALUE; known are {known}")
     return Terms(**values)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None

@@ -103,7 +103,7 @@ class Core:
             raise AlreadySubmitted(request.id)
         if len(self.entries) >= self.max_live:
             raise QueueIsFull(f"{len(self.entries)} requests are waiting or running")
-        self.tenants.admit(request)
+        request = self.tenants.admit(request)
         return (Changed(self._adopt(Entry(request)).record()),)
 
     def _adopt(self, entry: Entry) -> Entry:

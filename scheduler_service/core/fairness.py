@@ -8,13 +8,13 @@ all requests compare equal, and nothing changes.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import total_ordering
 from heapq import merge
 from itertools import islice
 
 from scheduler_service.core.ranking import Key, Ranking
-from scheduler_service.core.types import QueueIsFull, Request
+from scheduler_service.core.types import QueueIsFull, Request, RequestClass
 
 TURN_S = 0.5  # of a whole worker, at weight 1
 TENANT = 2  # its place in a key
@@ -28,6 +28,7 @@ class Terms:
     weight: float = 1.0
     max_requests: float = float("inf")
     max_tokens: float = float("inf")
+    best_class: RequestClass = RequestClass.INTERACTIVE  # it may ask for better ones, and is served as this
 
 
 @total_ordering
@@ -72,8 +73,8 @@ class Tenants:
         self._tenants: dict[str, Tenant] = {}
         self._clock_s = 0.0  # nobody who comes starts behind it
 
-    def admit(self, request: Request) -> None:
-        """Raises QueueIsFull, and changes nothing."""
+    def admit(self, request: Request) -> Request:
+        """As it is to be served. Raises QueueIsFull; changes nothing."""
         terms = self._terms(request.tenant)
         tenant = self._tenants.get(request.tenant) or Tenant(request.tenant)
         if tenant.requests >= terms.max_requests:
@@ -83,6 +84,7 @@ class Tenants:
                 f"requests of this tenant may need {tenant.tokens} tokens, with this one {_tokens(request)} more; "
                 f"at most {terms.max_tokens:.0f}"
             )
+        return request if request.klass >= terms.best_class else replace(request, klass=terms.best_class)
 
     def join(self, request: Request) -> Tenant:
         """It is live from now on. Returns whose it is."""

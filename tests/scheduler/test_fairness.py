@@ -121,6 +121,16 @@ def test_the_class_goes_before_the_share() -> None:
     assert set(fleet.shares(50)) == {"a"}
 
 
+def test_a_tenant_is_not_served_in_a_better_class_than_its_terms_allow() -> None:
+    fleet = Fleet(terms={"a": Terms(best_class=RequestClass.DEFAULT)})
+    fleet.flood("a", klass=RequestClass.INTERACTIVE)
+    fleet.flood("b")
+    shares = fleet.shares(100)
+    assert abs(shares["a"] - shares["b"]) <= 2 * SLOTS
+    fleet.flood("c", klass=RequestClass.INTERACTIVE)
+    assert set(fleet.shares(20)) == {"c"}
+
+
 @pytest.mark.parametrize("policy", NAMES)
 def test_with_one_tenant_nothing_changes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [job(f"j{number:02d}", number / 2, 1 + number * 7 % 23, tenant="one") for number in range(40)]
@@ -202,11 +212,16 @@ async def test_a_refusal_says_when_to_come_back_and_new_terms_need_no_restart(tm
 
 def test_terms_are_read_by_line(tmp_path: Path) -> None:
     file = tmp_path / "tenants"
-    file.write_text("# our tenants\nacme weight=2 tokens=5e5  # since May\n\n* requests=100\n")
-    assert read_terms(file) == {"acme": Terms(2, max_tokens=500_000), "*": Terms(max_requests=100)}
+    file.write_text("# our tenants\nacme weight=2 tokens=5e5 class=default # since May\n\n* requests=100\n")
+    assert read_terms(file) == {
+        "acme": Terms(2, max_tokens=500_000, best_class=RequestClass.DEFAULT),
+        "*": Terms(max_requests=100),
+    }
 
 
-@pytest.mark.parametrize("line", ["a weight=0", "a weight", "a speed=1", "a tokens=many", "a requests=inf", "b\nb"])
+@pytest.mark.parametrize(
+    "line", ["a weight=0", "a weight", "a speed=1", "a tokens=many", "a requests=inf", "a class=best", "b\nb"]
+)
 def test_a_line_that_is_none_is_refused_by_its_number(tmp_path: Path, line: str) -> None:
     (tmp_path / "tenants").write_text(f"# tenants\n{line}\n")
     with pytest.raises(ValueError, match=r"line [23]: "):

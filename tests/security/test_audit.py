@@ -18,6 +18,7 @@ SKIPPED = {"name": "torch", "skip_reason": "Dependency not found on PyPI"}
 def audit(folder: Path, program: str, *flags: str) -> tuple[int, str]:
     """The script, with `program` in pip-audit's place."""
     (folder / "pip_audit").mkdir()
+    (folder / "pip_audit" / "__init__.py").touch()
     (folder / "pip_audit" / "__main__.py").write_text(program)
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     ended = subprocess.run([sys.executable, AUDIT, *flags], env=environment, capture_output=True, text=True, timeout=60)
