@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 
 from gateway.keys import Right, new_key
 from laps_sd.client import Client
-from protos.errors import BadInput, Forbidden, RequestError, Unauthenticated, UnknownRequest
+from protos.errors import BadInput, DuplicateRequest, Forbidden, RequestError, Unauthenticated, UnknownRequest
 from protos.serving import channel
-from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from protos.v1 import gateway_link_pb2, inference_pb2, inference_pb2_grpc, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway
 
 RIGHTS = {"acme": [Right.GENERATE], "other": [Right.GENERATE], "ops": [Right.ADMIN]}
@@ -109,6 +109,23 @@ async def test_anothers_request_is_as_unknown_as_one_that_never_was(stack: Stack
             await call(client, id)
         assert "acme" not in refused.value.message
         assert stack.link.received.empty()
+
+
+async def test_anothers_text_cannot_be_resumed(stack: Stack) -> None:
+    stack.scheduler.submitted["r"] = gateway_link_pb2.Submit(request_id="r", prompt=[1, 2], tenant="acme")
+    async with stack.client("other") as client:
+        with pytest.raises(UnknownRequest):
+            await anext(client.resume("r"))
+    assert stack.link.received.empty()
+
+
+async def test_the_id_of_anothers_live_request_joins_nothing(stack: Stack) -> None:
+    async with stack.client("acme") as acme, stack.client("other") as other:
+        answer = asyncio.create_task(acme.complete("a", request_id="mine", seed=1))
+        await stack.link.accept()
+        with pytest.raises(DuplicateRequest):
+            await other.complete("a", request_id="mine", seed=1)
+        answer.cancel()
 
 
 async def test_anothers_request_at_another_gateway_is_not_cancelled(stack: Stack) -> None:
