@@ -37,6 +37,7 @@ async def test_the_stack_answers_who_has_a_key_and_nobody_else(tiny_model: Path,
             async with Client(stack.grpc, api_key=key) as client:
                 with pytest.raises(NotServing):
                     await client.complete("hello")
+            assert not any(password in word for child in stack.children() for word in child.cmdline())
             assert await stack.stop() == 0
         log = (tmp_path / "up.log").read_text()
         assert "child_died" not in log
