@@ -44,6 +44,7 @@ class Options:
     """What `laps-sd up` is asked for. Port 0: any free one."""
 
     model: str = "smollm2-135m"
+    schedulers: int = 1
     workers: int = 1
     devices: int = 1  # of each worker
     slots: int = 4
@@ -107,15 +108,15 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
     Raises StackError or NoServer, or a group with what `use` raised, or the GaveUp of a child that does not come up.
     """
     model = await find_model(options.model)
-    grpc_port, http_port, scheduler_port = claim_ports(options.grpc_port, options.http_port, 0)
+    grpc_port, http_port, *ports = claim_ports(options.grpc_port, options.http_port, *[0] * options.schedulers)
     with (
         tempfile.TemporaryDirectory(prefix="laps-sd-") as folder,
         own_redis(options, Path(folder)) as (redis_url, redis),
     ):
-        scheduler = f"{HOST}:{scheduler_port}"
+        scheduler = ",".join(f"{HOST}:{port}" for port in ports)
         commands = [
             *redis,
-            scheduler_command(options, scheduler_port, redis_url),
+            *(scheduler_command(options, port, redis_url) for port in ports),
             *(worker_command(options, i, scheduler, model) for i in range(options.workers)),
             gateway_command(options, grpc_port, http_port, scheduler),
         ]
@@ -158,6 +159,8 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
     ]
     if options.tenants is not None:
         arguments += ["--tenants", str(options.tenants)]
+    if options.schedulers > 1:
+        arguments.append("--standby")
     # Not a flag: everybody on the machine can list those, and the URL may hold a password.
     return Command("scheduler", arguments, {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url})
 

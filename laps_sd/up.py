@@ -45,6 +45,7 @@ def pull(
 
 
 def up(
+    schedulers: Annotated[int, typer.Option(min=1, help="One leads, the others stand by.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; they share the cores.")] = 1,
     devices: Annotated[
         int,
@@ -106,6 +107,7 @@ def up(
         raise typer.BadParameter("goes with one worker", param_hint="--devices")
     options = Options(
         model=model,
+        schedulers=schedulers,
         workers=workers,
         devices=devices,
         slots=slots,

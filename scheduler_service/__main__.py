@@ -1,4 +1,5 @@
-"""Starts the scheduler service: takes over the queue in Redis, then serves workers and gateways until SIGTERM."""
+"""Starts the scheduler service: waits for its turn if it is one of a pair, takes over the queue in Redis, then serves
+workers and gateways until SIGTERM."""
 
 import asyncio
 import sys
@@ -14,7 +15,8 @@ from protos.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from scheduler_service.config import Settings
 from scheduler_service.gateways import GatewayLink
 from scheduler_service.leader import Leader
-from scheduler_service.store import Fenced, RedisStore, StoreUnavailable
+from scheduler_service.standby import turn
+from scheduler_service.store import Fenced, Pulse, RedisStore, Store, StoreUnavailable
 from scheduler_service.workers import WorkerLink
 
 SERVICES = ("laps_sd.v1.WorkerLink", "laps_sd.v1.GatewayLink")
@@ -23,11 +25,62 @@ STOP_GRACE_S = 1.0
 
 
 async def serve(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises StoreUnavailable, Fenced or OSError."""
+    """Until SIGTERM or SIGINT. Raises StoreUnavailable, OSError; Fenced if another took over and we are no standby."""
     store = RedisStore(
         settings.redis_url, namespace=settings.namespace, keep_s=settings.keep_s, options=settings.redis_options()
     )
+    try:
+        async with stop_signals() as stopping:
+            while not stopping.is_set():
+                seen = await wait(settings, store, stopping) if settings.standby else None
+                if not stopping.is_set():
+                    await lead(settings, store, seen, stopping)
+    finally:
+        await store.close()
+
+
+async def wait(settings: Settings, store: Store, stopping: asyncio.Event) -> Pulse | None:
+    """A standby is alive, as its health says, and not ready: workers and gateways that come are sent away at once."""
+    server = make_server(settings)
+    seen: Pulse | None = None
+
+    async def until_our_turn() -> None:
+        nonlocal seen
+        seen = await turn(store, settings.lease_s)
+
+    port = await server.start(settings.host, settings.port)
+    structlog.get_logger().info("standing_by", host=settings.host, port=port)
+    try:
+        await first_of(stopping.wait, until_our_turn)
+    finally:
+        await server.stop(0)
+    return seen
+
+
+async def lead(settings: Settings, store: Store, seen: Pulse | None, stopping: asyncio.Event) -> None:
+    """Until told to stop, or, as a standby, until another scheduler has taken over."""
+    log = structlog.get_logger()
     leader = Leader(settings, store)
+    try:
+        await take_over(leader, seen)
+        server = make_server(settings)
+        worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(leader), server.grpc)
+        gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(leader), server.grpc)
+        port = await server.start(settings.host, settings.port)
+        await server.set_ready(True)
+        log.info("serving", host=settings.host, port=port)
+        try:
+            await first_of(stopping.wait, leader.run)
+        finally:
+            await server.stop(STOP_GRACE_S if stopping.is_set() else 0)
+            await leader.close()
+    except Fenced as fenced:
+        if not settings.standby:
+            raise
+        log.warning("stepped_down", reason=str(fenced))
+
+
+async def take_over(leader: Leader, seen: Pulse | None) -> None:
     async for attempt in AsyncRetrying(
         retry=retry_if_exception_type(StoreUnavailable),
         wait=wait_exponential(multiplier=0.05, max=1.0),
@@ -35,20 +88,7 @@ async def serve(settings: Settings) -> None:
         reraise=True,
     ):
         with attempt:
-            await leader.lead()
-    server = make_server(settings)
-    worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(leader), server.grpc)
-    gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(leader), server.grpc)
-    async with stop_signals() as stopping:
-        port = await server.start(settings.host, settings.port)
-        await server.set_ready(True)
-        structlog.get_logger().info("serving", host=settings.host, port=port)
-        try:
-            await first_of(stopping.wait, leader.run)
-        finally:
-            await server.stop(STOP_GRACE_S)
-            await leader.learning.close()
-            await store.close()
+            await leader.lead(seen)
 
 
 def make_server(settings: Settings) -> Server:

@@ -40,7 +40,7 @@ from scheduler_service.learning import Learning
 from scheduler_service.ledger import Ledger, Tracked
 from scheduler_service.persister import Persister
 from scheduler_service.recall import Recall
-from scheduler_service.store import Store, Stored, StoreUnavailable, Write
+from scheduler_service.store import Pulse, Store, Stored, StoreUnavailable, Write
 from scheduler_service.store.rounds import encode
 from scheduler_service.tenants import read_terms
 from scheduler_service.workers import WorkerSession
@@ -68,35 +68,50 @@ class Leader:
         self.clock = clock
         self.learning = Learning(settings.predictor, self.core, store)
         self.ledger = Ledger(store, clock, self._forget)
-        self.recall = Recall(store, self._adopt, self.ledger.live.__contains__)
+        self.recall = Recall(store, self._read, self.ledger.live.__contains__)
         self._terms = Watched([settings.tenants], partial(read_terms, settings.tenants)) if settings.tenants else None
         self._event_log = EventLog(settings.event_log) if settings.event_log else None
         self._log = structlog.get_logger()
 
-    async def lead(self) -> None:
-        """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable."""
-        self.epoch = await self.store.lead(int(self.clock() * 1000))
-        await self.learning.take_over(self.epoch)
-        if self._event_log:
-            self._event_log.leading(self.core)
-        await self.recall.begin()
+    async def lead(self, seen: Pulse | None = None) -> None:
+        """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable; Fenced if the pulse is
+        no longer what was `seen`."""
+        self.epoch = await self.store.lead(int(self.clock() * 1000), seen)
         self.persister = Persister(
             self.store, self.epoch, self.settings.max_pending_steps, self.ledger, rewritten=self.recall.again
         )
+        # From here on, since its beat keeps standbys from leading.
+        self.persisting = asyncio.create_task(self.persister.run(), name="persister")
+        try:
+            await self.learning.take_over(self.epoch)
+            if self._event_log:
+                self._event_log.leading(self.core)
+            await self.recall.begin()
+        except BaseException:
+            self.persisting.cancel()
+            raise
         left, waiting = len(self.ledger.live), len(self.recall.unread)
         self._log.info("leading", epoch=self.epoch, with_kv=left, waiting=waiting, policy=self.settings.policy)
 
-    def _adopt(self, stored: Stored) -> None:
-        """A request that an earlier leader left."""
-        self.ledger.adopt(stored)
-        self.core.restore([stored.record])
-        if self._event_log:
-            self._event_log.restored(stored.record)
-        self._wake_hungriest()
+    def _read(self, id: str, stored: Stored | None) -> None:
+        """A request that an earlier leader left: ours, if it is live."""
+        if stored is not None and stored.ending is None:
+            self.ledger.adopt(stored)
+            self.core.restore([stored.record])
+            if self._event_log:
+                self._event_log.restored(stored.record)
+            self._wake_hungriest()
+        self.ledger.was_read(id, stored)
 
     async def run(self) -> None:
         """Until cancelled, or Fenced is raised. What is ready to be stored is stored; deadlines pass."""
-        await first_of(self.persister.run, self._tick, self.learning.run, self.recall.run)
+        await first_of(lambda: self.persisting, self._tick, self.learning.run, self.recall.run)
+
+    async def close(self) -> None:
+        """After `run`: what was learned is kept, and whoever waits for it may lead at once."""
+        await self.learning.close()
+        with suppress(StoreUnavailable):
+            await self.store.step_down(self.epoch)
 
     async def _tick(self) -> None:
         while True:
@@ -255,8 +270,10 @@ class Leader:
 
     async def follow(self, follow: gateway_pb.Follow, outbox: GatewayOutbox) -> None:
         """Everything durable from the offset on, then what comes. Raises StoreUnavailable."""
-        await self.recall.fetch([follow.request_id])
-        await self.ledger.follow(follow.request_id, follow.offset, outbox)
+        if follow.request_id in self.recall.unread:
+            self.ledger.follow_later(follow.request_id, follow.offset, outbox)
+        else:
+            await self.ledger.follow(follow.request_id, follow.offset, outbox)
 
     async def submission(self, id: str) -> gateway_pb.Submit:
         """Raises UnknownRequest, StoreUnavailable."""

@@ -40,6 +40,7 @@ class Ledger:
     def __init__(self, store: Store, clock: Callable[[], float], forget: Callable[[str], None]) -> None:
         self.live: dict[str, Tracked] = {}
         self._store, self._clock, self._forget = store, clock, forget
+        self._early: dict[str, list[tuple[int, GatewayOutbox]]] = {}  # follows of requests that are still to be read
         self._ended: deque[tuple[float, Write]] = deque(maxlen=MAX_ENDED)
         self._log = structlog.get_logger()
 
@@ -63,15 +64,27 @@ class Ledger:
         for id in outbox.follows:
             if id in self.live:
                 self.live[id].followers.discard(outbox)
+        for early in self._early.values():
+            early[:] = [one for one in early if one[1] is not outbox]
 
     async def follow(self, id: str, offset: int, outbox: GatewayOutbox) -> None:
         """Everything durable from the offset on, round by round; then what comes. Raises StoreUnavailable."""
+        self._follow_read(id, offset, outbox, None if id in self.live else await self._store.get(id))
+
+    def follow_later(self, id: str, offset: int, outbox: GatewayOutbox) -> None:
+        """As `follow`, once it was read: many follow at once when a leader takes over, and none holds up the others."""
+        self._early.setdefault(id, []).append((offset, outbox))
+
+    def was_read(self, id: str, stored: Stored | None) -> None:
+        """Whoever followed it early is answered."""
+        for offset, outbox in self._early.pop(id, ()):
+            self._follow_read(id, offset, outbox, stored)
+
+    def _follow_read(self, id: str, offset: int, outbox: GatewayOutbox, stored: Stored | None) -> None:
         if id in self.live:
             self.join(id, outbox)
             _replay(id, self.live[id].log, offset, outbox)
-            return
-        stored = await self._store.get(id)
-        if stored is None:
+        elif stored is None:
             outbox.refuse(id, _unknown(id))
         elif stored.ending is None:  # it became live while we looked
             outbox.refuse(id, NotServing(f"request {id} is being taken over", retry_after_ms=100))

@@ -13,21 +13,21 @@ RETRY_S = 0.25
 
 
 class Recall:
-    """`adopt` takes a live request over; `known` tells whether that was done."""
+    """`take` gets each request as it is stored, or None if it is not any more; `known` tells whether it is ours."""
 
-    def __init__(self, store: Store, adopt: Callable[[Stored], None], known: Callable[[str], bool]) -> None:
+    def __init__(self, store: Store, take: Callable[[str, Stored | None], None], known: Callable[[str], bool]) -> None:
         self.unread: dict[str, None] = {}  # in the order of their claims
-        self._store, self._adopt, self._known = store, adopt, known
+        self._store, self._take, self._known = store, take, known
         self._rolled_back = False
         self._due = asyncio.Event()
         self._log = structlog.get_logger()
 
     async def begin(self) -> None:
-        """All that a worker may hold KV of. Raises StoreUnavailable, and then nothing was adopted."""
+        """All that a worker may hold KV of. Raises StoreUnavailable, and then nothing was taken over."""
         index = await self._store.index()
         with_kv = await self._store.read(index.with_kv)
         self.unread = dict.fromkeys([*index.with_kv, *index.waiting])
-        self._adopt_read(index.with_kv, with_kv)
+        self._taken(index.with_kv, with_kv)
         self._due.set()
 
     def again(self) -> None:
@@ -56,12 +56,11 @@ class Recall:
     async def fetch(self, ids: Iterable[str]) -> None:
         """Take over those of them that were left and not read yet. Raises StoreUnavailable."""
         if wanted := [id for id in ids if id in self.unread]:
-            self._adopt_read(wanted, await self._store.read(wanted))
+            self._taken(wanted, await self._store.read(wanted))
 
-    def _adopt_read(self, ids: list[str], read: list[Stored | None]) -> None:
+    def _taken(self, ids: list[str], read: list[Stored | None]) -> None:
         for id, stored in zip(ids, read, strict=True):
-            if id not in self.unread:
-                continue  # somebody else asked for it meanwhile
-            del self.unread[id]
-            if stored is not None and stored.ending is None and not self._known(id):
-                self._adopt(stored)
+            if id in self.unread:  # else somebody asked for it meanwhile
+                del self.unread[id]
+                if not self._known(id):
+                    self._take(id, stored)

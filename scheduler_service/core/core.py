@@ -127,7 +127,9 @@ class Core:
         worker = self.workers[up.worker] = Worker(up, up.blocks)
         for held in up.held:
             entry = self.entries.get(held.id)
-            if entry and entry.home is None and entry.placement == held.placement:
+            # A later placement than is known: the leader that made it died before it wrote that down.
+            if entry and entry.home is None and entry.placement <= held.placement:
+                entry.placement = held.placement
                 entry.blocks, entry.offloaded, entry.prefill_owed = held.blocks, held.offloaded, held.prefill_owed
                 self._place(entry, up.worker, move=False)
                 worker.free_blocks -= entry.blocks

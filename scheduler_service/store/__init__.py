@@ -1,10 +1,20 @@
 """Durable queue state: the port, its implementation on Redis and its twin in memory. No scheduling."""
 
 from scheduler_service.store.memory import MemoryStore
-from scheduler_service.store.port import Fenced, Index, LostWrites, Store, Stored, StoreUnavailable, Verdict, Write
+from scheduler_service.store.port import (
+    Fenced,
+    Index,
+    LostWrites,
+    Pulse,
+    Store,
+    Stored,
+    StoreUnavailable,
+    Verdict,
+    Write,
+)
 from scheduler_service.store.redis import RedisStore
 
 __all__ = [
-    "Fenced", "Index", "LostWrites", "MemoryStore", "RedisStore", "Store", "StoreUnavailable", "Stored", "Verdict",
-    "Write",
+    "Fenced", "Index", "LostWrites", "MemoryStore", "Pulse", "RedisStore", "Store", "StoreUnavailable", "Stored",
+    "Verdict", "Write",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 # A command that the store begins to use belongs here; the store's contract suite runs as this user.
 COMMANDS = (
-    *("get", "set", "append", "del", "expire", "hget", "hset", "hmget", "hgetall"),
+    *("get", "set", "append", "del", "expire", "hget", "hset", "hdel", "hmget", "hgetall"),
     *("sadd", "srem", "smembers", "zadd", "zrem", "zrange"),
     *("evalsha", "script|load", "multi", "exec"),
     *("auth", "hello", "ping", "select"),

@@ -4,19 +4,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler_service.core.lifecycle import State
-from scheduler_service.store.port import Fenced, Index, LostWrites, Stored, Verdict, Write
+from scheduler_service.store.port import Fenced, Index, LostWrites, Pulse, Stored, Verdict, Write
 
 
 class MemoryStore:
     def __init__(self) -> None:
         self._epoch = 0
-        self._commit = 0
+        self._commit: int | None = None
         self._requests: dict[str, Stored] = {}
         self._learned: bytes | None = None
 
-    async def lead(self, now_ms: int) -> int:
+    async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
+        if seen is not None and seen != await self.pulse():
+            raise Fenced("another leader has taken over")
         self._epoch, self._commit = max(self._epoch + 1, now_ms), 0
         return self._epoch
+
+    async def pulse(self) -> Pulse:
+        return Pulse(self._epoch, self._commit)
+
+    async def step_down(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            self._commit = None
 
     async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
         self._fence(epoch)

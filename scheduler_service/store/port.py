@@ -51,11 +51,24 @@ class Index(NamedTuple):
     waiting: list[str]  # the others, highest queue level first
 
 
+class Pulse(NamedTuple):
+    """What shows that a leader lives: it commits something every persister.BEAT_S."""
+
+    epoch: int  # 0: nobody ever led
+    commit: int | None  # number of its last commit; None: it has stepped down
+
+
 class Store(Protocol):
     """Every method raises StoreUnavailable; what writes, Fenced."""
 
-    async def lead(self, now_ms: int) -> int:
-        """Take over: the new epoch, max(stored + 1, now_ms). Earlier leaders are fenced from here on."""
+    async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
+        """Take over: the new epoch, max(stored + 1, now_ms). Earlier leaders are fenced from here on. Raises Fenced,
+        and changes nothing, if the pulse is no longer what was `seen`."""
+
+    async def pulse(self) -> Pulse: ...
+
+    async def step_down(self, epoch: int) -> None:
+        """Whoever waits for it may lead at once. Of a leader that is fenced: nothing."""
 
     async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
         """All writes in one atomic step, in order. A leader numbers its commits from 1; one whose answer was lost is

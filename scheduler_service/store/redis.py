@@ -11,15 +11,22 @@ from redis.exceptions import RedisError, ResponseError
 
 from scheduler_service.core.lifecycle import State
 from scheduler_service.store import fields
-from scheduler_service.store.port import Fenced, Index, LostWrites, Stored, StoreUnavailable, Verdict, Write
+from scheduler_service.store.port import Fenced, Index, LostWrites, Pulse, Stored, StoreUnavailable, Verdict, Write
 
 LEVELS = 16  # more queues than any policy has
 
 _LEAD = """
-local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
-local epoch = string.format('%.0f', math.max(stored + 1, tonumber(ARGV[1])))
+local stored = redis.call('HMGET', KEYS[1], 'epoch', 'commit')
+if ARGV[2] and (ARGV[2] ~= (stored[1] or '0') or ARGV[3] ~= (stored[2] or '')) then
+  return redis.error_reply('FENCED another leader has taken over')
+end
+local epoch = string.format('%.0f', math.max(tonumber(stored[1] or '0') + 1, tonumber(ARGV[1])))
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'commit', 0)
 return epoch
+"""
+
+_STEP_DOWN = """
+if redis.call('HGET', KEYS[1], 'epoch') == ARGV[1] then redis.call('HDEL', KEYS[1], 'commit') end
 """
 
 _SAVE_LEARNED = """
@@ -72,11 +79,20 @@ class RedisStore:
         self.keys = Keys(namespace)
         self._keep_s = keep_s
         self._lead = self._redis.register_script(_LEAD)
+        self._step_down = self._redis.register_script(_STEP_DOWN)
         self._save_learned = self._redis.register_script(_SAVE_LEARNED)
         self._commit = self._redis.register_script(files(__package__).joinpath("commit.lua").read_text())
 
-    async def lead(self, now_ms: int) -> int:
-        return int(await _guarded(self._lead(keys=[self.keys.leader], args=[now_ms])))
+    async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
+        unchanged = [] if seen is None else [seen.epoch, "" if seen.commit is None else seen.commit]
+        return int(await _guarded(self._lead(keys=[self.keys.leader], args=[now_ms, *unchanged])))
+
+    async def pulse(self) -> Pulse:
+        epoch, commit = await _guarded(self._redis.hmget(self.keys.leader, "epoch", "commit"))
+        return Pulse(int(epoch or 0), None if commit is None else int(commit))
+
+    async def step_down(self, epoch: int) -> None:
+        await _guarded(self._step_down(keys=[self.keys.leader], args=[epoch]))
 
     async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
         return await self._write(epoch, number, writes, whole=False)

@@ -22,12 +22,15 @@ class Stack:
     http: str
 
     def child(self, module: str, *, having: str = "") -> psutil.Process:
-        """The child that runs this module, for example `worker_service`; `having`: a word of its command line."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            command = child.cmdline()
-            if any(module in word for word in command) and (not having or having in command):
+        """The first child that runs this module, for example `worker_service`; `having`: a word of its command line."""
+        for child in self.running(module):
+            if not having or having in child.cmdline():
                 return child
         raise LookupError(f"no child runs {module}")
+
+    def running(self, module: str) -> list[psutil.Process]:
+        """The children that run this module; not those that do so on another's leash."""
+        return [child for child in self.children() if child.cmdline()[1:4] == ["-P", "-m", module]]
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)

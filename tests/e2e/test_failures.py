@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from laps_sd.client import Client, Collector, Completion
+from protos.health import is_serving
 from tests.e2e.stack import Stack, running_stack
 from tests.waiting import until
 
@@ -53,6 +54,20 @@ async def texts_around(stack: Stack, disaster: Any, **more: Any) -> None:
 async def test_a_scheduler_killed_mid_stream_is_only_a_pause(tiny_model: Path, tmp_path: Path) -> None:
     async with running_stack(tiny_model, tmp_path, "--slots", "3") as stack:
         await texts_around(stack, lambda: stack.child("scheduler_service").kill())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_leader_of_a_pair_lost_mid_stream_is_only_a_pause(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    async with running_stack(tiny_model, tmp_path, "--slots", "3", "--schedulers", "2") as stack:
+        (leader,) = [child for child in stack.running("scheduler_service") if leads(child)]
+        await texts_around(stack, lambda: leader.send_signal(number))
+
+
+def leads(scheduler: psutil.Process) -> bool:
+    words = scheduler.cmdline()
+    return is_serving(f"http://127.0.0.1:{words[words.index('--port') + 1]}", "laps_sd.v1.GatewayLink")
 
 
 async def test_a_worker_killed_mid_stream_changes_no_token(tiny_model: Path, tmp_path: Path) -> None:

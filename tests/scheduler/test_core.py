@@ -163,6 +163,18 @@ def test_a_worker_that_comes_and_goes_writes_nothing_new() -> None:
         assert worker.core.observe(WorkerDown("w"), 2.0) == ()
 
 
+def test_kv_of_a_placement_that_was_never_written_down_is_kept() -> None:
+    """The leader that placed it died first."""
+    queue = core("fcfs")
+    queue.observe(Submitted(request("a")), 0.0)
+    records = list(queue.snapshot())
+    successor = core("fcfs")
+    successor.restore(records)
+    successor.observe(worker_up(held=(Held("a", records[0].placement + 1),)), 1.0)
+    assert successor.entries["a"].home == "w"
+    assert successor.plan("w").rank[0].placement == records[0].placement + 1
+
+
 def test_kv_that_a_returning_worker_held_is_kept() -> None:
     queue = core()
     worker = FakeWorker(queue, {"a": 9})

@@ -383,6 +383,43 @@ async def test_a_finished_request_can_be_followed_after_a_restart(redis_url: str
     await store.close()
 
 
+async def test_waiting_requests_are_read_while_the_new_leader_serves(redis_url: str, namespace: str) -> None:
+    """Who follows one that is still to be read is answered in its turn, and holds up nobody."""
+
+    class Gated(RedisStore):
+        opened = asyncio.Event()
+
+        async def read(self, ids: Sequence[str]) -> list[Stored | None]:
+            if "waits" in ids:
+                await self.opened.wait()
+            return await super().read(ids)
+
+    store = Gated(redis_url, namespace=namespace)
+    async with scheduler(store, policy="fcfs") as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        for id in ("runs", "waits"):
+            await gateway.submit(id)
+        await worker.until("runs", "waits")
+        await worker.report(worker.row("runs", 0, 7))
+        await gateway.until(lambda: gateway.tokens.get("runs") == [7])
+    await gateway.close()
+    await worker.close()
+    async with scheduler(store, policy="fcfs") as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        for id in ("waits", "runs", "nobody"):
+            await gateway.follow(id)
+        await gateway.until(lambda: gateway.tokens.get("runs") == [7] and "nobody" in gateway.refused)
+        assert "waits" not in gateway.accepted
+        store.opened.set()
+        await gateway.until(lambda: "waits" in gateway.accepted)
+        await worker.until("runs", "waits")
+        assert not leader.recall.unread
+        await gateway.close()
+        await worker.close()
+    await store.close()
+
+
 async def test_a_take_over_that_redis_breaks_off_is_repeated_whole(redis_url: str, namespace: str) -> None:
     class BreaksOff(RedisStore):
         broken = False

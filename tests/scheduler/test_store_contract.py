@@ -14,6 +14,7 @@ from scheduler_service.store import (
     Index,
     LostWrites,
     MemoryStore,
+    Pulse,
     RedisStore,
     Store,
     StoreUnavailable,
@@ -123,6 +124,25 @@ async def test_an_earlier_leader_is_fenced(store: Store) -> None:
         with pytest.raises(Fenced):
             await write(old.epoch, 2, [tokens("a", 0, 10)])
     assert await output(store) == []
+
+
+async def test_who_leads_is_seen_by_its_commits_until_it_steps_down(store: Store) -> None:
+    assert await store.pulse() == (0, None)
+    reign = await created(store, "a")
+    assert await store.pulse() == (reign.epoch, 1)
+    await reign.commit()
+    assert await store.pulse() == (reign.epoch, 2)
+    await store.step_down(reign.epoch - 1)  # another's business
+    assert await store.pulse() == (reign.epoch, 2)
+    await store.step_down(reign.epoch)
+    assert await store.pulse() == (reign.epoch, None)
+
+
+async def test_of_two_that_saw_the_same_pulse_one_leads(store: Store) -> None:
+    for before in (await store.pulse(), Pulse(1000, 0)):
+        assert await store.lead(1000, before) >= 1000
+        with pytest.raises(Fenced):
+            await store.lead(5000, before)
 
 
 @pytest.mark.parametrize("lost", [tokens("a", 1, 10), tokens("b", 0, 10), Write(record("a", 1))])

@@ -296,8 +296,8 @@ class Live:
         await leader.lead()
         listen(leader.core, self.lines)
         self.gateway = Gateway(lambda: self.now)
-        background = (leader.persister.run, leader.learning.run, leader.recall.run)
-        self._tasks = [asyncio.create_task(run()) for run in background]
+        background = (leader.learning.run, leader.recall.run)
+        self._tasks = [leader.persisting, *(asyncio.create_task(run()) for run in background)]
         await self._until(lambda: not leader.recall.unread)
         self._start(GatewayLink(leader).Link, self.gateway.stream)
         for id in leader.core.entries:

@@ -18,6 +18,7 @@ SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_tex
 SETTINGS: dict[str, type[BaseSettings]] = {
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
+    "scheduler-2": SchedulerSettings,
     "worker-0": WorkerSettings,
     "worker-1": WorkerSettings,
 }

@@ -52,6 +52,12 @@ def test_the_scheduler_understands_its_flags() -> None:
     assert (told["policy"], told["policy_set"]) == ("laps-sd", ["queues=3", "key=remaining"])
 
 
+def test_of_several_schedulers_each_may_stand_by() -> None:
+    for schedulers in (1, 2):
+        command = scheduler_command(Options(schedulers=schedulers), 7001, "unix:///r.sock")
+        assert understood(SchedulerSettings, command)["standby"] == (schedulers > 1)
+
+
 def test_a_worker_understands_its_flags() -> None:
     told = understood(WorkerSettings, worker_command(OPTIONS, 1, "127.0.0.1:7001", Path("/models/m")))
     assert (told["worker_id"], told["scheduler"], told["model"]) == ("worker-1", "127.0.0.1:7001", "/models/m")

@@ -1,0 +1,75 @@
+"""Two real scheduler processes on one Redis, and what one does to them."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from protos.health import PLAINTEXT, is_serving
+from tests.waiting import until
+
+LINK = "laps_sd.v1.GatewayLink"
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+@dataclass
+class SchedulerProcess:
+    port: int
+    arguments: tuple[str, ...]
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Returns when it is alive, in whatever role."""
+        words = ("-m", "scheduler_service", "--standby", "--port", str(self.port), *self.arguments)
+        self.process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.DEVNULL)
+
+        async def alive() -> bool:
+            return await self._answers("")
+
+        await until(alive)
+
+    async def leads(self) -> bool:
+        return await self._answers(LINK)
+
+    async def _answers(self, service: str) -> bool:
+        return await asyncio.to_thread(is_serving, PLAINTEXT + self.target, service)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def pair(redis_url: str, namespace: str, *more: str) -> AsyncIterator[tuple[SchedulerProcess, SchedulerProcess]]:
+    """The one that leads, and the one that stands by."""
+    arguments = ("--redis-url", redis_url, "--namespace", namespace, *more)
+    first, second = (SchedulerProcess(port, arguments) for port in free_ports(2))
+    try:
+        await first.start()
+        await until(first.leads)
+        await second.start()
+        yield first, second
+    finally:
+        for each in (first, second):
+            if each.process is not None:
+                await each.kill()

@@ -1,0 +1,56 @@
+"""When a standby's turn comes, on a store whose answers are scripted."""
+
+import asyncio
+from itertools import chain, repeat
+
+import pytest
+
+from scheduler_service.standby import turn
+from scheduler_service.store import MemoryStore, Pulse, StoreUnavailable
+
+LEASE_S = 0.1
+
+
+class Scripted(MemoryStore):
+    """Gives these pulses, the last one for ever; None: it cannot be reached."""
+
+    def __init__(self, *pulses: Pulse | None) -> None:
+        super().__init__()
+        self._pulses = chain(pulses, repeat(pulses[-1]))
+        self.asked = 0
+
+    async def pulse(self) -> Pulse:
+        self.asked += 1
+        if (pulse := next(self._pulses)) is None:
+            raise StoreUnavailable("away")
+        return pulse
+
+
+async def waited(*pulses: Pulse | None) -> tuple[Pulse, float]:
+    """What was last seen, and how long it took from the last change on."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    async with asyncio.timeout(10):
+        seen = await turn(Scripted(*pulses), LEASE_S)
+    return seen, clock() - began
+
+
+async def test_a_leader_that_has_stepped_down_is_followed_at_once() -> None:
+    store = Scripted(Pulse(7, None))
+    assert await turn(store, lease_s=3600) == (7, None)
+    assert store.asked == 1
+
+
+@pytest.mark.parametrize("silent", [Pulse(7, 3), Pulse(0, None)], ids=["a leader", "an empty store"])
+async def test_silence_is_waited_out(silent: Pulse) -> None:
+    seen, took_s = await waited(silent)
+    assert seen == silent
+    assert took_s >= LEASE_S
+
+
+async def test_each_commit_and_each_failure_to_ask_begins_the_wait_anew() -> None:
+    """For longer than the lease it commits, or cannot be asked; then, silent, it has the whole lease once more."""
+    busy = [Pulse(7, number) for number in range(15)]
+    seen, took_s = await waited(*busy, *[None] * 15, busy[-1])
+    assert seen == busy[-1]
+    assert took_s >= 30 * LEASE_S / 10 + LEASE_S
