@@ -4,20 +4,23 @@ import asyncio
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import structlog
 import torch
 
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals, trace
-from protos.settings import is_loopback, read
+from protos.settings import BAD_SETTINGS, is_loopback, read
 from protos.v1 import worker_link_pb2
 from worker_service.config import Settings
 from worker_service.drafters import make_drafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTarget
+from worker_service.engine.self_check import MismatchError, check, own_logits
+from worker_service.fit import TooLittleMemoryError, check_kv_tokens, check_memory
 from worker_service.link import Link
-from worker_service.models import LoadedModel, choose_device, load
-from worker_service.pull import ModelError
+from worker_service.models import LoadedModel, choose_device, choose_dtype, load
+from worker_service.pull import ModelError, check_directory
 from worker_service.runner import Runner
 from worker_service.wire import of_model
 
@@ -48,8 +51,9 @@ async def work(settings: Settings, group: Group | None, server: Server) -> None:
     """Load, warm up, and serve the scheduler until cancelled."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
     model = await asyncio.to_thread(load_share, settings, group)
+    check_kv_tokens(settings.kv_tokens, model.context_tokens)
     context_tokens = min(model.context_tokens, settings.kv_tokens)
-    engine = build_engine(settings, model, context_tokens, group)
+    engine = await asyncio.to_thread(build_engine, settings, model, context_tokens, group)
     runner = Runner(engine, settings.slots, settings.threads)
     runner.start()
     ended = asyncio.wrap_future(runner.ended)
@@ -78,6 +82,17 @@ async def work(settings: Settings, group: Group | None, server: Server) -> None:
 
 def load_share(settings: Settings, group: Group | None) -> LoadedModel:
     """The model, or this process's share of it when all others have theirs. Raises ModelError, ParallelError."""
+    ranks = group.ranks if group else Ranks()
+    check_directory(Path(settings.model))
+    device = choose_device(settings.device, ranks)
+    check_memory(
+        Path(settings.model),
+        device,
+        choose_dtype(settings.dtype, device),
+        kv_tokens=settings.blocks * settings.block_tokens,
+        host_kv_tokens=settings.host_blocks(device.type) * settings.block_tokens,
+        shares=ranks.size,
+    )
     if group is None:
         return load(settings.model, settings.device, settings.dtype)
     model = load(settings.model, settings.device, settings.dtype, group.ranks)
@@ -107,6 +122,22 @@ def follow(settings: Settings, group: Group) -> None:
 
 
 def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Group | None = None) -> Engine:
+    """Raises ModelError if the engine cannot compute what the model does."""
+    try:
+        # Of a model that is shared each process has a part, and no whole to compare with.
+        expected = None if group else own_logits(model.model)
+        engine = _engine(settings, model, context_tokens, group)
+        if expected is not None:
+            check(engine, expected)
+    except torch.OutOfMemoryError:
+        raise
+    except (MismatchError, NotImplementedError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        name = type(model.model).__name__
+        raise ModelError(f"{settings.model}: the engine cannot serve this {name}: {error}") from error
+    return engine
+
+
+def _engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Group | None) -> Engine:
     return Engine(
         model.model,
         model.tokenizer,
@@ -131,7 +162,9 @@ def main() -> None:
         else:
             share(settings, ranks)
     except (OSError, ModelError, ParallelError) as error:  # a sentence, not a traceback
-        sys.exit(f"{name}: {error}")
+        sys.stderr.write(f"{name}: {error}\n")
+        hopeless = isinstance(error, ModelError) and not isinstance(error, TooLittleMemoryError)
+        sys.exit(BAD_SETTINGS if hopeless else 1)
     except Exception as error:  # of the model: whoever supervises starts another one; the scheduler rebuilds requests
         structlog.get_logger().bind(service="worker").error("failed", trace=trace(error))
         sys.exit(1)

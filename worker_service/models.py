@@ -13,6 +13,7 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
 from worker_service.engine.parallel import Ranks
+from worker_service.fit import read_config
 from worker_service.pull import MARKER, ModelError, check_directory
 
 _TEXT_FILES = (
@@ -51,6 +52,7 @@ def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _A
     check_directory(folder)
     place = choose_device(device, ranks)
     number = choose_dtype(dtype, place)
+    read_config(folder)
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -65,10 +67,6 @@ def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _A
         raise ModelError(f"{folder}: {len(missing)} weights are not in its files; the first is {missing[0]}")
     if not tokenizer.is_fast:
         raise ModelError(f"{folder}: the tokenizer has no fast form (tokenizer.json)")
-    if not model._supports_attention_backend:
-        raise ModelError(
-            f"{folder}: {type(model).__name__} does not let its attention be replaced, so it cannot be served"
-        )
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

@@ -1,11 +1,37 @@
-"""Model files that are damaged or not whole: refused with a sentence, never served."""
+"""Models that cannot be served: damaged, of a strange architecture, too large. Each is refused with a sentence."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BloomConfig,
+    DeepseekV3Config,
+    DiffLlamaConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    MambaConfig,
+    MixtralConfig,
+    PegasusConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen3Config,
+)
 
 from tests.tiny_model import make_tiny_model
+from tests.worker.harness import Tiny
+from worker_service import __main__ as process
+from worker_service import fit
+from worker_service.config import Settings
+from worker_service.engine.draft import NoDrafter
+from worker_service.engine.engine import Engine
+from worker_service.engine.self_check import MismatchError, check, own_logits
 from worker_service.models import load
 from worker_service.pull import ModelError
 
@@ -33,3 +59,122 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     folder = with_config(make_tiny_model(tmp_path), num_hidden_layers=3)
     with pytest.raises(ModelError, match=r"weights are not in its files; the first is model\.layers\.2\."):
         load(str(folder), "cpu", "float32")
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (PegasusConfig(), "has an encoder"),
+        (MambaConfig(), "has layers that remember something else"),
+        (Gemma2Config(), "caps its attention softly"),
+        (DeepseekV3Config(), "compresses its keys and values"),
+        (BloomConfig(), "does not let its attention be replaced"),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_an_architecture_that_is_not_supported_is_refused_by_its_configuration(
+    config: PretrainedConfig, problem: str, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=f"{problem}.*, so it cannot be served"):
+        fit.read_config(tmp_path)
+
+
+SMALL = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_local_experts": 4}
+WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def check_engine(tiny: Tiny, config: PretrainedConfig) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    expected = own_logits(model)
+    engine = Engine(model, tiny.tokenizer, eos_ids=frozenset(), context_tokens=64, blocks=9, drafter=NoDrafter())
+    check(engine, expected)
+    assert engine.free_blocks == engine.blocks
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(vocab_size=64, n_embd=64, n_layer=2, n_head=4),
+        Qwen3Config(**SMALL),
+        MixtralConfig(**SMALL),
+        Phi3Config(**SMALL),
+        Gemma3TextConfig(**SMALL, **WINDOWS),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_the_engine_computes_what_the_model_computes(config: PretrainedConfig, tiny: Tiny) -> None:
+    check_engine(tiny, config)
+
+
+def test_attention_with_sinks_is_found_out_before_serving(tiny: Tiny) -> None:
+    with pytest.raises(NotImplementedError, match="sinks are not supported"):
+        check_engine(tiny, GptOssConfig(**SMALL, **WINDOWS))
+
+
+def test_attention_that_is_combined_in_another_way_is_found_out_before_serving(tiny: Tiny) -> None:
+    with pytest.raises(MismatchError, match="differ from its own by"):
+        check_engine(tiny, DiffLlamaConfig(**SMALL))
+
+
+def test_heads_of_another_size_than_configured_never_reach_the_kernels(tiny: Tiny) -> None:
+    config = GPT2Config(vocab_size=64, n_embd=64, n_layer=2, n_head=4, head_dim=32)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        check_engine(tiny, config)
+
+
+def test_a_model_that_the_engine_computes_otherwise_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path)
+    config = DiffLlamaConfig(**SMALL | {"vocab_size": len(AutoTokenizer.from_pretrained(folder))})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    settings = settings_for(folder, drafter="none")
+    with pytest.raises(ModelError, match="the engine cannot serve this DiffLlamaForCausalLM: logits"):
+        process.build_engine(settings, process.load_share(settings, None), 512)
+
+
+def settings_for(folder: Path, **more: Any) -> Settings:
+    return Settings(model=str(folder), device="cpu", dtype="float32", **more)
+
+
+def test_too_little_memory_is_said_with_numbers_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny_model(tmp_path)
+    monkeypatch.setattr(fit, "free_bytes", lambda device: 3 * 2**20)
+    monkeypatch.setattr(process, "load", lambda *_: "loaded")
+    with pytest.raises(
+        ModelError, match=r"too little memory: .* but cpu has 0.00 GiB free; set kv_tokens to (\d+)"
+    ) as found:
+        process.load_share(settings_for(folder, kv_tokens=100_000), None)
+    fits = int(str(found.value).split("set kv_tokens to ")[1].split()[0])
+    assert process.load_share(settings_for(folder, kv_tokens=fits, block_tokens=1), None) == "loaded"
+    with pytest.raises(ModelError, match="too little memory"):
+        process.load_share(settings_for(folder, kv_tokens=fits + 1, block_tokens=1), None)
+
+
+def test_a_model_that_is_too_large_by_itself_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "free_bytes", lambda device: 1000)
+    with pytest.raises(ModelError, match="it takes more memory or less model"):
+        process.load_share(settings_for(make_tiny_model(tmp_path)), None)
+
+
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = tmp_path / "pod" / "worker"
+    group.mkdir(parents=True)
+    for folder, limit in ((group, "max"), (group.parent, "1000000")):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text("700000\n")
+        (folder / "memory.stat").write_text("anon 500000\ninactive_file 200000\n")
+    (tmp_path / "own").write_text("0::/pod/worker\n")
+    monkeypatch.setattr(fit, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(fit, "_OWN_CGROUP", tmp_path / "own")
+    assert fit.free_bytes(torch.device("cpu")) == 500_000
+
+
+@pytest.mark.parametrize(("kv_tokens", "context_tokens", "named"), [(100, 2048, "kv_tokens"), (4096, 64, "context")])
+def test_memory_for_less_than_one_request_is_refused(kv_tokens: int, context_tokens: int, named: str) -> None:
+    with pytest.raises(ModelError, match=f"{named}: .* too few for a request; 192 are the least"):
+        fit.check_kv_tokens(kv_tokens, context_tokens)

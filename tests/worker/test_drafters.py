@@ -218,6 +218,14 @@ def test_a_head_that_does_not_fit_is_refused(
         drafter_named(tmp_path, target)
 
 
+@pytest.mark.parametrize("file", ["head.json", "head.safetensors"])
+def test_a_head_whose_file_is_cut_short_is_refused(file: str, tiny: Tiny, tmp_path: Path, target: LoadedModel) -> None:
+    save_head(random_head(tiny), tmp_path)
+    (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:60])
+    with pytest.raises(ModelError, match="drafter"):
+        drafter_named(tmp_path, target)
+
+
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path, target: LoadedModel) -> None:
     with pytest.raises(ModelError, match="no such directory"):
         drafter_named(tmp_path / "nowhere", target)

@@ -118,6 +118,9 @@ class NativeAttention(PagedAttention):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float, window: int
     ) -> torch.Tensor:
+        heads, size = [tuple(x.shape[1:]) for x in (query, key, value)], self.shape
+        if heads != [(size.heads, size.dim), *[(size.kv_heads, size.dim)] * 2]:
+            raise NotImplementedError(f"heads of sizes {heads}, where the configuration says {size}")
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         out = torch.empty_like(query)
         new = query.data_ptr(), key.data_ptr(), value.data_ptr()

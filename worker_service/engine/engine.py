@@ -97,6 +97,16 @@ class Engine:
         if threads:
             torch.set_num_threads(threads)
 
+    def logits_in_two_passes(self, tokens: Sequence[int], first: int) -> torch.Tensor:
+        """[n, vocabulary], of a text whose first part is computed before the rest. Nothing is kept: it is a check."""
+        kv, parts = KV(self._pool), []
+        for part in (tokens[:first], tokens[first:]):
+            start = kv.length
+            kv.extend(len(part))
+            parts.append(self._target.forward([Segment(kv, start, part, 0)])[0].clone())
+        kv.release()
+        return torch.cat(parts)
+
     def rehearse_drafts(self, batch: int, draft_len: int) -> None:
         """The drafter's work for a round, without a request: to be timed at warm-up."""
         with torch.inference_mode():

@@ -8,6 +8,7 @@ from worker_service.engine.engine import Engine
 from worker_service.engine.types import CostProfile, Limits, Run, Sampling, StepResult
 
 _PROMPT = 64
+WARM_UP_TOKENS = 3 * _PROMPT  # of each request: the prompt and what its rounds emit at most
 _DRAFTS = 4
 _ROUNDS = 5
 _OFFLOADED = 8  # blocks copied at a time
@@ -20,7 +21,7 @@ def measure(engine: Engine, slots: int) -> CostProfile:
     The least of a few rounds each, for a busy machine only ever adds; under two seconds with a small model. With memory
     for fewer requests than `slots` the slope comes from those that fit.
     """
-    batch = max(min(slots, engine.blocks // engine.blocks_for(3 * _PROMPT)), 1)
+    batch = max(min(slots, engine.blocks // engine.blocks_for(WARM_UP_TOKENS)), 1)
     names = [f"warm-up-{i}" for i in range(batch)]
     prompt = [token % engine.vocab_size for token in (1, 2, 3, 4)] * (_PROMPT // 4)  # n-gram drafters propose here
     prefills = []

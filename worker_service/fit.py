@@ -1,0 +1,152 @@
+"""Whether a model can be served on this machine: its architecture, the memory it takes. Nothing is loaded here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+from worker_service.engine.profile import WARM_UP_TOKENS
+from worker_service.pull import ModelError
+
+_GIB = 2**30
+_LAYERS = {"full_attention", "sliding_attention"}  # the kinds whose past is keys and values of each token
+_SAID = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+class TooLittleMemoryError(ModelError):
+    """Weights and KV exceed what is free now; another time they may fit."""
+
+
+def read_config(folder: Path) -> Any:
+    """Its transformers configuration. Raises ModelError, also for an architecture that the engine cannot serve."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"cannot load {folder}: {error}") from error
+    if problem := _problem(config, model):
+        raise ModelError(f"{folder}: {model.__name__} {problem}, so it cannot be served")
+    return config
+
+
+def _problem(config: Any, model: Any) -> str:
+    if getattr(config, "is_encoder_decoder", False):
+        return "has an encoder"
+    if model._is_stateful or not set(getattr(config, "layer_types", None) or ()) <= _LAYERS:
+        return "has layers that remember something else than keys and values"
+    if getattr(config, "kv_lora_rank", None):
+        return "compresses its keys and values"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "caps its attention softly"
+    if not model._supports_attention_backend:
+        return "does not let its attention be replaced"
+    unsaid = [name for name in _SAID if not isinstance(getattr(config, name, None), int)]
+    return f"has a configuration that does not say its {unsaid[0]}" if unsaid else ""
+
+
+def check_kv_tokens(kv_tokens: int, context_tokens: int) -> None:
+    """Raises ModelError where not even one short request fits."""
+    for name, tokens in (("kv_tokens", kv_tokens), ("the model's context", context_tokens)):
+        if tokens < WARM_UP_TOKENS:
+            raise ModelError(f"{name}: {tokens} tokens are too few for a request; {WARM_UP_TOKENS} are the least")
+
+
+def check_memory(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    kv_tokens: int,
+    host_kv_tokens: int = 0,
+    shares: int = 1,
+) -> None:
+    """Raises TooLittleMemoryError where weights and KV exceed what is free on `device`, or offloaded KV the host's.
+
+    `shares`: over how many devices both are split. Where a system does not tell what is free, nothing is refused.
+    """
+    config = read_config(folder)
+    weights = _weights(folder) * dtype.itemsize
+    if getattr(config, "tie_word_embeddings", False):  # one matrix in the files, two in memory: the head has its own
+        weights += config.vocab_size * config.hidden_size * dtype.itemsize
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    a_token = 2 * config.num_hidden_layers * kv_heads * dim * dtype.itemsize // shares
+    weights //= shares
+    free = free_bytes(device)
+    on_cpu = host_kv_tokens if device.type == "cpu" else 0
+    if free is not None and weights + (kv_tokens + on_cpu) * a_token > free:
+        fits = (free - weights) // a_token - on_cpu
+        advice = f"set kv_tokens to {fits} or less" if fits >= WARM_UP_TOKENS else "it takes more memory or less model"
+        raise TooLittleMemoryError(
+            f"{folder}: too little memory: {_gib(weights)} for weights in {str(dtype).removeprefix('torch.')} and "
+            f"{_gib((kv_tokens + on_cpu) * a_token)} for KV of {kv_tokens + on_cpu} tokens, but {device} has "
+            f"{_gib(free)} free; {advice}"
+        )
+    host = free_bytes(torch.device("cpu"))
+    if not on_cpu and host is not None and host_kv_tokens * a_token > host:
+        raise TooLittleMemoryError(
+            f"{folder}: too little memory: {_gib(host_kv_tokens * a_token)} for offloaded KV of {host_kv_tokens} "
+            f"tokens, but the host has {_gib(host)} free; set host_kv_tokens to {host // a_token} or less"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.2f} GiB"
+
+
+def _weights(folder: Path) -> int:
+    """How many numbers there are in its files. Raises ModelError if one is no safetensors file."""
+    count = 0
+    for path in folder.glob("*.safetensors"):
+        try:
+            with path.open("rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        except (ValueError, OverflowError, MemoryError) as error:
+            raise ModelError(f"cannot load {folder}: {path.name} is no safetensors file: {error}") from error
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                size = 1
+                for length in tensor["shape"]:
+                    size *= length
+                count += size
+    return count
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can still be taken on this device; None: the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    found = [free for free in (_meminfo_free(), *_cgroup_free()) if free is not None]
+    return min(found, default=None)
+
+
+def _meminfo_free() -> int | None:
+    if not _MEMINFO.exists():
+        return None
+    lines = (line.split() for line in _MEMINFO.read_text().splitlines())
+    return next((int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:"), None)
+
+
+def _cgroup_free() -> list[int]:
+    """What each of the control groups (version 2) around this process leaves to it: a container's limit is one."""
+    if not _OWN_CGROUP.exists():
+        return []
+    own = next((line[3:] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::")), "/")
+    group = _CGROUPS / own.strip("/")
+    found = []
+    for folder in (group, *group.parents):
+        limit = folder / "memory.max"
+        if limit.is_file() and (most := limit.read_text().strip()) != "max":
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            # Pages of files that nobody uses are given back on demand.
+            used = int((folder / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
+            found.append(max(int(most) - used, 0))
+        if folder == _CGROUPS:
+            break
+    return found
