@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
+from tests.worker.harness import Tiny
 from worker_service.engine import native
 from worker_service.engine.attention import NativeAttention, Shape, Span, TorchAttention
 from worker_service.engine.decoder import NativeDecoder, PackedLinear
@@ -118,6 +119,43 @@ def test_the_native_decoder_computes_what_the_module_computes(config: LlamaConfi
     torch.testing.assert_close(first, expected[:30], atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(second, expected[37:], atol=1e-3, rtol=1e-3)
     assert hidden.shape == (3, 64)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@torch.inference_mode()
+def test_native_logits_do_not_depend_on_the_batch_at_all(tiny: Tiny, dtype: torch.dtype, threads: int) -> None:
+    """Bit for bit, in bfloat16 too: each sum is taken in one order, whatever else is computed with it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        target = Target(AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=dtype).eval())
+        pool = target.new_pool(200, 16)
+        assert isinstance(target._decoder, NativeDecoder)
+        text = [(7 * i * i) % 300 for i in range(60)]
+
+        def logits(batch: int, width: int) -> torch.Tensor:
+            """Of `text` after a prefill of 20, among others of other lengths, `width` tokens a pass."""
+            caches = [_kv(pool, 20 + 3 * i) for i in range(batch)]
+            for i, kv in enumerate(caches):
+                target.forward([Segment(kv, 0, text[: 20 + 3 * i] if i == 0 else text[3 : 23 + 3 * i], 19)])
+            rows = []
+            for begin in range(20, 60, width):
+                segments = []
+                for i, kv in enumerate(caches):
+                    kv.extend(width)
+                    part = text[begin : begin + width] if i == 0 else [i] * width
+                    segments.append(Segment(kv, kv.length - width, part, 0))
+                rows.append(target.forward(segments)[0][:width].clone())
+            for kv in caches:
+                kv.release()
+            return torch.cat(rows)
+
+        alone = logits(1, 1)
+        for batch, width in ((2, 1), (8, 1), (11, 1), (1, 5), (3, 4), (8, 5)):
+            assert torch.equal(logits(batch, width), alone)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _kv(pool: BlockPool, tokens: int) -> KV:
