@@ -8,7 +8,7 @@ where another token comes out best than with one request and one token a pass.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -57,16 +57,17 @@ class Flips:
     clear: int
 
 
-def measure(folder: str, prompts: Iterable[str], *, tokens: int, device: str = "auto") -> Iterator[Flips]:
+def measure(folder: str, prompts: Sequence[str], *, tokens: int, device: str = "auto") -> Iterator[Flips]:
     """Flips of each dtype and shape, over `tokens` greedy tokens after each prompt. Raises ModelError."""
     texts: list[Text] = []
     expected: list[tuple[int, bool]] = []
     for dtype in DTYPES:
         loaded = load(folder, device, dtype)
+        ids = [encode(loaded.tokenizer, prompt)[: loaded.context_tokens - tokens] for prompt in prompts]
+        each = -(-(max(map(len, ids)) + tokens) // _BLOCK_TOKENS)
         target = Target(loaded.model)
-        pool = target.new_pool(max(s.batch for s in SHAPES) * -(-loaded.context_tokens // _BLOCK_TOKENS), _BLOCK_TOKENS)
+        pool = target.new_pool(each * max(shape.batch for shape in SHAPES), _BLOCK_TOKENS)
         if not texts:
-            ids = [encode(loaded.tokenizer, prompt)[: loaded.context_tokens - tokens] for prompt in prompts]
             texts = [Text(prompt, _greedy(target, pool, prompt, tokens)) for prompt in ids]
             expected = _expected(load(folder, device, "float32").model, texts)
         alone: list[int] = []
