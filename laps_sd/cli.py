@@ -8,6 +8,7 @@ from laps_sd.demo import demo
 from laps_sd.distill import distill
 from laps_sd.generate import generate, resume
 from laps_sd.key import key
+from laps_sd.loadtest.command import loadtest
 from laps_sd.simulate import simulate
 from laps_sd.up import pull, up
 
@@ -25,6 +26,7 @@ app.command()(pull)
 app.command()(up)
 app.command()(demo)
 app.command()(simulate)
+app.command()(loadtest)
 app.command()(certs)
 app.add_typer(key, name="key")
 # Its flags, --help too, are those of the worker's module.

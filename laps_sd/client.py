@@ -88,12 +88,11 @@ class Collector:
         if self.final is None:
             raise ValueError("the answer has no last chunk yet")
         now, final = time.monotonic(), self.final
-        reason = types_pb2.FinishReason.Name(final.finish_reason).removeprefix("FINISH_REASON_").lower()
         return Completion(
             request_id=self.request_id,
             text="".join(self.text),
             token_ids=self.token_ids,
-            finish_reason=reason,
+            finish_reason=finish_reason(final),
             usage={
                 "prompt_tokens": final.usage.prompt_tokens,
                 "completion_tokens": final.usage.completion_tokens,
@@ -112,6 +111,11 @@ class Collector:
             preemptions=final.preemptions,
             logprobs=self.logprobs or None,
         )
+
+
+def finish_reason(final: inference_pb2.Final) -> str:
+    """stop, length or cancelled."""
+    return types_pb2.FinishReason.Name(final.finish_reason).removeprefix("FINISH_REASON_").lower()
 
 
 class Client:

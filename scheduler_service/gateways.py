@@ -145,7 +145,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
         raise AssertionError("abort raises")
 
     async def Stats(self, request: inference_pb.StatsRequest, context: Any) -> types_pb.ServerStats:  # noqa: N802
-        return self._leader.insight.stats(self._leader)
+        return self._leader.insight.stats(self._leader, request.requests)
 
 
 async def _overflow(outbox: GatewayOutbox) -> None:

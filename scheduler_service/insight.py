@@ -8,10 +8,13 @@ from protos.errors import UnknownRequest
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import translate
+from scheduler_service.core import outlook
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import policy_name
 from scheduler_service.core.types import Effect, Finish, StepDone
 from scheduler_service.predictor.port import Status
+
+MOST_LISTED = 256  # live requests in Stats: what it costs stays bounded
 
 if TYPE_CHECKING:
     from scheduler_service.leader import Leader
@@ -35,7 +38,8 @@ class Insight:
                 self.counts["drafted"] += row.drafted
                 self.counts["accepted"] += row.accepted
 
-    def stats(self, leader: "Leader") -> types_pb.ServerStats:
+    def stats(self, leader: "Leader", requests: int = 0) -> types_pb.ServerStats:
+        """With up to `requests` live requests, at most MOST_LISTED."""
         entries = leader.core.entries.values()
         states = Counter(entry.state for entry in entries)
         levels = Counter(entry.claim.level for entry in entries)
@@ -61,27 +65,38 @@ class Insight:
             report_to_command_p99_ms=_percentile_ms(delays, 0.99),
             epoch=leader.epoch,
             predictor=_predictor_status(leader.learning.status),
+            context_tokens=leader.model.context_tokens if leader.model else 0,
+            requests=_live(leader, outlook.best(leader.core, min(requests, MOST_LISTED))),
         )
 
 
 async def request_status(leader: "Leader", id: str) -> types_pb.RequestStatus:
     """Why am I waiting? Raises UnknownRequest, StoreUnavailable."""
-    now, core = leader.clock(), leader.core
-    if (entry := core.entries.get(id)) is not None:
-        status = translate.to_status(entry.record(), now)
-        status.position = core.position(id)
-        status.worker_id = entry.home or ""
-        if leader.sessions:
-            wait_s = core.wait_s(id)
-            status.estimated_start = now + wait_s if entry.started is None else entry.started
-            status.estimated_end = now + wait_s + core.remaining_s(id)
-        return status
+    now = leader.clock()
+    if id in leader.core.entries:
+        return _live(leader, [id])[0]
     if (stored := await leader.store.get(id)) is None:
         raise UnknownRequest(f"request {id} is unknown, or ended too long ago")
     status = translate.to_status(stored.record, now)
     if stored.ending is not None:
         status.finish_reason = gateway_pb.Ending.FromString(stored.ending).finish_reason
     return status
+
+
+def _live(leader: "Leader", ids: Sequence[str]) -> list[types_pb.RequestStatus]:
+    now, core = leader.clock(), leader.core
+    statuses = []
+    for id, wait_s in zip(ids, outlook.waits_s(core, ids), strict=True):
+        entry = core.entries[id]
+        status = translate.to_status(entry.record(), now)
+        status.position = core.position(id)
+        status.worker_id = entry.home or ""
+        status.predicted_tokens = outlook.predicted_tokens(core, id)
+        if leader.sessions:
+            status.estimated_start = now + wait_s if entry.started is None else entry.started
+            status.estimated_end = now + wait_s + core.remaining_s(id)
+        statuses.append(status)
+    return statuses
 
 
 def _worker_status(leader: "Leader", session: "WorkerSession") -> types_pb.WorkerStatus:
@@ -96,6 +111,7 @@ def _worker_status(leader: "Leader", session: "WorkerSession") -> types_pb.Worke
         rounds=session.rounds,
         idle_share=session.idle_share,
         outside_forward_share=session.outside_forward_share,
+        output_tokens=session.tokens,
     )
 
 

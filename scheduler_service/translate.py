@@ -137,6 +137,7 @@ def to_status(record: Record, now: float) -> types_pb.RequestStatus:
         preemptions=record.preemptions,
         prompt_tokens=record.request.prompt_tokens,
         output_tokens=record.emitted,
+        max_tokens=record.request.max_tokens,
         rounds=record.acceptance.rounds,
         acceptance_rate=record.acceptance.mean,
         queue_time_s=queue_time_s(record, now),

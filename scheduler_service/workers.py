@@ -35,6 +35,7 @@ class WorkerSession:
     forward_us: int = 0  # drafting and verifying
     other_us: int = 0
     idle_us: int = 0
+    tokens: int = 0  # of output
 
     def close(self) -> None:
         self.closed.set()
@@ -45,6 +46,7 @@ class WorkerSession:
         self.forward_us += report.draft_us + report.verify_us
         self.other_us += report.other_us
         self.idle_us += report.idle_us
+        self.tokens += sum(len(row.tokens) for row in report.rows)
 
     @property
     def idle_share(self) -> float:

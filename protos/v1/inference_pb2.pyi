@@ -426,12 +426,17 @@ Global___GetRequestRequest: _TypeAlias = GetRequestRequest  # noqa: Y015
 class StatsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    """live requests to list, at most 256; 0: none"""
     def __init__(
         self,
+        *,
+        requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

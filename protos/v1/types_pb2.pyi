@@ -312,6 +312,8 @@ class RequestStatus(_message.Message):
     QUEUE_TIME_S_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    PREDICTED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     state: _builtins.str
     """waiting, running, paused, finished"""
@@ -335,6 +337,9 @@ class RequestStatus(_message.Message):
     """from submission to its first round; while waiting: until now"""
     worker_id: _builtins.str
     tenant: _builtins.str
+    max_tokens: _builtins.int
+    predicted_tokens: _builtins.int
+    """of output in all, as believed now"""
     def __init__(
         self,
         *,
@@ -355,10 +360,12 @@ class RequestStatus(_message.Message):
         queue_time_s: _builtins.float = ...,
         worker_id: _builtins.str = ...,
         tenant: _builtins.str = ...,
+        max_tokens: _builtins.int = ...,
+        predicted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_estimated_end", b"_estimated_end", "_estimated_start", b"_estimated_start", "estimated_end", b"estimated_end", "estimated_start", b"estimated_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_end", b"_estimated_end", "_estimated_start", b"_estimated_start", "acceptance_rate", b"acceptance_rate", "estimated_end", b"estimated_end", "estimated_start", b"estimated_start", "finish_reason", b"finish_reason", "output_tokens", b"output_tokens", "perceptible", b"perceptible", "position", b"position", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_level", b"queue_level", "queue_time_s", b"queue_time_s", "request_id", b"request_id", "rounds", b"rounds", "state", b"state", "submitted_at", b"submitted_at", "tenant", b"tenant", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_end", b"_estimated_end", "_estimated_start", b"_estimated_start", "acceptance_rate", b"acceptance_rate", "estimated_end", b"estimated_end", "estimated_start", b"estimated_start", "finish_reason", b"finish_reason", "max_tokens", b"max_tokens", "output_tokens", b"output_tokens", "perceptible", b"perceptible", "position", b"position", "predicted_tokens", b"predicted_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_level", b"queue_level", "queue_time_s", b"queue_time_s", "request_id", b"request_id", "rounds", b"rounds", "state", b"state", "submitted_at", b"submitted_at", "tenant", b"tenant", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__estimated_end: _TypeAlias = _typing.Literal["estimated_end"]  # noqa: Y015
     _WhichOneofArgType__estimated_end: _TypeAlias = _typing.Literal["_estimated_end", b"_estimated_end"]  # noqa: Y015
@@ -384,6 +391,7 @@ class WorkerStatus(_message.Message):
     ROUNDS_FIELD_NUMBER: _builtins.int
     IDLE_SHARE_FIELD_NUMBER: _builtins.int
     OUTSIDE_FORWARD_SHARE_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     slots: _builtins.int
     running: _builtins.int
@@ -397,6 +405,8 @@ class WorkerStatus(_message.Message):
     """of the model's time with work at hand: waiting for a command"""
     outside_forward_share: _builtins.float
     """of that time: neither drafting nor verifying; idle included"""
+    output_tokens: _builtins.int
+    """that it reported to this scheduler, stale ones too"""
     def __init__(
         self,
         *,
@@ -409,10 +419,11 @@ class WorkerStatus(_message.Message):
         rounds: _builtins.int = ...,
         idle_share: _builtins.float = ...,
         outside_forward_share: _builtins.float = ...,
+        output_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "free_blocks", b"free_blocks", "idle_share", b"idle_share", "outside_forward_share", b"outside_forward_share", "placed", b"placed", "rounds", b"rounds", "running", b"running", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "free_blocks", b"free_blocks", "idle_share", b"idle_share", "output_tokens", b"output_tokens", "outside_forward_share", b"outside_forward_share", "placed", b"placed", "rounds", b"rounds", "running", b"running", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -477,6 +488,8 @@ class ServerStats(_message.Message):
     REPORT_TO_COMMAND_P99_MS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PREDICTOR_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     model: _builtins.str
     waiting: _builtins.int
@@ -494,6 +507,8 @@ class ServerStats(_message.Message):
     """over the last 4096: a report read, to its command handed to gRPC"""
     report_to_command_p99_ms: _builtins.float
     epoch: _builtins.int
+    context_tokens: _builtins.int
+    """of one request: prompt and output"""
     @_builtins.property
     def queue_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """live requests by queue level, the highest first"""
@@ -502,6 +517,10 @@ class ServerStats(_message.Message):
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]: ...
     @_builtins.property
     def predictor(self) -> Global___PredictorStatus: ...
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestStatus]:
+        """as many as asked for: those that run or are paused, then those that wait"""
+
     def __init__(
         self,
         *,
@@ -524,10 +543,12 @@ class ServerStats(_message.Message):
         report_to_command_p99_ms: _builtins.float = ...,
         epoch: _builtins.int = ...,
         predictor: Global___PredictorStatus | None = ...,
+        context_tokens: _builtins.int = ...,
+        requests: _abc.Iterable[Global___RequestStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["predictor", b"predictor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "epoch", b"epoch", "finished", b"finished", "model", b"model", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "queue_lengths", b"queue_lengths", "report_to_command_p50_ms", b"report_to_command_p50_ms", "report_to_command_p99_ms", b"report_to_command_p99_ms", "running", b"running", "submitted", b"submitted", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "context_tokens", b"context_tokens", "epoch", b"epoch", "finished", b"finished", "model", b"model", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "queue_lengths", b"queue_lengths", "report_to_command_p50_ms", b"report_to_command_p50_ms", "report_to_command_p99_ms", b"report_to_command_p99_ms", "requests", b"requests", "running", b"running", "submitted", b"submitted", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,7 +4,6 @@
 deterministic: equal inputs give equal plans. Nothing here waits, reads a clock or speaks to anybody.
 """
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -373,8 +372,11 @@ class Core:
     def position(self, id: str) -> int:
         """How many live requests go before it, wherever they are placed."""
         key = self.entries[id].key
-        rankings = (self._unplaced, *(worker.ranking for worker in self.workers.values()))
-        return sum(ranking.before(key) for ranking in rankings)
+        return sum(ranking.before(key) for ranking in self.rankings())
+
+    def rankings(self) -> tuple[FairRanking, ...]:
+        """Every live request is in one of them."""
+        return (self._unplaced, *(worker.ranking for worker in self.workers.values()))
 
     def remaining_s(self, id: str) -> float:
         """Seconds that it still needs, by the estimate of LAPS-SD at the present costs of its worker, or of any."""
@@ -388,16 +390,6 @@ class Core:
     def _believed_rounds(self, entry: Entry) -> int:
         """That it still needs, by what is believed of its length given that it did not end yet."""
         return math.ceil(entry.length.left(entry.emitted) / (self.acceptance.per_round + 1))
-
-    def wait_s(self, id: str, sample: int = 256) -> float:
-        """Estimated seconds until it runs: the work of those before it, shared by all slots."""
-        ahead = self.position(id)
-        slots = sum(worker.up.slots for worker in self.workers.values())
-        if not slots or ahead < slots or self.entries[id].state is State.RUNNING:
-            return 0.0
-        everybody = (self._unplaced, *(worker.ranking for worker in self.workers.values()))
-        first = [key[-1] for _, key in zip(range(min(ahead, sample)), heapq.merge(*everybody), strict=False)]
-        return ahead * sum(map(self.remaining_s, first)) / len(first) / slots
 
     # ---- across restarts ----
 

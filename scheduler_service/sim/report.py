@@ -1,14 +1,13 @@
 """The HTML report of a comparison: one self-contained page with plots as SVG. Needs matplotlib, of the extra `lab`."""
 
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import groupby
 
 import jinja2
 import markupsafe
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from scheduler_service.sim import drawing
 from scheduler_service.sim.results import percentile
 from scheduler_service.sim.simulator import Trace
 
@@ -24,9 +23,7 @@ SHOWN = {
 }
 _PAGE = jinja2.Template(
     """<!doctype html><html lang="en"><meta charset="utf-8"><title>LAPS-SD simulation</title>
-<style>body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse}td,th{padding:.2rem .8rem;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}code{background:#f3f3f3}</style>
+<style>{{ style }}</style>
 <h1>LAPS-SD simulation</h1><p><code>{{ command }}</code></p>
 <table><tr><th>policy</th>{% for title in shown.values() %}<th>{{ title }}</th>{% endfor %}</tr>
 {% for name, row in results.items() %}<tr><td>{{ name }}</td>
@@ -50,30 +47,17 @@ def render(command: str, results: Mapping[str, Mapping[str, float]], traces: Map
         ]
     )
     page: str = _PAGE.render(
+        style=markupsafe.Markup(drawing.STYLE),
         command=command,
         shown=SHOWN,
         results=results,
-        plots=[(title, markupsafe.Markup(_svg(figure))) for title, figure in plots],
+        plots=[(title, markupsafe.Markup(drawing.svg(figure))) for title, figure in plots],
     )
     return page
 
 
-def _svg(figure: Figure) -> str:
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
-
-
-def _figure(rows: int = 1) -> tuple[Figure, Sequence[Axes]]:
-    figure = Figure(figsize=(11, 3.6 if rows == 1 else 2.2 * rows), layout="constrained")
-    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)
-    for axis in axes[:, 0]:
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes[:, 0])
-
-
 def _bars(results: Mapping[str, Mapping[str, float]]) -> Figure:
-    figure, (axis,) = _figure()
+    figure, (axis,) = drawing.figure()
     places = range(len(results))
     for offset, (key, label) in enumerate((("mean_e2el_ms", "mean"), ("p90_e2el_ms", "p90"), ("p99_e2el_ms", "p99"))):
         heights = [row[key] / 1e3 for row in results.values()]
@@ -85,7 +69,7 @@ def _bars(results: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def _shares(traces: Mapping[str, Trace]) -> Figure:
-    figure, (axis,) = _figure()
+    figure, (axis,) = drawing.figure()
     for name, trace in traces.items():
         latencies = sorted(outcome.latency_s for outcome in trace.outcomes)
         axis.plot(latencies, [(rank + 1) / len(latencies) for rank in range(len(latencies))], label=name)
@@ -98,7 +82,7 @@ def _shares(traces: Mapping[str, Trace]) -> Figure:
 
 def _by_size(traces: Mapping[str, Trace]) -> Figure:
     """The median of each doubling of output tokens, with the span from p10 to p90."""
-    figure, (axis,) = _figure()
+    figure, (axis,) = drawing.figure()
     for name, trace in traces.items():
         outcomes = sorted(trace.outcomes, key=lambda outcome: outcome.job.output_tokens)
         points: list[tuple[float, float, float, float]] = []
@@ -117,7 +101,7 @@ def _by_size(traces: Mapping[str, Trace]) -> Figure:
 
 
 def _levels(traces: Mapping[str, Trace]) -> Figure:
-    figure, axes = _figure(len(traces))
+    figure, axes = drawing.figure(len(traces))
     for axis, (name, trace) in zip(axes, traces.items(), strict=True):
         times = [now for now, _ in trace.levels]
         levels = sorted({level for _, counts in trace.levels for level in counts})

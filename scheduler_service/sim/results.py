@@ -43,8 +43,8 @@ def summarise(trace: Trace) -> dict[str, float]:
         "total_output_tokens": tokens,
         "request_throughput": len(outcomes) / duration if duration else 0.0,
         "output_throughput": tokens / duration if duration else 0.0,
-        **_times("ttft", (outcome.first_token_s - outcome.job.arrival_s for outcome in outcomes)),
-        **_times(
+        **times_ms("ttft", (outcome.first_token_s - outcome.job.arrival_s for outcome in outcomes)),
+        **times_ms(
             "tpot",
             (
                 (outcome.end_s - outcome.first_token_s) / (outcome.record.emitted - 1)
@@ -52,8 +52,8 @@ def summarise(trace: Trace) -> dict[str, float]:
                 if outcome.record.emitted > 1
             ),
         ),
-        **_times("itl", trace.gaps_s),
-        **_times("e2el", (outcome.latency_s for outcome in outcomes)),
+        **times_ms("itl", trace.gaps_s),
+        **times_ms("e2el", (outcome.latency_s for outcome in outcomes)),
         "preemptions_per_request": sum(record.preemptions for record in records) / max(1, len(records)),
         "spec_decode_acceptance_rate": 100 * accepted / drafted if drafted else 0.0,
         "spec_decode_acceptance_length": 1 + accepted / trace.drafts if trace.drafts else 1.0,
@@ -61,11 +61,15 @@ def summarise(trace: Trace) -> dict[str, float]:
     }
 
 
-def _times(name: str, seconds: Iterable[float]) -> dict[str, float]:
+def times_ms(name: str, seconds: Iterable[float]) -> dict[str, float]:
+    """Mean, median, standard deviation and percentiles, as `vllm bench serve` names them; 0 if there are none."""
     ordered = sorted(1e3 * second for second in seconds)
+    count = max(1, len(ordered))
+    mean = math.fsum(ordered) / count
     return {
-        f"mean_{name}_ms": math.fsum(ordered) / len(ordered) if ordered else 0.0,
+        f"mean_{name}_ms": mean,
         f"median_{name}_ms": percentile(ordered, 0.5),
+        f"std_{name}_ms": math.sqrt(math.fsum((each - mean) ** 2 for each in ordered) / count),
         f"p90_{name}_ms": percentile(ordered, 0.9),
         f"p99_{name}_ms": percentile(ordered, 0.99),
     }

@@ -31,7 +31,7 @@ class WorkloadError(ValueError):
 @dataclass(frozen=True)
 class Job:
     """One request of a workload. `accepted`: accepted draft tokens of each round at `draft_len`; when the list ends it
-    starts over. Empty: not known, and to be drawn."""
+    starts over. Empty: not known, and to be drawn. `output_tokens` 0: not fixed, which only a live run takes."""
 
     id: str
     arrival_s: float
@@ -43,6 +43,7 @@ class Job:
     klass: RequestClass = RequestClass.DEFAULT
     category: str = ""
     tenant: str = ""
+    prompt: str = ""  # its text, if it has one: then `prompt_tokens` may be an estimate
 
     def request(self, max_tokens: int) -> Request:
         """What a scheduler may know of it. `max_tokens` is the same for all, so that it tells nothing."""
@@ -85,15 +86,18 @@ class Job:
         return rounds
 
 
-def read_workload(path: Path) -> list[Job]:
-    """The jobs of a JSON Lines or CSV file (also .gz) in order of arrival. Raises WorkloadError."""
+def read_workload(path: Path, *, arrivals: bool = True, lengths: bool = True) -> list[Job]:
+    """The jobs of a JSON Lines or CSV file (also .gz) in order of arrival. Raises WorkloadError.
+
+    `arrivals`, `lengths`: whether each must say when it arrives, and how long its output is.
+    """
     kind = path.suffixes[-2:-1] if path.suffix == ".gz" else path.suffixes[-1:]
     if kind not in ([".jsonl"], [".csv"]):
         raise WorkloadError(f"{path.name}: must end in .jsonl or .csv, or in one of these and .gz")
     try:
         with _open(path) as file:
             rows = _json_rows(path, file) if kind == [".jsonl"] else _csv_rows(path, file)
-            jobs = [_job(f"{path.name}:{line}", f"{line:07d}", row) for line, row in rows]
+            jobs = [_job(f"{path.name}:{line}", f"{line:07d}", row, arrivals, lengths) for line, row in rows]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise WorkloadError(f"{path.name}: cannot be read: {error}") from None
     if not jobs:
@@ -115,6 +119,7 @@ def write_workload(path: Path, jobs: Iterable[Job]) -> None:
                 "class": job.klass.name.lower(),
                 "category": job.category,
                 "tenant": job.tenant,
+                "prompt": job.prompt,
             }
             file.write(json.dumps({key: value for key, value in row.items() if value not in (None, "", [])}) + "\n")
 
@@ -163,7 +168,7 @@ def _number(where: str, text: str | None) -> float | int:
     return int(number) if number.is_integer() else number
 
 
-def _job(where: str, id: str, row: Mapping[str, Any]) -> Job:
+def _job(where: str, id: str, row: Mapping[str, Any], arrivals: bool, lengths: bool) -> Job:
     def field(name: str, parse: Callable[[object], T], default: T) -> T:
         if row.get(name) is None:
             return default
@@ -172,7 +177,7 @@ def _job(where: str, id: str, row: Mapping[str, Any]) -> Job:
         except ValueError as error:
             raise WorkloadError(f"{where}: {name}: {error}") from None
 
-    if row.get("arrival_s") is None:
+    if arrivals and row.get("arrival_s") is None:
         raise WorkloadError(f"{where}: arrival_s: is missing")
     draft_len = field("draft_len", _whole(1, MOST_DRAFT), 4)
     recorded: tuple[int, ...] = ()
@@ -181,7 +186,7 @@ def _job(where: str, id: str, row: Mapping[str, Any]) -> Job:
     if not prompt:
         raise WorkloadError(f"{where}: prompt_tokens: is missing, and so is prompt")
     output = field("output_tokens", _whole(1, MOST_TOKENS), 0) or sum(accepted) + len(accepted)
-    if not output:
+    if lengths and not output:
         raise WorkloadError(
             f"{where}: output_tokens: is missing, and so is accepted; a simulation needs the true length"
         )
@@ -196,6 +201,7 @@ def _job(where: str, id: str, row: Mapping[str, Any]) -> Job:
         klass=field("class", _klass, RequestClass.DEFAULT),
         category=field("category", _text, ""),
         tenant=field("tenant", _text, ""),
+        prompt=field("prompt", _text, ""),
     )
 
 

@@ -164,10 +164,12 @@ async def gateway(*schedulers: Scheduler, **settings: Any) -> AsyncIterator[Gate
 
 
 @asynccontextmanager
-async def stack(*, template: str = TEMPLATE, **settings: Any) -> AsyncIterator[tuple[Scheduler, Link, Client]]:
+async def stack(
+    *, template: str = TEMPLATE, context_tokens: int = CONTEXT_TOKENS, **settings: Any
+) -> AsyncIterator[tuple[Scheduler, Link, Client]]:
     """A scheduler, its link to a ready gateway, and a client of that gateway."""
     scheduler = Scheduler()
-    scheduler.serving = pb.Serving(ready=True, model=model_info(template=template))
+    scheduler.serving = pb.Serving(ready=True, model=model_info(template=template, context_tokens=context_tokens))
     await scheduler.start()
     try:
         async with gateway(scheduler, **settings) as served, Client(served.grpc) as client:

@@ -7,6 +7,7 @@ import pytest
 from scheduler_service.core.core import Core
 from scheduler_service.core.entry import WORTH
 from scheduler_service.core.lifecycle import State
+from scheduler_service.core.outlook import waits_s
 from scheduler_service.core.types import (
     Advanced,
     AlreadySubmitted,
@@ -377,7 +378,9 @@ def test_position_and_wait_grow_with_the_queue() -> None:
     worker.submit(*"abc", predicted_tokens=10)
     worker.step()
     assert [worker.core.position(id) for id in "abc"] == [0, 1, 2]
-    assert 0 == worker.core.wait_s("a") < worker.core.wait_s("b") < worker.core.wait_s("c")
+    running, *waiting = waits_s(worker.core, ["a", "b", "c"])
+    assert running == 0 < waiting[0] < waiting[1]
+    assert waits_s(worker.core, ["c"]) == waiting[1:]
 
 
 def test_an_error_of_the_worker_ends_the_request_as_failed() -> None:

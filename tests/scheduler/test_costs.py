@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from scheduler_service.core.outlook import waits_s
 from scheduler_service.core.types import CostChanged, Submitted
 from tests.scheduler.builders import COST, FakeWorker, core, request
 from tests.simulator.builders import NAMES
@@ -13,10 +14,10 @@ def test_estimates_of_time_follow_the_costs() -> None:
     worker = FakeWorker(core("fcfs"), dict.fromkeys("abc", 10))
     worker.submit(*"abc", predicted_tokens=10)
     worker.step()
-    before = [worker.core.remaining_s(id) for id in "ab"], worker.core.wait_s("c")
+    before = [worker.core.remaining_s(id) for id in "ab"], waits_s(worker.core, ["c"])[0]
     worker.core.observe(CostChanged("w", replace(COST, verify_s=3.0)), 1.0)
     assert [worker.core.remaining_s(id) for id in "ab"] == [3 * seconds for seconds in before[0]]
-    assert worker.core.wait_s("c") == 3 * before[1]
+    assert waits_s(worker.core, ["c"])[0] == 3 * before[1]
 
 
 def test_chosen_draft_lengths_follow_the_costs() -> None:

@@ -43,6 +43,11 @@ def test_a_prompt_counts_four_bytes_a_token(tmp_path: Path) -> None:
     assert job.prompt_tokens == 3
 
 
+def test_a_live_run_takes_texts_alone(tmp_path: Path) -> None:
+    (job,) = read_workload(jsonl(tmp_path, {"prompt": "Why?"}), arrivals=False, lengths=False)
+    assert (job.prompt, job.output_tokens, job.arrival_s) == ("Why?", 0, 0.0)
+
+
 def test_the_length_follows_from_what_was_accepted(tmp_path: Path) -> None:
     (job,) = read_workload(jsonl(tmp_path, {"arrival_s": 0, "prompt_tokens": 1, "accepted": [3, 0, 1]}))
     assert job.output_tokens == 7

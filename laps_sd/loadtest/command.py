@@ -1,0 +1,226 @@
+"""`laps-sd loadtest`: flags in; table, JSON and report out. Sending and counting are its neighbours' business."""
+
+import asyncio
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from laps_sd.client import Client
+from laps_sd.generate import INTERRUPTED, ApiKey, Ca
+from laps_sd.generate import Server as ServerOption
+from laps_sd.loadtest import drivers as fleet
+from laps_sd.loadtest.plan import Planned, arrivals, clipped, plan, repeated, rescaled, synthetic
+from laps_sd.loadtest.record import Record
+from laps_sd.loadtest.results import detail, parse_slos, summarise
+from laps_sd.loadtest.show import LATE, Bar, table
+from laps_sd.loadtest.target import Refused, Server, Target
+from laps_sd.loadtest.timeline import Timeline
+from protos.errors import RequestError
+from scheduler_service.sim.workload import Job, WorkloadError, read_workload
+
+REQUESTS = 100  # where neither a file nor --requests says how many
+FELL_BEHIND = 3  # exit code: there are figures, but the driver did not keep to its schedule
+
+
+def loadtest(
+    server: ServerOption = "127.0.0.1:50051",
+    workload: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON Lines or CSV (also .gz). Default: synthetic prompts of equal length."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-6, help="Arrivals a second, in place of the file's; inf: all at once.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, max=10_000_000, help="The first N; with --rate a file starts over.")
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=0.001, help="Shape of the gamma-distributed gaps: 1 is Poisson, less is bursty.")
+    ] = 1.0,
+    ramp_to: Annotated[float | None, typer.Option(min=1e-6, help="The rate moves from --rate to this.")] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="In flight at most; without --rate and arrivals (or --rate inf): a closed loop."),
+    ] = None,
+    speed: Annotated[float, typer.Option(min=1e-6, help="How fast the file's clock runs.")] = 1.0,
+    spread_s: Annotated[
+        float, typer.Option(min=0, help="Put each arrival off by up to that: for traces with a coarse clock.")
+    ] = 0.0,
+    length_scale: Annotated[float, typer.Option(min=1e-6, help="Of the file's token counts; texts stay.")] = 1.0,
+    context_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Longer requests are clipped. Default: the server's.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a synthetic prompt, without a file.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Where the file fixes no output length.")] = 128,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Texts as they are, without the chat template.")] = False,
+    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Of one request.")] = 600.0,
+    ready_s: Annotated[
+        float, typer.Option(min=0.001, help="How long a server that is not ready is waited for.")
+    ] = 60.0,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests at the start that no figure counts.")] = 0,
+    slo: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:MS", help="ttft, tpot or e2el, for goodput; repeatable.")
+    ] = None,
+    drivers: Annotated[int, typer.Option(min=1, max=256, help="Processes, where one does not keep up.")] = 1,
+    openai: Annotated[
+        str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server in place of --server.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Of the OpenAI-compatible server.")] = None,
+    stats_server: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serves Stats, if another port does. Default: --server.")
+    ] = None,
+    api_key: ApiKey = None,
+    ca: Ca = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals and synthetic prompts.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
+    with_detail: Annotated[bool, typer.Option("--detail", help="Every request in the JSON.")] = False,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
+) -> None:
+    """Put a server under load and measure it, with the names and definitions of `vllm bench serve`.
+
+    Open loop unless --concurrency closes it: an arrival never waits for an answer, and latency counts from its time.
+    """
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in locals().items()}
+    del settings["api_key"]
+    if workload is None and rate is None and concurrency is None:
+        raise typer.BadParameter("give --workload, --rate or --concurrency", param_hint="--rate")
+    if (openai is None) != (model is None):
+        raise typer.BadParameter("--openai and --model go together", param_hint="--openai")
+    if drivers > min(concurrency or drivers, requests or drivers):
+        raise typer.BadParameter("more than requests in flight", param_hint="--drivers")
+    if ramp_to is not None and (rate is None or math.isinf(max(rate, ramp_to))):
+        raise typer.BadParameter("needs a finite --rate to start from", param_hint="--ramp-to")
+    try:
+        slos = parse_slos(slo or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--slo") from None
+    draw = _report() if html_file else None
+
+    jobs = _jobs(workload, rate, requests, concurrency, prompt_tokens, max_tokens)
+    jobs = rescaled(jobs, speed=speed, length_scale=length_scale if workload else 1.0, spread_s=spread_s, seed=seed)
+    closed = concurrency is not None and (math.isinf(rate) if rate else not jobs[-1].arrival_s)
+    due_s: Sequence[float | None] = [job.arrival_s for job in jobs]
+    if closed:
+        due_s = [None] * len(jobs)
+    elif rate is not None:
+        due_s = arrivals(len(jobs), rate, burstiness=burstiness, ramp_to=ramp_to, seed=seed)
+
+    def planned(context: int) -> tuple[list[Planned], int]:
+        fitting, cut = clipped(jobs, context) if context else (jobs, 0)
+        return plan(fitting, due_s, max_tokens=max_tokens, ignore_eos=ignore_eos, warmup=warmup), cut
+
+    asked = Server(
+        at=openai or server,
+        model=model,
+        api_key=api_key,
+        ca=str(ca) if ca else None,
+        timeout_s=timeout_s,
+        ready_s=ready_s,
+        chat=not raw,
+        temperature=temperature,
+    )
+    try:
+        stats = Client(stats_server or server, api_key=api_key, ca=ca) if openai is None else None
+        records, timeline, cut = asyncio.run(_run(asked, planned, context_tokens, stats, concurrency, drivers))
+    except (Refused, RequestError, fleet.DriverFailed, TimeoutError, OSError) as error:
+        words = f"{error.code.name}: {error.message}" if isinstance(error, RequestError) else str(error)
+        typer.echo(f"laps-sd: {words or type(error).__name__}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+    results = summarise(records, slos, ours=openai is None) | {"clipped": cut, "warmup": min(warmup, len(records))}
+    Console().print(table(results))
+    if timeline.missing:
+        typer.echo(f"laps-sd: no figures of the server's own: {timeline.missing}", err=True)
+    if json_file:
+        body = results | {"settings": settings, "timeline": timeline.samples}
+        body |= {"requests": [detail(record) for record in records]} if with_detail else {}
+        json_file.write_text(json.dumps(body, indent=1) + "\n")
+    if html_file and draw:
+        command = shlex.join(["laps-sd", *_without_key(sys.argv[1:])])
+        html_file.write_text(draw(command, results, records, timeline.samples), encoding="utf-8")
+    if not results["kept_up"]:
+        typer.echo(f"laps-sd: {LATE}", err=True)
+        raise typer.Exit(FELL_BEHIND)
+    if not results["completed"]:
+        raise typer.Exit(1)
+
+
+def _jobs(
+    workload: Path | None,
+    rate: float | None,
+    requests: int | None,
+    concurrency: int | None,
+    prompt_tokens: int,
+    max_tokens: int,
+) -> list[Job]:
+    """In order of arrival; with a rate of our own the file starts over where it is too short."""
+    if workload is None:
+        return synthetic(requests or REQUESTS, prompt_tokens, max_tokens)
+    try:
+        jobs = read_workload(workload, arrivals=rate is None and concurrency is None, lengths=False)
+    except WorkloadError as error:
+        raise typer.BadParameter(str(error), param_hint="--workload") from None
+    if requests is None:
+        return jobs
+    return jobs[:requests] if rate is None else repeated(jobs, requests)
+
+
+async def _run(
+    server: Server,
+    planned: Callable[[int], tuple[list[Planned], int]],
+    context_tokens: int | None,
+    stats: Client | None,
+    concurrency: int | None,
+    drivers: int,
+) -> tuple[list[Record], Timeline, int]:
+    """The records, the server's own figures, and how many requests were clipped."""
+    async with AsyncExitStack() as stack:
+        if stats is not None:
+            await stack.enter_async_context(stats)
+        async with fleet.target(server) as target:
+            await target.ready()
+            requests, cut = planned(context_tokens or await _context_tokens(target, stats))
+            if any(not request.prompt for request in requests):
+                server = replace(server, words=await target.words())
+        bar = stack.enter_context(Bar(len(requests)))
+        records, timeline = await fleet.run(
+            server, requests, concurrency=concurrency, drivers=drivers, stats=stats, watch=bar.watch
+        )
+    return records, timeline, cut
+
+
+async def _context_tokens(target: Target, stats: Client | None) -> int:
+    """0: it does not tell."""
+    with suppress(RequestError):
+        if stats is not None:
+            return (await stats.stats()).context_tokens
+    return target.context_tokens
+
+
+def _report() -> Any:
+    """The report's function, loaded before anything is sent: without the extra `lab` there is none."""
+    try:
+        from laps_sd.loadtest.report import render
+    except ImportError:
+        raise typer.BadParameter("needs the extra: pip install 'laps-sd[lab]'", param_hint="--html") from None
+    return render
+
+
+def _without_key(words: Sequence[str]) -> list[str]:
+    hidden = []
+    for before, word in zip(["", *words], words, strict=False):
+        hidden.append("..." if before == "--api-key" else "--api-key=..." if word.startswith("--api-key=") else word)
+    return hidden

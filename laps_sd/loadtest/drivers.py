@@ -1,0 +1,218 @@
+"""Drivers in this process or in processes of their own, each with its share of the requests. Nothing is measured here.
+
+`python -m laps_sd.loadtest.drivers` is such a process: it reads its share and then the start as JSON lines, and writes
+its running totals and its records.
+"""
+
+import asyncio
+import json
+import resource
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from laps_sd.client import Client
+from laps_sd.loadtest.driver import drive
+from laps_sd.loadtest.openai import OpenAI
+from laps_sd.loadtest.plan import Planned, Words
+from laps_sd.loadtest.record import Record, Tally
+from laps_sd.loadtest.target import Grpc, Refused, Server, Target
+from laps_sd.loadtest.timeline import Timeline
+from laps_sd.supervise import leashed
+
+TALLY_EVERY_S = 0.2
+START_S = 60.0  # for a process to be there
+LEAD_S = 0.2  # between the word and the start, so that every process has heard it
+MOST_LINE_BYTES = 64 << 20  # of one record
+
+
+class DriverFailed(Exception):
+    """A driver process ended before its records were whole; it has said why on stderr."""
+
+
+class Driver(ABC):
+    """Sends its share of a plan. `tally`: its totals so far."""
+
+    def __init__(self, server: Server, share: Sequence[Planned], concurrency: int | None) -> None:
+        self.tally = Tally()
+        self._server, self._share, self._concurrency = server, share, concurrency
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @abstractmethod
+    async def ready(self) -> None:
+        """Returns when its server answers. Raises Refused."""
+
+    @abstractmethod
+    async def run(self, start: float) -> list[Record]:
+        """`start`: of the machine's monotonic clock."""
+
+
+class Local(Driver):
+    """In this process."""
+
+    async def __aenter__(self) -> Self:
+        raise_file_limit()
+        self._target = target(self._server)
+        await self._target.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._target.__aexit__(*error)
+
+    async def ready(self) -> None:
+        await self._target.ready()
+
+    async def run(self, start: float) -> list[Record]:
+        return await drive(self._share, self._target, start=start, tally=self.tally, concurrency=self._concurrency)
+
+
+class Process(Driver):
+    """In a process of its own."""
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            *leashed([sys.executable, "-P", "-m", __name__]),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=MOST_LINE_BYTES,
+        )
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+    async def ready(self) -> None:
+        share = [asdict(planned) for planned in self._share]
+        await self._tell({"server": asdict(self._server), "plan": share, "concurrency": self._concurrency})
+        async with asyncio.timeout(START_S + self._server.ready_s):
+            if refusal := (await self._hear())["refusal"]:
+                raise Refused(refusal)
+
+    async def run(self, start: float) -> list[Record]:
+        await self._tell({"start": start})
+        records: list[Record] = []
+        while len(records) < len(self._share):
+            said = await self._hear()
+            if "tally" in said:
+                self.tally = Tally(**said["tally"])
+            else:
+                records.append(Record(**said["record"]))
+        return records
+
+    async def _tell(self, what: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with suppress(ConnectionError):  # then there is no answer, either
+            self._process.stdin.write(json.dumps(what).encode() + b"\n")
+            await self._process.stdin.drain()
+
+    async def _hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not (line := await self._process.stdout.readline()):
+            raise DriverFailed("a driver process ended early")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+
+def target(server: Server) -> Target:
+    return Grpc(server) if server.model is None else OpenAI(server)
+
+
+async def run(
+    server: Server,
+    plan: Sequence[Planned],
+    *,
+    concurrency: int | None = None,
+    drivers: int = 1,
+    stats: Client | None = None,
+    watch: Callable[[Callable[[], Tally]], None] = lambda tally: None,
+) -> tuple[list[Record], Timeline]:
+    """Send `plan` and wait for every answer; meanwhile ask `stats`, a client, for the server's own figures.
+
+    `watch` gets, at the start, a function that tells the totals so far. Raises Refused, DriverFailed.
+    """
+    timeline = Timeline()
+    async with AsyncExitStack() as stack:
+        every = [
+            await stack.enter_async_context((Local if drivers == 1 else Process)(server, share, cap))
+            for share, cap in shares(plan, concurrency, drivers)
+        ]
+        await asyncio.gather(*(driver.ready() for driver in every))
+        clock = asyncio.get_running_loop().time
+        start = clock() + (LEAD_S if drivers > 1 else 0.0)
+        watch(lambda: sum((driver.tally for driver in every), Tally()))
+        if stats is not None:
+            await stack.enter_async_context(_in_background(timeline.watch(stats, lambda: clock() - start)))
+        parts = await asyncio.gather(*(driver.run(start) for driver in every))
+    return sorted((record for part in parts for record in part), key=lambda record: record.index), timeline
+
+
+def shares(
+    plan: Sequence[Planned], concurrency: int | None, drivers: int
+) -> list[tuple[Sequence[Planned], int | None]]:
+    """Every `drivers`-th request, and as equal a part of the cap; `drivers` at most as many as either."""
+    parts = range(drivers)
+    caps = [None if concurrency is None else concurrency // drivers + (i < concurrency % drivers) for i in parts]
+    return [(plan[i::drivers], caps[i]) for i in parts]
+
+
+@asynccontextmanager
+async def _in_background(work: Any) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def raise_file_limit() -> None:
+    """A connection is a file; the customary 1024 are few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _as_process() -> None:
+    given = json.loads(sys.stdin.readline())
+    server = Server(**{**given["server"], "words": Words(**given["server"]["words"])})
+    share = [Planned(**row) for row in given["plan"]]
+    async with Local(server, share, given["concurrency"]) as driver:
+        try:
+            await driver.ready()
+        except Refused as refusal:
+            _say({"refusal": str(refusal)})
+            return
+        _say({"refusal": ""})
+        start = json.loads(await asyncio.to_thread(sys.stdin.readline))["start"]
+        async with _in_background(_say_tally(driver)):
+            records = await driver.run(start)
+        for record in records:
+            _say({"record": asdict(record)})
+
+
+async def _say_tally(driver: Driver) -> None:
+    while True:
+        _say({"tally": asdict(driver.tally)})
+        await asyncio.sleep(TALLY_EVERY_S)
+
+
+def _say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_as_process())

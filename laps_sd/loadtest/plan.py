@@ -1,0 +1,138 @@
+"""What a load test sends, and when: arrivals, lengths, prompts, drawn from a seed. Sends nothing, reads no clock."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, cycle, islice
+from random import Random
+
+from scheduler_service.sim.workload import Job
+
+CONTEXT_SHARE = 0.5  # of the context, that an output keeps beside a prompt too long for both
+
+# One token each to the vocabularies in use; `Words` measures what they are to the server's.
+_WORDS = """
+the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not
+what all were we when your can said there use an each which she do how their if will up other about out many then
+them these so some her would make like him into time has look two more write go see number no way could people
+"""
+_VOCABULARY = _WORDS.split()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One request to be sent. `due_s`: seconds after the start; None: as soon as a client is free (closed loop)."""
+
+    index: int
+    due_s: float | None
+    prompt: str  # empty: a synthetic one of `prompt_tokens` tokens
+    prompt_tokens: int
+    max_tokens: int
+    ignore_eos: bool
+    predicted_tokens: int | None = None
+    klass: str = "default"
+    category: str = ""
+    measured: bool = True  # False: warm-up
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Synthetic prompts. `per_word`: tokens of a word; `extra`: tokens that a prompt has beside its words."""
+
+    per_word: float = 1.0
+    extra: float = 0.0
+
+    def text(self, tokens: int, index: int) -> str:
+        """Of about that many tokens. Equal for equal arguments; prompts of different indexes share no beginning."""
+        count = max(1, round((tokens - self.extra) / self.per_word))
+        return " ".join(Random(f"prompt {index}").choices(_VOCABULARY, k=count))
+
+
+def arrivals(
+    count: int, rate: float, *, burstiness: float = 1.0, ramp_to: float | None = None, seed: int = 0
+) -> list[float]:
+    """`count` times in seconds, the first at 0, `rate` a second; infinite: all at once.
+
+    Gaps are gamma-distributed with `burstiness` as their shape, as in `vllm bench serve`: 1 is Poisson, less comes in
+    bursts. With `ramp_to` the rate moves in equal steps, request by request, from `rate` to that.
+    """
+    if math.isinf(rate):
+        return [0.0] * count
+    rng = Random(f"arrivals {seed}")
+    last = rate if ramp_to is None else ramp_to
+    steps = max(1, count - 2)
+    rates = (rate + (last - rate) * step / steps for step in range(count - 1))
+    gaps = (rng.gammavariate(burstiness, 1 / (now * burstiness)) for now in rates)
+    return list(accumulate(gaps, initial=0.0))
+
+
+def synthetic(count: int, prompt_tokens: int, output_tokens: int) -> list[Job]:
+    """Equal lengths, prompts without text."""
+    return [Job(f"{index:07d}", 0.0, prompt_tokens, output_tokens) for index in range(count)]
+
+
+def repeated(jobs: Sequence[Job], count: int) -> list[Job]:
+    """The first `count`; a list that is too short starts over."""
+    return list(islice(cycle(jobs), count))
+
+
+def rescaled(
+    jobs: Sequence[Job], *, speed: float = 1.0, length_scale: float = 1.0, spread_s: float = 0.0, seed: int = 0
+) -> list[Job]:
+    """A trace made to fit another machine: its clock runs `speed` times as fast, token counts are multiplied.
+
+    `spread_s`: each arrival is put off by up to that, for traces whose clock is that coarse.
+    """
+    rng = Random(f"spread {seed}")
+    first_s = min(job.arrival_s for job in jobs)
+    moved = [
+        replace(
+            job,
+            arrival_s=(job.arrival_s - first_s + (rng.uniform(0, spread_s) if spread_s else 0.0)) / speed,
+            prompt_tokens=max(1, round(job.prompt_tokens * length_scale)),
+            output_tokens=max(1, round(job.output_tokens * length_scale)) if job.output_tokens else 0,
+        )
+        for job in jobs
+    ]
+    return sorted(moved, key=lambda job: job.arrival_s)
+
+
+def clipped(jobs: Sequence[Job], context_tokens: int) -> tuple[list[Job], int]:
+    """`jobs` within the context, and how many had to be cut. Texts are left alone: only the server knows their tokens.
+
+    The prompt gives way first, down to what an output of half the context leaves; then the output.
+    """
+    fitting, cut = [], 0
+    for job in jobs:
+        if not job.prompt and job.prompt_tokens + job.output_tokens > context_tokens:
+            most = max(int(CONTEXT_SHARE * context_tokens), context_tokens - job.prompt_tokens)
+            output = min(job.output_tokens, most)
+            prompt = min(job.prompt_tokens, context_tokens - max(1, output))
+            job = replace(job, prompt_tokens=prompt, output_tokens=output)
+            cut += 1
+        elif job.output_tokens >= context_tokens:
+            job = replace(job, output_tokens=int(CONTEXT_SHARE * context_tokens))
+            cut += 1
+        fitting.append(job)
+    return fitting, cut
+
+
+def plan(
+    jobs: Sequence[Job], due_s: Sequence[float | None], *, max_tokens: int, ignore_eos: bool, warmup: int
+) -> list[Planned]:
+    """The requests in order. `max_tokens`: of those whose output is not fixed; fixed ones ignore the end of a text."""
+    return [
+        Planned(
+            index=index,
+            due_s=due,
+            prompt=job.prompt,
+            prompt_tokens=job.prompt_tokens,
+            max_tokens=job.output_tokens or max_tokens,
+            ignore_eos=ignore_eos or job.output_tokens > 0,
+            predicted_tokens=job.predicted_output_tokens,
+            klass=job.klass.name.lower(),
+            category=job.category,
+            measured=index >= warmup,
+        )
+        for index, (job, due) in enumerate(zip(jobs, due_s, strict=True))
+    ]

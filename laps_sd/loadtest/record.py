@@ -1,0 +1,84 @@
+"""What is noted of each request, and the running totals that a progress bar shows. Computes no statistics."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Record:
+    """One request as the driver saw it. Times are seconds after the start of the run.
+
+    `due_s`: when it was to arrive, which all latencies count from. `free_s`: when the cap on concurrency let it go; the
+    same where there was nothing to wait for.
+    `outputs`: when each streamed output came, and how many tokens it brought. `rounds`: (tokens, drafted, accepted).
+    """
+
+    index: int
+    due_s: float
+    free_s: float
+    category: str = ""
+    measured: bool = True
+    sent_s: float = 0.0
+    end_s: float = 0.0
+    outputs: list[tuple[float, int]] = field(default_factory=list)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: str = ""
+    error: str = ""  # why it failed, the status first; empty: it completed
+    request_id: str = ""
+    queue_ms: float = 0.0  # by the server's own clock
+    preemptions: int = 0
+    rounds: list[tuple[int, int, int]] = field(default_factory=list)
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def completed(self) -> bool:
+        return not self.error
+
+    @property
+    def ttft_s(self) -> float:
+        """To the first output; to the end where there was none."""
+        return (self.outputs[0][0] if self.outputs else self.end_s) - self.due_s
+
+    @property
+    def e2el_s(self) -> float:
+        return self.end_s - self.due_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Per output token after the first; None: there is none."""
+        if self.output_tokens < 2:
+            return None
+        return (self.e2el_s - self.ttft_s) / (self.output_tokens - 1)
+
+    @property
+    def itls_s(self) -> list[float]:
+        """Gaps between streamed outputs, each of one or more tokens."""
+        return [after[0] - before[0] for before, after in zip(self.outputs, self.outputs[1:], strict=False)]
+
+    @property
+    def lateness_s(self) -> float:
+        """How long after its time it was sent: the driver's own fault."""
+        return self.sent_s - self.free_s
+
+
+@dataclass(slots=True)
+class Tally:
+    """Totals so far; those of several drivers add up."""
+
+    sent: int = 0
+    completed: int = 0
+    failed: int = 0
+    tokens: int = 0
+    e2el_s: float = 0.0  # sum
+
+    def ended(self, record: Record) -> None:
+        self.completed += record.completed
+        self.failed += not record.completed
+        if record.completed:
+            self.tokens += record.output_tokens
+            self.e2el_s += record.e2el_s
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))

@@ -1,0 +1,98 @@
+"""The HTML page of a load test: its figures and plots, self-contained. Needs matplotlib, of the extra `lab`."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import jinja2
+import markupsafe
+from matplotlib.figure import Figure
+
+from laps_sd.loadtest.record import Record
+from laps_sd.loadtest.show import KINDS, LATE, TITLES, figures
+from scheduler_service.sim import drawing
+
+_PAGE = jinja2.Template(
+    """<!doctype html><html lang="en"><meta charset="utf-8"><title>LAPS-SD load test</title>
+<style>{{ style }}.late{color:#b00;font-weight:bold}</style>
+<h1>Load test</h1><p><code>{{ command }}</code></p>
+{% if not results.kept_up %}<p class="late">{{ late }}.</p>{% endif %}
+<table><tr><th>ms</th>{% for column in columns %}<th>{{ column }}</th>{% endfor %}</tr>
+{% for name, title in times.items() %}<tr><td>{{ title }}</td>
+{% for column in columns %}<td>{{ "{:,.1f}".format(results[column ~ "_" ~ name ~ "_ms"]) }}</td>{% endfor %}</tr>
+{% endfor %}</table>
+<table>{% for title, value in figures.items() %}<tr><td>{{ title }}</td><td>{{ value }}</td></tr>{% endfor %}</table>
+{% for title, svg in plots %}<h2>{{ title }}</h2>{{ svg }}{% endfor %}
+<p>Latency counts from the time a request was to arrive, whenever it was sent.</p></html>""",
+    autoescape=True,
+)
+
+
+def render(
+    command: str, results: Mapping[str, Any], records: Sequence[Record], timeline: Sequence[Mapping[str, Any]]
+) -> str:
+    """The page. `command` is shown so that the run can be repeated; `timeline` as in timeline.py."""
+    done = [record for record in records if record.measured and record.completed]
+    plots = []
+    if done:
+        plots += [("How many ended within a time", _shares(done)), ("Latency against output length", _by_length(done))]
+    if len(timeline) > 1:
+        plots.append(("The server's queue over time", _over_time(timeline)))
+    page: str = _PAGE.render(
+        style=markupsafe.Markup(drawing.STYLE),
+        command=command,
+        results=results,
+        late=LATE,
+        columns=KINDS,
+        times=TITLES,
+        figures=figures(results),
+        plots=[(title, markupsafe.Markup(drawing.svg(figure))) for title, figure in plots],
+    )
+    return page
+
+
+def _shares(done: Sequence[Record]) -> Figure:
+    figure, (axis,) = drawing.figure()
+    for label, times_s in (("first token", [r.ttft_s for r in done]), ("whole answer", [r.e2el_s for r in done])):
+        axis.plot(sorted(times_s), [(rank + 1) / len(times_s) for rank in range(len(times_s))], label=label)
+    axis.set_xscale("log")
+    axis.set_xlabel("seconds after arrival")
+    axis.set_ylabel("share of requests")
+    axis.legend(frameon=False)
+    return figure
+
+
+def _by_length(done: Sequence[Record]) -> Figure:
+    figure, (axis,) = drawing.figure()
+    for category in sorted({record.category for record in done}):
+        some = [record for record in done if record.category == category]
+        tokens, times_s = [record.output_tokens for record in some], [record.e2el_s for record in some]
+        axis.plot(tokens, times_s, ".", alpha=0.5, label=category or "requests")
+    axis.set_xlabel("output tokens")
+    axis.set_ylabel("seconds from arrival to end")
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False)
+    return figure
+
+
+def _over_time(timeline: Sequence[Mapping[str, Any]]) -> Figure:
+    """Requests by state, preemptions and acceptance between samples."""
+    figure, (states, preempted, accepted) = drawing.figure(rows=3)
+    times_s = [sample["t_s"] for sample in timeline]
+    for state in ("waiting", "running", "paused"):
+        states.plot(times_s, [sample[state] for sample in timeline], label=state)
+    states.set_ylabel("requests")
+    states.legend(frameon=False, ncols=3, loc="upper left")
+    rates, shares = [], []
+    for before, after in pairwise(timeline):
+        grown = {name: after[name] - before[name] for name in after if name.startswith(("num_", "pre", "t_s"))}
+        rates.append(grown["preemptions"] / max(grown["t_s"], 1e-9))
+        drafted = grown["num_draft_tokens"]
+        shares.append(grown["num_accepted_tokens"] / drafted if drafted > 0 else float("nan"))
+    preempted.plot(times_s[1:], rates, color="tab:red")
+    preempted.set_ylabel("preemptions/s")
+    accepted.plot(times_s[1:], shares, color="tab:purple")
+    accepted.set_ylim(0, 1)
+    accepted.set_ylabel("accepted share")
+    accepted.set_xlabel("seconds after the start")
+    return figure

@@ -1,0 +1,116 @@
+"""What a load test amounts to, under the names and definitions of `vllm bench serve`. Computes figures; prints nothing.
+
+Two differences, both to the server's disadvantage: latencies count from the time a request was due, not from when it
+was sent; and a request that waits for its turn under a cap on concurrency waits within its latency.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from laps_sd.loadtest.record import Record
+from scheduler_service.sim.results import percentile, times_ms
+
+SLO_NAMES = ("ttft", "tpot", "e2el")
+MOST_LATE_S = 0.025  # p99 of sends: beyond it the driver, not the server, shaped the load
+
+
+def parse_slos(texts: Iterable[str]) -> dict[str, float]:
+    """`ttft:200` as {"ttft": 200.0}, in milliseconds. Raises ValueError."""
+    slos = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        if name not in SLO_NAMES:
+            raise ValueError(f"{text!r}: {name!r} is none of {', '.join(SLO_NAMES)}")
+        try:
+            slos[name] = float(value)
+        except ValueError:
+            slos[name] = -1.0
+        if not slos[name] > 0:
+            raise ValueError(f"{text!r}: {value!r} is not a number of milliseconds above 0")
+    return slos
+
+
+def meets(record: Record, slos: Mapping[str, float]) -> bool:
+    """Whether it completed within all of `slos`, milliseconds by name. An answer of one token has a TPOT of 0."""
+    took_s = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}
+    return record.completed and all(1e3 * took_s[name] <= most for name, most in slos.items())
+
+
+def summarise(records: Sequence[Record], slos: Mapping[str, float], *, ours: bool) -> dict[str, Any]:
+    """Of the measured records. `ours`: the server tells of speculation and preemption.
+
+    Times are milliseconds but for `duration` (seconds, first arrival to last end); acceptance rate is in per cent.
+    """
+    measured = [record for record in records if record.measured]
+    done = [record for record in measured if record.completed]
+    begin = min((record.due_s for record in measured), default=0.0)
+    duration = max((record.end_s for record in measured), default=0.0) - begin
+    inputs, outputs = sum(r.input_tokens for r in done), sum(r.output_tokens for r in done)
+    lateness_s = sorted(record.lateness_s for record in records)
+    return {
+        "completed": len(done),
+        "failed": len(measured) - len(done),
+        "duration": duration,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": _per(len(done), duration),
+        **({"request_goodput": _per(sum(meets(r, slos) for r in measured), duration)} if slos else {}),
+        "output_throughput": _per(outputs, duration),
+        "total_token_throughput": _per(inputs + outputs, duration),
+        "max_output_tokens_per_s": _busiest_second(done),
+        "max_concurrent_requests": _most_at_once(records),
+        **times_ms("ttft", (r.ttft_s for r in done)),
+        **times_ms("tpot", (tpot_s for r in done if (tpot_s := r.tpot_s) is not None)),
+        **times_ms("itl", (gap_s for r in done for gap_s in r.itls_s)),
+        **times_ms("e2el", (r.e2el_s for r in done)),
+        **times_ms("client_queue", (r.free_s - r.due_s for r in measured)),
+        **(_speculation(done) if ours else {}),
+        "p99_send_lateness_ms": 1e3 * percentile(lateness_s, 0.99),
+        "kept_up": percentile(lateness_s, 0.99) <= MOST_LATE_S,
+        "errors": dict(Counter(record.error.partition(":")[0] for record in measured if record.error)),
+    }
+
+
+def detail(record: Record) -> dict[str, Any]:
+    """One request as JSON: what is noted of it, and its own times."""
+    return asdict(record) | {
+        "ttft_ms": 1e3 * record.ttft_s,
+        "tpot_ms": None if record.tpot_s is None else 1e3 * record.tpot_s,
+        "e2el_ms": 1e3 * record.e2el_s,
+    }
+
+
+def _per(count: float, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
+
+
+def _speculation(done: Sequence[Record]) -> dict[str, float]:
+    drafts, drafted, accepted = (sum(getattr(r, name) for r in done) for name in ("drafts", "drafted", "accepted"))
+    return {
+        "preemptions_per_request": sum(r.preemptions for r in done) / max(1, len(done)),
+        "spec_decode_acceptance_rate": 100 * accepted / drafted if drafted else 0.0,
+        "spec_decode_acceptance_length": 1 + accepted / drafts if drafts else 1.0,
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": drafted,
+        "spec_decode_accepted_tokens": accepted,
+    }
+
+
+def _busiest_second(done: Iterable[Record]) -> int:
+    seconds: Counter[int] = Counter()
+    for record in done:
+        for when_s, tokens in record.outputs:
+            seconds[int(when_s)] += tokens
+    return max(seconds.values(), default=0)
+
+
+def _most_at_once(records: Iterable[Record]) -> int:
+    """Requests in flight; one that ends as another is sent makes room for it."""
+    changes = sorted(change for r in records for change in ((r.sent_s, 1), (r.end_s, -1)))
+    most = now = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most

@@ -1,0 +1,149 @@
+"""A server under load, of whatever protocol, and ours by gRPC. Measures nothing but when its outputs come."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from laps_sd.client import HTTPS, Client, finish_reason
+from laps_sd.loadtest.plan import Planned, Words
+from laps_sd.loadtest.record import Record
+from protos.errors import RequestError
+
+FEW_WORDS, MORE_WORDS = 8, 40
+
+Clock = Callable[[], float]  # seconds after the start of the run
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where it is and how it is asked. Goes to driver processes, keys and all, by their stdin."""
+
+    at: str  # HOST:PORT of one gateway or several; with `model` the URL of an OpenAI-compatible server
+    model: str | None = None  # of an OpenAI-compatible server; None: it is one of ours
+    api_key: str | None = None
+    ca: str | None = None  # a PEM file
+    timeout_s: float = 600.0  # of one request
+    ready_s: float = 60.0  # for the server to be ready
+    chat: bool = True  # texts go through the model's chat template; synthetic prompts never do
+    temperature: float = 0.0
+    words: Words = field(default_factory=Words)
+
+
+class Refused(Exception):
+    """A request that failed; the words begin with its status."""
+
+
+class Target(ABC):
+    """Open connections to a server."""
+
+    context_tokens = 0  # prompt and output, where `ready` hears of it
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @abstractmethod
+    async def ready(self) -> None:
+        """Returns once it serves. Raises Refused."""
+
+    @abstractmethod
+    def prepare(self, planned: Planned) -> Any:
+        """The request, made before it is due."""
+
+    @abstractmethod
+    async def answer(self, request: Any, record: Record, clock: Clock) -> None:
+        """Send it and note its answer. Raises Refused."""
+
+    def text(self, planned: Planned) -> str:
+        return planned.prompt or self.server.words.text(planned.prompt_tokens, planned.index)
+
+    async def words(self) -> Words:
+        """What synthetic prompts are to its tokenizer, by two requests of one token each: to be asked of a server
+        whose `words` are not set yet. Raises Refused."""
+        counts = []
+        for words in (FEW_WORDS, MORE_WORDS):
+            probe = Record(index=-words, due_s=0.0, free_s=0.0)
+            plan = Planned(-words, None, prompt="", prompt_tokens=words, max_tokens=1, ignore_eos=False)
+            await self.answer(self.prepare(plan), probe, lambda: 0.0)
+            counts.append(probe.input_tokens)
+        per_word = (counts[1] - counts[0]) / (MORE_WORDS - FEW_WORDS)
+        if per_word <= 0:  # it does not tell
+            return Words()
+        return Words(per_word, max(0.0, counts[0] - FEW_WORDS * per_word))
+
+
+class Grpc(Target):
+    """Gateways of ours, asked in turn."""
+
+    async def __aenter__(self) -> Self:
+        scheme = HTTPS if self.server.at.startswith(HTTPS) else ""
+        ca = Path(self.server.ca) if self.server.ca else None
+        self._clients = [
+            Client(scheme + one, api_key=self.server.api_key, ca=ca)
+            for one in self.server.at.removeprefix(HTTPS).split(",")
+        ]
+        for client in self._clients:
+            await client.__aenter__()
+        self._next = cycle(self._clients)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        for client in self._clients:
+            await client.__aexit__(*error)
+
+    async def ready(self) -> None:
+        try:
+            for client in self._clients:
+                await client.ready(self.server.ready_s)
+        except RequestError as error:
+            raise Refused(f"{error.code.name}: {error.message}") from error
+
+    def prepare(self, planned: Planned) -> dict[str, Any]:
+        text = self.text(planned)
+        chat = planned.prompt and self.server.chat
+        return {
+            **({"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}),
+            "max_tokens": planned.max_tokens,
+            "ignore_eos": planned.ignore_eos,
+            "temperature": self.server.temperature,
+            "seed": abs(planned.index),
+            "predicted_tokens": planned.predicted_tokens,
+            "request_class": f"REQUEST_CLASS_{planned.klass.upper()}",
+        }
+
+    async def answer(self, request: dict[str, Any], record: Record, clock: Clock) -> None:
+        final = None
+        try:
+            async for chunk in next(self._next).generate(timeout_s=self.server.timeout_s, **request):
+                if chunk.token_ids:
+                    record.outputs.append((clock(), len(chunk.token_ids)))
+                record.request_id = chunk.request_id
+                record.rounds += [(round.tokens, round.drafted, round.accepted) for round in chunk.rounds]
+                if chunk.HasField("final"):
+                    final = chunk.final
+        except RequestError as error:
+            raise Refused(f"{error.code.name}: {error.message}") from error
+        if final is None:
+            raise Refused("DATA_LOSS: the stream ended before the answer did")
+        record.input_tokens, record.output_tokens = final.usage.prompt_tokens, final.usage.completion_tokens
+        record.queue_ms, record.preemptions = final.queue_ms, final.preemptions
+        spec = final.spec_decode
+        record.drafts, record.drafted, record.accepted = (
+            spec.num_drafts,
+            spec.num_draft_tokens,
+            spec.num_accepted_tokens,
+        )
+        record.finish_reason = finish_reason(final)
+        if record.finish_reason == "cancelled":
+            raise Refused("CANCELLED: somebody ended it")

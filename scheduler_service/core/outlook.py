@@ -1,0 +1,42 @@
+"""How long live requests still wait, for people to look at. It decides nothing and changes nothing."""
+
+import heapq
+from collections.abc import Sequence
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING
+
+from scheduler_service.core.lifecycle import State
+
+if TYPE_CHECKING:
+    from scheduler_service.core.core import Core
+
+SAMPLE = 256  # of those that go first, whose work is added up; further ones are taken to be like them
+
+
+def best(core: "Core", count: int) -> list[str]:
+    """The ids of up to `count` live requests: those that run or are paused, then those that wait, each by claim."""
+    begun = [entry for entry in core.entries.values() if entry.state is not State.WAITING]
+    ids = [entry.request.id for entry in heapq.nsmallest(count, begun, key=lambda entry: entry.key)]
+    first = (core.entries[key[-1]] for key in heapq.merge(*core.rankings()))
+    waiting = (entry.request.id for entry in first if entry.state is State.WAITING)
+    return [*ids, *islice(waiting, count - len(ids))]
+
+
+def waits_s(core: "Core", ids: Sequence[str]) -> list[float]:
+    """Estimated seconds until each of `ids` runs: the work of those before it, shared by all slots."""
+    slots = sum(worker.up.slots for worker in core.workers.values())
+    if not slots:
+        return [0.0] * len(ids)
+    ahead = [0 if core.entries[id].state is State.RUNNING else core.position(id) for id in ids]
+    sample = min(max(ahead, default=0), SAMPLE)
+    first = islice(heapq.merge(*core.rankings()), sample)
+    work_s = list(accumulate((core.remaining_s(key[-1]) for key in first), initial=0.0))
+    return [n * work_s[min(n, sample)] / min(n, sample) / slots if n >= slots else 0.0 for n in ahead]
+
+
+def predicted_tokens(core: "Core", id: str) -> int:
+    """Of its output in all, as believed now."""
+    entry = core.entries[id]
+    request = entry.request
+    predicted = core.length.predict(request.predicted_tokens, request.max_tokens, request.expected)
+    return max(predicted, entry.emitted)

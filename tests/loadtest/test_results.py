@@ -1,0 +1,56 @@
+"""What the figures mean."""
+
+import pytest
+
+from laps_sd.loadtest.record import Record, Tally
+from laps_sd.loadtest.results import meets, parse_slos, summarise
+from tests.loadtest.moved import Scripted, planned, records_of
+
+
+def test_warm_up_is_left_out_of_the_figures() -> None:
+    records = records_of(planned(0, 10, 20, warmup=1), Scripted([(9.0, 1)], [(1.0, 4)]))
+    results = summarise(records, {}, ours=False)
+    assert (results["completed"], results["duration"], results["mean_e2el_ms"]) == (2, 11, 1000)
+    assert results["output_throughput"] == pytest.approx(8 / 11)
+
+
+def test_goodput_counts_who_meets_every_slo() -> None:
+    quick, slow_start, slow_end = [(0.1, 1), (0.2, 1)], [(0.3, 1), (0.1, 1)], [(0.1, 1), (0.9, 1)]
+    records = records_of(planned(0, 0, 0), Scripted(quick, slow_start, slow_end))
+    slos = parse_slos(["ttft:200", "e2el:500"])
+    assert [meets(record, slos) for record in records] == [True, False, False]
+    assert summarise(records, slos, ours=False)["request_goodput"] == pytest.approx(1 / 1.0)
+
+
+def test_a_failed_request_meets_no_slo() -> None:
+    assert not meets(Record(0, 0.0, 0.0, error="INTERNAL: broken"), {})
+
+
+@pytest.mark.parametrize("text", ["itl:5", "ttft", "ttft:fast", "ttft:0", "ttft:-1", "ttft:nan"])
+def test_a_wrong_slo_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"ttft|none of"):
+        parse_slos([text])
+
+
+def test_the_busiest_second_and_the_most_in_flight() -> None:
+    records = records_of(planned(0, 0.2, 3), Scripted([(0.5, 2), (0.4, 3), (1.0, 9)], [(0.1, 4)]))
+    results = summarise(records, {}, ours=False)
+    assert results["max_output_tokens_per_s"] == 9
+    assert results["max_concurrent_requests"] == 2
+
+
+def test_speculation_is_summed_over_requests_before_it_is_divided() -> None:
+    few = Record(0, 0.0, 0.0, end_s=1.0, drafts=1, drafted=4, accepted=4, preemptions=3)
+    many = Record(1, 0.0, 0.0, end_s=1.0, drafts=9, drafted=36, accepted=6)
+    results = summarise([few, many], {}, ours=True)
+    assert results["spec_decode_acceptance_rate"] == 25
+    assert results["spec_decode_acceptance_length"] == 2
+    assert results["preemptions_per_request"] == 1.5
+
+
+def test_a_server_that_does_not_speculate_is_given_no_such_figures() -> None:
+    assert not any("spec" in name or "preempt" in name for name in summarise([], {}, ours=False))
+
+
+def test_totals_of_drivers_add_up() -> None:
+    assert Tally(1, 2, 3, 4, 5.0) + Tally(1, 1, 1, 1, 1.0) == Tally(2, 3, 4, 5, 6.0)

@@ -1,0 +1,48 @@
+"""What people may look at: who is live, and how long each still waits."""
+
+from scheduler_service.config import Settings
+from scheduler_service.core.outlook import best, predicted_tokens, waits_s
+from scheduler_service.insight import MOST_LISTED
+from scheduler_service.leader import Leader
+from scheduler_service.store import MemoryStore
+from tests.scheduler.builders import FakeWorker, core
+
+
+def paused_and_running() -> FakeWorker:
+    """`long` has been preempted by `short`."""
+    worker = FakeWorker(core("srpt-length"), {"long": 50, "short": 10})
+    worker.submit("long", predicted_tokens=50)
+    worker.step()
+    worker.submit("short", predicted_tokens=10)
+    worker.step()
+    return worker
+
+
+def test_those_that_have_begun_are_listed_before_those_that_wait() -> None:
+    worker = paused_and_running()
+    worker.submit("next", predicted_tokens=20)
+    worker.submit("last", predicted_tokens=30)
+    assert best(worker.core, 9) == ["short", "long", "next", "last"]
+    assert best(worker.core, 3) == ["short", "long", "next"]
+
+
+def test_a_paused_request_waits_for_those_before_it() -> None:
+    core = paused_and_running().core
+    assert waits_s(core, ["short", "long"]) == [0, core.remaining_s("short")]
+
+
+def test_a_length_is_never_believed_below_what_there_is() -> None:
+    worker = FakeWorker(core("fcfs"), {"a": 10})
+    worker.submit("a", predicted_tokens=2)
+    assert predicted_tokens(worker.core, "a") == 2
+    worker.run(5)
+    assert predicted_tokens(worker.core, "a") == 5
+
+
+def test_stats_list_as_many_requests_as_asked_for_within_a_bound() -> None:
+    leader = Leader(Settings(_cli_parse_args=False, policy="fcfs"), MemoryStore())  # type: ignore[call-arg]
+    ids = [f"{i:03d}" for i in range(MOST_LISTED + 10)]
+    FakeWorker(leader.core, dict.fromkeys(ids, 10)).submit(*ids)
+    assert not leader.insight.stats(leader).requests
+    assert [status.position for status in leader.insight.stats(leader, 3).requests] == [0, 1, 2]
+    assert len(leader.insight.stats(leader, 100_000).requests) == MOST_LISTED
