@@ -89,7 +89,7 @@ def _live(leader: "Leader", ids: Sequence[str]) -> list[types_pb.RequestStatus]:
     for id, wait_s in zip(ids, outlook.waits_s(core, ids), strict=True):
         entry = core.entries[id]
         status = translate.to_status(entry.record(), now)
-        status.position = core.position(id)
+        status.position = outlook.position(core, id)
         status.worker_id = entry.home or ""
         status.predicted_tokens = outlook.predicted_tokens(core, id)
         if leader.sessions:

@@ -369,11 +369,6 @@ class Core:
 
     # ---- what others may ask ----
 
-    def position(self, id: str) -> int:
-        """How many live requests go before it, wherever they are placed."""
-        key = self.entries[id].key
-        return sum(ranking.before(key) for ranking in self.rankings())
-
     def rankings(self) -> tuple[FairRanking, ...]:
         """Every live request is in one of them."""
         return (self._unplaced, *(worker.ranking for worker in self.workers.values()))

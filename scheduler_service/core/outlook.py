@@ -1,4 +1,4 @@
-"""How long live requests still wait, for people to look at. It decides nothing and changes nothing."""
+"""Where live requests stand and how long they still wait, for people to look at. It decides nothing and changes nothing."""
 
 import heapq
 from collections.abc import Sequence
@@ -22,12 +22,18 @@ def best(core: "Core", count: int) -> list[str]:
     return [*ids, *islice(waiting, count - len(ids))]
 
 
+def position(core: "Core", id: str) -> int:
+    """How many live requests go before it, wherever they are placed."""
+    key = core.entries[id].key
+    return sum(ranking.before(key) for ranking in core.rankings())
+
+
 def waits_s(core: "Core", ids: Sequence[str]) -> list[float]:
     """Estimated seconds until each of `ids` runs: the work of those before it, shared by all slots."""
     slots = sum(worker.up.slots for worker in core.workers.values())
     if not slots:
         return [0.0] * len(ids)
-    ahead = [0 if core.entries[id].state is State.RUNNING else core.position(id) for id in ids]
+    ahead = [0 if core.entries[id].state is State.RUNNING else position(core, id) for id in ids]
     sample = min(max(ahead, default=0), SAMPLE)
     first = islice(heapq.merge(*core.rankings()), sample)
     work_s = list(accumulate((core.remaining_s(key[-1]) for key in first), initial=0.0))

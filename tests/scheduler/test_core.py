@@ -7,7 +7,7 @@ import pytest
 from scheduler_service.core.core import Core
 from scheduler_service.core.entry import WORTH
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.outlook import waits_s
+from scheduler_service.core.outlook import position, waits_s
 from scheduler_service.core.types import (
     Advanced,
     AlreadySubmitted,
@@ -377,7 +377,7 @@ def test_position_and_wait_grow_with_the_queue() -> None:
     worker = FakeWorker(core("fcfs"), dict.fromkeys("abc", 10))
     worker.submit(*"abc", predicted_tokens=10)
     worker.step()
-    assert [worker.core.position(id) for id in "abc"] == [0, 1, 2]
+    assert [position(worker.core, id) for id in "abc"] == [0, 1, 2]
     running, *waiting = waits_s(worker.core, ["a", "b", "c"])
     assert running == 0 < waiting[0] < waiting[1]
     assert waits_s(worker.core, ["c"]) == waiting[1:]
