@@ -1,4 +1,4 @@
-"""Where live requests stand and how long they still wait, for people to look at. It decides nothing and changes nothing."""
+"""Where live requests stand and how long they still wait, for people to look at. Decides nothing, changes nothing."""
 
 import heapq
 from collections.abc import Sequence
