@@ -51,7 +51,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     admin = make_server(settings, ADMIN)
 
     async def on_ready(ready: bool) -> None:
-        await server.set_ready(ready and not service.draining)
+        for port in (server, admin):
+            await port.set_ready(ready and not service.draining)
 
     link = Link(
         settings.scheduler.split(","),

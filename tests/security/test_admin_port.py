@@ -24,7 +24,7 @@ async def scheduler() -> Scheduler:
 async def test_without_an_admin_port_one_port_serves_all(scheduler: Scheduler) -> None:
     await scheduler.start()
     async with gateway(scheduler) as served, Client(served.grpc) as client:
-        await scheduler.link()
+        await client.ready(WAIT_S)
         assert served.admin is None
         assert (await client.stats()).waiting == 3
     await scheduler.stop()
@@ -35,12 +35,13 @@ async def test_with_one_the_public_port_serves_requests_alone(scheduler: Schedul
     scheduler.known["r"] = types_pb2.RequestStatus(request_id="r")
     async with gateway(scheduler, admin_port=0) as served:
         assert served.admin is not None
-        await scheduler.link()
         async with Client(served.grpc) as client:
+            await client.ready(WAIT_S)
             with pytest.raises(Forbidden, match="not served on this port"):
                 await client.stats()
             assert (await client.status("r")).request_id == "r"
         async with Client(served.admin) as client:
+            await client.ready(WAIT_S)
             assert (await client.stats()).waiting == 3
             assert (await client.status("r")).request_id == "r"
             with pytest.raises(Forbidden, match="not served on this port"):
