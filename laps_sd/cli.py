@@ -10,6 +10,7 @@ from laps_sd.generate import generate, resume
 from laps_sd.key import key
 from laps_sd.loadtest.command import loadtest
 from laps_sd.simulate import simulate
+from laps_sd.top import top
 from laps_sd.up import pull, up
 
 app = typer.Typer(name="laps-sd", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -27,6 +28,7 @@ app.command()(up)
 app.command()(demo)
 app.command()(simulate)
 app.command()(loadtest)
+app.command()(top)
 app.command()(certs)
 app.add_typer(key, name="key")
 # Its flags, --help too, are those of the worker's module.

@@ -251,9 +251,11 @@ class Client:
             status: types_pb2.RequestStatus = await self._ask(self._stub.GetRequest, request)
             return status
 
-    async def stats(self) -> types_pb2.ServerStats:
+    async def stats(self, requests: int = 0) -> types_pb2.ServerStats:
+        """With up to `requests` live requests."""
         with _request_errors():
-            stats: types_pb2.ServerStats = await self._ask(self._stub.Stats, inference_pb2.StatsRequest())
+            request = inference_pb2.StatsRequest(requests=requests)
+            stats: types_pb2.ServerStats = await self._ask(self._stub.Stats, request)
             return stats
 
     async def _ask(self, call: Any, request: Any) -> Any:

@@ -65,6 +65,7 @@ class Insight:
             report_to_command_p99_ms=_percentile_ms(delays, 0.99),
             epoch=leader.epoch,
             predictor=_predictor_status(leader.learning.status),
+            now=leader.clock(),
             context_tokens=leader.model.context_tokens if leader.model else 0,
             requests=_live(leader, outlook.best(leader.core, min(requests, MOST_LISTED))),
         )

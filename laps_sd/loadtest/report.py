@@ -82,7 +82,7 @@ def _over_time(timeline: Sequence[Mapping[str, Any]]) -> Figure:
     for state in ("waiting", "running", "paused"):
         states.plot(times_s, [sample[state] for sample in timeline], label=state)
     states.set_ylabel("requests")
-    states.legend(frameon=False, ncols=3, loc="upper left")
+    states.legend(frameon=False, ncols=3, loc="upper right")
     rates, shares = [], []
     for before, after in pairwise(timeline):
         grown = {name: after[name] - before[name] for name in after if name.startswith(("num_", "pre", "t_s"))}

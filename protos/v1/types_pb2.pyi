@@ -490,6 +490,7 @@ class ServerStats(_message.Message):
     PREDICTOR_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     model: _builtins.str
     waiting: _builtins.int
@@ -509,6 +510,8 @@ class ServerStats(_message.Message):
     epoch: _builtins.int
     context_tokens: _builtins.int
     """of one request: prompt and output"""
+    now: _builtins.float
+    """by the scheduler's clock: seconds since the Unix epoch"""
     @_builtins.property
     def queue_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """live requests by queue level, the highest first"""
@@ -545,10 +548,11 @@ class ServerStats(_message.Message):
         predictor: Global___PredictorStatus | None = ...,
         context_tokens: _builtins.int = ...,
         requests: _abc.Iterable[Global___RequestStatus] | None = ...,
+        now: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["predictor", b"predictor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "context_tokens", b"context_tokens", "epoch", b"epoch", "finished", b"finished", "model", b"model", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "queue_lengths", b"queue_lengths", "report_to_command_p50_ms", b"report_to_command_p50_ms", "report_to_command_p99_ms", b"report_to_command_p99_ms", "requests", b"requests", "running", b"running", "submitted", b"submitted", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "context_tokens", b"context_tokens", "epoch", b"epoch", "finished", b"finished", "model", b"model", "now", b"now", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "queue_lengths", b"queue_lengths", "report_to_command_p50_ms", b"report_to_command_p50_ms", "report_to_command_p99_ms", b"report_to_command_p99_ms", "requests", b"requests", "running", b"running", "submitted", b"submitted", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,6 +54,15 @@ def test_a_driver_that_keeps_up_says_so() -> None:
     assert summarise(records, {}, ours=False)["kept_up"]
 
 
+def test_what_is_late_is_measured_by_what_it_changes() -> None:
+    def kept_up(answer_s: float) -> bool:
+        records = records_of(planned(0, 0, 0), Scripted([(answer_s, 1)], held_up_s=0.05))
+        return bool(summarise(records, {}, ours=False)["kept_up"])
+
+    assert kept_up(answer_s=60.0)
+    assert not kept_up(answer_s=1.0)
+
+
 def test_a_refused_request_has_failed_and_stops_nobody() -> None:
     records = records_of(planned(0, 0, 0), Scripted([(1.0, 1)], refuses={1: "RESOURCE_EXHAUSTED: full"}))
     results = summarise(records, {}, ours=False)

@@ -1,0 +1,250 @@
+"""`laps-sd top`: queues, requests, workers and rates of a running service, on a terminal. It only reads Stats."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.message import Message
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from laps_sd.client import Client
+from laps_sd.generate import ApiKey, Ca, Server
+from protos.errors import NotServing, RequestError
+from protos.v1 import types_pb2
+
+PIPE_WIDTH = 120  # characters, where there is no terminal to ask
+MOST_LISTED = 256  # requests that the server tells of
+BAR_WIDTH = 16
+COLORS = {"running": "green", "paused": "yellow", "waiting": "dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the server said at one moment, and `seconds` earlier; without that no rate is known."""
+
+    stats: types_pb2.ServerStats
+    before: types_pb2.ServerStats | None = None
+    seconds: float = 0.0
+
+    def rate(self, counter: str, worker: str | None = None) -> float | None:
+        """Per second; None: not known, since this is the first frame, or the server began to count anew."""
+        now, then = _of(self.stats, worker), _of(self.before, worker)
+        if now is None or then is None:
+            return None
+        grown: int = getattr(now, counter) - getattr(then, counter)
+        return grown / self.seconds if grown >= 0 else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted / drafted of late; without drafts of late, since the server began; None: there were none."""
+        drafted, accepted = self.rate("num_draft_tokens"), self.rate("num_accepted_tokens")
+        if not drafted or accepted is None:
+            drafted, accepted = self.stats.num_draft_tokens, self.stats.num_accepted_tokens
+        return accepted / drafted if drafted else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Stats by the names of the interface, with `acceptance` and, per second, `rates`; null: not known."""
+        counters = ("submitted", "finished", "cancelled", "preemptions", "output_tokens")
+        rates: dict[str, Any] = {name: self.rate(name) for name in counters}
+        rates["workers"] = {
+            worker.worker_id: {name: self.rate(name, worker.worker_id) for name in ("rounds", "output_tokens")}
+            for worker in self.stats.workers
+        }
+        return {**_plain(self.stats), "acceptance": self.acceptance, "rates": rates}
+
+
+def top(
+    server: Server = "127.0.0.1:50051",
+    api_key: ApiKey = None,
+    ca: Ca = None,
+    every_s: Annotated[float, typer.Option(min=0.05, help="Between frames; rates are over that time.")] = 1.0,
+    requests: Annotated[int, typer.Option(min=0, max=MOST_LISTED, help="So many are listed.")] = 20,
+    once: Annotated[bool, typer.Option("--once", help="One frame, with rates, and no more.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each frame.")] = False,
+) -> None:
+    """Watch a running service: its queues, requests, workers, rates. A key needs the right `admin`. Ctrl-C ends it."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    try:
+        client = Client(server, api_key=api_key, ca=ca)
+        asyncio.run(_watch(client, console, every_s, requests, once=once, as_json=as_json))
+    except RequestError as error:
+        typer.echo(f"laps-sd: {error.code.name}: {error.message}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        return
+
+
+async def _watch(client: Client, console: Console, every_s: float, requests: int, *, once: bool, as_json: bool) -> None:
+    live = console.is_terminal and not (once or as_json)
+    async with client:
+        with _screen(console) if live else _lines(console, as_json) as show:
+            async for frame in frames(client, every_s, requests):
+                if isinstance(frame, NotServing) and not live:
+                    raise frame
+                if live or (isinstance(frame, Frame) and frame.before is not None):
+                    show(frame)
+                    if once:
+                        return
+
+
+async def frames(client: Client, every_s: float, requests: int) -> AsyncIterator[Frame | NotServing]:
+    """One at once, then one every `every_s`. A server that is away makes a frame, too; other errors are raised."""
+    clock = asyncio.get_running_loop().time
+    before, asked_at = None, 0.0
+    while True:
+        try:
+            stats, now = await client.stats(requests), clock()
+        except NotServing as error:
+            before = None
+            yield error
+        else:
+            yield Frame(stats, before, now - asked_at)
+            before, asked_at = stats, now
+        await asyncio.sleep(every_s)
+
+
+Show = Callable[[Frame | NotServing], None]
+
+
+@contextmanager
+def _screen(console: Console) -> Iterator[Show]:
+    """The whole terminal; what was on it is back afterwards."""
+    with Live(console=console, screen=True, auto_refresh=False) as screen:
+        yield lambda frame: screen.update(view(frame), refresh=True)
+
+
+@contextmanager
+def _lines(console: Console, as_json: bool) -> Iterator[Show]:
+    def show(frame: Frame | NotServing) -> None:
+        if as_json and isinstance(frame, Frame):
+            print(json.dumps(frame.as_dict()), flush=True)
+        else:
+            console.print(view(frame))
+
+    yield show
+
+
+def view(frame: Frame | NotServing) -> RenderableType:
+    """A frame as people read it."""
+    if isinstance(frame, NotServing):
+        return Text(f"{frame.code.name}: {frame.message}", style="red")
+    parts: list[RenderableType] = [_summary(frame), _queues(frame.stats), _workers(frame), _requests(frame.stats)]
+    return Group(*chain.from_iterable((part, "") for part in parts))
+
+
+def _summary(frame: Frame) -> Group:
+    stats = frame.stats
+    delay = f"{stats.report_to_command_p50_ms:.2f}, p99 {stats.report_to_command_p99_ms:.2f} ms"
+    return Group(
+        Text(f"{stats.model or 'no worker'} under {stats.policy}; lengths predicted: {stats.predictor.status}"),
+        Text(
+            f"{stats.running} running, {stats.paused} paused, {stats.waiting} waiting;  "
+            f"{stats.submitted} submitted, {stats.finished} finished, {stats.cancelled} cancelled",
+            style="bold",
+        ),
+        Text(
+            f"{_number(frame.rate('finished'))} requests/s, {_number(frame.rate('output_tokens'))} tokens/s, "
+            f"{_number(frame.rate('preemptions'))} preemptions/s;  {_share(frame.acceptance)} of drafts accepted;  "
+            f"report to command p50 {delay}"
+        ),
+    )
+
+
+def _queues(stats: types_pb2.ServerStats) -> Table:
+    """Live requests by level; the lowest levels are left out while they are empty."""
+    lengths = list(stats.queue_lengths)
+    while len(lengths) > 1 and not lengths[-1]:
+        lengths.pop()
+    table = _table("live", "", first="level")
+    for level, length in enumerate(lengths, 1):
+        bar = ProgressBar(total=max(1, *stats.queue_lengths), completed=length, width=2 * BAR_WIDTH)
+        table.add_row(str(level), str(length), bar)
+    return table
+
+
+def _workers(frame: Frame) -> Table:
+    table = _table("slots", "placed", "KV used", "rounds/s", "tokens/s", "idle", "outside passes", first="worker")
+    for worker in frame.stats.workers:
+        used = 1 - worker.free_blocks / worker.blocks if worker.blocks else None
+        table.add_row(
+            Text(worker.worker_id),
+            f"{worker.running}/{worker.slots}",
+            str(worker.placed),
+            _share(used),
+            *(_number(frame.rate(counter, worker.worker_id)) for counter in ("rounds", "output_tokens")),
+            _share(worker.idle_share),
+            _share(worker.outside_forward_share),
+        )
+    return table
+
+
+def _requests(stats: types_pb2.ServerStats) -> Table:
+    """Output so far, and in all as believed now."""
+    table = _table("state", "level", "output", "", "accepted", "left s", "preempted", "worker", first="request")
+    for status in stats.requests:
+        expected = max(1, status.predicted_tokens)
+        left_s = status.estimated_end - stats.now if status.HasField("estimated_end") else None
+        table.add_row(
+            Text(status.request_id[:12]),
+            Text(status.state, style=COLORS.get(status.state, "")),
+            str(status.queue_level),
+            f"{status.output_tokens}/{expected}",
+            ProgressBar(total=expected, completed=status.output_tokens, width=BAR_WIDTH),
+            _share(status.acceptance_rate if status.rounds else None),
+            _number(left_s),
+            str(status.preemptions),
+            Text(status.worker_id),
+        )
+    return table
+
+
+def _table(*titles: str, first: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(first, no_wrap=True, min_width=12)
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _of(stats: types_pb2.ServerStats | None, worker: str | None) -> Any:
+    """The whole of it, or that worker's part if there is one."""
+    if stats is None or worker is None:
+        return stats
+    return next((status for status in stats.workers if status.worker_id == worker), None)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Every field, numbers as numbers; the JSON of protobuf has the long ones as text, and leaves zeros out."""
+
+    def value(field: Any, given: Any) -> Any:
+        if field.message_type:
+            return _plain(given)
+        return field.enum_type.values_by_number[given].name if field.enum_type else given
+
+    plain: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        given = getattr(message, field.name)
+        if field.is_repeated:
+            plain[field.name] = [value(field, each) for each in given]
+        else:
+            plain[field.name] = None if field.has_presence and not message.HasField(field.name) else value(field, given)
+    return plain

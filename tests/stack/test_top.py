@@ -1,0 +1,122 @@
+"""`laps-sd top`: what a frame tells, and that it is told to people and to programs."""
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from laps_sd.client import Client
+from laps_sd.top import Frame, frames, view
+from protos.errors import NotServing
+from protos.v1 import types_pb2
+from tests.gateway.harness import WAIT_S, stack
+
+
+def stats(**fields: Any) -> types_pb2.ServerStats:
+    return types_pb2.ServerStats(policy="laps-sd", model="tiny", **fields)
+
+
+def worker(**fields: Any) -> types_pb2.WorkerStatus:
+    return types_pb2.WorkerStatus(worker_id="w", slots=4, running=3, blocks=100, free_blocks=75, **fields)
+
+
+def text(frame: Frame | NotServing) -> str:
+    console = Console(width=120, color_system=None)
+    with console.capture() as captured:
+        console.print(view(frame))
+    return captured.get()
+
+
+def test_rates_are_per_second_since_the_frame_before() -> None:
+    before = stats(finished=10, workers=[worker(output_tokens=100)])
+    frame = Frame(stats(finished=16, workers=[worker(output_tokens=500)]), before, seconds=2.0)
+    assert frame.rate("finished") == 3
+    assert frame.rate("output_tokens", "w") == 200
+
+
+def test_no_rate_is_made_up() -> None:
+    assert Frame(stats(finished=10)).rate("finished") is None
+    started_anew = Frame(stats(finished=1), stats(finished=10), seconds=1.0)
+    assert started_anew.rate("finished") is None
+    new_worker = Frame(stats(workers=[worker()]), stats(), seconds=1.0)
+    assert new_worker.rate("rounds", "w") is None
+
+
+def test_acceptance_is_that_of_late() -> None:
+    before = stats(num_draft_tokens=100, num_accepted_tokens=90)
+    assert Frame(stats(num_draft_tokens=200, num_accepted_tokens=110), before, 1.0).acceptance == 0.2
+    assert Frame(before, before, 1.0).acceptance == 0.9
+    assert Frame(stats()).acceptance is None
+
+
+def test_people_see_queues_workers_and_requests() -> None:
+    live = types_pb2.RequestStatus(
+        request_id="[red]a", state="paused", queue_level=2, output_tokens=5, predicted_tokens=20, rounds=3,
+        acceptance_rate=0.5, estimated_end=107.5, preemptions=4, worker_id="w",
+    )  # fmt: skip
+    shown = text(Frame(stats(queue_lengths=[0, 7, 0], workers=[worker()], requests=[live], now=100.0, waiting=6)))
+    assert "6 waiting" in shown
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line}
+    assert rows["2"][1] == "7"
+    assert "3" not in rows
+    assert rows["w"][1:4] == ["3/4", "0", "25%"]
+    assert [word for word in rows["[red]a"] if word.isascii()] == [
+        "[red]a",
+        "paused",
+        "2",
+        "5/20",
+        "50%",
+        "7.5",
+        "4",
+        "w",
+    ]
+
+
+def test_a_program_sees_numbers_also_where_they_are_zero() -> None:
+    seen = json.loads(json.dumps(Frame(stats(output_tokens=5, workers=[worker()])).as_dict()))
+    assert (seen["output_tokens"], seen["waiting"], seen["workers"][0]["free_blocks"]) == (5, 0, 75)
+    assert seen["rates"]["finished"] is None
+
+
+async def test_a_server_that_comes_back_is_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [stats(finished=1), NotServing("away"), stats(finished=5), stats(finished=6)]
+
+    async def answer(_: Client, requests: int = 0) -> types_pb2.ServerStats:
+        if isinstance(said := answers.pop(0), Exception):
+            raise said
+        return said
+
+    monkeypatch.setattr(Client, "stats", answer)
+    seen = frames(Client("127.0.0.1:1"), every_s=0.0, requests=0)
+    first, away, back, again = [await anext(seen) for _ in range(4)]
+    assert isinstance(away, NotServing)
+    assert "away" in text(away)
+    assert [frame.before is None for frame in (first, back, again)] == [True, True, False]
+
+
+async def top(*words: str) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "laps_sd.cli", "top", "--every-s", "0.05", *words, stdout=PIPE, stderr=PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 4 * WAIT_S)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_one_frame_of_a_running_service() -> None:
+    async with stack() as (_, _, client):
+        code, out, err = await top("--server", client.target, "--once", "--json")
+        assert code == 0, err
+        assert json.loads(out)["waiting"] == 3
+        code, out, _ = await top("--server", client.target, "--once")
+        assert (code, "3 waiting" in out) == (0, True)
+
+
+async def test_no_service_is_one_clear_line() -> None:
+    code, _, err = await top("--server", "127.0.0.1:1", "--once")
+    assert code == 1
+    assert err.startswith("laps-sd: UNAVAILABLE: ")
+    assert err.count("\n") == 1
