@@ -65,13 +65,19 @@ def verify(logits: torch.Tensor, drafts: Sequence[int], sampling: Sampling, star
     `logits`: float32 [len(drafts) + 1, vocabulary], of the output positions from `start` on. What would follow the
     first difference is never drawn.
     """
-    best: list[int] = logits.argmax(-1).tolist() if sampling.temperature == 0 else []
+    best = _argmax(logits) if sampling.temperature == 0 else []
     tokens: list[int] = []
     for j in range(len(logits)):
         tokens.append(best[j] if best else draw(logits[j], sampling, start + j))
         if j < len(drafts) and tokens[j] != drafts[j]:
             break
     return tokens
+
+
+def _argmax(logits: torch.Tensor) -> list[int]:
+    """Of each row. On a CPU numpy's takes a tenth of the time of torch's, and no other thread."""
+    best: list[int] = (logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
+    return best
 
 
 def logprobs(raw: torch.Tensor, tokens: Sequence[int], alternatives: int) -> tuple[Logprob, ...]:
