@@ -187,6 +187,12 @@ def test_ngram_drafts_go_on_repeating_past_the_end() -> None:
     assert propose(NgramDrafter(), [9, 1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
 
 
+def test_cautious_ngram_drafts_are_no_more_than_tokens_matched_unless_the_longest_match() -> None:
+    drafter = NgramDrafter(longest=3, shortest=2, cautious=True)
+    assert propose(drafter, [1, 2, 3, 4, 5, 6, 7, 9, 2, 3], 4) == [4, 5]
+    assert propose(drafter, [1, 2, 3, 4, 5, 6, 7, 9, 2, 3, 4], 4) == [5, 6, 7, 9]
+
+
 def test_ngram_drafts_of_a_request_do_not_come_from_another_nor_from_tokens_forgotten() -> None:
     drafter = NgramDrafter()
     assert propose(drafter, [1, 2, 3, 1], 1) == [2]

@@ -51,7 +51,7 @@ def _head(folder: Path, target: LoadedModel) -> Drafter:
 
 def with_lookup(drafter: Drafter) -> Drafter:
     """N-grams before it: where several tokens repeat, what followed them is the better guess, and costs nothing."""
-    return FirstOf(NgramDrafter(longest=8, shortest=3), drafter)
+    return FirstOf(NgramDrafter(longest=6, shortest=2, cautious=True), drafter)
 
 
 def _model(folder: Path, target: LoadedModel, blocks: int, block_tokens: int) -> Drafter:

@@ -60,9 +60,12 @@ class NgramDrafter:
     A. Saxena, Prompt Lookup Decoding, 2023.
     """
 
-    def __init__(self, longest: int = 3, shortest: int = 1) -> None:
-        """A suffix must match in `shortest` tokens at least; of `longest` and more the most recent counts."""
-        self._longest, self._shortest = longest, shortest
+    def __init__(self, longest: int = 3, shortest: int = 1, *, cautious: bool = False) -> None:
+        """A suffix must match in `shortest` tokens at least; of `longest` and more the most recent counts.
+
+        `cautious`: a match of n tokens earns n drafts, and only one of `longest` as many as are asked for.
+        """
+        self._longest, self._shortest, self._cautious = longest, shortest, cautious
         self._indexes: dict[str, _NgramIndex] = {}
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
@@ -78,14 +81,17 @@ class NgramDrafter:
         self._indexes.pop(request_id, None)
 
     def _index(self, request_id: str) -> "_NgramIndex":
-        return self._indexes.setdefault(request_id, _NgramIndex(self._longest, self._shortest))
+        index = self._indexes.get(request_id)
+        if index is None:
+            index = self._indexes[request_id] = _NgramIndex(self._longest, self._shortest, self._cautious)
+        return index
 
 
 class _NgramIndex:
     """All n-grams of one request's tokens: O(longest) a token, however long the text."""
 
-    def __init__(self, longest: int, shortest: int) -> None:
-        self._longest, self._shortest = longest, shortest
+    def __init__(self, longest: int, shortest: int, cautious: bool) -> None:
+        self._longest, self._shortest, self._cautious = longest, shortest, cautious
         self._next: dict[tuple[int, ...], int] = {}  # n-gram -> where its most recent continuation begins
         self._indexed = 0  # n-grams that end before this position are in the index
 
@@ -94,7 +100,7 @@ class _NgramIndex:
         for n in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
             begin = self._next.get(tuple(tokens[-n:]))
             if begin is not None:
-                return self._follow(tokens, begin, k)
+                return self._follow(tokens, begin, min(k, n) if self._cautious and n < self._longest else k)
         return []
 
     def _extend(self, tokens: Sequence[int]) -> None:
