@@ -50,7 +50,7 @@ def _head(folder: Path, target: LoadedModel) -> Drafter:
 
 
 def with_lookup(drafter: Drafter) -> Drafter:
-    """N-grams before it: where several tokens repeat, what followed them is the better guess, and costs nothing."""
+    """N-grams before it: where tokens repeat, what followed them is the better guess, and costs nothing."""
     return FirstOf(NgramDrafter(longest=6, shortest=2, cautious=True), drafter)
 
 
