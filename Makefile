@@ -14,7 +14,7 @@ PEERS ?=
 help:
 	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
 	@echo "make test   all tests, against a real Redis and the real model"
-	@echo "make test-engine  two hundred prompts on the real model, against transformers (minutes of two cores)"
+	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"

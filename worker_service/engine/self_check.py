@@ -11,7 +11,7 @@ import torch
 from worker_service.engine.engine import Engine
 
 _TOKENS, _FIRST = 24, 13
-_TOLERANCE = 0.1  # of the logits' size; bfloat16 alone differs by two hundredths, wrong positions or masks by a half
+_TOLERANCE = 0.1  # of the logits' size: rounding to bfloat16 makes some hundredths, attention of another form a half
 
 
 class MismatchError(Exception):
