@@ -118,3 +118,25 @@ def test_a_bias_of_a_token_that_is_none_fails_its_request_alone(tiny: Tiny) -> N
     assert rows["bad"].finish is Finish.ERROR
     assert "logit_bias: 99999" in rows["bad"].error
     assert rows["good"].tokens
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        Sampling(temperature=1.0, repetition_penalty=1e-45),
+        Sampling(temperature=1.0, logit_bias=((3, float("nan")),)),
+        Sampling(logit_bias=((3, float("nan")),)),
+        Sampling(temperature=1.0, frequency_penalty=-1e38),
+    ],
+    ids=str,
+)
+def test_logits_that_are_no_distribution_end_their_request_and_no_other(tiny: Tiny, own: Sampling) -> None:
+    driver = Driver(tiny.engine())
+    driver.admit("strange", tiny.prompt(TEXTS[0]), LIMITS, own)
+    driver.admit("other", tiny.prompt(TEXTS[0]), LIMITS)
+    driver.finish_all()
+    assert driver.finished == {"strange": Finish.ERROR, "other": Finish.LENGTH}
+    assert [row.error for row in driver.rows if row.error] == [
+        "logits: with bias and penalties they are not finite, so no token can be drawn"
+    ]
+    driver.forget_all()

@@ -327,6 +327,9 @@ class Engine:
                 for hook in self._hooks:
                     own = hook(own, context)
                 sampled = verify(own, w.drafts, request.sampling, start)
+                if not sampled:
+                    request.error = "logits: with bias and penalties they are not finite, so no token can be drawn"
+                    request.finish = Finish.ERROR
             emitted = request.extend(sampled)
             request.kv.truncate(len(request.tokens) - 1)
             request.kv.publish(request.tokens)

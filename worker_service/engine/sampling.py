@@ -50,10 +50,15 @@ def weights(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return weight
 
 
-def draw(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
-    """The token of output position `position`, for float32 logits [vocabulary] and a temperature above 0."""
+def draw(logits: torch.Tensor, sampling: Sampling, position: int) -> int | None:
+    """The token of output position `position`, for float32 logits [vocabulary] and a temperature above 0.
+
+    None: the logits are no distribution, for the largest is not finite.
+    """
     cumulative = weights(logits, sampling).cumsum(0, dtype=torch.float64)
     total = float(cumulative[-1])
+    if not math.isfinite(total):
+        return None
     # Strictly below the total, whatever rounding does: else a token of probability zero could be drawn.
     point = min(uniform(sampling.seed, position) * total, math.nextafter(total, 0.0))
     return int(torch.searchsorted(cumulative, point, right=True))
@@ -63,13 +68,16 @@ def verify(logits: torch.Tensor, drafts: Sequence[int], sampling: Sampling, star
     """The drafts that equal what the target draws, and one more token of its own; so at least one.
 
     `logits`: float32 [len(drafts) + 1, vocabulary], of the output positions from `start` on. What would follow the
-    first difference is never drawn.
+    first difference is never drawn; nor what would follow logits that are no distribution, so there may be no token.
     """
     best = _argmax(logits) if sampling.temperature == 0 else []
     tokens: list[int] = []
-    for j in range(len(logits)):
-        tokens.append(best[j] if best else draw(logits[j], sampling, start + j))
-        if j < len(drafts) and tokens[j] != drafts[j]:
+    for j, row in enumerate(logits):
+        token = best[j] if best else draw(row, sampling, start + j)
+        if token is None or not math.isfinite(row[token]):
+            break
+        tokens.append(token)
+        if j < len(drafts) and token != drafts[j]:
             break
     return tokens
 
