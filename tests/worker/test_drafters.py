@@ -1,10 +1,12 @@
 """Drafters: what they propose, that they may forget, and that none of them changes the output."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from tests.tiny_model import make_tiny_model
 from tests.worker.harness import Driver, Tiny
@@ -15,6 +17,7 @@ from worker_service.engine.draft import Ask, Drafter, FirstOf, NgramDrafter, NoD
 from worker_service.engine.draft_chain import NativeChain, TorchChain
 from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter, load_head, save_head
 from worker_service.engine.draft_model import ModelDrafter
+from worker_service.engine.engine import Engine
 from worker_service.engine.profile import measure
 from worker_service.engine.types import Limits, Run, Sampling
 from worker_service.models import LoadedModel, load
@@ -224,6 +227,55 @@ def test_a_head_whose_file_is_cut_short_is_refused(file: str, tiny: Tiny, tmp_pa
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:60])
     with pytest.raises(ModelError, match="drafter"):
         drafter_named(tmp_path, target)
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_head_with_tokens_that_the_target_has_not_is_refused(
+    token: int, tiny: Tiny, tmp_path: Path, target: LoadedModel
+) -> None:
+    head = random_head(tiny)
+    head.draft_ids[5] = token
+    save_head(head, tmp_path)
+    with pytest.raises(ModelError, match="its tokens are not among"):
+        drafter_named(tmp_path, target)
+
+
+@pytest.mark.parametrize("of", ["head", "state"])
+def test_a_head_proposes_nothing_where_its_numbers_are_none(of: str, tiny: Tiny) -> None:
+    head, size = random_head(tiny), tiny.model.config.hidden_size
+    head = Head(replace(head.config, draft_tokens=160)).requires_grad_(False)  # a size that the native kernel takes
+    tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
+    if of == "head":
+        head.join.weight[0, 0] = math.nan
+    drafter = HeadDrafter(head, *tables, sure=0.0, hopeful=0.0)
+    drafter.observe("a", 1, torch.full((size,), math.nan) if of == "state" else torch.ones(size))
+    assert drafter.propose([Ask("a", [3], 8)]) == [[]]
+
+
+@pytest.mark.parametrize("larger", ["draft", "target"])
+def test_target_and_draft_model_may_differ_in_what_fills_up_their_vocabularies(larger: str, tiny: Tiny) -> None:
+    def padded(model: LlamaForCausalLM, more: int) -> LlamaForCausalLM:
+        model.resize_token_embeddings(model.config.vocab_size + more, mean_resizing=False)
+        return model.eval()
+
+    size = tiny.model.config.vocab_size
+    models = (LlamaForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32) for _ in range(2))
+    target, draft = (
+        padded(model, 64 * (name == larger)) for model, name in zip(models, ("target", "draft"), strict=True)
+    )
+    if larger == "draft":  # it prefers what the target has not
+        draft.get_output_embeddings().weight = torch.nn.Parameter(
+            torch.cat([torch.zeros(size, 64), torch.ones(64, 64)])
+        )
+    drafter = ModelDrafter(draft, context_tokens=1024, blocks=50, block_tokens=16)
+    engine = Engine(
+        target, tiny.tokenizer, eos_ids=frozenset(), context_tokens=1024, blocks=50, block_tokens=16, drafter=drafter
+    )
+    driver = Driver(engine)
+    driver.admit("a", tiny.prompt(TEXTS[0]) + [size + 3] * (larger == "target"), Limits(max_tokens=12))
+    driver.finish_all()
+    assert len(driver.outputs["a"]) == 12
+    driver.forget_all()
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path, target: LoadedModel) -> None:

@@ -39,14 +39,15 @@ def make_drafter(name: str, target: LoadedModel, *, blocks: int, block_tokens: i
 
 
 def _head(folder: Path, target: LoadedModel) -> Drafter:
+    embeddings, output = target.model.get_input_embeddings().weight, target.model.get_output_embeddings().weight
+    digest, size = vocabulary_digest(target.tokenizer), embeddings.shape[1]
     try:
         head = load_head(folder)
+        if (head.config.vocabulary, head.config.hidden_size) != (digest, size):
+            raise ValueError(f"it was made for {head.config.target}, not for {target.name}")
+        return with_lookup(HeadDrafter(head, embeddings, output))
     except (OSError, ValueError) as error:
         raise ModelError(f"drafter {folder}: {error}") from error
-    embeddings, output = target.model.get_input_embeddings().weight, target.model.get_output_embeddings().weight
-    if head.config.vocabulary != vocabulary_digest(target.tokenizer) or head.config.hidden_size != embeddings.shape[1]:
-        raise ModelError(f"drafter {folder} was made for {head.config.target}, not for {target.name}")
-    return with_lookup(HeadDrafter(head, embeddings, output))
 
 
 def with_lookup(drafter: Drafter) -> Drafter:

@@ -107,7 +107,10 @@ class HeadDrafter:
 
         A draft is proposed if it and all before it are right with probability `sure` by the head's own reckoning; and
         another one is made if that of some request so far is `hopeful`: else its work would likely be for nothing.
+        Raises ValueError if the head's tokens are not among the target's.
         """
+        if not all(0 <= token < len(embeddings) for token in head.draft_ids.tolist()):
+            raise ValueError(f"its tokens are not among the {len(embeddings)} of the target")
         head = copy.deepcopy(head).to(embeddings.device, embeddings.dtype).requires_grad_(False)
         kind = NativeChain if NativeChain.supports(head, embeddings) else TorchChain
         self._chains: Chain = kind(head, embeddings, output_rows[head.draft_ids].to(embeddings.dtype))

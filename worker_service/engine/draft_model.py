@@ -53,7 +53,9 @@ class ModelDrafter:
             missing = ask.tokens[state.length : state.length + budget]
             complete = state.length + len(missing) == len(ask.tokens)
             room_for = len(missing) + (ask.draft_len - 1 if complete else 0)
-            if not missing or not self._make_room(state.kv, room_for, drafts):
+            # With one tokenizer the target may still have more ids: tables are filled up to sizes of their own.
+            unknown = max(missing, default=0) >= self._model.vocab_size
+            if not missing or unknown or not self._make_room(state.kv, room_for, drafts):
                 continue
             budget -= len(missing)
             state.kv.extend(room_for)  # also for the drafts to come: nobody else may take it

@@ -3,6 +3,7 @@ RPC, no order of its own: each round is given a ranking."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
@@ -302,7 +303,8 @@ class Engine:
             return
         asks = [Ask(w.request.id, w.request.tokens, w.draft_len, w.request.salt) for w in drafting]
         for w, drafts in zip(drafting, self._drafter.propose(asks), strict=True):
-            w.drafts = drafts[: w.draft_len]
+            # A draft model may have more ids than the target, as in draft_model.py.
+            w.drafts = list(takewhile(lambda token: token < self.vocab_size, drafts[: w.draft_len]))
             w.request.kv.truncate(w.request.kv.length - w.draft_len + len(w.drafts))
 
     def _verify(self, work: Sequence[_Work], logits: torch.Tensor, hidden: torch.Tensor) -> list[Row]:

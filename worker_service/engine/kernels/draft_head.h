@@ -15,7 +15,7 @@ struct DraftHead {  // pointers to packed weights, float32 norms, the target's e
 
 namespace {
 
-// Which of the logits is the largest, and its share in their softmax.
+// Which of the logits is the largest, and its share in their softmax: not a number if one of them is none.
 std::pair<int, float> choose(const float* logits, int n) {
     Floats most = load(logits), mass = {};
     for (int i = LANES; i < n; i += LANES) {
@@ -24,7 +24,8 @@ std::pair<int, float> choose(const float* logits, int n) {
     }
     const float top = largest(most);
     for (int i = 0; i < n; i += LANES) mass += exp(load(logits + i) - top);
-    return {int(std::find(logits, logits + n, top) - logits), 1 / total(mass)};
+    const auto best = std::find(logits, logits + n - 1, top) - logits;  // not a number: the last, for none equals it
+    return {int(best), 1 / total(mass)};
 }
 
 // `state` [rows][hidden] is overwritten, `token` [rows] too. Row r gets `length`[r] drafts, `draft`[r][longest].
