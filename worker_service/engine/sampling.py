@@ -74,7 +74,7 @@ def verify(logits: torch.Tensor, drafts: Sequence[int], sampling: Sampling, star
     tokens: list[int] = []
     for j, row in enumerate(logits):
         token = best[j] if best else draw(row, sampling, start + j)
-        if token is None or not math.isfinite(row[token]):
+        if token is None:
             break
         tokens.append(token)
         if j < len(drafts) and token != drafts[j]:
@@ -82,10 +82,12 @@ def verify(logits: torch.Tensor, drafts: Sequence[int], sampling: Sampling, star
     return tokens
 
 
-def _argmax(logits: torch.Tensor) -> list[int]:
-    """Of each row. On a CPU numpy's takes a tenth of the time of torch's, and no other thread."""
-    best: list[int] = (logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
-    return best
+def _argmax(logits: torch.Tensor) -> list[int | None]:
+    """Of each row; None where that is not finite. On a CPU numpy's takes a tenth of the time of torch's, and no other
+    thread."""
+    best = torch.as_tensor((logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1))
+    finite = logits.gather(-1, best[:, None])[:, 0].isfinite()
+    return [token if good else None for token, good in zip(best.tolist(), finite.tolist(), strict=True)]
 
 
 def logprobs(raw: torch.Tensor, tokens: Sequence[int], alternatives: int) -> tuple[Logprob, ...]:
