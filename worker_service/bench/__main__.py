@@ -16,6 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from worker_service.bench import floor, record
+from worker_service.bench.floor import Machine
 from worker_service.bench.peer import Peer, PeerError, PeerSpec
 from worker_service.bench.race import Batch, System, race
 from worker_service.bench.subject import BLOCK_TOKENS, MAX_DRAFT, Subject, subject
@@ -55,14 +56,12 @@ def bench(options: argparse.Namespace, stack: ExitStack, bar: Progress) -> dict[
     about = subject(options)
     if peerless := about.directory == "" and options.peer:
         raise ModelError(f"--peer {peerless[0].name}: a made-up model has no files that it could load")
-    machine = floor.measure(about.device, about.dtype)
+    machine = Machine(0.0, 0.0)
     model = about.model()
     work = floor.work_of(model)
     engine = _engine(about, model, max(options.batch))
     others, assisted, versions = _others(options, about, stack)
     found: dict[str, Any] = {
-        "rows": [],
-        "outside_forward_share": None,
         "command": record.command(),
         "model": about.name,
         "dtype": about.dtype_name,
@@ -72,8 +71,8 @@ def bench(options: argparse.Namespace, stack: ExitStack, bar: Progress) -> dict[
         "repetitions": options.repetitions,
         "machine": record.environment(about.device, options.threads),
         "versions": record.versions() | versions,
-        "floor": {"bytes_per_s": machine.bytes_per_s, "operations_per_s": machine.operations_per_s},
     }
+    heats: list[record.Heat] = []
     for batch in options.batch:
         draft_len = options.draft_len
         if draft_len is None:
@@ -85,10 +84,10 @@ def bench(options: argparse.Namespace, stack: ExitStack, bar: Progress) -> dict[
         task = bar.add_task(f"batch {batch}", total=len(systems) * (len(batches) + 1))
         advance = partial(bar.advance, task)
         race(systems, batches[:1], options.tokens, advance)  # warms up
-        for name, answers in race(systems, batches, options.tokens, advance).items():
-            row = record.row(name, batch, answers, batches, options.repetitions, machine, work)
-            found["rows"].append(row | ({"draft_len": draft_len} if name == "ours" else {}))
-        found["outside_forward_share"] = record.outside_forward_share(found["rows"])
+        answers = race(systems, batches, options.tokens, advance)
+        heats.append(record.Heat(batch, draft_len, batches, options.repetitions, answers))
+        machine = machine.or_better(floor.measure(about.device, about.dtype))
+        found |= record.figures(heats, machine, work)
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
     return found

