@@ -328,3 +328,20 @@ def test_the_prefill_of_a_round_is_bounded_and_the_best_come_first(tiny: Tiny) -
         driver.admit(name, [ord(name[0])] * 20, Limits(max_tokens=9, ignore_eos=True))
     ranking = [Run(name, 0, 1000) for name in ("first", "second", "third", "runs")]
     assert {row.request_id: row.prefilled for row in driver.step(ranking)} == {"first": 20, "second": 4, "runs": 0}
+
+
+def test_rounds_go_on_while_another_model_is_loaded_in_bfloat16(tiny: Tiny) -> None:
+    def run() -> list[int]:
+        driver = Driver(tiny.engine(block_tokens=16))
+        driver.admit("r", tiny.prompt("The quick"), Limits(max_tokens=12), Sampling(logit_bias=((70, 1.001),)))
+        torch.set_default_dtype(number)  # transformers does so while it loads, for all threads
+        try:
+            driver.finish_all()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        return driver.outputs["r"]
+
+    number = torch.float32
+    expected = run()
+    number = torch.bfloat16
+    assert run() == expected

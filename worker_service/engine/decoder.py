@@ -69,7 +69,7 @@ class PackedLinear(torch.nn.Module):
         """[..., inputs] to float32 [..., outputs]."""
         x = x.to(self._weight.dtype).contiguous()
         rows, padded = x.numel() // self._inputs, self._outputs + -self._outputs % native.PANEL
-        out = torch.empty((*x.shape[:-1], padded))
+        out = torch.empty((*x.shape[:-1], padded), dtype=torch.float32)
         bias = None if self._bias is None else self._bias.data_ptr()
         self._kernel(x.data_ptr(), self._weight.data_ptr(), bias, out.data_ptr(), rows, padded, self._inputs)
         return out[..., : self._outputs]

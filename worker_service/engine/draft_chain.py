@@ -32,7 +32,7 @@ class TorchChain:
         self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
     ) -> list[list[int]]:
         token = torch.tensor(tokens, device=state.device)
-        chance = torch.ones(len(tokens), device=state.device)
+        chance = torch.ones(len(tokens), dtype=torch.float32, device=state.device)
         drafts: list[list[int]] = [[] for _ in tokens]
         for _ in range(longest):
             state = self._head(state, embedding(token, self._embeddings))

@@ -29,7 +29,7 @@ def bias(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
     """Add `logit_bias`."""
     if context.sampling.logit_bias:
         tokens, values = zip(*context.sampling.logit_bias, strict=True)
-        logits[:, list(tokens)] += torch.tensor(values, device=logits.device)
+        logits[:, list(tokens)] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
     return logits
 
 
