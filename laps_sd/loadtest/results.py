@@ -89,7 +89,7 @@ def _per(count: float, seconds: float) -> float:
     return count / seconds if seconds else 0.0
 
 
-def _speculation(done: Sequence[Record]) -> dict[str, float]:
+def _speculation(done: Sequence[Record]) -> dict[str, Any]:
     drafts, drafted, accepted = (sum(getattr(r, name) for r in done) for name in ("drafts", "drafted", "accepted"))
     return {
         "preemptions_per_request": sum(r.preemptions for r in done) / max(1, len(done)),
@@ -98,7 +98,15 @@ def _speculation(done: Sequence[Record]) -> dict[str, float]:
         "spec_decode_num_drafts": drafts,
         "spec_decode_draft_tokens": drafted,
         "spec_decode_accepted_tokens": accepted,
+        "spec_decode_per_position_acceptance_rates": _by_position(done),
     }
+
+
+def _by_position(done: Iterable[Record]) -> list[float]:
+    """Of the drafting rounds, the share whose first, second, ... draft token was accepted."""
+    drafts = [(drafted, accepted) for r in done for _, drafted, accepted in r.rounds if drafted]
+    longest = max((drafted for drafted, _ in drafts), default=0)
+    return [sum(accepted > i for _, accepted in drafts) / len(drafts) for i in range(longest)]
 
 
 def _busiest_second(done: Iterable[Record]) -> int:

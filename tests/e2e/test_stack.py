@@ -12,6 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from laps_sd.client import Client, Collector
+from laps_sd.loadtest.command import FELL_BEHIND
+from laps_sd.top import frames
 from protos.errors import DeadlinePassed, UnknownRequest
 from protos.v1 import types_pb2
 from tests.e2e.stack import Stack
@@ -185,3 +187,33 @@ async def until_finished(client: Client, request_id: str) -> None:
         return (await client.status(request_id)).state == "finished"
 
     await until(finished)
+
+
+async def test_a_load_test_accounts_for_what_the_service_did(stack: Stack, client: Client, tmp_path: Path) -> None:
+    before, file = await client.stats(), tmp_path / "out.json"
+    command = ["--rate", "40", "--requests", "12", "--prompt-tokens", "20", "--max-tokens", "30", "--json", str(file)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "laps_sd", "loadtest", "--server", stack.grpc, *command, "--detail"
+    )
+    assert await process.wait() in (0, FELL_BEHIND)
+    after, results = await client.stats(), json.loads(file.read_text())
+    probes = after.finished - before.finished - results["completed"]
+    assert (results["completed"], results["total_output_tokens"], probes) == (12, 360, 2)
+    assert after.output_tokens - before.output_tokens == 360 + probes
+    assert results["max_concurrent_requests"] > 1
+    assert len(results["timeline"]) > 0
+    assert all(sum(round[0] for round in request["rounds"]) == 30 for request in results["requests"])
+
+
+async def test_top_shows_who_runs_and_how_fast(client: Client) -> None:
+    long = asyncio.create_task(client.complete(**LONG))
+    await until_emitted(client, tokens=10)
+    seen = frames(client, every_s=0.05, requests=5)
+    _, frame = [(await anext(seen)).as_dict() for _ in range(2)]
+    (request,), (worker,) = frame["requests"], frame["workers"]
+    assert request["state"] == "running"
+    assert 0 < request["output_tokens"] < request["max_tokens"] == 900
+    assert request["estimated_end"] > frame["now"]
+    assert frame["rates"]["workers"][worker["worker_id"]]["output_tokens"] > 0
+    await client.cancel(request["request_id"])
+    await long

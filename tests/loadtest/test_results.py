@@ -48,6 +48,11 @@ def test_speculation_is_summed_over_requests_before_it_is_divided() -> None:
     assert results["preemptions_per_request"] == 1.5
 
 
+def test_acceptance_by_position_is_of_all_drafting_rounds() -> None:
+    record = Record(0, 0.0, 0.0, end_s=1.0, rounds=[(1, 0, 0), (3, 2, 2), (2, 2, 1), (1, 1, 0), (1, 3, 0)])
+    assert summarise([record], {}, ours=True)["spec_decode_per_position_acceptance_rates"] == [0.5, 0.25, 0]
+
+
 def test_a_server_that_does_not_speculate_is_given_no_such_figures() -> None:
     assert not any("spec" in name or "preempt" in name for name in summarise([], {}, ours=False))
 

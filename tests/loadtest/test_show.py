@@ -1,0 +1,39 @@
+"""What a person sees of a load test."""
+
+import io
+
+from rich.console import Console
+
+from laps_sd.loadtest.record import Tally
+from laps_sd.loadtest.results import summarise
+from laps_sd.loadtest.show import Bar, table
+from tests.loadtest.moved import Scripted, planned, records_of
+
+
+def printed(results: dict[str, object]) -> str:
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table(results))
+    return captured.get()
+
+
+def test_live_figures_are_on_the_terminal_while_it_runs() -> None:
+    screen = io.StringIO()
+    with Bar(10, Console(force_terminal=True, width=120, file=screen)) as bar:
+        bar.watch(lambda: Tally(sent=7, completed=4, failed=1, tokens=90, e2el_s=2.0))
+    for figure in ("5/10", "2 in flight", "1 failed", "mean 500 ms"):
+        assert figure in screen.getvalue()
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
+    screen = io.StringIO()
+    with Bar(10, Console(file=screen)) as bar:
+        bar.watch(Tally)
+    assert screen.getvalue() == ""
+
+
+def test_the_table_names_what_went_wrong() -> None:
+    records = records_of(planned(0, 0), Scripted([(0.2, 1)], held_up_s=5.0, refuses={1: "RESOURCE_EXHAUSTED: full"}))
+    shown = printed(summarise(records, {}, ours=False))
+    assert "1, 1 (1 RESOURCE_EXHAUSTED)" in shown
+    assert "TOO LATE" in shown
