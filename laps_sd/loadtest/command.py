@@ -93,6 +93,8 @@ def loadtest(
     """
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in locals().items()}
     del settings["api_key"]
+    if wrong := [name for name, value in settings.items() if isinstance(value, float) and math.isnan(value)]:
+        raise typer.BadParameter("is not a number", param_hint=f"--{wrong[0].replace('_', '-')}")
     if workload is None and rate is None and concurrency is None:
         raise typer.BadParameter("give --workload, --rate or --concurrency", param_hint="--rate")
     if (openai is None) != (model is None):
@@ -106,13 +108,16 @@ def loadtest(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--slo") from None
     draw = _report() if html_file else None
+    for file in filter(None, (json_file, html_file)):
+        _check_writable(file)
 
     jobs = _jobs(workload, rate, requests, concurrency, prompt_tokens, max_tokens)
     jobs = rescaled(jobs, speed=speed, length_scale=length_scale if workload else 1.0, spread_s=spread_s, seed=seed)
-    closed = concurrency is not None and (math.isinf(rate) if rate else not jobs[-1].arrival_s)
+    if warmup >= len(jobs):
+        raise typer.BadParameter(f"leaves none of {len(jobs)} requests to be counted", param_hint="--warmup")
     due_s: Sequence[float | None] = [job.arrival_s for job in jobs]
-    if closed:
-        due_s = [None] * len(jobs)
+    if concurrency is not None and (math.isinf(rate) if rate else not jobs[-1].arrival_s):
+        due_s = [None] * len(jobs)  # a closed loop
     elif rate is not None:
         due_s = arrivals(len(jobs), rate, burstiness=burstiness, ramp_to=ramp_to, seed=seed)
 
@@ -140,7 +145,7 @@ def loadtest(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
-    results = summarise(records, slos, ours=openai is None) | {"clipped": cut, "warmup": min(warmup, len(records))}
+    results = summarise(records, slos, ours=openai is None) | {"clipped": cut, "warmup": warmup}
     Console().print(table(results))
     if timeline.missing:
         typer.echo(f"laps-sd: no figures of the server's own: {timeline.missing}", err=True)
@@ -166,7 +171,7 @@ def _jobs(
     prompt_tokens: int,
     max_tokens: int,
 ) -> list[Job]:
-    """In order of arrival; with a rate of our own the file starts over where it is too short."""
+    """In order of arrival. A file whose arrivals are not used starts over where it is too short."""
     if workload is None:
         return synthetic(requests or REQUESTS, prompt_tokens, max_tokens)
     try:
@@ -175,7 +180,7 @@ def _jobs(
         raise typer.BadParameter(str(error), param_hint="--workload") from None
     if requests is None:
         return jobs
-    return jobs[:requests] if rate is None else repeated(jobs, requests)
+    return jobs[:requests] if rate is None and jobs[-1].arrival_s else repeated(jobs, requests)
 
 
 async def _run(
@@ -217,6 +222,14 @@ def _report() -> Any:
     except ImportError:
         raise typer.BadParameter("needs the extra: pip install 'laps-sd[lab]'", param_hint="--html") from None
     return render
+
+
+def _check_writable(file: Path) -> None:
+    """Before the run rather than after it."""
+    try:
+        file.touch()
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint="--json, --html") from None
 
 
 def _without_key(words: Sequence[str]) -> list[str]:

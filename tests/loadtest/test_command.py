@@ -106,12 +106,12 @@ async def test_several_drivers_share_the_requests(tmp_path: Path) -> None:
 async def test_texts_without_arrivals_go_round_a_closed_loop(tmp_path: Path) -> None:
     texts = workload(tmp_path, {"prompt": "the fox"}, {"prompt": "the dog"})
     async with answering_stack() as (server, submitted):
-        code, out, err = await loadtest(
-            "--server", server, "--workload", texts, "--concurrency", "1", "--max-tokens", "3"
-        )
+        words = ["--workload", texts, "--requests", "3", "--concurrency", "1", "--max-tokens", "3"]
+        code, out, err = await loadtest("--server", server, *words)
     assert code in (0, FELL_BEHIND), err
-    assert [submit.limits.max_tokens for submit in submitted] == [3, 3]
-    assert "2, 0" in out
+    assert [submit.limits.max_tokens for submit in submitted] == [3, 3, 3]
+    assert submitted[0].prompt == submitted[2].prompt != submitted[1].prompt
+    assert "3, 0" in out
 
 
 async def test_a_server_that_is_not_there_is_one_clear_line() -> None:
@@ -131,6 +131,9 @@ async def test_a_server_that_is_not_there_is_one_clear_line() -> None:
         (["--rate", "inf", "--ramp-to", "3"], "finite --rate"),
         (["--concurrency", "2", "--drivers", "3"], "more than requests in flight"),
         (["--workload", "none.jsonl"], "cannot be read"),
+        (["--rate", "nan"], "--rate: is not a number"),
+        (["--rate", "1", "--requests", "5", "--warmup", "5"], "leaves none of 5 requests"),
+        (["--rate", "1", "--json", "/no/such/folder/out.json"], "cannot be written"),
     ],
 )
 def test_a_wrong_flag_is_a_sentence(words: list[str], complaint: str) -> None:
