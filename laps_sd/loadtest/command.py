@@ -93,8 +93,6 @@ def loadtest(
     """
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in locals().items()}
     del settings["api_key"]
-    if wrong := [name for name, value in settings.items() if isinstance(value, float) and math.isnan(value)]:
-        raise typer.BadParameter("is not a number", param_hint=f"--{wrong[0].replace('_', '-')}")
     if workload is None and rate is None and concurrency is None:
         raise typer.BadParameter("give --workload, --rate or --concurrency", param_hint="--rate")
     if (openai is None) != (model is None):

@@ -9,11 +9,11 @@ import json
 import resource
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from laps_sd.client import Client
 from laps_sd.loadtest.driver import drive
@@ -28,6 +28,8 @@ TALLY_EVERY_S = 0.2
 START_S = 60.0  # for a process to be there
 LEAD_S = 0.2  # between the word and the start, so that every process has heard it
 MOST_LINE_BYTES = 64 << 20  # of one record
+
+T = TypeVar("T")
 
 
 class DriverFailed(Exception):
@@ -92,7 +94,7 @@ class Process(Driver):
     async def __aexit__(self, *error: object) -> None:
         with suppress(ProcessLookupError):
             self._process.kill()
-        await self._process.wait()
+        await self._process.communicate(b"")  # to the end of its pipes, too
 
     async def ready(self) -> None:
         share = [asdict(planned) for planned in self._share]
@@ -149,13 +151,13 @@ async def run(
             await stack.enter_async_context((Local if drivers == 1 else Process)(server, share, cap))
             for share, cap in shares(plan, concurrency, drivers)
         ]
-        await asyncio.gather(*(driver.ready() for driver in every))
+        await _all(driver.ready() for driver in every)
         clock = asyncio.get_running_loop().time
         start = clock() + (LEAD_S if drivers > 1 else 0.0)
         watch(lambda: sum((driver.tally for driver in every), Tally()))
         if stats is not None:
             await stack.enter_async_context(_in_background(timeline.watch(stats, lambda: clock() - start)))
-        parts = await asyncio.gather(*(driver.run(start) for driver in every))
+        parts = await _all(driver.run(start) for driver in every)
     return sorted((record for part in parts for record in part), key=lambda record: record.index), timeline
 
 
@@ -168,8 +170,18 @@ def shares(
     return [(plan[i::drivers], caps[i]) for i in parts]
 
 
+async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What each returns; the first that raises ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except ExceptionGroup as raised:
+        raise raised.exceptions[0] from raised
+    return [task.result() for task in tasks]
+
+
 @asynccontextmanager
-async def _in_background(work: Any) -> AsyncIterator[None]:
+async def _in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     task = asyncio.create_task(work)
     try:
         yield

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DONE = "[DONE]"
+WAIT_S = 10.0
 
 
 @dataclass
@@ -69,7 +70,8 @@ async def serving(answers: Answers) -> AsyncIterator[str]:
     server = await asyncio.start_server(answers.serve, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await asyncio.gather(*answers.serving)  # who asked has hung up
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(*answers.serving)  # who asked has hung up
 
 
 def text(said: str, finish: str | None = None) -> dict[str, Any]:

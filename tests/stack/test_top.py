@@ -2,8 +2,8 @@
 
 import asyncio
 import json
+import subprocess
 import sys
-from asyncio.subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from laps_sd.client import Client
 from laps_sd.top import Frame, frames, view
 from protos.errors import NotServing
 from protos.v1 import types_pb2
-from tests.gateway.harness import WAIT_S, stack
+from tests.gateway.harness import stack
+
+RUN_S = 60.0
 
 
 def stats(**fields: Any) -> types_pb2.ServerStats:
@@ -98,12 +100,10 @@ async def test_a_server_that_comes_back_is_counted_anew(monkeypatch: pytest.Monk
     assert [frame.before is None for frame in (first, back, again)] == [True, True, False]
 
 
-async def top(*words: str) -> tuple[int | None, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "laps_sd.cli", "top", "--every-s", "0.05", *words, stdout=PIPE, stderr=PIPE
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 4 * WAIT_S)
-    return process.returncode, out.decode(), err.decode()
+async def top(*words: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "laps_sd.cli", "top", "--every-s", "0.05", *words]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=RUN_S)
+    return ran.returncode, ran.stdout, ran.stderr
 
 
 async def test_one_frame_of_a_running_service() -> None:
