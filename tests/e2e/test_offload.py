@@ -62,7 +62,7 @@ async def worker(target: str, model: LoadedModel, **memory: int) -> AsyncIterato
     try:
         await asyncio.wrap_future(runner.warmed)
         link = Link(
-            target,
+            [target],
             tls=Tls(),
             worker_id="w",
             runner=runner,
