@@ -113,7 +113,7 @@ def stops(found: Found) -> Iterator[str]:
         ours = row(found, "ours", batch)
         if ours is None:
             continue
-        other = ours["step_ms"] - ours["verify_ms"] - ours["draft_ms"]
+        other = ours["step_ms"] * ours["outside_forward_share"]
         yield (
             f"Batch {batch}: of {ours['step_ms']:.1f} ms a step, {ours['verify_ms']:.1f} verify, "
             f"{ours['draft_ms']:.1f} draft and {other:.1f} are all the rest; memory and arithmetic of this machine "

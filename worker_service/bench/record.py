@@ -58,19 +58,23 @@ def _row(heat: Heat, system: str, machine: Machine, work: Work) -> dict[str, Any
         lengths = [len(prompt) for batch in heat.batches for prompt in batch]
         context = sum(lengths) / len(lengths) + answers[0].tokens / len(answers[0].outputs) / 2
         requests, tokens = total.rows / total.passes, (total.rows + total.drafted) / total.passes
-        floor, step = floor_s(machine, work, requests, tokens, context), total.seconds / total.passes
+        floor_ms = 1e3 * floor_s(machine, work, requests, tokens, context)
+        # Times are medians over the answers: one that the machine slept through would ruin any sum.
+        rounds = [answer.rounds for answer in answers if answer.rounds.passes]
+        step_ms = 1e3 * median(r.seconds / r.passes for r in rounds)
+        verify_ms = 1e3 * median(r.verify_s / r.passes for r in rounds)
         found |= {
             "draft_len": heat.draft_len if system == "ours" else 0,
             "accepted_per_drafted": total.accepted_per_drafted if total.drafted else None,
             "drafted_per_round": total.drafted / total.rows,
-            "outside_forward_share": total.outside_share,
-            "draft_token_share": total.draft_token_share if total.drafted else None,
-            "step_ms": 1e3 * step,
-            "draft_ms": 1e3 * total.draft_s / total.passes,
-            "verify_ms": 1e3 * total.verify_s / total.passes,
-            "floor_ms": 1e3 * floor,
-            "step_over_floor": step / floor,
-            "verify_over_floor": total.verify_s / total.passes / floor,
+            "outside_forward_share": median(r.outside_share for r in rounds),
+            "draft_token_share": median(r.draft_token_share for r in rounds if r.drafted) if total.drafted else None,
+            "step_ms": step_ms,
+            "draft_ms": 1e3 * median(r.draft_s / r.passes for r in rounds),
+            "verify_ms": verify_ms,
+            "floor_ms": floor_ms,
+            "step_over_floor": step_ms / floor_ms,
+            "verify_over_floor": verify_ms / floor_ms,
         }
     return found
 
