@@ -74,6 +74,7 @@ class Link:
 
     def __init__(self, context: Any) -> None:
         self._context = context
+        self._writing = asyncio.Lock()  # grpc takes one write at a time, and the link's beats come when they like
         self.received: asyncio.Queue[pb.FromGateway] = asyncio.Queue()
         self.cut = asyncio.Event()
 
@@ -84,7 +85,8 @@ class Link:
         return getattr(message, kind)
 
     async def send(self, **fields: Any) -> None:
-        await self._context.write(pb.ToGateway(**fields))
+        async with self._writing:
+            await self._context.write(pb.ToGateway(**fields))
 
     async def accept(self) -> pb.Submit:
         submit: pb.Submit = await self.next("submit")
