@@ -231,8 +231,17 @@ class Link:
             self._give_up.cancel()
             self._give_up = None
         self._patient_until = asyncio.get_running_loop().time() + self._reconnect_timeout_s
-        for feed in self._every_feed():
-            self._resume(feed)
+        feeds = self._every_feed()
+        if accepted := [feed for feed in feeds if feed.accepted]:
+            for feed in accepted:
+                feed.on_new_link()
+            follows = gateway_link_pb2.Follows(follow=map(_follow, accepted))
+            self._send(gateway_link_pb2.FromGateway(follows=follows))
+        for feed in feeds:
+            if not feed.accepted:
+                self._resume(feed)
+            elif feed.cancelled:
+                self.cancel(feed.request_id)
 
     async def _disconnected(self) -> None:
         if self._upward is None:
@@ -259,8 +268,7 @@ class Link:
             self.cancel(feed.request_id)
 
     def _follow(self, feed: Feed) -> None:
-        follow = gateway_link_pb2.Follow(request_id=feed.request_id, offset=feed.received)
-        self._send(gateway_link_pb2.FromGateway(follow=follow))
+        self._send(gateway_link_pb2.FromGateway(follow=_follow(feed)))
 
     def _send(self, message: gateway_link_pb2.FromGateway) -> None:
         if self._upward is None:
@@ -325,6 +333,10 @@ class Link:
             self.ready = ready
             self._log.info("readiness", ready=ready)
             await self._on_ready(ready)
+
+
+def _follow(feed: Feed) -> gateway_link_pb2.Follow:
+    return gateway_link_pb2.Follow(request_id=feed.request_id, offset=feed.received)
 
 
 async def _write(call: Call, upward: "asyncio.Queue[gateway_link_pb2.FromGateway]") -> None:

@@ -8,6 +8,7 @@ import time
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
+from protos.errors import NotServing
 from protos.serving import LINK_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
 from protos.settings import read
 from protos.tls import PeerNames
@@ -24,60 +25,61 @@ TAKE_OVER_TIMEOUT_S = 30.0
 STOP_GRACE_S = 1.0
 
 
+class Office:
+    """Who leads in this process, if anybody: one leader after the other, all behind the same port."""
+
+    def __init__(self) -> None:
+        self.leader: Leader | None = None
+
+    def __call__(self) -> Leader:
+        if self.leader is None:
+            raise NotServing("this scheduler stands by")
+        return self.leader
+
+
 async def serve(settings: Settings) -> None:
     """Until SIGTERM or SIGINT. Raises StoreUnavailable, OSError; Fenced if another took over and we are no standby."""
     store = RedisStore(
         settings.redis_url, namespace=settings.namespace, keep_s=settings.keep_s, options=settings.redis_options()
     )
-    try:
-        async with stop_signals() as stopping:
-            while not stopping.is_set():
-                seen = await wait(settings, store, stopping) if settings.standby else None
-                if not stopping.is_set():
-                    await lead(settings, store, seen, stopping)
-    finally:
-        await store.close()
-
-
-async def wait(settings: Settings, store: Store, stopping: asyncio.Event) -> Pulse | None:
-    """A standby is alive, as its health says, and not ready: workers and gateways that come are sent away at once."""
+    office = Office()
     server = make_server(settings)
-    seen: Pulse | None = None
-
-    async def until_our_turn() -> None:
-        nonlocal seen
-        seen = await turn(store, settings.lease_s)
-
-    port = await server.start(settings.host, settings.port)
-    structlog.get_logger().info("standing_by", host=settings.host, port=port)
-    try:
-        await first_of(stopping.wait, until_our_turn)
-    finally:
-        await server.stop(0)
-    return seen
-
-
-async def lead(settings: Settings, store: Store, seen: Pulse | None, stopping: asyncio.Event) -> None:
-    """Until told to stop, or, as a standby, until another scheduler has taken over."""
-    log = structlog.get_logger()
-    leader = Leader(settings, store)
-    try:
-        await take_over(leader, seen)
-        server = make_server(settings)
-        worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(leader), server.grpc)
-        gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(leader), server.grpc)
+    worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(office), server.grpc)
+    gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(office), server.grpc)
+    async with stop_signals() as stopping:
         port = await server.start(settings.host, settings.port)
-        await server.set_ready(True)
-        log.info("serving", host=settings.host, port=port)
+        structlog.get_logger().info("listening", host=settings.host, port=port, standby=settings.standby)
         try:
-            await first_of(stopping.wait, leader.run)
+            await first_of(stopping.wait, lambda: hold(settings, store, server, office))
         finally:
-            await server.stop(STOP_GRACE_S if stopping.is_set() else 0)
-            await leader.close()
-    except Fenced as fenced:
-        if not settings.standby:
-            raise
-        log.warning("stepped_down", reason=str(fenced))
+            await retire(server, office)
+            await server.stop(STOP_GRACE_S)
+            await store.close()
+
+
+async def hold(settings: Settings, store: Store, server: Server, office: Office) -> None:
+    """Lead, until cancelled; as a standby wait for it first, and again whenever another has taken over."""
+    while True:
+        seen = await turn(store, settings.lease_s) if settings.standby else None
+        leader = Leader(settings, store)
+        try:
+            await take_over(leader, seen)
+            office.leader = leader
+            await server.set_ready(True)
+            await leader.run()
+        except Fenced as fenced:
+            if not settings.standby:
+                raise
+            structlog.get_logger().warning("stepped_down", reason=str(fenced))
+            await retire(server, office)
+
+
+async def retire(server: Server, office: Office) -> None:
+    """Whoever leads here leads no more."""
+    leader, office.leader = office.leader, None
+    await server.set_ready(False)
+    if leader is not None:
+        await leader.close()
 
 
 async def take_over(leader: Leader, seen: Pulse | None) -> None:

@@ -27,7 +27,9 @@ class Settings(ServiceSettings):
     gateway_names: list[str] = Field(["gateway"], description="in a gateway's certificate, under TLS; []: any name")
     worker_names: list[str] = Field(["worker"], description="in a worker's certificate, under TLS; []: any name")
     standby: bool = Field(False, description="lead only while no other scheduler does; else: at once, instead of it")
-    lease_s: float = Field(1.0, gt=0.25, description="a leader that wrote nothing for so long is replaced by a standby")
+    lease_s: float = Field(
+        0.75, gt=0.25, description="a leader that writes nothing for so long is replaced by a standby"
+    )
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="also rediss://USER@HOST, unix:///path/to.sock")
     redis_password_file: Path | None = Field(None, description="holds the password, in place of the URL")
     namespace: str = Field("laps-sd", pattern=r"^[A-Za-z0-9._-]+$", description="prefix of every key in Redis")

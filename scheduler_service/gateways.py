@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -18,6 +19,7 @@ from scheduler_service.store import StoreUnavailable
 if TYPE_CHECKING:
     from scheduler_service.leader import Leader
 
+Answer = TypeVar("Answer")
 MAX_PENDING = 16_384  # items for one gateway; one that reads so slowly is cut off, and follows again by offset
 MAX_ITEMS = 4096  # of a message: far below what gRPC takes
 
@@ -81,71 +83,95 @@ class GatewayOutbox:
 
 
 class GatewayLink(rpc.GatewayLinkServicer):
-    def __init__(self, leader: "Leader") -> None:
-        self._leader = leader
+    def __init__(self, leads: Callable[[], "Leader"]) -> None:
+        """`leads`: who does; raises NotServing while nobody does here."""
+        self._leads = leads
         self._log = structlog.get_logger()
 
     async def Link(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
+        try:
+            leader = self._leads()
+        except RequestError as error:
+            await abort(context, error)
+            return
         outbox = GatewayOutbox()
-        self._leader.link(outbox)
+        leader.link(outbox)
         self._log.info("gateway_linked")
         try:
             await first_of(
-                lambda: self._read(outbox, context), lambda: self._write(outbox, context), lambda: _overflow(outbox)
+                lambda: _read(leader, outbox, context),
+                lambda: _write(outbox, context),
+                lambda: _overflow(outbox),
+                leader.over.wait,
             )
         except RequestError as error:
             self._log.warning("gateway_cut_off", reason=error.message)
             await abort(context, error)
         finally:
-            self._leader.unlink(outbox)
+            leader.unlink(outbox)
             self._log.info("gateway_unlinked")
 
-    async def _read(self, outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
-        while isinstance(message := await stream.read(), pb.FromGateway):
-            try:
-                match message.WhichOneof("m"):
-                    case "submit":
-                        await self._leader.submit(message.submit, outbox)
-                    case "follow":
-                        await self._leader.follow(message.follow, outbox)
-                    case "cancel":
-                        await self._leader.cancel(message.cancel.request_id)
-            except StoreUnavailable as error:
-                away = NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000)
-                if message.HasField("cancel"):
-                    raise away from error  # the next link says it again
-                asked = message.submit if message.HasField("submit") else message.follow
-                outbox.refuse(asked.request_id, away)
-
-    async def _write(self, outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(BEAT_S):
-                    message = await outbox.take()
-            except TimeoutError:
-                message = pb.ToGateway()
-            await stream.write(message)
-
     async def GetRequest(self, request: inference_pb.GetRequestRequest, context: Any) -> types_pb.RequestStatus:  # noqa: N802
-        try:
-            return await request_status(self._leader, request.request_id)
-        except RequestError as error:
-            await abort(context, error)
-        except StoreUnavailable as error:
-            await abort(context, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
-        raise AssertionError("abort raises")
+        return await self._answer(context, lambda leader: request_status(leader, request.request_id))
 
     async def GetSubmission(self, request: inference_pb.GetRequestRequest, context: Any) -> pb.Submit:  # noqa: N802
+        return await self._answer(context, lambda leader: leader.submission(request.request_id))
+
+    async def Stats(self, request: inference_pb.StatsRequest, context: Any) -> types_pb.ServerStats:  # noqa: N802
+        async def stats(leader: "Leader") -> types_pb.ServerStats:
+            return leader.insight.stats(leader, request.requests)
+
+        return await self._answer(context, stats)
+
+    async def _answer(self, context: Any, ask: Callable[["Leader"], Awaitable[Answer]]) -> Answer:
         try:
-            return await self._leader.submission(request.request_id)
+            return await ask(self._leads())
         except RequestError as error:
             await abort(context, error)
         except StoreUnavailable as error:
-            await abort(context, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
+            await abort(context, _away(error))
         raise AssertionError("abort raises")
 
-    async def Stats(self, request: inference_pb.StatsRequest, context: Any) -> types_pb.ServerStats:  # noqa: N802
-        return self._leader.insight.stats(self._leader, request.requests)
+
+async def _read(leader: "Leader", outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
+    while isinstance(message := await stream.read(), pb.FromGateway):
+        match message.WhichOneof("m"):
+            case "submit":
+                try:
+                    await leader.submit(message.submit, outbox)
+                except StoreUnavailable as error:
+                    outbox.refuse(message.submit.request_id, _away(error))
+            case "follow":
+                await _follow(leader, message.follow, outbox)
+            case "follows":
+                for follow in message.follows.follow:
+                    await _follow(leader, follow, outbox)
+            case "cancel":
+                try:
+                    await leader.cancel(message.cancel.request_id)
+                except StoreUnavailable as error:
+                    raise _away(error) from error  # the next link says it again
+
+
+async def _follow(leader: "Leader", follow: pb.Follow, outbox: GatewayOutbox) -> None:
+    try:
+        await leader.follow(follow, outbox)
+    except StoreUnavailable as error:
+        outbox.refuse(follow.request_id, _away(error))
+
+
+async def _write(outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
+    while True:
+        try:
+            async with asyncio.timeout(BEAT_S):
+                message = await outbox.take()
+        except TimeoutError:
+            message = pb.ToGateway()
+        await stream.write(message)
+
+
+def _away(error: StoreUnavailable) -> NotServing:
+    return NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000)
 
 
 async def _overflow(outbox: GatewayOutbox) -> None:

@@ -59,6 +59,7 @@ class Leader:
             prefill_chunk=settings.prefill_chunk,
             max_live=settings.max_live,
         )
+        self.over = asyncio.Event()  # it leads no more: all of its streams end
         self.epoch = 0
         self.model: gateway_pb.ModelInfo | None = None
         self.sessions: dict[str, WorkerSession] = {}
@@ -109,6 +110,7 @@ class Leader:
 
     async def close(self) -> None:
         """After `run`: what was learned is kept, and whoever waits for it may lead at once."""
+        self.over.set()
         await self.learning.close()
         with suppress(StoreUnavailable):
             await self.store.step_down(self.epoch)

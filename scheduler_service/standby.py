@@ -12,11 +12,12 @@ async def turn(store: Store, lease_s: float) -> Pulse:
     """Returns once nobody leads: whoever did has stepped down, or committed nothing for `lease_s`. What was last seen
     goes to Store.lead, which finds out whether it changed since.
 
-    The time counts from when the store last said something new, or could not be reached: a store that comes back gives
-    the leader, who may have to rewrite all of it, as long to be heard of as anybody else. No clock but ours is asked.
+    A poll that the store does not answer begins the wait anew: a store that comes back gives the leader, who may have
+    to rewrite all of it, as long to be heard of as anybody else. Time is counted in polls of our own: a standby, or a
+    whole machine, that stood still for a while has seen nothing of it.
     """
-    clock = asyncio.get_running_loop().time
-    seen, since = None, clock()
+    pause_s = min(lease_s / POLLS, MAX_POLL_S)
+    seen, silent_s = None, 0.0
     while True:
         try:
             pulse = await store.pulse()
@@ -25,8 +26,8 @@ async def turn(store: Store, lease_s: float) -> Pulse:
         else:
             if pulse.epoch and pulse.commit is None:
                 return pulse
-            if pulse != seen:
-                seen, since = pulse, clock()
-            elif clock() - since >= lease_s:
+            silent_s = silent_s + pause_s if pulse == seen else 0.0
+            seen = pulse
+            if silent_s >= lease_s:
                 return pulse
-        await asyncio.sleep(min(lease_s / POLLS, MAX_POLL_S))
+        await asyncio.sleep(pause_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,14 +62,16 @@ class WorkerSession:
 
 
 class WorkerLink(rpc.WorkerLinkServicer):
-    def __init__(self, leader: "Leader") -> None:
-        self._leader = leader
+    def __init__(self, leads: Callable[[], "Leader"]) -> None:
+        """`leads`: who does; raises NotServing while nobody does here."""
+        self._leads = leads
         self._log = structlog.get_logger()
 
     async def Attach(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
         try:
+            leader = self._leads()
             hello = await self._hello(context)
-            session = await self._leader.attach(hello)
+            session = await leader.attach(hello)
         except RequestError as error:
             self._log.warning("worker_refused", reason=error.message)
             await abort(context, error)
@@ -76,19 +79,22 @@ class WorkerLink(rpc.WorkerLinkServicer):
         log = self._log.bind(worker=session.worker)
         log.info("worker_attached", slots=hello.slots, blocks=hello.blocks, held=len(hello.held))
         try:
-            welcome = pb.Welcome(epoch=self._leader.epoch, max_lag=self._leader.settings.max_lag)
+            welcome = pb.Welcome(epoch=leader.epoch, max_lag=leader.settings.max_lag)
             await context.write(pb.ToWorker(welcome=welcome))
             await first_of(
-                lambda: self._read(session, context), lambda: self._write(session, context), session.closed.wait
+                lambda: _read(leader, session, context),
+                lambda: _write(leader, session, context),
+                session.closed.wait,
+                leader.over.wait,
             )
         except TimeoutError:
-            log.warning("worker_silent", timeout_s=self._leader.settings.worker_timeout_s)
+            log.warning("worker_silent", timeout_s=leader.settings.worker_timeout_s)
         except RequestError as error:
             log.error("worker_cut_off", reason=error.message)
             await abort(context, error)
         finally:
             log.info("worker_detached")
-            self._leader.detach(session)
+            leader.detach(session)
 
     async def _hello(self, stream: Stream[pb.FromWorker, pb.ToWorker]) -> pb.Hello:
         """Its first message. Raises BadInput if that is not a Hello that we understand."""
@@ -102,30 +108,32 @@ class WorkerLink(rpc.WorkerLinkServicer):
         checks.hello(message.hello)
         return message.hello
 
-    async def _read(self, session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:
-        while True:
-            async with asyncio.timeout(self._leader.settings.worker_timeout_s):
-                message = await stream.read()
-            if not isinstance(message, pb.FromWorker):
-                return  # it hung up
-            checks.report(message.report)
-            self._leader.report(session, message.report, time.perf_counter())
 
-    async def _write(self, session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:
-        """Desired state: planned when it can be sent, so that several events make one command."""
-        while True:
-            try:
-                async with asyncio.timeout(BEAT_S):
-                    await session.wake.wait()
-                    await self._leader.persister.room()
-            except TimeoutError:
-                await stream.write(pb.ToWorker())
-                continue
-            if session.closed.is_set():
-                return
-            session.wake.clear()
-            command = self._leader.command(session)
-            reported_at, session.reported_at = session.reported_at, None
-            if reported_at is not None:
-                self._leader.insight.command_delays_s.append(time.perf_counter() - reported_at)
-            await stream.write(pb.ToWorker(command=command))
+async def _read(leader: "Leader", session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:
+    while True:
+        async with asyncio.timeout(leader.settings.worker_timeout_s):
+            message = await stream.read()
+        if not isinstance(message, pb.FromWorker):
+            return  # it hung up
+        checks.report(message.report)
+        leader.report(session, message.report, time.perf_counter())
+
+
+async def _write(leader: "Leader", session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:
+    """Desired state: planned when it can be sent, so that several events make one command."""
+    while True:
+        try:
+            async with asyncio.timeout(BEAT_S):
+                await session.wake.wait()
+                await leader.persister.room()
+        except TimeoutError:
+            await stream.write(pb.ToWorker())
+            continue
+        if session.closed.is_set():
+            return
+        session.wake.clear()
+        command = leader.command(session)
+        reported_at, session.reported_at = session.reported_at, None
+        if reported_at is not None:
+            leader.insight.command_delays_s.append(time.perf_counter() - reported_at)
+        await stream.write(pb.ToWorker(command=command))

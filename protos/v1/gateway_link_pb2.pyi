@@ -26,24 +26,28 @@ class FromGateway(_message.Message):
     SUBMIT_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def submit(self) -> Global___Submit: ...
     @_builtins.property
     def follow(self) -> Global___Follow: ...
     @_builtins.property
     def cancel(self) -> Global___Cancel: ...
+    @_builtins.property
+    def follows(self) -> Global___Follows: ...
     def __init__(
         self,
         *,
         submit: Global___Submit | None = ...,
         follow: Global___Follow | None = ...,
         cancel: Global___Cancel | None = ...,
+        follows: Global___Follows | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "follow", b"follow", "m", b"m", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "follow", b"follow", "follows", b"follows", "m", b"m", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "follow", b"follow", "m", b"m", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "follow", b"follow", "follows", b"follows", "m", b"m", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_m: _TypeAlias = _typing.Literal["submit", "follow", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_m: _TypeAlias = _typing.Literal["submit", "follow", "cancel", "follows"]  # noqa: Y015
     _WhichOneofArgType_m: _TypeAlias = _typing.Literal["m", b"m"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_m) -> _WhichOneofReturnType_m | None: ...
 
@@ -121,6 +125,28 @@ class Follow(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Follow: _TypeAlias = Follow  # noqa: Y015
+
+@_typing.final
+class Follows(_message.Message):
+    """Everything that a gateway follows, on a new link: thousands of messages would keep a new leader from its work."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def follow(self) -> _containers.RepeatedCompositeFieldContainer[Global___Follow]: ...
+    def __init__(
+        self,
+        *,
+        follow: _abc.Iterable[Global___Follow] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Follows: _TypeAlias = Follows  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):

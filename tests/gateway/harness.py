@@ -131,7 +131,10 @@ class Scheduler(rpc.GatewayLinkServicer):
 
         async def read() -> None:
             async for message in requests:
-                link.received.put_nowait(message)
+                if not message.HasField("follows"):
+                    link.received.put_nowait(message)
+                for follow in message.follows.follow:  # no test has to know how they were packed
+                    link.received.put_nowait(pb.FromGateway(follow=follow))
 
         reading = asyncio.create_task(read())
         try:

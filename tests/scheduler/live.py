@@ -28,8 +28,8 @@ async def scheduler(store: Store, **settings: Any) -> AsyncIterator[tuple[Leader
     leader = Leader(Settings(_cli_parse_args=False, **settings), store)  # type: ignore[call-arg]
     await leader.lead()
     server = Server(("laps_sd.v1.WorkerLink", "laps_sd.v1.GatewayLink"), LINK_MESSAGE_BYTES)
-    worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(leader), server.grpc)
-    gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(leader), server.grpc)
+    worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(lambda: leader), server.grpc)
+    gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(lambda: leader), server.grpc)
     port = await server.start("127.0.0.1", 0)
     running = asyncio.create_task(leader.run())
     try:

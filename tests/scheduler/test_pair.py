@@ -28,7 +28,7 @@ async def test_a_standby_sends_away_who_comes(redis_url: str, namespace: str) ->
         assert not await second.leads()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await ScriptedWorker(second.target).attach()
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_killed_leaders_requests_go_on_where_they_were_with_the_kv_they_had(

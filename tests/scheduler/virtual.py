@@ -299,7 +299,7 @@ class Live:
         background = (leader.learning.run, leader.recall.run)
         self._tasks = [leader.persisting, *(asyncio.create_task(run()) for run in background)]
         await self._until(lambda: not leader.recall.unread)
-        self._start(GatewayLink(leader).Link, self.gateway.stream)
+        self._start(GatewayLink(lambda: leader).Link, self.gateway.stream)
         for id in leader.core.entries:
             self.gateway.follow(id)
         try:
@@ -318,7 +318,7 @@ class Live:
         self._lives += 1
         worker = self.workers[name] = WireWorker(name, str(self._lives), self.jobs, self.fleet, self._rounds)
         worker.stream.said.put_nowait(worker_pb.FromWorker(hello=worker.hello()))
-        self._start(WorkerLink(self.leader).Attach, worker.stream)
+        self._start(WorkerLink(lambda: self.leader).Attach, worker.stream)
         await self._until(lambda: worker.welcome.epoch > 0)
         await self.settle()
         return worker

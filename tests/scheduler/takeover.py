@@ -1,0 +1,214 @@
+"""Measures take-over (`python -m tests.scheduler.takeover`): two scheduler processes, real links, no model.
+
+Thousands of requests wait, some run; the leader is killed with SIGKILL, again and again. Told are seconds from the kill
+to the first token after it, and to when all that wait are known to the new leader; no token may be lost or repeated.
+"""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from gateway.feed import Feed
+from gateway.link import Link as GatewayLink
+from protos.tls import Tls
+from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
+from tests.conftest import redis_server
+from tests.gateway.harness import model_info
+from tests.scheduler.pair import SchedulerProcess, pair
+from tests.waiting import until
+from worker_service.engine.types import CostProfile, Held, Row, StepResult
+from worker_service.link import Link as WorkerLink
+from worker_service.runner import Admission, Command, Report
+
+ROUND_S = 0.02
+SLOTS = 4
+PER_GATEWAY = 1000
+CONTEXT = 1 << 24
+LATE_S = 60.0
+
+
+@dataclass
+class Talker:
+    """In place of worker_service.runner: the token after n others is n % 1000, and KV is kept as an engine keeps it."""
+
+    cost: CostProfile = field(default_factory=lambda: CostProfile(0.0, ROUND_S, 0.0, 0.0, 0.0))
+    known: dict[str, Admission] = field(default_factory=dict)
+    output: dict[str, int] = field(default_factory=dict)  # tokens, by request with KV
+    recomputed: int = 0  # requests that were admitted with output and without KV
+    _report: Callable[[Report], None] | None = None
+    _rank: list[str] = field(default_factory=list)
+
+    def detach(self) -> Future[list[Held]]:
+        self._report, self._rank = None, []
+        held: Future[list[Held]] = Future()
+        held.set_result([Held(id, self.known[id].placement, tokens, 1) for id, tokens in self.output.items()])
+        return held
+
+    def attach(self, max_lag: int, report: Callable[[Report], None]) -> None:
+        self._report, self._max_lag, self._step = report, max_lag, 0
+
+    def post(self, command: Command) -> None:
+        for id in command.forget:
+            self.known.pop(id, None)
+            self.output.pop(id, None)
+        for admission in command.admit:
+            id, tokens = admission.request_id, len(admission.tokens) - admission.prompt_len
+            self.recomputed += tokens > 0 and id not in self.output
+            self.known[id], self.output[id] = admission, tokens
+        self._rank = [run.request_id for run in command.rank][:SLOTS]
+        self._seq, self._seen = command.seq, command.seen_step
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(ROUND_S)
+            if self._report is None or not self._rank or self._step - self._seen >= self._max_lag:
+                continue
+            rows = []
+            for id in self._rank:
+                start = self.output[id]
+                rows.append(Row(id, self.known[id].placement, start, (start % 1000,), blocks=1))
+                self.output[id] += 1
+            self._step += 1
+            result = StepResult(tuple(rows), 10**6, 0.0, ROUND_S, 0.0)
+            self._report(Report(self._step, self._seq, result, 0.0, 0.0))
+
+
+class Listener:
+    """A client of one running request: every token in order, once."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed, self.last_at, self.tokens = feed, 0.0, 0
+
+    async def run(self) -> None:
+        while True:
+            batch = await self.feed.take()
+            for number, token in enumerate(batch.tokens):
+                assert token == (self.tokens + number) % 1000, "a token is lost or repeated"
+            self.tokens += len(batch.tokens)
+            self.last_at = asyncio.get_running_loop().time()
+
+
+@dataclass
+class Bench:
+    schedulers: tuple[SchedulerProcess, SchedulerProcess]
+    talker: Talker
+    links: list[GatewayLink] = field(default_factory=list)
+    ready_at: dict[int, float] = field(default_factory=dict)  # since when each gateway has a leader with a worker
+
+    async def waiting(self) -> int:
+        return int((await self.links[0].stats(inference_pb2.StatsRequest())).waiting)
+
+    async def submit(self, waiting: int, prompt: int) -> list[Listener]:
+        """The first `SLOTS` run, for ever; the others wait."""
+        feeds = []
+        for number in range(SLOTS + waiting):
+            submit = gateway_link_pb2.Submit(
+                request_id=f"request-{number}",
+                prompt=[number % 1000] * prompt,
+                limits=types_pb2.Limits(max_tokens=CONTEXT // 2),
+                on_disconnect=types_pb2.ON_DISCONNECT_DETACH,
+            )
+            feeds.append(self.links[number // PER_GATEWAY].submit(submit))
+            if number % 100 == 99:
+                await feeds[-1].until_accepted()
+        await asyncio.gather(*(feed.until_accepted() for feed in feeds))
+        return [Listener(feed) for feed in feeds[:SLOTS]]
+
+    async def kill_leader(self, waiting: int, listeners: list[Listener]) -> tuple[float, float]:
+        """Seconds until the first token after it, and until all that wait are read."""
+        clock = asyncio.get_running_loop().time
+        leader, standby = self.schedulers if await self.schedulers[0].leads() else self.schedulers[::-1]
+        killed_at = clock()
+        await leader.kill()
+
+        async def goes_on() -> bool:
+            back_at = self.ready_at.get(0, 0.0)
+            return back_at > killed_at and all(listener.last_at > back_at for listener in listeners)
+
+        await until(goes_on, LATE_S)
+        first_token_s = max(listener.last_at for listener in listeners) - killed_at
+
+        async def all_read() -> bool:
+            return await self.waiting() == waiting
+
+        await until(all_read, LATE_S)
+        all_read_s = clock() - killed_at
+        await leader.start()
+        assert await standby.leads()
+        return first_token_s, all_read_s
+
+
+async def measure(waiting: int, prompt: int, kills: int, lease_s: float) -> dict[str, Any]:
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # silence
+    model = model_info(context_tokens=CONTEXT)
+    with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder)) as redis:
+        more = ("--policy", "fcfs", "--max-live", str(2 * waiting + 100), "--lease-s", str(lease_s))
+        async with pair(redis.url, "takeover", *more) as schedulers, asyncio.TaskGroup() as tasks:
+            targets = [each.target for each in schedulers]
+            bench = Bench(schedulers, talker := Talker())
+
+            async def on_attached(attached: bool) -> None:
+                return
+
+            def noting(number: int) -> Any:
+                async def on_ready(ready: bool) -> None:
+                    if ready:
+                        bench.ready_at[number] = asyncio.get_running_loop().time()
+
+                return on_ready
+
+            worker = WorkerLink(
+                targets, tls=Tls(), worker_id="talker", runner=talker, model=model, slots=SLOTS,  # type: ignore[arg-type]
+                blocks=10**6, block_tokens=16, host_blocks=0, max_draft=0, on_attached=on_attached,
+            )  # fmt: skip
+            for number in range(1 + (SLOTS + waiting - 1) // PER_GATEWAY):
+                limits = {"max_requests": PER_GATEWAY, "reconnect_timeout_s": LATE_S, "rpc_timeout_s": 10.0}
+                bench.links.append(GatewayLink(targets, Tls(), **limits, on_ready=noting(number)))
+            running = [tasks.create_task(each.run()) for each in (talker, worker, *bench.links)]
+
+            async def all_ready() -> bool:
+                return len(bench.ready_at) == len(bench.links)
+
+            await until(all_ready, LATE_S)
+            listeners = await bench.submit(waiting, prompt)
+            running += [tasks.create_task(listener.run()) for listener in listeners]
+            took = [await bench.kill_leader(waiting, listeners) for _ in range(kills)]
+            for task in running:
+                task.cancel()
+    first, read = (sorted(column) for column in zip(*took, strict=True))
+    return {
+        "waiting": waiting, "prompt_tokens": prompt, "kills": kills, "lease_s": lease_s,
+        "first_token_s": _spread(first), "all_read_s": _spread(read),
+        "tokens": sum(listener.tokens for listener in listeners), "recomputed": talker.recomputed,
+    }  # fmt: skip
+
+
+def _spread(ordered: list[float]) -> dict[str, float]:
+    at = {
+        "p50": len(ordered) // 2,
+        "p90": -(-9 * len(ordered) // 10) - 1,
+        "p99": -(-99 * len(ordered) // 100) - 1,
+        "max": len(ordered) - 1,
+    }
+    return {name: round(ordered[index], 3) for name, index in at.items()}
+
+
+def main(
+    waiting: Annotated[int, typer.Option(min=1)] = 10_000,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each request's prompt.")] = 200,
+    kills: Annotated[int, typer.Option(min=1)] = 20,
+    lease_s: float = 0.75,
+) -> None:
+    print(json.dumps(asyncio.run(measure(waiting, prompt, kills, lease_s)), indent=2))  # noqa: T201
+
+
+if __name__ == "__main__":
+    typer.run(main)
