@@ -234,7 +234,7 @@ async def test_the_command_goes_on_where_another_left_off() -> None:
         submit = scheduler.submitted["mine"] = await link.accept()
         assert submit.on_disconnect == types_pb2.ON_DISCONNECT_DETACH
         process.terminate()
-        await process.wait()
+        await output(process)
         process = await generate(client.target, command=("resume", "mine", "--offset", "4"))
         assert (await link.next("follow")).request_id == "mine"
         await relay_all(link, submit)
