@@ -8,11 +8,12 @@ from typing import TypeAlias, TypeVar
 
 import grpc
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from gateway.config import RETRY_AFTER_MS
 from gateway.feed import Feed
 from gateway.text import TextModel
+from protos import version
 from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest, from_code
 from protos.idempotence import content
 from protos.serving import SILENT_S, Stream, channel, first_of
@@ -174,6 +175,7 @@ class Link:
                 async for attempt in AsyncRetrying(
                     retry=retry_if_exception_type((LinkDown, grpc.aio.AioRpcError)),
                     wait=wait_random_exponential(multiplier=BACKOFF_MIN_S, min=BACKOFF_MIN_S, max=BACKOFF_MAX_S),
+                    before_sleep=self._log_failure,
                 ):
                     with attempt:
                         await self._converse_with_any()
@@ -181,6 +183,12 @@ class Link:
         finally:
             if self._give_up is not None:
                 self._give_up.cancel()
+
+    def _log_failure(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if state.attempt_number == 1:  # one line an outage
+            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            self._log.warning("not_linked", schedulers=list(self._schedulers), reason=reason)
 
     async def _converse_with_any(self) -> None:
         """One stream, until it breaks. Raises LinkDown or AioRpcError if none of the schedulers said anything."""
@@ -197,7 +205,7 @@ class Link:
     async def _converse(self, scheduler: str, stub: Stub) -> None:
         upward: asyncio.Queue[gateway_link_pb2.FromGateway] = asyncio.Queue(self._queue_size)
         self._stuck.clear()
-        call = stub.Link()
+        call = stub.Link(metadata=version.METADATA)
         try:
             try:
                 async with asyncio.timeout(GREETING_TIMEOUT_S):

@@ -5,13 +5,13 @@ Every function raises a RequestError that says what is wrong. No state lives her
 
 import math
 
+from protos import version
 from protos.errors import BadInput
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.store.rounds import MAX_TOKENS
 
-PROTOCOL = 1
 MAX_SLOTS = 1024
 MAX_COST_S = 1e4  # of anything in a worker's profile
 MIN_VERIFY_S = 1e-6
@@ -23,8 +23,7 @@ _ENDINGS = (types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_LENGTH, types_pb
 
 
 def hello(message: worker_pb.Hello) -> None:
-    if message.protocol != PROTOCOL:
-        raise BadInput("protocol", f"{message.protocol} is not {PROTOCOL}")
+    version.agree(message.min_protocol or message.protocol, message.protocol, "worker")
     for name in ("worker_id", "session"):
         if not getattr(message, name):
             raise BadInput(name, "must not be empty")

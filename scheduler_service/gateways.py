@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from protos import version
 from protos.errors import NotServing, QueueFull, RequestError
 from protos.serving import BEAT_S, Stream, abort, first_of
 from protos.v1 import gateway_link_pb2 as pb
@@ -90,6 +91,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
 
     async def Link(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
         try:
+            version.agree(*version.of_metadata(context.invocation_metadata()), "gateway")
             leader = self._leads()
         except RequestError as error:
             await abort(context, error)

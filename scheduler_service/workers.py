@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from protos import version
 from protos.errors import BadInput, RequestError
 from protos.serving import BEAT_S, Stream, abort, first_of
 from protos.v1 import worker_link_pb2 as pb
@@ -79,7 +80,8 @@ class WorkerLink(rpc.WorkerLinkServicer):
         log = self._log.bind(worker=session.worker)
         log.info("worker_attached", slots=hello.slots, blocks=hello.blocks, held=len(hello.held))
         try:
-            welcome = pb.Welcome(epoch=leader.epoch, max_lag=leader.settings.max_lag)
+            protocol = min(hello.protocol, version.CURRENT)
+            welcome = pb.Welcome(epoch=leader.epoch, max_lag=leader.settings.max_lag, protocol=protocol)
             await context.write(pb.ToWorker(welcome=welcome))
             await first_of(
                 lambda: _read(leader, session, context),

@@ -11,6 +11,7 @@ import grpc
 import structlog
 import tenacity
 
+from protos import version
 from protos.serving import SILENT_S, channel, first_of
 from protos.tls import Tls
 from protos.v1 import gateway_link_pb2
@@ -20,7 +21,6 @@ from worker_service.engine.types import Held
 from worker_service.runner import Report, Runner, TooManyCommandsError
 from worker_service.wire import of_cost, of_held, of_report, to_command
 
-PROTOCOL = 1
 HEARTBEAT_S = 1.0
 _HELLO_TIMEOUT_S = 10.0  # until the scheduler welcomes
 _WRITE_TIMEOUT_S = 30.0  # a stream that takes nothing for so long is broken
@@ -61,7 +61,9 @@ class Link:
         self._schedulers, self._tls = deque(schedulers), tls
         self._runner = runner
         self._hello = pb.Hello(
-            protocol=PROTOCOL,
+            protocol=version.CURRENT,
+            min_protocol=version.LEAST,
+            incarnation=uuid.uuid4().hex,
             worker_id=worker_id,
             model=model,
             slots=slots,

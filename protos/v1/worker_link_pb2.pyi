@@ -50,7 +50,7 @@ class FromWorker(_message.Message):
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def report(self) -> Global___StepReport:
-        """without rows: the heartbeat"""
+        """without rows: the heartbeat, once a second"""
 
     def __init__(
         self,
@@ -110,8 +110,10 @@ class Hello(_message.Message):
     COST_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    MIN_PROTOCOL_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
-    """refused when unknown"""
+    """the newest version that it speaks (protos/version.py)"""
     worker_id: _builtins.str
     session: _builtins.str
     """new per connection; what an old one says is dropped"""
@@ -125,6 +127,10 @@ class Hello(_message.Message):
     max_draft: _builtins.int
     host_blocks: _builtins.int
     """of KV, that can be offloaded to the host's memory at a time"""
+    min_protocol: _builtins.int
+    """the oldest that it speaks; 0: as `protocol`"""
+    incarnation: _builtins.str
+    """drawn when the process starts: one that comes back with it did not die"""
     @_builtins.property
     def model(self) -> _gateway_link_pb2.ModelInfo: ...
     @_builtins.property
@@ -148,10 +154,12 @@ class Hello(_message.Message):
         cost: Global___CostProfile | None = ...,
         held: _abc.Iterable[Global___Held] | None = ...,
         host_blocks: _builtins.int = ...,
+        min_protocol: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "cost", b"cost", "held", b"held", "host_blocks", b"host_blocks", "max_draft", b"max_draft", "max_epoch", b"max_epoch", "model", b"model", "protocol", b"protocol", "session", b"session", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "cost", b"cost", "held", b"held", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "max_draft", b"max_draft", "max_epoch", b"max_epoch", "min_protocol", b"min_protocol", "model", b"model", "protocol", b"protocol", "session", b"session", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -243,19 +251,23 @@ class Welcome(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     MAX_LAG_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """a worker refuses one lower than the highest it ever obeyed"""
     max_lag: _builtins.int
     """rounds that a worker may run beyond the last report that a command has seen"""
+    protocol: _builtins.int
+    """the newest version that both speak"""
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         max_lag: _builtins.int = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_lag", b"max_lag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_lag", b"max_lag", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -395,6 +407,8 @@ Global___Run: _TypeAlias = Run  # noqa: Y015
 
 @_typing.final
 class StepReport(_message.Message):
+    """Without rows also: the newest command lists nobody, and no round of an earlier one is under way."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
@@ -408,6 +422,8 @@ class StepReport(_message.Message):
     OTHER_US_FIELD_NUMBER: _builtins.int
     IDLE_US_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     session: _builtins.str
     step: _builtins.int
@@ -422,6 +438,10 @@ class StepReport(_message.Message):
     """the rest of the round"""
     idle_us: _builtins.int
     """before the round, with work at hand but no command that allowed it"""
+    draining: _builtins.bool
+    """it wants to end: what has no KV here goes elsewhere, nothing new comes"""
+    leaving: _builtins.bool
+    """the last of the session: no round of it is under way, and none will be"""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """who ran, who was skipped, who failed"""
@@ -444,10 +464,12 @@ class StepReport(_message.Message):
         other_us: _builtins.int = ...,
         idle_us: _builtins.int = ...,
         cost: Global___CostProfile | None = ...,
+        draining: _builtins.bool = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_seq", b"command_seq", "cost", b"cost", "draft_us", b"draft_us", "epoch", b"epoch", "free_blocks", b"free_blocks", "idle_us", b"idle_us", "other_us", b"other_us", "rows", b"rows", "session", b"session", "step", b"step", "verify_us", b"verify_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_seq", b"command_seq", "cost", b"cost", "draft_us", b"draft_us", "draining", b"draining", "epoch", b"epoch", "free_blocks", b"free_blocks", "idle_us", b"idle_us", "leaving", b"leaving", "other_us", b"other_us", "rows", b"rows", "session", b"session", "step", b"step", "verify_us", b"verify_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -508,7 +508,7 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"protocol": 9}, "protocol: 9 is not 1"),
+        ({"protocol": 9}, "protocol: the worker speaks version 9, the scheduler version 1"),
         ({"max_draft": 300}, "max_draft: must be at most 255"),
         ({"slots": 5000}, "slots: must be from 1 to 1024"),
         ({"model": {"fingerprint": "other"}}, "model: scripted differs"),

@@ -39,6 +39,9 @@ class Stream:
         self.said: asyncio.Queue[Any] = asyncio.Queue()
         self._heard = heard
 
+    def invocation_metadata(self) -> None:
+        return None
+
     async def read(self) -> Any:
         return await self.said.get()
 
