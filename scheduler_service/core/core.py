@@ -8,9 +8,8 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 
-from scheduler_service.core import kv
+from scheduler_service.core import kv, placement
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 from scheduler_service.core.deadlines import Deadlines
 from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, choose_draft_lengths
@@ -114,7 +113,7 @@ class Core:
         if self.policy.learns:
             self._carousel.append(entry.request.id)
         if self._overtaking:
-            self._overtaking.arrived(entry.request, self._believed_rounds(entry))
+            self._overtaking.arrived(entry.request, self.believed_rounds(entry))
         self._rank(entry)
         return entry
 
@@ -165,7 +164,7 @@ class Core:
                 entry.offloaded = 0
                 ran[row.id] = entry, row
         if self._overtaking:
-            self._overtaking.served([(entry.request, self._believed_rounds(entry)) for entry, _ in ran.values()])
+            self._overtaking.served([(entry.request, self.believed_rounds(entry)) for entry, _ in ran.values()])
         for entry, row in ran.values():
             effects.append(self._round_done(entry, row, now - step.duration_s))
         for id in sorted(worker.running - ran.keys()):
@@ -306,7 +305,7 @@ class Core:
             if entry.home is None:
                 self._place(entry, name)
             rank.append(entry)
-        while (claimed := self._claimable(name, rank[: worker.up.slots])) is not None:
+        while (claimed := placement.claimable(self, name, rank[: worker.up.slots])) is not None:
             self._place(claimed, name)
             rank = sorted([*rank, claimed], key=lambda entry: entry.key)
         rank, evict = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)))
@@ -330,32 +329,6 @@ class Core:
         """The best of what the worker has and of what has no home yet."""
         return sorted(worker.ranking.first(limit) + self._unplaced.first(limit))[:limit]
 
-    def _claimable(self, name: str, batch: list[Entry]) -> Entry | None:
-        """The best request that waits at another worker and is better off in the next `batch` of this one: it has no
-        KV there and a better claim than the last of the batch; or a slot would idle, and waiting takes longer than
-        computing its KV anew."""
-        idle = len(batch) < self.workers[name].up.slots
-        best = None
-        for other, donor in self.workers.items():
-            if other == name or donor.vacancy >= 0:
-                continue
-            for key in islice(donor.ranking, donor.up.slots, None):
-                entry = self.entries[key[-1]]
-                if (best and key >= best.key) or not (idle or key < batch[-1].key):
-                    break
-                if entry.state is State.RUNNING:
-                    continue
-                rebuild_s = entry.tokens * self.workers[name].up.cost.prefill_token_s
-                if not (entry.blocks or entry.offloaded) or (idle and rebuild_s < self._next_end_s(donor)):
-                    best = entry
-                    break
-        return best
-
-    def _next_end_s(self, worker: Worker) -> float:
-        """Seconds until the first of those that go first there is believed to end."""
-        first = (self.entries[key[-1]] for key in worker.ranking.first(worker.up.slots))
-        return min(map(self._believed_rounds, first)) * worker.up.cost.round_s(self.draft_len, worker.up.slots)
-
     def hungriest(self) -> str | None:
         """The worker that a new request is best offered to first."""
         return max(self.workers, key=lambda name: self.workers[name].vacancy, default=None)
@@ -365,7 +338,7 @@ class Core:
         name = self.hungriest()
         if name is None or self.workers[name].vacancy <= 0:
             return None
-        return name if len(self._unplaced) or self._claimable(name, []) else None
+        return name if len(self._unplaced) or placement.claimable(self, name, []) else None
 
     # ---- what others may ask ----
 
@@ -382,7 +355,7 @@ class Core:
         rounds = left / (entry.acceptance.per_round(self.acceptance.per_round, weight=1) + 1)
         return rounds * cost.round_s(self.draft_len, slots) + entry.prefill_owed * cost.prefill_token_s
 
-    def _believed_rounds(self, entry: Entry) -> int:
+    def believed_rounds(self, entry: Entry) -> int:
         """That it still needs, by what is believed of its length given that it did not end yet."""
         return math.ceil(entry.length.left(entry.emitted) / (self.acceptance.per_round + 1))
 
