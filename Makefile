@@ -7,7 +7,7 @@ MODEL ?= smollm2-135m
 # Peers of bench-engine: NAME=PYTHON[:MODEL], docs/engine.md says how to make them.
 PEERS ?=
 
-.PHONY: demo test test-engine bench-engine bench-paper check lint types architecture protos protos-check audit audit-here \
+.PHONY: demo test test-engine test-faults bench-engine bench-paper check lint types architecture protos protos-check audit audit-here \
     env clean
 .DEFAULT_GOAL := help
 
@@ -15,6 +15,7 @@ help:
 	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
 	@echo "make test   all tests, against a real Redis and the real model"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
+	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
@@ -45,6 +46,9 @@ bench-engine: env
 test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest -s tests/slow
+
+test-faults: env
+	$(BIN)/python -m pytest tests/faults
 
 bench-paper: env
 	@mkdir -p docs/paper

@@ -21,6 +21,7 @@ from protos.errors import NotServing
 
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
+WORKER_DRAIN_S = 5.0
 DRAIN_SLACK_S = 5.0
 
 Emit = Callable[[bytes], object]
@@ -175,6 +176,7 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
     if options.draft_len is not None:
         arguments += ["--max-draft", str(options.draft_len)]
     arguments += ["--host", HOST, "--health-port", "0", "--log-level", options.log_level]
+    arguments += ["--drain-s", str(WORKER_DRAIN_S)]
     if options.kv_tokens is not None:
         arguments += ["--kv-tokens", str(options.kv_tokens)]
     if options.host_kv_tokens is not None:
@@ -183,7 +185,8 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
         # Each process of torchrun on a leash of its own: it would outlive a torchrun that is killed.
         torchrun = _python("torch.distributed.run", "--standalone", "--nproc-per-node", options.devices, "--no-python")
         arguments = [*torchrun, *leashed(arguments, parent=0)]
-    return Command(name, arguments, {**_WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)})
+    environment = {**_WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
+    return Command(name, arguments, environment, stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S)
 
 
 def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler: str) -> Command:

@@ -17,7 +17,7 @@ from protos.serving import first_of
 EARLY_S = 30.0  # a child that dies sooner may never come up
 MAX_EARLY_DEATHS = 5  # in a row
 BAD_SETTINGS = 2  # exit code that refuses the command line: trying again is of no use
-KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # by somebody, not of itself: started again however often
+TOLD = (0, -signal.SIGKILL, -signal.SIGTERM)  # to end, by somebody: started again however often
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 3.0
 TAIL_LINES = 60  # torchrun ends with forty of its own after the sentence that matters
 
@@ -65,7 +65,7 @@ class Child:
                     return
                 lived_s = time.monotonic() - started
                 self._report_death(process.returncode, lived_s)
-                early_deaths = early_deaths + 1 if lived_s < EARLY_S and process.returncode not in KILLED else 0
+                early_deaths = early_deaths + 1 if lived_s < EARLY_S and process.returncode not in TOLD else 0
                 if process.returncode == BAD_SETTINGS or early_deaths == MAX_EARLY_DEATHS:
                     raise GaveUp(self._last_words(process.returncode, early_deaths))
                 backoff_s = min(FIRST_BACKOFF_S * 2**early_deaths, MAX_BACKOFF_S)

@@ -47,6 +47,9 @@ class Settings(ServiceSettings):
     max_pending_steps: int = Field(16, ge=1, description="reports planned ahead of Redis; then planning waits for it")
     max_lag: int = Field(16, ge=1, le=2**31, description="rounds that a worker may run ahead of its last command")
     worker_timeout_s: float = Field(30.0, gt=0, description="a worker not heard of for so long is lost")
+    step_timeout_s: float = Field(
+        60.0, gt=0, description="a worker that owes a round so much longer than expected hangs, and is lost"
+    )
     keep_s: int = Field(600, ge=1, le=365 * 86_400, description="how long an ended request can still be asked for")
     event_log: Path | None = Field(None, description="append every event and plan here, as JSON lines")
 

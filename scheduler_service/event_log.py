@@ -12,6 +12,7 @@ from scheduler_service.core.core import Core
 from scheduler_service.core.types import (
     Cancelled,
     CostChanged,
+    Draining,
     Event,
     Plan,
     Record,
@@ -24,7 +25,7 @@ from scheduler_service.core.types import (
 
 _KINDS: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(kind)
-    for kind in (Submitted, Cancelled, WorkerUp, WorkerDown, StepDone, CostChanged, Tick)
+    for kind in (Submitted, Cancelled, WorkerUp, WorkerDown, StepDone, CostChanged, Draining, Tick)
 }
 _LENGTH = TypeAdapter(FleetLength)
 _ACCEPTANCE = TypeAdapter(FleetAcceptance)

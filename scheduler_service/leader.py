@@ -25,6 +25,7 @@ from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
     Cancelled,
     CostChanged,
+    Draining,
     Effect,
     Ended,
     Event,
@@ -46,6 +47,7 @@ from scheduler_service.tenants import read_terms
 from scheduler_service.workers import WorkerSession
 
 TICK_S = 0.1
+STEP_SLACK = 10.0  # times what a round may cost, beside the settings' step_timeout_s
 MAX_RETRY_AFTER_S = 60.0
 MAX_BEHIND = 1024  # batches on their way to the store; then nothing more is admitted
 
@@ -119,6 +121,8 @@ class Leader:
         while True:
             await asyncio.sleep(TICK_S)
             self._apply(self._observe(Tick()), {})
+            for session in self.sessions.values():
+                self._mind(session)
 
     def _observe(self, event: Event) -> tuple[Effect, ...]:
         now = self.clock()
@@ -161,8 +165,13 @@ class Leader:
 
     def report(self, session: WorkerSession, report: worker_pb.StepReport, received_at: float) -> None:
         """A step's report: observe it and have the next command sent. `received_at`: time.perf_counter()."""
-        stale = (report.session, report.epoch) != (session.id, self.epoch) or session.closed.is_set()
-        if stale or not report.rows:  # without rows it is a heartbeat
+        if (report.session, report.epoch) != (session.id, self.epoch) or session.closed.is_set():
+            return
+        if report.draining and not self.core.workers[session.worker].draining:
+            self._log.info("worker_draining", worker=session.worker)
+            self._apply(self._observe(Draining(session.worker)), {})
+            self._wake_all()
+        if not report.rows:
             return
         session.count(report)
         if report.HasField("cost"):
@@ -173,6 +182,19 @@ class Leader:
         session.wake.set()
         self.insight.step_done(step, effects)
         self._apply(effects, {row.request_id: row for row in report.rows})
+
+    def _mind(self, session: WorkerSession) -> None:
+        """Give up on a worker that owes a round for too long, however alive it is: its device hangs.
+
+        Counted in ticks: a scheduler that stood still for a while has not waited for anybody.
+        """
+        up, settings = self.core.workers[session.worker].up, self.settings
+        expected_s = up.cost.round_s(up.max_draft, up.slots)
+        expected_s += up.slots * settings.prefill_chunk * up.cost.prefill_token_s
+        limit_s = settings.step_timeout_s + STEP_SLACK * expected_s
+        if session.wait(TICK_S, settings.max_lag) >= limit_s and not session.closed.is_set():
+            self._log.error("worker_hung", worker=session.worker, after_s=round(session.owed_s, 1))
+            session.close()
 
     def command(self, session: WorkerSession) -> worker_pb.StepCommand:
         """The newest desired state of that worker."""
@@ -192,7 +214,7 @@ class Leader:
         for other in self.sessions.values():
             if other is not session and any(payload.request_id in other.sent for payload in admit):
                 other.wake.set()  # its request was moved here: it has to forget it
-        return worker_pb.StepCommand(
+        command = worker_pb.StepCommand(
             epoch=self.epoch,
             session=session.id,
             seq=session.seq,
@@ -203,6 +225,8 @@ class Leader:
             offload=plan.offload,
             forget=forget,
         )
+        session.commanded(command)
+        return command
 
     def _admit(self, id: str, placement: int) -> worker_pb.Admit:
         tracked = self.ledger.live[id]

@@ -30,6 +30,9 @@ class WorkerSession:
     sent: dict[str, int]  # placement under which each request that it knows was admitted
     seq: int = 0
     seen_step: int = 0
+    command: pb.StepCommand = field(default_factory=pb.StepCommand)  # the last one
+    stuck: bool = False  # its last round got nowhere: it waits for a command that changes something
+    owed_s: float = 0.0  # for so long it owes a round
     reported_at: float | None = None  # of the report that the next command answers
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # a command is due
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,8 +45,22 @@ class WorkerSession:
     def close(self) -> None:
         self.closed.set()
 
+    def commanded(self, command: pb.StepCommand) -> None:
+        edited = command.admit or command.forget or command.drop or command.offload
+        if self.stuck and (edited or command.rank != self.command.rank):
+            self.stuck = False
+        self.command = command
+
+    def wait(self, seconds: float, max_lag: int) -> float:
+        """They passed. For how long it owes the report of a round by now: it was told whom to run, and may."""
+        owes = self.command.rank and not self.stuck and self.seen_step - self.command.seen_step < max_lag
+        self.owed_s = self.owed_s + seconds if owes else 0.0
+        return self.owed_s
+
     def count(self, report: pb.StepReport) -> None:
         self.seen_step = report.step
+        self.stuck = all(row.skipped for row in report.rows)
+        self.owed_s = 0.0
         self.rounds += 1
         self.forward_us += report.draft_us + report.verify_us
         self.other_us += report.other_us
@@ -116,9 +133,11 @@ async def _read(leader: "Leader", session: WorkerSession, stream: Stream[pb.From
         async with asyncio.timeout(leader.settings.worker_timeout_s):
             message = await stream.read()
         if not isinstance(message, pb.FromWorker):
-            return  # it hung up
+            return  # it hung up, and may well have died
         checks.report(message.report)
         leader.report(session, message.report, time.perf_counter())
+        if message.report.leaving:
+            return
 
 
 async def _write(leader: "Leader", session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:

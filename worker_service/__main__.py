@@ -22,6 +22,7 @@ from worker_service.link import Link
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load
 from worker_service.pull import ModelError, check_directory
 from worker_service.runner import Runner
+from worker_service.watchdog import Watchdog
 from worker_service.wire import of_model
 
 # The interface it takes part in; its health is the worker's readiness.
@@ -40,15 +41,23 @@ async def serve(settings: Settings, group: Group | None) -> None:
     async with stop_signals() as stopping:
         port = await server.start(settings.host, settings.health_port)
         log.info("listening", health=f"{settings.host}:{port}")
+        attached: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+
+        async def stop() -> None:
+            await stopping.wait()
+            if attached.done():
+                log.info("draining")
+                await attached.result().drain(settings.drain_s)
+
         try:
-            await first_of(lambda: work(settings, group, server), stopping.wait)
+            await first_of(lambda: work(settings, group, server, attached), stop)
         finally:
             await server.stop(0)
     log.info("stopped")
 
 
-async def work(settings: Settings, group: Group | None, server: Server) -> None:
-    """Load, warm up, and serve the scheduler until cancelled."""
+async def work(settings: Settings, group: Group | None, server: Server, attached: "asyncio.Future[Link]") -> None:
+    """Load, warm up, and serve the scheduler until cancelled; `attached` gets the link once there is one."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
     model = await asyncio.to_thread(load_share, settings, group)
     check_kv_tokens(settings.kv_tokens, model.context_tokens)
@@ -57,6 +66,7 @@ async def work(settings: Settings, group: Group | None, server: Server) -> None:
     runner = Runner(engine, settings.slots, settings.threads)
     runner.start()
     ended = asyncio.wrap_future(runner.ended)
+    watchdog = asyncio.create_task(Watchdog(runner, settings.step_timeout_s, settings.warm_up_timeout_s).run())
     try:
         cost = await asyncio.shield(asyncio.wrap_future(runner.warmed))
         log.info("warmed", model=model.name, dtype=str(model.dtype), device=str(model.device), cost=str(cost))
@@ -73,11 +83,13 @@ async def work(settings: Settings, group: Group | None, server: Server) -> None:
             max_draft=settings.max_draft,
             on_attached=server.set_ready,
         )
+        attached.set_result(link)
         await first_of(link.run, lambda: asyncio.shield(ended))
     finally:
         runner.stop()
         with suppress(Exception):
             await ended
+        watchdog.cancel()  # not before: the last round may hang, too
 
 
 def load_share(settings: Settings, group: Group | None) -> LoadedModel:

@@ -38,6 +38,13 @@ class Settings(ServiceSettings):
     drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
     max_draft: int = Field(8, ge=0, le=64, description="most tokens drafted for a request in one round")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
+    step_timeout_s: float = Field(
+        30.0, gt=0, description="a step that takes so much longer than expected hangs: the worker ends with 1"
+    )
+    warm_up_timeout_s: float = Field(
+        900.0, gt=0, description="as step_timeout_s, of the first passes: they may compile"
+    )
+    drain_s: float = Field(5.0, ge=0, description="how long running requests may go on after SIGTERM; then elsewhere")
     health_port: int = Field(0, ge=0, le=65535, description="of grpc.health.v1: ready when warmed and attached; 0: any")
 
     @property

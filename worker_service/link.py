@@ -74,11 +74,14 @@ class Link:
         )
         self._on_attached = on_attached
         self._max_epoch = 0  # of the highest leader ever obeyed
+        self._reports: asyncio.Queue[pb.StepReport] | None = None  # of the session, while there is one
+        self._draining = False
+        self._drained, self._over = asyncio.Event(), asyncio.Event()
         self._log = structlog.get_logger().bind(service="worker", worker=worker_id)
 
     async def run(self) -> None:
-        """Attach, again and again, until cancelled; then the round in hand ends and the stream is closed in order."""
-        while True:
+        """Attach, again and again, until cancelled, or drained."""
+        while not self._draining:
             async for attempt in tenacity.AsyncRetrying(
                 retry=tenacity.retry_if_exception_type(_CONNECTION_ERRORS),
                 wait=tenacity.wait_exponential(multiplier=RECONNECT_S, max=MAX_RECONNECT_S),
@@ -88,6 +91,21 @@ class Link:
                     await self._attach_to_any()
             # It was welcomed, and then lost. One that welcomes and hangs up must not be called in a tight loop.
             await asyncio.sleep(RECONNECT_S)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take on nothing more, let what runs here end within `timeout_s`, then say that this was all."""
+        self._draining = True
+        if (reports := self._reports) is None:
+            return
+        reports.put_nowait(pb.StepReport())  # so that it is heard of at once
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._drained.wait()
+        await asyncio.wrap_future(self._runner.detach())
+        reports.put_nowait(pb.StepReport(leaving=True))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._over.wait()  # the scheduler has heard it, and hung up
 
     async def _attach_to_any(self) -> None:
         """One session, until it breaks. Raises one of _CONNECTION_ERRORS if nobody welcomed it."""
@@ -133,7 +151,8 @@ class Link:
         """Commands down, reports up, until the stream breaks. The model stops running with it; requests and KV stay."""
         loop = asyncio.get_running_loop()
         # Bounded by `max_lag`: the model waits for a command that has seen its reports.
-        reports: asyncio.Queue[pb.StepReport] = asyncio.Queue()
+        self._over.clear()
+        reports = self._reports = asyncio.Queue[pb.StepReport]()
 
         def report(done: Report) -> None:
             loop.call_soon_threadsafe(reports.put_nowait, of_report(done, welcome.epoch, session))
@@ -148,10 +167,12 @@ class Link:
         except _CONNECTION_ERRORS as error:
             self._log.warning("link_broken", error=_brief(error))
         finally:
+            self._reports = None
             await asyncio.wrap_future(self._runner.detach())
             await self._on_attached(False)
             with suppress(*_CONNECTION_ERRORS):
                 await self._close(call, reports)
+            self._over.set()
             self._log.info("detached", session=session)
 
     async def _read(self, call: _Call, session: str) -> None:
@@ -174,9 +195,17 @@ class Link:
         while True:
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
-                    report = last = await reports.get()
+                    report = await reports.get()
             except TimeoutError:
-                report = pb.StepReport(epoch=epoch, session=session, step=last.step, command_seq=last.command_seq)
+                report = pb.StepReport()
+            if report.session:
+                last = report
+                if self._draining and not report.rows:
+                    self._drained.set()  # the newest command lists nobody
+            else:
+                report.epoch, report.session = epoch, session
+                report.step, report.command_seq = last.step, last.command_seq
+            report.draining = self._draining
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await call.write(pb.FromWorker(report=report))
 

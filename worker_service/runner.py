@@ -59,6 +59,13 @@ class Report:
     cost: CostProfile | None = None  # if it has changed since it was last reported
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """What the model's thread is at, and in how many seconds it should be done; None: nobody knows, it warms up."""
+
+    expected_s: float | None
+
+
 @dataclass(slots=True)
 class _Session:
     """What lives as long as one connection."""
@@ -89,6 +96,7 @@ class Runner:
         self._thread = threading.Thread(target=self._main, name="engine")
         self.warmed: Future[CostProfile] = Future()
         self.ended: Future[None] = Future()  # by stop(), or by what the engine raised
+        self.task: Task | None = None  # None: it waits
 
     @property
     def cost(self) -> CostProfile:
@@ -96,6 +104,7 @@ class Runner:
         return self._profile.cost
 
     def start(self) -> None:
+        self.task = Task(None)
         self._thread.start()
 
     def attach(self, max_lag: int, report: Callable[[Report], None]) -> None:
@@ -141,6 +150,7 @@ class Runner:
             self._run()
         except BaseException as error:
             failure = error
+        self.task = None
         with self._wake:
             for held in self._detaching:
                 _answer(held, [])
@@ -155,6 +165,7 @@ class Runner:
         free_since = perf_counter()  # since when the model has nothing to do
         while (turn := self._next_turn(free_since)) is not None:
             session, command, begun, idle_s = turn
+            self.task = Task(self._expected_s(command.rank[: self._slots]))
             result = self._engine.step(command.rank, self._slots)
             session.step += 1
             session.exhausted = not result.ran
@@ -170,6 +181,7 @@ class Runner:
         """
         idle_s = 0.0
         while True:
+            self.task = Task(0.0)
             with self._wake:
                 if self._stopping:
                     return None
@@ -185,12 +197,19 @@ class Runner:
                 runnable = self._runnable(session)
                 if runnable and session.command is not None and session.allowed:
                     return session, session.command, begun, idle_s
-            waited_from = perf_counter()
+            self.task, waited_from = None, perf_counter()
             with self._wake:
                 self._wake.wait_for(partial(self._news, session))
             begun = perf_counter()
             if runnable:  # idle: it could run, and was not allowed to
                 idle_s += begun - waited_from
+
+    def _expected_s(self, runs: Sequence[Run]) -> float:
+        """Of a round of these at most, by what rounds cost so far."""
+        cost, drafts = self.cost, [run.draft_len for run in runs]
+        drafting_s = max(drafts) * cost.draft_s + sum(drafts) * cost.verify_token_s
+        prefill_s = sum(run.prefill_tokens for run in runs) * cost.prefill_token_s
+        return drafting_s + prefill_s + cost.verify_s + (len(runs) - 1) * cost.verify_slope_s
 
     def _news(self, known: _Session | None) -> bool:
         return bool(self._stopping or self._pending or self._detaching or self._session is not known)
@@ -209,6 +228,9 @@ class Runner:
         if command.forget or command.drop or command.offload or command.admit or not same_rank:
             session.exhausted = False  # else nothing that could make it run has changed
         session.command = command
+        if not command.rank:  # the scheduler may wait for the end of what the commands before it listed
+            done = StepResult((), self._engine.free_blocks, 0.0, 0.0, 0.0)
+            session.report(Report(session.step, command.seq, done, 0.0, 0.0))
 
     def _runnable(self, session: _Session) -> bool:
         if session.command is None or session.exhausted:

@@ -26,6 +26,7 @@ from scheduler_service.core.types import (
     Changed,
     CostChanged,
     CostProfile,
+    Draining,
     Effect,
     Ended,
     Event,
@@ -90,6 +91,11 @@ class Core:
                 return self._worker_up(event)
             case WorkerDown(name):
                 return self._worker_down(name)
+            case Draining(name):
+                worker = self.workers[name]
+                worker.draining = True
+                homed = [self.entries[key[-1]] for key in worker.ranking]
+                return self._displace(entry for entry in homed if entry.state is not State.RUNNING)
             case CostChanged(name, cost):
                 self.workers[name].up = replace(self.workers[name].up, cost=cost)
                 return ()
@@ -134,13 +140,17 @@ class Core:
         return lost
 
     def _worker_down(self, name: str) -> tuple[Effect, ...]:
-        worker = self.workers.pop(name, None)
-        if worker is None:
+        if (worker := self.workers.get(name)) is None:
             return ()
+        effects = self._displace([self.entries[key[-1]] for key in worker.ranking])
+        del self.workers[name]
+        return effects
+
+    def _displace(self, entries: Iterable[Entry]) -> tuple[Effect, ...]:
+        """They have no worker any more, and no KV."""
         effects: list[Effect] = []
-        for key in list(worker.ranking):
-            entry = self.entries[key[-1]]
-            worker.ranking.remove(key)
+        for entry in entries:
+            self._ranking(entry).remove(entry.key)
             entry.home, entry.key = None, ()
             waited = entry.state is State.WAITING
             entry.lose_kv()
@@ -305,7 +315,7 @@ class Core:
             if entry.home is None:
                 self._place(entry, name)
             rank.append(entry)
-        while (claimed := placement.claimable(self, name, rank[: worker.up.slots])) is not None:
+        while not worker.draining and (claimed := placement.claimable(self, name, rank[: worker.up.slots])) is not None:
             self._place(claimed, name)
             rank = sorted([*rank, claimed], key=lambda entry: entry.key)
         rank, evict = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)))
@@ -327,11 +337,13 @@ class Core:
 
     def _best(self, worker: Worker, limit: int) -> list[Key]:
         """The best of what the worker has and of what has no home yet."""
-        return sorted(worker.ranking.first(limit) + self._unplaced.first(limit))[:limit]
+        offered = [] if worker.draining else self._unplaced.first(limit)
+        return sorted(worker.ranking.first(limit) + offered)[:limit]
 
     def hungriest(self) -> str | None:
         """The worker that a new request is best offered to first."""
-        return max(self.workers, key=lambda name: self.workers[name].vacancy, default=None)
+        open = [name for name, worker in self.workers.items() if not worker.draining]
+        return max(open, key=lambda name: self.workers[name].vacancy, default=None)
 
     def idle_beside_work(self) -> str | None:
         """A worker with a vacant slot, if it could claim a request that waits elsewhere: it should plan."""

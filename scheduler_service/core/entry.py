@@ -106,6 +106,7 @@ class Worker:
     free_blocks: int
     ranking: FairRanking = field(default_factory=FairRanking)  # of the requests whose home it is
     running: set[str] = field(default_factory=set)  # ran in its last round
+    draining: bool = False  # it wants to end: nobody new comes
 
     @property
     def vacancy(self) -> int:

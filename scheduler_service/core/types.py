@@ -106,6 +106,13 @@ class WorkerDown:
     worker: str
 
 
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """A worker that wants to end: who runs there may go on, the others go elsewhere, and nobody new comes."""
+
+    worker: str
+
+
 @value
 class Round:
     """One row of a report, without its token ids: those stay in the shell."""
@@ -144,7 +151,7 @@ class Tick:
     """Time passed: what is past its deadline expires."""
 
 
-Event = Submitted | Cancelled | WorkerUp | WorkerDown | StepDone | CostChanged | Tick
+Event = Submitted | Cancelled | WorkerUp | WorkerDown | Draining | StepDone | CostChanged | Tick
 
 # ---- effects: what the shell has to store and to tell ----
 

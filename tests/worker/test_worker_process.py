@@ -17,7 +17,7 @@ from worker_service.__main__ import SERVICE
 DEADLINE_S = 60.0
 
 
-async def test_it_is_ready_when_attached_and_sigterm_ends_it_with_0(tiny: Tiny) -> None:
+async def test_it_is_ready_when_attached_and_sigterm_hands_over_and_ends_it_with_0(tiny: Tiny) -> None:
     scheduler = ScriptedScheduler()
     server = Server([], LINK_MESSAGE_BYTES)
     add_WorkerLinkServicer_to_server(scheduler, server.grpc)
@@ -46,7 +46,13 @@ async def test_it_is_ready_when_attached_and_sigterm_ends_it_with_0(tiny: Tiny) 
             await attachment.command(["a"], [admit("a", max_tokens=400)])
             await attachment.report()
             process.send_signal(signal.SIGTERM)
-            await attachment.ended.wait()
+            while not (await attachment.reports.get()).draining:
+                pass
+            await attachment.command([])
+            while not (last := await attachment.reports.get()).leaving:
+                pass
+            assert (last.session, last.epoch) == (attachment.hello.session, 7)
+            attachment.hang_up.set()
             _, errors = await process.communicate()
         assert process.returncode == 0, errors.decode()
     finally:

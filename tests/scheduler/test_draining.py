@@ -1,0 +1,76 @@
+"""A worker that wants to end: what becomes of its requests, in the core and live."""
+
+import grpc
+
+from protos.v1 import types_pb2
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.types import Draining
+from scheduler_service.store import MemoryStore
+from tests.scheduler.builders import FakeWorker, core
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+
+
+def test_a_draining_worker_keeps_who_runs_and_gives_up_the_others() -> None:
+    queue = core("fcfs")
+    worker = FakeWorker(queue, dict.fromkeys("abc", 3))
+    worker.submit("a", "b")
+    worker.step()
+    effects = queue.observe(Draining("w"), worker.now)
+    assert not effects  # "b" waited, and waits
+    worker.submit("c")
+    assert [run.id for run in queue.plan("w").rank] == ["a"]
+    worker.run(2)
+    assert "a" not in queue.entries
+    assert not queue.plan("w").rank
+    other = FakeWorker(queue, dict.fromkeys("bc", 3), name="other")
+    assert other.run(6) == [*"bbbccc"]
+
+
+def test_a_paused_request_leaves_a_draining_worker_with_its_tokens() -> None:
+    queue = core("las")
+    worker = FakeWorker(queue, dict.fromkeys("ab", 90))
+    worker.submit("a")
+    worker.run(30)
+    worker.submit("b")
+    worker.run(2)
+    assert queue.entries["a"].state is State.PAUSED
+    (changed,) = queue.observe(Draining("w"), worker.now)
+    assert (changed.record.request.id, changed.record.state, changed.record.emitted) == ("a", State.WAITING, 30)
+
+
+def test_nothing_is_offered_to_a_draining_worker() -> None:
+    queue = core()
+    FakeWorker(queue, {}, name="draining")
+    busy = FakeWorker(queue, {"a": 9}, name="busy")
+    queue.observe(Draining("draining"), 0.0)
+    busy.submit("a")
+    assert queue.hungriest() == "busy"
+    assert queue.idle_beside_work() == "busy"
+    assert not queue.plan("draining").rank
+
+
+async def test_a_worker_that_drains_hands_over_and_is_let_go() -> None:
+    async with scheduler(MemoryStore(), policy="fcfs") as (leader, target):
+        gateway, ends = ScriptedGateway(target), await ScriptedWorker(target, "ends").attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        for id in "ab":
+            await gateway.submit(id)
+        await ends.until("a", "b")
+        await ends.report(ends.row("a", 0, 7))
+        await ends.report(draining=True)
+        other = await ScriptedWorker(target, "other").attach()
+        await other.until("b")
+        await ends.until("a")
+        await ends.report(ends.row("a", 1, 8), draining=True)
+        await ends.report(leaving=True)  # its time is up
+        while await ends.call.read() is not grpc.aio.EOF:
+            pass
+        await other.until("a", "b")
+        assert list(other.admitted["a"].tokens) == [1, 2, 3, 7, 8]
+        stop = types_pb2.FINISH_REASON_STOP
+        await other.report(other.row("a", 2, 9, finish=stop), other.row("b", 0, 5, finish=stop))
+        await gateway.until(lambda: len(gateway.endings) == 2)
+        assert gateway.tokens == {"a": [7, 8, 9], "b": [5]}
+        assert [*leader.sessions] == ["other"]
+        for peer in (ends, other, gateway):
+            await peer.close()

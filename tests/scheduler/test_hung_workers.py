@@ -1,0 +1,82 @@
+"""A worker that beats but owes a round is given up; one that waits for the scheduler, or for memory, is not."""
+
+import asyncio
+
+from protos.v1 import types_pb2
+from protos.v1 import worker_link_pb2 as pb
+from scheduler_service.store import MemoryStore
+from scheduler_service.workers import WorkerSession
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+
+LAG = 3
+
+
+def session(**command: object) -> WorkerSession:
+    made = WorkerSession("w", "s", sent={})
+    made.commanded(pb.StepCommand(**command))  # type: ignore[arg-type]
+    return made
+
+
+RUNS = {"rank": [pb.Run(request_id="a")]}
+RAN = pb.Row(request_id="a")
+SKIPPED = pb.Row(request_id="a", skipped=pb.SKIP_NO_BLOCKS)
+
+
+def test_who_was_told_whom_to_run_owes_a_round() -> None:
+    assert not session().wait(1, LAG)
+    owing = session(**RUNS)
+    assert [owing.wait(1, LAG) for _ in range(3)] == [1, 2, 3]
+    owing.commanded(pb.StepCommand(rank=[pb.Run(request_id="b")]))  # a further command is no excuse
+    assert owing.wait(1, LAG) == 4
+
+
+def test_a_report_pays_and_the_next_round_is_owed_from_then_on() -> None:
+    owing = session(**RUNS)
+    owing.wait(5, LAG)
+    owing.count(pb.StepReport(step=1, rows=[RAN]))
+    assert owing.wait(1, LAG) == 1
+
+
+def test_who_may_not_run_ahead_any_further_owes_nothing() -> None:
+    """While the store is away no command is sent."""
+    far = session(**RUNS)
+    far.count(pb.StepReport(step=LAG, rows=[RAN]))
+    assert not far.wait(1, LAG)
+    far.commanded(pb.StepCommand(seen_step=LAG, **RUNS))
+    assert far.wait(1, LAG)
+
+
+def test_who_got_nowhere_owes_nothing_until_something_changes() -> None:
+    full = session(**RUNS)
+    full.count(pb.StepReport(step=1, rows=[SKIPPED]))
+    full.commanded(pb.StepCommand(seen_step=1, **RUNS))
+    assert not full.wait(1, LAG)
+    full.commanded(pb.StepCommand(seen_step=1, forget=["b"], **RUNS))
+    assert full.wait(1, LAG)
+
+
+async def test_a_worker_that_beats_but_owes_a_round_loses_its_requests_to_another() -> None:
+    async with scheduler(MemoryStore(), step_timeout_s=0.2, worker_timeout_s=3600) as (_, target):
+        gateway, hangs = ScriptedGateway(target), await ScriptedWorker(target, "hangs").attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await hangs.until("a")
+        await hangs.report(hangs.row("a", 0, 7))
+        beats = asyncio.create_task(beat(hangs))
+        other = await ScriptedWorker(target, "other").attach()
+        await other.until("a")
+        assert list(other.admitted["a"].tokens) == [1, 2, 3, 7]
+        await other.report(other.row("a", 1, 8, finish=types_pb2.FINISH_REASON_STOP))
+        await gateway.until(lambda: "a" in gateway.endings)
+        assert gateway.tokens["a"] == [7, 8]
+        beats.cancel()
+        for peer in (hangs, other, gateway):
+            await peer.close()
+
+
+async def beat(worker: ScriptedWorker) -> None:
+    """Its event loop lives, whatever its device does."""
+    while True:
+        worker.step_no -= 1
+        await worker.report(step=worker.step_no)
+        await asyncio.sleep(0.05)
