@@ -9,6 +9,7 @@ import torch
 from tests.worker.harness import CLEAR, Driver, Tiny
 from tests.worker.test_exactness import TEXTS
 from worker_service.engine.draft import Ask, Drafter, NoDrafter
+from worker_service.engine.sampling import weights
 from worker_service.engine.types import Finish, Limits, Run, Sampling
 
 TOKENS = 32
@@ -125,6 +126,7 @@ def test_a_bias_of_a_token_that_is_none_fails_its_request_alone(tiny: Tiny) -> N
     [
         Sampling(temperature=1.0, repetition_penalty=1e-45),
         Sampling(temperature=1.0, logit_bias=((3, float("nan")),)),
+        Sampling(temperature=1.0, top_p=0.5, logit_bias=((3, float("nan")),)),
         Sampling(logit_bias=((3, float("nan")),)),
         Sampling(temperature=1.0, frequency_penalty=-1e38),
     ],
@@ -140,3 +142,9 @@ def test_logits_that_are_no_distribution_end_their_request_and_no_other(tiny: Ti
         "logits: with bias and penalties they are not finite, so no token can be drawn"
     ]
     driver.forget_all()
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1e-45, 0.5])
+def test_a_nucleus_of_equal_tokens_holds_all_of_them(top_p: float) -> None:
+    own = Sampling(temperature=1.0, top_p=top_p)
+    assert weights(torch.zeros(7), own).tolist() == [1.0] * 7

@@ -39,11 +39,11 @@ def weights(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     if 0 < sampling.top_k < len(logits):
         scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k).values[-1], -math.inf)
     weight = scaled.exp()
-    if sampling.top_p < 1:
-        total = float(weight.sum(dtype=torch.float64))
-        # All tokens at or below this weight together are less than the mass to be cut: no need to sort them.
-        negligible = (1 - sampling.top_p) * total / len(weight)
-        ordered = np.sort(weight[weight > negligible].cpu().numpy())[::-1]  # torch sorts a hundred times slower here
+    if sampling.top_p < 1 and math.isfinite(total := float(weight.sum(dtype=torch.float64))):
+        # All tokens below this weight together are less than the mass to be cut: no need to sort them. The largest
+        # weight is 1, and must stay where all are equal and nothing is to be kept but one.
+        negligible = min((1 - sampling.top_p) * total / len(weight), 1.0)
+        ordered = np.sort(weight[weight >= negligible].cpu().numpy())[::-1]  # torch sorts a hundred times slower here
         mass = np.cumsum(ordered, dtype=np.float64)
         last = min(int(np.searchsorted(mass, sampling.top_p * total)), len(mass) - 1)
         weight = weight.masked_fill(weight < float(ordered[last]), 0.0)
