@@ -69,8 +69,8 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
 
 
 def _check_logits(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
-    if request.HasField("repetition_penalty") and not 0 < request.repetition_penalty <= 2:
-        raise BadInput("repetition_penalty", f"must be in (0, 2], not {request.repetition_penalty:g}")
+    if request.HasField("repetition_penalty") and not 0.01 <= request.repetition_penalty <= 2:
+        raise BadInput("repetition_penalty", f"must be in [0.01, 2], not {request.repetition_penalty:g}")
     for name in ("presence_penalty", "frequency_penalty"):
         if not -2 <= (value := getattr(request, name)) <= 2:
             raise BadInput(name, f"must be in [-2, 2], not {value:g}")

@@ -53,7 +53,7 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Over 0, up to 1.")] = None,
     top_k: Annotated[int, typer.Option(min=0, help="0: all.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Default: drawn by the server.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Over 0, up to 2; 1: none.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="From 0.01 to 2; 1: none.")] = None,
     presence_penalty: Annotated[float, typer.Option(help="-2 to 2.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="-2 to 2.")] = 0.0,
     logprobs: Annotated[

@@ -129,7 +129,7 @@ class GenerateRequest(_message.Message):
     content, sent again, gets the stream of the request that is there; with other content: ALREADY_EXISTS.
     """
     repetition_penalty: _builtins.float
-    """in (0, 2]; default 1: none. Of tokens in prompt or output"""
+    """in [0.01, 2]; default 1: none. Of tokens in prompt or output"""
     presence_penalty: _builtins.float
     """in [-2, 2]; of tokens in the output"""
     frequency_penalty: _builtins.float
