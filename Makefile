@@ -4,10 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 
+# Of fuzz.
+INPUTS ?= 1000000
+SEED ?= 0
+
 # Peers of bench-engine: NAME=PYTHON[:MODEL], docs/engine.md says how to make them.
 PEERS ?=
 
-.PHONY: demo test test-engine test-faults bench-engine bench-paper check lint types architecture protos protos-check audit audit-here \
+.PHONY: demo test test-engine test-faults fuzz bench-engine bench-paper check lint types architecture protos protos-check audit audit-here \
     env clean
 .DEFAULT_GOAL := help
 
@@ -16,6 +20,7 @@ help:
 	@echo "make test   all tests, against a real Redis and the real model"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
+	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
@@ -49,6 +54,9 @@ test-engine: env
 
 test-faults: env
 	$(BIN)/python -m pytest tests/faults
+
+fuzz: env
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED)
 
 bench-paper: env
 	@mkdir -p docs/paper

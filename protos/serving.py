@@ -1,6 +1,7 @@
 """What every service does alike: channels, servers with health and reflection, logs, signals. No service lives here."""
 
 import asyncio
+import inspect
 import logging
 import signal
 import sys
@@ -142,21 +143,44 @@ class Server:
 
 
 class WellFormed(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
-    """A request that is no message is bad input, not an UNKNOWN with a traceback. Streams are between peers."""
+    """A request that is no message is bad input, not an UNKNOWN with a traceback; also in the middle of a stream."""
 
     async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]
         handler = await continuation(details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+        if handler is None or handler.request_deserializer is None:
             return handler
+        parse = handler.request_deserializer
+
+        def parsed(raw: bytes) -> Any:
+            try:
+                return parse(raw)
+            except DecodeError:
+                raise BadInput("request", "not a message of the interface") from None
+
+        if handler.request_streaming:
+            # What a read raises passes through the behaviour: ours ends with its status, another's ends here.
+            behaviour = handler.stream_stream
+
+            async def converse(requests: Any, context: Any) -> None:
+                try:
+                    if inspect.isasyncgenfunction(behaviour):
+                        async for answer in behaviour(requests, context):
+                            await context.write(answer)
+                    else:
+                        await behaviour(requests, context)
+                except BadInput as error:
+                    await abort(context, error)
+
+            return handler._replace(request_deserializer=parsed, stream_stream=converse)
         kind = "unary_stream" if handler.response_streaming else "unary_unary"
-        parse, behaviour = handler.request_deserializer, getattr(handler, kind)
+        answer = getattr(handler, kind)
 
         async def call(raw: bytes, context: Any) -> Any:
             try:
-                request = parse(raw)
-            except DecodeError:
-                await abort(context, BadInput("request", "not a message of the interface"))
-            return await behaviour(request, context)
+                request = parsed(raw)
+            except BadInput as error:
+                await abort(context, error)
+            return await answer(request, context)
 
         return handler._replace(request_deserializer=None, **{kind: call})
 
