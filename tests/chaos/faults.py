@@ -1,0 +1,53 @@
+"""Which faults strike when, drawn from a seed. Pure: who carries them out is strikes.py."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+LEADER, STANDBY, WORKER, GATEWAY, REDIS = PROCESSES = ("leader", "standby", "worker", "gateway", "redis")
+LINKS = ("worker-scheduler", "gateway-scheduler", "scheduler-redis", "client-gateway")
+KILL, STOP, RESTART = "kill", "stop", "restart"  # SIGKILL; SIGSTOP, later SIGCONT; SIGTERM
+CUT, DELAY, THROTTLE, BLACKHOLE = "cut", "delay", "throttle", "blackhole"
+
+TOGETHER = 0.25  # share of faults that strike before the service has recovered from the one before
+LONG = 0.15  # share of those that last longer than the services' patience with a silent peer
+
+# A worker takes seconds of computing to come up again, anything else a fraction.
+WEIGHTS: Mapping[tuple[str, str], float] = {
+    **{(kind, process): 1.0 for process in PROCESSES for kind in (KILL, STOP, RESTART)},
+    **{(kind, link): 0.7 for link in LINKS for kind in (CUT, DELAY, THROTTLE, BLACKHOLE)},
+    (KILL, WORKER): 0.8,
+    (RESTART, WORKER): 0.4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`after_s`: the one before; `together`: whether the service has recovered from that or not. `which` of the
+    processes or links of that name, modulo their number. `strength`, in [0, 1), says how much it delays or throttles,
+    and which way it holds up."""
+
+    kind: str
+    target: str
+    after_s: float
+    together: bool
+    which: int
+    lasts_s: float
+    strength: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.target}"
+
+
+def schedule(seed: int, count: int) -> list[Fault]:
+    """The same one for the same arguments."""
+    random = Random(seed)
+    names, weights = list(WEIGHTS), list(WEIGHTS.values())
+    faults = []
+    for kind, target in random.choices(names, weights, k=count):
+        together = random.random() < TOGETHER
+        lasts_s = random.uniform(5.0, 9.0) if random.random() < LONG else random.uniform(0.1, 2.5)
+        after_s = random.uniform(0.0, 0.7)
+        faults.append(Fault(kind, target, after_s, together, random.randrange(12), lasts_s, random.random()))
+    return faults
