@@ -82,7 +82,7 @@ def main(
     per_round: Annotated[int, typer.Option(min=1)] = 50,
     seed: Annotated[int | None, typer.Option(help="Only the round of this seed, again.")] = None,
     model: Annotated[str, typer.Option(help="tiny, or as in `laps-sd pull`.")] = TINY,
-    users: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 10,
+    users: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 16,
     file: Annotated[Path, typer.Option(help="Counts of all rounds, as JSON lines.")] = Path("build/chaos/runs.jsonl"),
     logs: Path = Path("build/chaos"),
 ) -> None:

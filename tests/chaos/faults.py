@@ -9,8 +9,10 @@ LINKS = ("worker-scheduler", "gateway-scheduler", "scheduler-redis", "client-gat
 KILL, STOP, RESTART = "kill", "stop", "restart"  # SIGKILL; SIGSTOP, later SIGCONT; SIGTERM
 CUT, DELAY, THROTTLE, BLACKHOLE = "cut", "delay", "throttle", "blackhole"
 
-TOGETHER = 0.25  # share of faults that strike before the service has recovered from the one before
-LONG = 0.15  # share of those that last longer than the services' patience with a silent peer
+TOGETHER = 0.35  # share of faults that strike before the service has recovered from the one before
+# How long what lasts does, in seconds, and how often: shorter than anybody's patience, longer than that with a silent
+# scheduler (5 s), longer than that with a silent worker and that of a client (30 s).
+LASTS_S = ((0.1, 2.5, 0.82), (5.0, 9.0, 0.15), (31.0, 40.0, 0.03))
 
 # A worker takes seconds of computing to come up again, anything else a fraction.
 WEIGHTS: Mapping[tuple[str, str], float] = {
@@ -47,7 +49,8 @@ def schedule(seed: int, count: int) -> list[Fault]:
     faults = []
     for kind, target in random.choices(names, weights, k=count):
         together = random.random() < TOGETHER
-        lasts_s = random.uniform(5.0, 9.0) if random.random() < LONG else random.uniform(0.1, 2.5)
+        ((low, high, _),) = random.choices(LASTS_S, [share for _, _, share in LASTS_S])
+        lasts_s = random.uniform(low, high)
         after_s = random.uniform(0.0, 0.7)
         faults.append(Fault(kind, target, after_s, together, random.randrange(12), lasts_s, random.random()))
     return faults

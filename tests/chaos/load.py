@@ -1,6 +1,7 @@
 """Clients of all sorts, one stream after the other each, and every stream checked. It knows nothing of faults."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -18,7 +19,7 @@ STREAM_S = 240.0  # a stream that is not whole by then is lost
 RETRY_S = 0.2  # where the service gives no hint
 AGAIN = (NotServing, QueueFull)  # errors that say: try the same again
 REREAD = 0.1  # share of streams that are read once more after their end
-THINK_S = 1.0  # at most, between two streams of a client
+THINK_S = 0.5  # at most, between two streams of a client
 DETACH, CANCEL = types_pb2.ON_DISCONNECT_DETACH, types_pb2.ON_DISCONNECT_CANCEL
 
 
@@ -63,7 +64,8 @@ class Load:
         async with self._client(number) as client:
             while not self._ending.is_set():
                 text = random.choice(self._book.texts)
-                ask = Ask(f"{self._seed}-{number}-{count}", text, random.randint(1, len(text.tokens)))
+                tokens = math.ceil(len(text.tokens) * random.random() ** 2)  # more short ones than long ones
+                ask = Ask(f"{self._seed}-{number}-{count}", text, max(1, tokens))
                 count += 1
                 try:
                     async with asyncio.timeout(STREAM_S):

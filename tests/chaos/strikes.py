@@ -27,7 +27,7 @@ from tests.chaos.proxy import Proxy, Trouble
 from tests.waiting import until
 
 ALIVE_S = 10.0  # for a process that is just being started
-MOST_AT_ONCE = 4
+MOST_AT_ONCE = 5
 SIGNALS = {KILL: signal.SIGKILL, RESTART: signal.SIGTERM}
 BOTH, UP, DOWN = frozenset({"up", "down"}), frozenset({"up"}), frozenset({"down"})
 
