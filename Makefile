@@ -11,8 +11,13 @@ SEED ?= 0
 # Peers of bench-engine: NAME=PYTHON[:MODEL], docs/engine.md says how to make them.
 PEERS ?=
 
-.PHONY: demo test test-engine test-faults fuzz bench-engine bench-paper check lint types architecture protos protos-check audit audit-here \
-    env clean
+# Of chaos: on the tiny model, and on MODEL; of soak.
+FAULTS ?= 1000
+MODEL_FAULTS ?= 50
+MINUTES ?= 60
+
+.PHONY: demo test test-engine test-faults fuzz chaos soak bench-engine bench-paper check lint types architecture \
+    protos protos-check audit audit-here env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +26,8 @@ help:
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
+	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
+	@echo "make soak   the same stack for an hour without faults: memory and open files of every process (MINUTES=60)"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
@@ -62,6 +69,15 @@ bench-paper: env
 	@mkdir -p docs/paper
 	$(BIN)/python -m scheduler_service.sim.decision --json docs/paper/decision.json
 	$(BIN)/python -m scheduler_service.sim.paper
+
+# Rounds that are there count: broken off, it goes on where it was. Afresh: remove build/chaos/runs.jsonl.
+chaos: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m tests.chaos --faults $(FAULTS)
+	$(BIN)/python -m tests.chaos --model $(MODEL) --faults $(MODEL_FAULTS) --per-round 10 --users 6
+
+soak: env
+	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
 
 check: lint types architecture protos-check compose-check audit-here test
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -19,6 +20,7 @@ STREAM_S = 240.0  # a stream that is not whole by then is lost
 RETRY_S = 0.2  # where the service gives no hint
 AGAIN = (NotServing, QueueFull)  # errors that say: try the same again
 REREAD = 0.1  # share of streams that are read once more after their end
+KIND_CHARS = 60
 THINK_S = 0.5  # at most, between two streams of a client
 DETACH, CANCEL = types_pb2.ON_DISCONNECT_DETACH, types_pb2.ON_DISCONNECT_CANCEL
 
@@ -26,7 +28,7 @@ DETACH, CANCEL = types_pb2.ON_DISCONNECT_DETACH, types_pb2.ON_DISCONNECT_CANCEL
 @dataclass
 class Tally:
     streams: Counter[str] = field(default_factory=Counter)  # that ended, by how
-    errors: Counter[str] = field(default_factory=Counter)  # that clients were told, by status
+    errors: Counter[str] = field(default_factory=Counter)  # that clients were told, by kind
     retries: int = 0
     tokens: int = 0  # compared
     pieces: int = 0
@@ -147,7 +149,7 @@ class Load:
             try:
                 return await attempt()
             except RequestError as error:
-                self.tally.errors[error.code.name] += 1
+                self.tally.errors[kind(error)] += 1
                 if isinstance(error, Lost) and ask is not None:
                     ask.pieces.clear()  # that says: submit it again
                 elif not isinstance(error, AGAIN):
@@ -179,6 +181,12 @@ class Load:
 
     def _violation(self, request_id: str, problem: str) -> None:
         self.tally.violations.append(f"{request_id}: {problem}")
+
+
+def kind(error: RequestError) -> str:
+    """Its status, and the beginning of its words without the numbers."""
+    words = re.sub(r"\d+", "N", error.message)
+    return f"{error.code.name}: {words[:KIND_CHARS]}"
 
 
 @dataclass
