@@ -34,6 +34,7 @@ from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context: TypeAlias = Any  # grpc.aio.ServicerContext: grpc is not typed
+STOPPED = "the gateway stopped before the answer was whole"
 Handler = Callable[["Inference", Request, Context], Awaitable[Response]]
 
 
@@ -46,6 +47,10 @@ def answers_errors(handler: Handler[Request, Response]) -> Handler[Request, Resp
             return await handler(self, request, context)
         except RequestError as error:
             answer = error
+        except asyncio.CancelledError:
+            if not self.over:
+                raise
+            answer = NotServing(STOPPED)
         except Exception as error:
             self.log.error("unexpected", call=handler.__name__, trace=trace(error))
             answer = Failed("internal error")
@@ -57,12 +62,12 @@ def answers_errors(handler: Handler[Request, Response]) -> Handler[Request, Resp
 
 class Inference(inference_pb2_grpc.InferenceServicer):
     def __init__(self, settings: Settings, link: Link, metrics: Metrics) -> None:
-        self.draining = False
+        self.draining = self.over = False
         self.log = structlog.get_logger()
         self._settings = settings
         self._link = link
         self._metrics = metrics
-        self._running = 0
+        self._running: set[asyncio.Task[Any] | None] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -70,9 +75,12 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         """Take nothing new; running streams may end within `timeout_s`, those that do not are told within `grace_s`."""
         self.draining = True
         if not await self._idle_within(timeout_s):
-            self.log.warning("drain_timed_out", live=self._running)
-            self._link.fail_all(NotServing("the gateway stopped before the answer was whole"))
-            await self._idle_within(grace_s)
+            self.log.warning("drain_timed_out", live=len(self._running))
+            self._link.fail_all(NotServing(STOPPED))
+            if not await self._idle_within(grace_s):
+                self.over = True  # those that ask the scheduler something, or write to whoever does not read
+                for call in filter(None, self._running):
+                    call.cancel()
 
     async def _idle_within(self, timeout_s: float) -> bool:
         try:
@@ -112,11 +120,11 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     @asynccontextmanager
     async def _stream(self) -> AsyncIterator[None]:
         """Counts it, while it runs and how it ended. Raises QueueFull."""
-        self._running += 1
+        self._running.add(call := asyncio.current_task())
         self._idle.clear()
         status = grpc.StatusCode.CANCELLED
         try:
-            if max(self._running, len(self._link.feeds) + 1) > self._settings.max_requests:
+            if max(len(self._running), len(self._link.feeds) + 1) > self._settings.max_requests:
                 problem = f"{self._settings.max_requests} live requests at this gateway"
                 raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
             yield
@@ -126,7 +134,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             raise
         finally:
             self._metrics.requests.labels(status.name).inc()
-            self._running -= 1
+            self._running.discard(call)
             if not self._running:
                 self._idle.set()
 

@@ -23,6 +23,8 @@ UNARY_TIMEOUT_S = 10.0
 HTTPS = "https://"
 RESUME_S = 30.0  # how long a detached request's stream is looked for again
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0
+# CANCELLED by the other side, that is: a server or a proxy that stops says so of calls that it cannot end in order.
+_BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,7 @@ class Client:
             except grpc.aio.AioRpcError as error:
                 if whole:
                     return
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or clock() + pause_s > give_up:
+                if error.code() not in _BROKEN or clock() + pause_s > give_up:
                     raise request_error(error) from error
             finally:
                 call.cancel()
@@ -288,5 +290,7 @@ def _request_errors() -> Iterator[None]:
 def request_error(error: grpc.aio.AioRpcError) -> RequestError:
     """The RequestError that a status stands for."""
     trailers = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
+    if error.code() is grpc.StatusCode.CANCELLED:
+        return NotServing("the connection was given up by the server")
     retry_after_ms = int(trailers.get(RETRY_AFTER_KEY, 0))
     return from_code(error.code().value[0], error.details() or error.code().name, retry_after_ms)

@@ -104,6 +104,8 @@ class Scheduler(rpc.GatewayLinkServicer):
         self.serving = pb.Serving(ready=True, model=model_info())
         self.known: dict[str, types_pb2.RequestStatus] = {}
         self.submitted: dict[str, pb.Submit] = {}
+        self.asked = asyncio.Event()
+        self.silent: asyncio.Event | None = None  # no submission is told before it is set
         self._links: asyncio.Queue[Link] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
         self.port = 0
@@ -151,6 +153,9 @@ class Scheduler(rpc.GatewayLinkServicer):
         return self.known[request.request_id]
 
     async def GetSubmission(self, request: inference_pb2.GetRequestRequest, context: Any) -> pb.Submit:  # noqa: N802
+        self.asked.set()
+        if self.silent is not None:
+            await self.silent.wait()
         if request.request_id not in self.submitted:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"request {request.request_id} is unknown")
         return self.submitted[request.request_id]

@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 
 from gateway.text import TextModel
 from laps_sd.client import Client, Collector
-from protos.errors import BadInput, DuplicateRequest, RequestError, UnknownRequest
+from protos.errors import BadInput, DuplicateRequest, NotServing, RequestError, UnknownRequest
 from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, model_info, stack
@@ -209,6 +210,49 @@ async def test_a_detached_submission_is_sent_again_under_its_id_when_its_answer_
         assert again == submit
         await relay_all(other, submit)
         assert (await finish(task)).token_ids == TOKENS
+
+
+async def test_a_stream_that_is_looked_for_when_its_gateway_stops_is_looked_for_at_another() -> None:
+    async with two_gateways() as (scheduler, (_, other), (first, _), client):
+        scheduler.submitted["r"], scheduler.silent = submission(), asyncio.Event()
+        task = asyncio.create_task(collect(client.resume("r")))
+        await asyncio.wait_for(scheduler.asked.wait(), WAIT_S)
+        stub = inference_pb2_grpc.InferenceStub(client._channel)
+        plain = stub.Resume(inference_pb2.ResumeRequest(request_id="r"), timeout=WAIT_S)
+        scheduler.asked.clear()
+        await asyncio.wait_for(scheduler.asked.wait(), WAIT_S)
+        await first.service.drain(0, 0)
+        assert await plain.code() is grpc.StatusCode.UNAVAILABLE
+        scheduler.silent.set()
+        assert (await other.next("follow")).request_id == "r"
+        await relay_all(other, submission())
+        assert (await finish(task)).token_ids == TOKENS
+
+
+class Proxy(inference_pb2_grpc.InferenceServicer):
+    """Stops under its first call, as proxies and servers do: with status CANCELLED. The next one is answered."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Any) -> None:  # type: ignore[override] # noqa: N802
+        self.calls += 1
+        if self.calls == 1:
+            await context.abort(grpc.StatusCode.CANCELLED, "Cancelling all calls")
+        await context.write(inference_pb2.GenerateResponse(request_id=request.request_id, final={}))
+
+
+async def test_a_call_that_the_other_side_cancels_is_a_broken_one() -> None:
+    server, proxy = grpc.aio.server(), Proxy()
+    inference_pb2_grpc.add_InferenceServicer_to_server(proxy, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with Client(f"127.0.0.1:{port}") as client:
+        assert (await client.complete("the fox", request_id="r", **DETACH)).request_id == "r"
+        proxy.calls = 0
+        with pytest.raises(NotServing):
+            await client.complete("the fox")
+    await server.stop(0)
 
 
 async def test_an_attached_stream_is_not_looked_for() -> None:
