@@ -29,12 +29,9 @@ RECOVER_S = 120.0  # after a fault, until somebody gets a token again
 PER_FAULT_S = 60.0  # a round that takes longer hangs
 
 # Memory for a few texts only: requests lose their KV without any fault, too.
-OPTIONS = {
-    TINY: Options(dtype="float32", device="cpu", slots=4, kv_tokens=2048, drafter="ngram", drain_s=3.0),
-}
-OTHER = Options(dtype="float32", device="cpu", slots=4, kv_tokens=2048, drain_s=3.0)
-TEXT_TOKENS = {TINY: 600}
-OTHER_TEXT_TOKENS = 64
+OPTIONS = Options(dtype="float32", device="cpu", slots=4, kv_tokens=2048, drain_s=3.0)
+TINY_TEXTS = {"tokens": 600}
+TEXTS = {"tokens": 48, "prompts": 4}
 
 
 async def one_round(
@@ -44,7 +41,7 @@ async def one_round(
     clock = asyncio.get_running_loop().time
     began = clock()
     with log.open("wb", buffering=0) as lines:
-        async with cluster(model, lines, options=OPTIONS.get(name, OTHER)) as made:
+        async with cluster(model, lines, options=OPTIONS) as made:
             load, striker = Load(book, made.client, seed), Striker(made, lines)
             running = asyncio.create_task(load.run(users))
             try:
@@ -89,7 +86,7 @@ def main(
     logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         path = make_tiny_model(Path(folder)) if model == TINY else asyncio.run(find_model(model))
-        book = Book(path, TEXT_TOKENS.get(model, OTHER_TEXT_TOKENS))
+        book = Book(path, **(TINY_TEXTS if model == TINY else TEXTS))
         print(f"{len(book.texts)} texts of {sum(len(text.tokens) for text in book.texts)} tokens")
         if seed is not None:
             sys.exit(not play(model, path, book, seed, faults, users, file, logs))

@@ -43,14 +43,14 @@ class Text:
 
 
 class Book:
-    def __init__(self, model: Path, tokens: int) -> None:
+    def __init__(self, model: Path, tokens: int, prompts: int = len(PROMPTS)) -> None:
         """`tokens`: of each text, at most."""
         torch.set_num_threads(1)  # passes of one token: more threads only wait for one another
         self._tokenizer = AutoTokenizer.from_pretrained(model)
         reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         texts = [
             Text(prompt, sampling, tuple(_generate(reference, self._tokenizer(prompt).input_ids, sampling, tokens)))
-            for prompt in PROMPTS
+            for prompt in PROMPTS[:prompts]
             for sampling in SAMPLINGS
         ]
         self.texts = [text for text in texts if len(text.tokens) >= FEWEST]
