@@ -3,10 +3,11 @@
 import asyncio
 import fcntl
 import os
+import random
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ HOST = "127.0.0.1"
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 WORKER_DRAIN_S = 5.0
 DRAIN_SLACK_S = 5.0
+
+# Not those that systems give to outgoing connections (Linux: from 32768): one of these might take the port of a child
+# that is being started, and its own clients, which knock until it is back, are the first that would.
+_ANY_PORT, _PORT_TRIALS = range(20_000, 32_768), 64
 
 Emit = Callable[[bytes], object]
 
@@ -215,13 +220,20 @@ def claim_ports(*ports: int) -> list[int]:
         for port in ports:
             probe = probes.enter_context(socket.socket())
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError as error:
-                reason = f"cannot listen on {HOST}:{port}: {error.strerror}"
-                raise StackError(f"{reason}; stop what runs there or choose another port") from error
-            claimed.append(int(probe.getsockname()[1]))
+            claimed.append(_bind(probe, [port] if port else random.sample(_ANY_PORT, _PORT_TRIALS)))
         return claimed
+
+
+def _bind(probe: socket.socket, ports: Iterable[int]) -> int:
+    """The first of them that is free. Raises StackError."""
+    for port in ports:
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            reason = f"cannot listen on {HOST}:{port}: {error.strerror}"
+        else:
+            return port
+    raise StackError(f"{reason}; stop what runs there or choose another port")
 
 
 @contextmanager

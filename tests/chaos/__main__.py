@@ -9,18 +9,20 @@ import itertools
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from laps_sd.stack import Options, find_model
+from laps_sd.supervise import GaveUp
 from tests.chaos import record
 from tests.chaos.book import Book
-from tests.chaos.cluster import cluster
+from tests.chaos.cluster import Cluster, cluster
 from tests.chaos.faults import schedule
 from tests.chaos.leftovers import leftovers
-from tests.chaos.load import STREAM_S, Load
+from tests.chaos.load import STREAM_S, Load, Tally
 from tests.chaos.strikes import Striker
 from tests.tiny_model import make_tiny_model
 
@@ -38,38 +40,44 @@ async def one_round(
     name: str, model: Path, book: Book, seed: int, faults: int, users: int, log: Path
 ) -> dict[str, Any]:
     """What is recorded of it."""
-    clock = asyncio.get_running_loop().time
-    began = clock()
+    began = time.monotonic()
+    tally, struck, found = Tally(), Counter[str](), []
     with log.open("wb", buffering=0) as lines:
-        async with cluster(model, lines, options=OPTIONS) as made:
-            load, striker = Load(book, made.client, seed), Striker(made, lines)
-            running = asyncio.create_task(load.run(users))
-            try:
-                async with asyncio.timeout(faults * PER_FAULT_S + STREAM_S):
-                    await load.flows(RECOVER_S)
-                    await striker.run(schedule(seed, faults), lambda: load.flows(RECOVER_S))
-                    load.end()
-                    await running
-            except* TimeoutError as late:
-                load.tally.violations.append(f"the service did not recover: {late.exceptions[0]!r}")
-            finally:
-                running.cancel()
-                await asyncio.wait([running])
-            left = await leftovers(made)
-    tally = load.tally
+        try:
+            async with cluster(model, lines, options=OPTIONS) as made:
+                await disturb(
+                    made, Load(book, made.client, seed, tally), Striker(made, struck, lines), seed, faults, users
+                )
+                found = [f"left: {what}" for what in await leftovers(made)]
+        except* (TimeoutError, GaveUp) as failed:
+            found = [f"the stack did not recover: {error!r}" for error in failed.exceptions]
     return {
         "model": name,
         "seed": seed,
         "commit": record.commit(),
-        "duration_s": round(clock() - began, 1),
-        "faults": dict(sorted(striker.struck.items())),
+        "duration_s": round(time.monotonic() - began, 1),
+        "faults": dict(sorted(struck.items())),
         "streams": dict(sorted(tally.streams.items())),
         "tokens": tally.tokens,
         "errors": dict(sorted(tally.errors.items())),
         "retries": tally.retries,
         "longest_pause_s": round(tally.longest_pause_s, 1),
-        "violations": tally.violations + [f"left: {what}" for what in left],
+        "violations": tally.violations + found,
     }
+
+
+async def disturb(made: Cluster, load: Load, striker: Striker, seed: int, faults: int, users: int) -> None:
+    """All faults of a seed under load, then the end of all streams. Raises TimeoutError."""
+    running = asyncio.create_task(load.run(users))
+    try:
+        async with asyncio.timeout(faults * PER_FAULT_S + STREAM_S):
+            await load.flows(RECOVER_S)
+            await striker.run(schedule(seed, faults), lambda: load.flows(RECOVER_S))
+            load.end()
+            await running
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
 
 
 def main(

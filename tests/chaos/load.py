@@ -37,9 +37,9 @@ class Tally:
 
 
 class Load:
-    def __init__(self, book: Book, client: Callable[[int], Client], seed: int) -> None:
-        """`client`: of the service, the gateway of that number first."""
-        self.tally = Tally()
+    def __init__(self, book: Book, client: Callable[[int], Client], seed: int, tally: Tally) -> None:
+        """`client`: of the service, the gateway of that number first. `tally` grows."""
+        self.tally = tally
         self._book, self._client, self._seed = book, client, seed
         self._ending = asyncio.Event()
         self._busy = asyncio.Event()  # a piece came

@@ -18,7 +18,7 @@ from scheduler_service.sim.drawing import figure, svg
 from tests.chaos.book import Book
 from tests.chaos.cluster import Cluster, cluster
 from tests.chaos.leftovers import leftovers
-from tests.chaos.load import Load
+from tests.chaos.load import Load, Tally
 from tests.tiny_model import make_tiny_model
 
 OPTIONS = Options(dtype="float32", device="cpu", slots=4, kv_tokens=2048, drafter="ngram")
@@ -102,7 +102,7 @@ async def run(model: Path, minutes: float, warm_up: float, users: int, every_s: 
     curves = Curves(every_s, begins=round(60 * warm_up / every_s))
     with log.open("wb", buffering=0) as lines:
         async with cluster(model, lines, keep_s=KEEP_S, options=OPTIONS) as made:
-            load = Load(book, made.client, seed=1)
+            load = Load(book, made.client, 1, Tally())
             await soak(made, load, curves, minutes, users)
             left = await leftovers(made)
     return {

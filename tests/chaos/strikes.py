@@ -35,9 +35,8 @@ BOTH, UP, DOWN = frozenset({"up", "down"}), frozenset({"up"}), frozenset({"down"
 class Striker:
     """`struck` counts faults by name."""
 
-    def __init__(self, cluster: Cluster, log: IO[bytes]) -> None:
-        self.struck: Counter[str] = Counter()
-        self._cluster, self._log = cluster, log
+    def __init__(self, cluster: Cluster, struck: Counter[str], log: IO[bytes]) -> None:
+        self._cluster, self._struck, self._log = cluster, struck, log
         self._places = asyncio.Semaphore(MOST_AT_ONCE)
         self._last_leader = 0
 
@@ -63,7 +62,7 @@ class Striker:
                 self._log.write(f"{clock():.3f} chaos {fault}\n".encode())
                 await _disturb(proxies[fault.which % len(proxies)], fault)
             self._log.write(f"{clock():.3f} chaos over: {fault.name}\n".encode())
-            self.struck[fault.name] += 1
+            self._struck[fault.name] += 1
         finally:
             self._places.release()
 

@@ -1,6 +1,7 @@
 """`laps-sd up` before anything is started: flags, ports, data, and that the services understand what they are told."""
 
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,12 @@ def test_wrong_flags_are_refused(flags: list[str], problem: str) -> None:
     result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, ["up", *flags])
     assert result.exit_code == 2
     assert problem in result.output
+
+
+def test_a_port_of_any_number_is_none_that_an_outgoing_connection_could_have_taken() -> None:
+    first = (
+        int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        if sys.platform == "linux"
+        else 49_152
+    )
+    assert all(1024 < port < first for port in claim_ports(*[0] * 20))
