@@ -28,6 +28,7 @@ from protos.errors import (
     RequestError,
     UnknownRequest,
 )
+from protos.idempotence import REQUEST_ID
 from protos.serving import abort, trace
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
@@ -240,7 +241,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
 def _required_id(request_id: str) -> str:
     if not request_id:
         raise BadInput("request_id", "missing")
-    if len(request_id) > 128:
+    if not REQUEST_ID.fullmatch(request_id):
         raise UnknownRequest("request_id: unknown")
     return request_id
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import hashlib
-import re
 import time
 import uuid
 
 from gateway.text import BadChat, TextModel
 from protos.errors import BadInput
+from protos.idempotence import ID_RULE, REQUEST_ID
 from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
 
 ROLES = ("system", "user", "assistant")
@@ -17,7 +17,6 @@ MAX_STOP_CHARS = 128
 MAX_BIASES = 300
 MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 256
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 THREAD_ABOVE_BYTES = 4096  # smaller inputs take less than a millisecond or two of the event loop
 
 
@@ -46,7 +45,7 @@ async def submission(
 def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
     """All that can be told without the prompt's tokens. Comparisons are written so that NaN fails them."""
     if request.request_id and not REQUEST_ID.fullmatch(request.request_id):
-        raise BadInput("request_id", "must have 1 to 128 characters: letters, digits and . _ : -")
+        raise BadInput("request_id", ID_RULE)
     if request.HasField("temperature") and not 0 <= request.temperature <= 2:
         raise BadInput("temperature", f"must be in [0, 2], not {request.temperature:g}")
     if request.HasField("top_p") and not 0 < request.top_p <= 1:

@@ -7,6 +7,7 @@ import math
 
 from protos import version
 from protos.errors import BadInput
+from protos.idempotence import ID_RULE, REQUEST_ID
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
@@ -16,7 +17,6 @@ MAX_SLOTS = 1024
 MAX_COST_S = 1e4  # of anything in a worker's profile
 MIN_VERIFY_S = 1e-6
 MAX_DRAFT = 255  # what a stored round can tell, as the next one
-MAX_ID_CHARS = 128
 MAX_LOGIT_CHANGE = 100.0  # more than any sense needs, and nothing a worker's sums could overflow with
 MAX_LOGPROBS = 20
 _ENDINGS = (types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_LENGTH, types_pb.FINISH_REASON_ERROR)
@@ -64,8 +64,8 @@ def report(message: worker_pb.StepReport) -> None:
 
 
 def submit(message: gateway_pb.Submit, context_tokens: int) -> None:
-    if not 1 <= len(message.request_id) <= MAX_ID_CHARS:
-        raise BadInput("request_id", f"must have 1 to {MAX_ID_CHARS} characters")
+    if not REQUEST_ID.fullmatch(message.request_id):
+        raise BadInput("request_id", ID_RULE)
     for name, value in (("prompt", message.prompt), ("max_tokens", message.limits.max_tokens)):
         if not value:
             raise BadInput(name, "must not be empty")

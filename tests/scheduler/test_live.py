@@ -300,12 +300,12 @@ async def test_a_malformed_submission_is_refused_and_the_link_stays(
     assert gateway.refused["bad"].message == complaint
 
 
-@pytest.mark.parametrize("id", ["", "x" * 129])
+@pytest.mark.parametrize("id", ["", "x" * 129, "no header\n"])
 async def test_an_id_that_is_no_key_is_refused(live: Live, id: str) -> None:
     _, _, gateway = live
     await gateway.submit(id)
     await gateway.until(lambda: id in gateway.refused)
-    assert gateway.refused[id].message == "request_id: must have 1 to 128 characters"
+    assert gateway.refused[id].message == "request_id: must have 1 to 128 characters: letters, digits and . _ : -"
 
 
 async def test_without_a_worker_nothing_is_admitted(store: Switch) -> None:
