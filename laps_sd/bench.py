@@ -1,11 +1,16 @@
-"""`laps-sd bench`: hands each bench's flags to the service that it measures. Nothing is measured here."""
+"""`laps-sd bench`: its commands. Nothing is measured here."""
 
 import subprocess
 import sys
 
 import typer
 
+from laps_sd.schedbench.command import scheduler
+
 app = typer.Typer(no_args_is_help=True, help="Measure a part of LAPS-SD beside its peers.")
+
+
+app.command()(scheduler)
 
 
 # Its flags, --help too, are those of the worker's module.
