@@ -16,8 +16,17 @@ FAULTS ?= 1000
 MODEL_FAULTS ?= 50
 MINUTES ?= 60
 
-.PHONY: demo test test-engine test-faults fuzz chaos soak bench-engine bench-paper check lint types architecture \
-    protos protos-check audit audit-here env clean
+# Of bench: its folder, which keeps every run, how long a part may take, files of prompts (none: the project's own).
+BENCH ?= bench
+PART_MINUTES ?= 115
+PROMPTS ?=
+REQUESTS ?= 1100
+REPETITIONS ?= 3
+POLICIES ?= fcfs,srpt-length,laps-sd,gittins
+ALSO ?= sjf@2:0.85 las@2:0.85 mlfq@2:0.85
+
+.PHONY: demo test test-engine test-compare test-faults fuzz chaos soak bench bench-quick bench-engine bench-paper check \
+    lint types architecture protos protos-check audit audit-here env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +38,9 @@ help:
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
 	@echo "make soak   the same stack for an hour without faults: memory and open files of every process (MINUTES=60)"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
+	@echo "make test-compare  laps-sd compare with whole services on a tiny model (two minutes)"
+	@echo "make bench  policies compared on the live service: docs/benchmarks.md; repeat it until nothing is left"
+	@echo "make bench-quick  a first taste of it (five minutes), which proves nothing"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
@@ -49,6 +61,18 @@ test: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest
 
+bench: env
+	@mkdir -p docs/benchmarks
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/laps-sd compare --out $(BENCH) --model $(MODEL) --slots 2,4 --load 0.7,0.85,0.95,burst --policies $(POLICIES) \
+	    $(ALSO:%=--also %) --requests $(REQUESTS) --repetitions $(REPETITIONS) $(PROMPTS:%=--workload %) \
+	    --minutes $(PART_MINUTES) --json docs/benchmarks/record.json --recordings docs/benchmarks/recordings
+	$(BIN)/python -m laps_sd.compare.page
+
+bench-quick: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/laps-sd compare --quick --out $(BENCH)-quick --model $(MODEL) --html $(BENCH)-quick/report.html
+
 bench-engine: env
 	@mkdir -p docs/engine
 	$(BIN)/laps-sd pull $(MODEL)
@@ -57,7 +81,10 @@ bench-engine: env
 
 test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
-	$(BIN)/python -m pytest -s tests/slow
+	$(BIN)/python -m pytest -s tests/slow/test_two_hundred_prompts.py
+
+test-compare: env
+	$(BIN)/python -m pytest -s tests/slow/test_compare.py
 
 test-faults: env
 	$(BIN)/python -m pytest tests/faults

@@ -4,6 +4,7 @@ import typer
 
 from laps_sd import bench
 from laps_sd.certs import certs
+from laps_sd.compare.command import compare
 from laps_sd.demo import demo
 from laps_sd.distill import distill
 from laps_sd.generate import generate, resume
@@ -28,6 +29,7 @@ app.command()(up)
 app.command()(demo)
 app.command()(simulate)
 app.command()(loadtest)
+app.command()(compare)
 app.command()(top)
 app.command()(certs)
 app.add_typer(key, name="key")

@@ -70,6 +70,7 @@ class Options:
     tenants: Path | None = None  # their weights and bounds; None: all alike, without bounds of their own
     api_keys: Path | None = None  # None: whoever reaches the port may use it
     certs: Path | None = None  # of `laps-sd certs`: mutual TLS; None: plaintext, on loopback
+    event_log: Path | None = None  # of the scheduler: every event and plan
     log_level: str = "info"
 
 
@@ -165,6 +166,8 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
     ]
     if options.tenants is not None:
         arguments += ["--tenants", str(options.tenants)]
+    if options.event_log is not None:
+        arguments += ["--event-log", str(options.event_log)]
     if options.schedulers > 1:
         arguments.append("--standby")
     # Not a flag: everybody on the machine can list those, and the URL may hold a password.

@@ -115,7 +115,7 @@ def up(
         host_kv_tokens=host_kv_tokens,
         policy=policy,
         policy_set=tuple(policy_set or ()),
-        drafter=_drafter(drafter),
+        drafter=check_drafter(drafter),
         draft_len=parse_draft_len(draft_len),
         device=device.value,
         dtype=dtype.value,
@@ -172,7 +172,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> bool:
     return True
 
 
-def _drafter(drafter: str) -> str:
+def check_drafter(drafter: str) -> str:
     if drafter in ("none", "ngram", "default"):
         return drafter
     folder = Path(drafter).expanduser()

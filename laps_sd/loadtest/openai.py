@@ -66,6 +66,8 @@ class OpenAI(Target):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if planned.stop:
+            body["stop"] = list(planned.stop)
         if planned.ignore_eos:
             body["ignore_eos"] = True  # no part of OpenAI's interface, but of the servers' that people run
         if planned.prompt and self.server.chat:

@@ -33,6 +33,7 @@ class Planned:
     klass: str = "default"
     category: str = ""
     measured: bool = True  # False: warm-up
+    stop: tuple[str, ...] = ()  # strings that end the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def plan(
             due_s=due,
             prompt=job.prompt,
             prompt_tokens=job.prompt_tokens,
-            max_tokens=job.output_tokens or max_tokens,
+            max_tokens=job.output_tokens or job.max_tokens or max_tokens,
             ignore_eos=ignore_eos or job.output_tokens > 0,
             predicted_tokens=job.predicted_output_tokens,
             klass=job.klass.name.lower(),

@@ -119,6 +119,7 @@ class Grpc(Target):
             "temperature": self.server.temperature,
             "seed": abs(planned.index),
             "predicted_tokens": planned.predicted_tokens,
+            "stop": planned.stop,
             "request_class": f"REQUEST_CLASS_{planned.klass.upper()}",
         }
 

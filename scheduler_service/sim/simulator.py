@@ -112,7 +112,7 @@ class Simulation:
     def _submit(self, job: Job, now: float) -> None:
         """With plan lag, as live: whoever has the most room gets a new plan at once, for its next round."""
         request = job.request(self._max_tokens)
-        if self._predictor:
+        if self._predictor and request.expected is None:
             request = replace(request, expected=self._predictor.predict(job.features()))
         self.core.observe(Submitted(request), now)
         if self._fleet.plan_lag and (name := self.core.hungriest()) is not None:

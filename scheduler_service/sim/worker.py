@@ -143,7 +143,7 @@ class SimWorker:
         finish = None
         if not owed:
             job = self._jobs[run.id]
-            drafts = run.draft_len
+            drafts = job.drafts(entry.rounds, run.draft_len)
             accepted = job.accepts(entry.rounds, drafts)
             new = accepted + 1
             if new >= job.output_tokens - start:

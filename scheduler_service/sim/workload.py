@@ -5,7 +5,10 @@ A job knows its true length; the core gets only `Job.request`, which does not.
 
 import csv
 import gzip
+import io
 import json
+import math
+import operator
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TextIO, TypeVar
 
+from scheduler_service.core.beliefs import Expected, Length
 from scheduler_service.core.types import Request, RequestClass
 from scheduler_service.predictor.features import of_category
 from scheduler_service.predictor.port import Features
@@ -31,7 +35,10 @@ class WorkloadError(ValueError):
 @dataclass(frozen=True)
 class Job:
     """One request of a workload. `accepted`: accepted draft tokens of each round at `draft_len`; when the list ends it
-    starts over. Empty: not known, and to be drawn. `output_tokens` 0: not fixed, which only a live run takes."""
+    starts over. Empty: not known, and to be drawn. `output_tokens` 0: not fixed, which only a live run takes.
+
+    Of recordings: `drafted`, what the drafter made of the draft length in each of these rounds (empty: all of it);
+    `max_tokens`, the client's bound (None: one for all that tells nothing); `expected`, what a predictor said of it."""
 
     id: str
     arrival_s: float
@@ -44,22 +51,30 @@ class Job:
     category: str = ""
     tenant: str = ""
     prompt: str = ""  # its text, if it has one: then `prompt_tokens` may be an estimate
+    drafted: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    expected: Expected | None = None
 
     def request(self, max_tokens: int) -> Request:
-        """What a scheduler may know of it. `max_tokens` is the same for all, so that it tells nothing."""
+        """What a scheduler may know of it. `max_tokens`, of those without their own, is the same for all."""
         return Request(
             self.id,
             self.arrival_s,
             self.prompt_tokens,
-            max_tokens,
+            self.max_tokens or max_tokens,
             self.klass,
             predicted_tokens=self.predicted_output_tokens,
+            expected=self.expected,
             tenant=self.tenant,
         )
 
     def features(self) -> Features:
         """What a predictor may know of it."""
         return of_category(self.category, self.prompt_tokens, self.klass)
+
+    def drafts(self, round: int, allowed: int) -> int:
+        """How many tokens are drafted in that round where `allowed` may be."""
+        return min(allowed, self.drafted[round % len(self.drafted)]) if self.drafted else allowed
 
     def accepts(self, round: int, drafts: int) -> int:
         """How many of `drafts` are accepted in that round.
@@ -81,7 +96,7 @@ class Job:
         """Rounds that its output takes with `draft_len` drafts each."""
         rounds = emitted = 0
         while emitted < self.output_tokens:
-            emitted += self.accepts(rounds, draft_len) + 1
+            emitted += self.accepts(rounds, self.drafts(rounds, draft_len)) + 1
             rounds += 1
         return rounds
 
@@ -106,8 +121,8 @@ def read_workload(path: Path, *, arrivals: bool = True, lengths: bool = True) ->
 
 
 def write_workload(path: Path, jobs: Iterable[Job]) -> None:
-    """As JSON Lines, so that others can run the same."""
-    with path.open("w", encoding="utf-8") as file:
+    """As JSON Lines (compressed if its name ends in .gz), so that others can run the same."""
+    with _create(path) as file:
         for job in jobs:
             row: dict[str, object] = {
                 "arrival_s": round(job.arrival_s, 6),
@@ -115,13 +130,23 @@ def write_workload(path: Path, jobs: Iterable[Job]) -> None:
                 "output_tokens": job.output_tokens,
                 "predicted_output_tokens": job.predicted_output_tokens,
                 "accepted": list(job.accepted),
+                "drafted": list(job.drafted),
                 "draft_len": job.draft_len,
+                "max_tokens": job.max_tokens,
+                "expected": expected_row(job.expected),
                 "class": job.klass.name.lower(),
                 "category": job.category,
                 "tenant": job.tenant,
                 "prompt": job.prompt,
             }
-            file.write(json.dumps({key: value for key, value in row.items() if value not in (None, "", [])}) + "\n")
+            file.write(json.dumps({key: value for key, value in row.items() if value not in (None, "", [], {})}) + "\n")
+
+
+def _create(path: Path) -> TextIO:
+    """Equal jobs are equal bytes."""
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.GzipFile(path, "wb", mtime=0), encoding="utf-8")
+    return path.open("w", encoding="utf-8")
 
 
 def _open(path: Path) -> TextIO:
@@ -182,6 +207,9 @@ def _job(where: str, id: str, row: Mapping[str, Any], arrivals: bool, lengths: b
     draft_len = field("draft_len", _whole(1, MOST_DRAFT), 4)
     recorded: tuple[int, ...] = ()
     accepted = field("accepted", _list_of(_whole(0, draft_len)), recorded)
+    drafted = field("drafted", _list_of(_whole(0, draft_len)), recorded)
+    if drafted and (len(drafted) != len(accepted) or any(map(operator.gt, accepted, drafted))):
+        raise WorkloadError(f"{where}: drafted: must hold as many rounds as accepted, none with fewer tokens")
     prompt = field("prompt_tokens", _whole(0, MOST_TOKENS), 0) or field("prompt", _text_tokens, 0)
     if not prompt:
         raise WorkloadError(f"{where}: prompt_tokens: is missing, and so is prompt")
@@ -202,7 +230,35 @@ def _job(where: str, id: str, row: Mapping[str, Any], arrivals: bool, lengths: b
         category=field("category", _text, ""),
         tenant=field("tenant", _text, ""),
         prompt=field("prompt", _text, ""),
+        drafted=drafted,
+        max_tokens=field("max_tokens", _whole(1, MOST_TOKENS), None),
+        expected=field("expected", expectation, None),
     )
+
+
+def expected_row(expected: Expected | None) -> dict[str, float]:
+    row: dict[str, float] = {}
+    if expected is not None and expected.length is not None:
+        row |= {"median_tokens": math.exp(expected.length.location), "spread": expected.length.spread}
+    if expected is not None and expected.acceptance is not None:
+        row["acceptance"] = expected.acceptance
+    return {name: round(value, 4) for name, value in row.items()}
+
+
+def expectation(value: object) -> Expected:
+    """`median_tokens` with `spread` (of ln tokens), and `acceptance`, each optional."""
+    if not isinstance(value, Mapping) or not all(_is_number(number) and number >= 0 for number in value.values()):
+        raise ValueError("must be an object of numbers from 0: median_tokens, spread, acceptance")
+    length = None
+    if "median_tokens" in value:
+        if not (value["median_tokens"] >= 1 and value.get("spread", 0) > 0):
+            raise ValueError("median_tokens must be at least 1 and come with a spread above 0")
+        length = Length(math.log(value["median_tokens"]), value["spread"])
+    return Expected(length, value.get("acceptance"))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _seconds(value: object) -> float:

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from scheduler_service.core.beliefs import Expected, Length
 from scheduler_service.core.entry import WORTH
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.results import summarise
@@ -170,3 +171,15 @@ def test_a_worker_without_room_says_so_and_gets_a_better_plan() -> None:
     ]
     jobs = [job(f"j{i}", at, tokens, prompt_tokens=prompt) for i, (at, prompt, tokens) in enumerate(sizes)]
     assert len(ends(run(jobs, "gsa", plan_lag=1, draft_len=1, kv_budget_tokens=200))) == len(jobs)
+
+
+def test_a_recorded_round_costs_what_its_drafter_proposed() -> None:
+    """Drafts of 2 and 0 where 4 are allowed: 2 * 1 + 10, then 10 ms."""
+    costs = StepCosts(t_draft_ms=1, t_verify_ms=10, t_verify_slope=0, t_prefill_ms_per_token=0)
+    assert ends(run([job("a", tokens=4, accepted=(2, 0), drafted=(2, 0))], costs=costs)) == pytest.approx({"a": 0.022})
+
+
+def test_a_recorded_prediction_goes_before_the_order_of_arrival() -> None:
+    expected = {"long": Expected(Length(5.0, 0.1)), "short": Expected(Length(0.5, 0.1))}
+    jobs = [job(id, tokens=tokens, expected=expected[id]) for id, tokens in (("long", 9), ("short", 2))]
+    assert ends(run(jobs, "sjf")) == {"short": 2, "long": 11}

@@ -2,10 +2,12 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from scheduler_service.core.beliefs import Expected, Length
 from scheduler_service.core.types import RequestClass
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
@@ -136,3 +138,40 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, name: str) -> No
     (tmp_path / "damaged.csv.gz").write_bytes(damaged)
     with pytest.raises(WorkloadError, match=name):
         read_workload(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["recorded.jsonl", "recorded.jsonl.gz"])
+def test_a_recording_comes_back_as_it_was_written(tmp_path: Path, name: str) -> None:
+    expected = Expected(Length(3.0, 0.5), 0.75)
+    job = Job("0000001", 0.5, 10, 6, (2, 0, 1), drafted=(4, 0, 1), max_tokens=16, expected=expected)
+    write_workload(tmp_path / name, [job])
+    (back,) = read_workload(tmp_path / name)
+    assert back.expected is not None
+    assert back.expected.length is not None
+    assert back.expected.length.location == pytest.approx(3.0, abs=1e-3)
+    assert replace(back, expected=expected) == job
+    first = (tmp_path / name).read_bytes()
+    write_workload(tmp_path / name, [job])
+    assert (tmp_path / name).read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"accepted": [1, 0], "drafted": [1]}, "drafted: must hold as many rounds"),
+        ({"accepted": [2], "drafted": [1]}, "none with fewer tokens"),
+        ({"expected": {"median_tokens": 9}}, "expected: median_tokens must .* a spread"),
+        ({"expected": {"spread": "wide"}}, "expected: must be an object of numbers"),
+        ({"max_tokens": 0}, "max_tokens: 0 is not a whole number"),
+    ],
+)
+def test_a_bad_recording_is_refused(tmp_path: Path, wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(WorkloadError, match=words):
+        read_workload(jsonl(tmp_path, GOOD | wrong))
+
+
+def test_a_recorded_drafter_proposes_what_it_proposed() -> None:
+    job = Job("1", 0.0, 1, 20, (2, 0), drafted=(3, 0))
+    assert [job.drafts(round, 4) for round in range(3)] == [3, 0, 3]
+    assert job.drafts(0, 1) == 1
+    assert job.rounds(4) == 10

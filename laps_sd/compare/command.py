@@ -1,0 +1,274 @@
+"""`laps-sd compare`: flags in; runs, table, JSON and report out. What a run is, and what runs amount to, is its
+neighbours' business."""
+
+import json
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from laps_sd.compare import identity, live, prompts
+from laps_sd.compare.design import BASE, Cell, Drawn, Run, Settings, check_load, due, runs
+from laps_sd.compare.folder import Folder, OtherSettings, runs_of, write
+from laps_sd.compare.replay import write_recordings
+from laps_sd.generate import INTERRUPTED
+from laps_sd.stack import Options
+from laps_sd.up import Dtype, check_drafter
+from scheduler_service.core.policies import make_policy
+from worker_service.prompts import PromptError
+
+# Round bounds, as clients write them, small ones more often; the middle of an answer is some 30 tokens, the mean 45.
+MAX_TOKENS = "16,16,16,16,32,32,32,64,64,128,256"
+QUICK_REQUESTS, QUICK_TAUGHT = 36, 48
+ATTEMPTS = 2  # at a run that turns out disturbed
+PIPE_WIDTH = 140  # of tables where there is no terminal to ask
+
+
+def compare(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Keeps every run; the same command goes on there.")],
+    policies: Annotated[
+        str, typer.Option(metavar="P,P,...", help="Each a name, or name:setting=value:... fcfs is always among them.")
+    ] = "fcfs,laps-sd,gittins",
+    slots: Annotated[str, typer.Option(metavar="N,N", help="Of the worker: requests in one round.")] = "2",
+    load: Annotated[
+        str,
+        typer.Option(metavar="L,L,...", help="Shares of the capacity, which is measured first; burst: all at once."),
+    ] = "0.85",
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="P@SLOTS:LOAD", help="A further policy at one point, as sjf@2:0.85; repeatable."),
+    ] = None,
+    requests: Annotated[int | None, typer.Option(min=12, max=100_000, help="Of a run. Default: 1100.")] = None,
+    repetitions: Annotated[int | None, typer.Option(min=1, help="Each with requests of its own. Default: 3.")] = None,
+    workload: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="JSON Lines (.gz) with `prompt` and `kind` (chat, code, reasoning); repeatable."
+        ),
+    ] = None,
+    longest_prompt: Annotated[int, typer.Option(min=1, help="Characters; longer prompts are left out.")] = 500,
+    max_tokens: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Each request's bound is drawn from these.")
+    ] = MAX_TOKENS,
+    paragraphs: Annotated[
+        str, typer.Option(metavar="KIND,KIND", help="Kinds whose answers end with their first paragraph; or none.")
+    ] = "chat,reasoning",
+    taught: Annotated[
+        int | None, typer.Option(min=40, help="Other requests that the predictor learns from first. Default: 300.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="As in `laps-sd pull`.")] = "smollm2-135m",
+    drafter: Annotated[str, typer.Option(metavar="none|ngram|PATH|default", help="As of `laps-sd up`.")] = "default",
+    draft_len: Annotated[int, typer.Option(min=0, max=64, help="Tokens drafted per round, the same for all.")] = 4,
+    dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where it is native.")] = Dtype.auto,
+    seed: Annotated[int, typer.Option(help="Of prompts, bounds, arrivals and orders.")] = 0,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin no run that would end later; 0: only tell what there is.")
+    ] = None,
+    keep_faulty: Annotated[
+        bool, typer.Option("--keep-faulty", help="Count runs that were disturbed, too: on a machine that others use.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first taste: few requests, one repetition. No evidence.")
+    ] = False,
+    recordings: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the requests as they went, for `laps-sd simulate`.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
+) -> None:
+    """Run the live stack under one policy after the other, with the same requests at the same times, and compare.
+
+    Each run is a service of its own: Redis, scheduler, worker, gateway. All predictors were taught the same answers.
+    """
+    names = list(dict.fromkeys([BASE, *filter(None, map(str.strip, policies.split(",")))]))
+    bounds, many = _numbers(max_tokens, "--max-tokens"), _numbers(slots, "--slots")
+    try:
+        loads = [check_load(text.strip()) for text in load.split(",")]
+        extras = [_extra(text) for text in also or ()]
+        for name in (*names, *(name for name, _ in extras)):
+            make_policy(*_parts(name))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--policies, --load, --also") from None
+    options = Options(model=model, drafter=check_drafter(drafter), draft_len=draft_len, dtype=dtype.value)
+    draw = _report() if html_file else None
+    try:
+        pool = prompts.prompts_of(workload or [], longest_prompt)
+    except PromptError as error:
+        raise typer.BadParameter(str(error), param_hint="--workload") from None
+    settings = Settings(
+        model=model,
+        dtype=dtype.value,
+        drafter=drafter,
+        draft_len=draft_len,
+        requests=requests or (QUICK_REQUESTS if quick else 1100),
+        max_tokens=tuple(bounds),
+        paragraphs=tuple(kind for kind in paragraphs.split(",") if kind != "none"),
+        taught=taught or (QUICK_TAUGHT if quick else 300),
+        seed=seed,
+        prompts=prompts.digest(pool),
+        code=identity.serving_code(),
+    )
+    try:
+        drawn = Drawn(pool, settings)
+        folder = Folder(out, settings)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--workload") from None
+    except (OtherSettings, OSError) as error:
+        typer.echo(f"laps-sd: {error}", err=True)
+        raise typer.Exit(1) from None
+    cells = {Cell(number, load): list(names) for number in many for load in loads}
+    for name, cell in extras:
+        cells[cell] = list(dict.fromkeys([*cells.get(cell, [BASE]), name]))
+    asked = list(dict.fromkeys(runs(cells, repetitions or (1 if quick else 3), seed)))
+    work = Work(folder, drawn, settings, options, tolerant=keep_faulty or quick)
+    try:
+        left = work.through(asked, minutes)
+    except live.Interrupted:
+        typer.echo("laps-sd: stopped; the same command goes on from here", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    tell(folder, settings, tolerant=work.tolerant, json_file=json_file, html_file=html_file, draw=draw)
+    if recordings:
+        write_recordings(recordings, (run for run in runs_of(folder.path) if run["run"]["policy"] == BASE), draft_len)
+    if left:
+        typer.echo(f"laps-sd: {left} runs of {len(asked)} are left: the same command goes on with them", err=True)
+
+
+class Work:
+    """Does the runs that are missing. `tolerant`: those that were disturbed are not repeated."""
+
+    def __init__(self, folder: Folder, drawn: Drawn, settings: Settings, options: Options, *, tolerant: bool) -> None:
+        self.tolerant = tolerant
+        self._folder, self._drawn, self._settings, self._options = folder, drawn, settings, options
+        self._longest_s = max((run["took_s"] for run in runs_of(folder.path)), default=0.0)
+
+    def through(self, asked: Sequence[Run], minutes: float | None) -> int:
+        """Runs still missing in the end. Raises live.Interrupted."""
+        began = time.monotonic()
+        for run in asked:
+            spent_s = time.monotonic() - began
+            if minutes is not None and spent_s + self._longest_s >= 60 * minutes:
+                break
+            if self._done(run) or not (run == run.capacity or self._done(run.capacity)):
+                continue  # of a disturbed capacity no load can be a share
+            self._teach()
+            self._run(run)
+        return sum(not self._done(run) for run in asked)
+
+    def _done(self, run: Run) -> bool:
+        """With a capacity that was measured anew since, it has to be done anew."""
+        if not self._folder.has(run, faulty=self.tolerant):
+            return False
+        return run == run.capacity or self._folder[run]["capacity"] == self._capacity(run)
+
+    def _capacity(self, run: Run) -> float:
+        """Requests a second."""
+        capacity: float = self._folder[run.capacity]["results"]["request_throughput"]
+        return capacity
+
+    def _teach(self) -> None:
+        """Once a folder."""
+        if (self._folder.path / "taught.json").exists():
+            return
+        shutil.rmtree(self._folder.taught, ignore_errors=True)
+        typer.echo(f"teaching the predictor with {self._settings.taught} answers", err=True)
+        lesson = self._drawn.lesson()
+        options = replace(self._options, policy=BASE, slots=4)
+        measured = live.teach(options, lesson, self._folder.taught, self._folder.log)
+        write(self._folder.path / "taught.json", live.as_json(measured, lesson)["results"])
+
+    def _run(self, run: Run) -> None:
+        requests = self._drawn.requests(run.repetition)
+        capacity = 1.0 if run == run.capacity else self._capacity(run)
+        times_s = due(run, len(requests), capacity, self._settings.seed)
+        plan = [replace(planned, due_s=due_s) for planned, due_s in zip(requests, times_s, strict=True)]
+        name, policy_set = _parts(run.policy)
+        options = replace(self._options, slots=run.cell.slots, policy=name, policy_set=tuple(policy_set))
+        for attempt in range(1, ATTEMPTS + 1):
+            began = time.monotonic()
+            measured = live.measure(options, plan, self._drawn.lesson(), self._folder.taught, self._folder.log)
+            took_s = time.monotonic() - began
+            self._longest_s = max(self._longest_s, took_s)
+            figures = live.as_json(measured, plan)
+            kept = {"capacity": capacity, "took_s": round(took_s, 1), "attempt": attempt}
+            self._folder.add(run, figures | kept)
+            mean_s = figures["results"]["mean_e2el_ms"] / 1e3
+            faults = f"; disturbed: {'; '.join(figures['faults'])}" if figures["faults"] else ""
+            idle = figures["scheduler"]["idle_share"]
+            typer.echo(f"{run.name}: mean {mean_s:.2f} s, model idle {idle:.1%}, took {took_s:.0f} s{faults}", err=True)
+            if self.tolerant or not figures["faults"]:
+                return
+
+
+def tell(
+    folder: Folder, settings: Settings, *, tolerant: bool, json_file: Path | None, html_file: Path | None, draw: Any
+) -> None:
+    """Everything that the folder holds, whichever runs were asked for now."""
+    from laps_sd.compare.show import shown  # they load numpy
+    from laps_sd.compare.summary import summarise
+
+    found = list(runs_of(folder.path))
+    if not found:
+        typer.echo("laps-sd: there is no run yet", err=True)
+        return
+    summary = summarise(found, settings.draft_len, faulty=tolerant)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    console.print(shown(summary), highlight=False)
+    if not (json_file or html_file):
+        return
+    summary |= {
+        "command": shlex.join(["laps-sd", *sys.argv[1:]]),
+        "settings": json.loads((folder.path / "settings.json").read_text()),
+        "machine": identity.machine(),
+        "versions": identity.versions(),
+        "capacity": {
+            Run.of_json(run["run"]).name: run["results"]["request_throughput"]
+            for run in found
+            if Run.of_json(run["run"]) == Run.of_json(run["run"]).capacity
+        },
+        "took_s": sum(run["took_s"] for run in found),
+    }
+    if len(summary["cells"]) == 1:
+        summary["policies"] = {name: row["results"] for name, row in summary["cells"][0]["policies"].items()}
+    if json_file:
+        json_file.write_text(json.dumps(summary, indent=1) + "\n")
+    if html_file and draw:
+        html_file.write_text(draw(summary), encoding="utf-8")
+
+
+def _parts(policy: str) -> tuple[str, list[str]]:
+    name, *settings = policy.split(":")
+    return name, settings
+
+
+def _extra(text: str) -> tuple[str, Cell]:
+    """`sjf@2:0.85`. Raises ValueError."""
+    name, _, place = text.partition("@")
+    slots, _, load = place.partition(":")
+    if not (name and slots.isdecimal() and int(slots)):
+        raise ValueError(f"{text!r} is not a policy at slots and a load, such as sjf@2:0.85")
+    return name, Cell(int(slots), check_load(load))
+
+
+def _numbers(text: str, flag: str) -> list[int]:
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(numbers) < 1:
+        raise typer.BadParameter(f"{text!r} is not a list of whole numbers such as 2,4", param_hint=flag)
+    return numbers
+
+
+def _report() -> Any:
+    """The report's function, loaded before anything runs: without the extra `lab` there is none."""
+    try:
+        from laps_sd.compare.page import html
+    except ImportError:
+        raise typer.BadParameter("needs the extra: pip install 'laps-sd[lab]'", param_hint="--html") from None
+    return html

@@ -1,0 +1,74 @@
+"""The folder of a comparison: a file for each run, so that a comparison that was stopped goes on where it was. Computes
+no figure."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from laps_sd.compare.design import Run, Settings
+
+SETTINGS, RUNS, TAUGHT, LOG = "settings.json", "runs", "taught", "services.log"
+
+
+class OtherSettings(Exception):
+    """The folder's runs may not be compared with what is asked for; says what differs."""
+
+
+class Folder:
+    def __init__(self, path: Path, settings: Settings) -> None:
+        """Makes it if need be. Raises OtherSettings, OSError."""
+        self.path, self.log = path, path / LOG
+        self._runs = path / RUNS
+        asked = json.loads(json.dumps(asdict(settings)))
+        self._runs.mkdir(parents=True, exist_ok=True)
+        file = path / SETTINGS
+        if not file.exists():
+            write(file, asked)
+        elif differ := sorted(name for name, value in read(file).items() if asked.get(name) != value):
+            raise OtherSettings(
+                f"{path} holds runs with another {', '.join(differ)}: they cannot be compared with these. Take another "
+                "folder, or the settings (and the code) that it was made with"
+            )
+
+    @property
+    def taught(self) -> Path:
+        """What the predictor has learned before every run, as Redis keeps it."""
+        return self.path / TAUGHT
+
+    def has(self, run: Run, *, faulty: bool) -> bool:
+        """`faulty`: whether a run with faults counts."""
+        file = self._file(run)
+        return file.exists() and (faulty or not read(file)["faults"])
+
+    def __getitem__(self, run: Run) -> dict[str, Any]:
+        return read(self._file(run))
+
+    def add(self, run: Run, figures: dict[str, Any]) -> None:
+        write(self._file(run), {"run": run.as_json()} | figures)
+
+    def _file(self, run: Run) -> Path:
+        return self._runs / f"{run.name}.json"
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    return read(path / SETTINGS)
+
+
+def runs_of(path: Path) -> Iterator[dict[str, Any]]:
+    """All that a folder holds."""
+    for file in sorted((path / RUNS).glob("*.json")):
+        yield read(file)
+
+
+def read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def write(file: Path, what: dict[str, Any]) -> None:
+    """All or nothing, whenever we are stopped."""
+    draft = file.with_suffix(".part")
+    draft.write_text(json.dumps(what) + "\n")
+    draft.replace(file)

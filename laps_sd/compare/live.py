@@ -1,0 +1,147 @@
+"""One run on the live stack: Redis, scheduler, worker and gateway as `laps-sd up` starts them, driven as `laps-sd
+loadtest` drives. Compares nothing."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from laps_sd.compare.host import Conditions, watched
+from laps_sd.loadtest import drivers
+from laps_sd.loadtest.plan import Planned
+from laps_sd.loadtest.record import Record
+from laps_sd.loadtest.results import summarise
+from laps_sd.loadtest.show import Bar
+from laps_sd.loadtest.target import Server
+from laps_sd.stack import Options, Stack
+from laps_sd.up import run_stack
+from protos.v1 import types_pb2
+from scheduler_service.sim.recording import Recording, explained_lengths, read_events
+from scheduler_service.sim.workload import expected_row
+
+TIMEOUT_S = 7200.0  # of one request: in a burst the last waits for all others
+WARM_UP_TOKENS = 8
+
+
+class Interrupted(Exception):
+    """By a signal; the stack is down."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """`stats`: of the server, at the end. `cold`: the predictor had learned nothing when the run began."""
+
+    records: list[Record]
+    stats: types_pb2.ServerStats
+    conditions: Conditions
+    recording: Recording
+    cold: bool
+
+
+def teach(options: Options, lesson: Sequence[Planned], folder: Path, log: Path) -> Measured:
+    """Have a new service answer `lesson`; what its predictor has learned stays in `folder`, as Redis keeps it."""
+    folder.mkdir(parents=True)
+    measured = _measure(replace(options, data_dir=folder), lesson, lesson, 4 * options.slots, log)
+    (folder / "lock").unlink(missing_ok=True)
+    return measured
+
+
+def measure(options: Options, plan: Sequence[Planned], lesson: Sequence[Planned], taught: Path, log: Path) -> Measured:
+    """Send `plan` to a new service whose predictor has learned from `lesson` what is in `taught`."""
+    with tempfile.TemporaryDirectory(prefix="redis-", dir=taught.parent) as data:
+        shutil.copytree(taught, data, dirs_exist_ok=True)
+        return _measure(replace(options, data_dir=Path(data)), plan, lesson, None, log)
+
+
+def _measure(
+    options: Options, plan: Sequence[Planned], lesson: Sequence[Planned], concurrency: int | None, log: Path
+) -> Measured:
+    """Raises Interrupted; typer.Exit where the stack does not come up, which has been said on stderr by then."""
+    measured: list[Measured] = []
+    with tempfile.TemporaryDirectory(prefix="events-", dir=log.parent) as scratch, log.open("ab", buffering=0) as lines:
+        events = Path(scratch, "events.jsonl")
+
+        async def use(stack: Stack) -> None:
+            await stack.ready()
+            server = Server(stack.grpc, timeout_s=TIMEOUT_S)
+            await drivers.run(server, warm_up(lesson, options.slots))
+            async with stack.client() as client:
+                cold = (await client.stats()).predictor.status != "warm"
+                with Bar(len(plan)) as bar:
+                    async with watched() as conditions:
+                        records, _ = await drivers.run(server, plan, concurrency=concurrency, watch=bar.watch)
+                measured.append(Measured(records, await client.stats(), conditions, Recording(), cold))
+
+        if not run_stack(replace(options, event_log=events, grpc_port=0, http_port=0), use, emit=lines.write):
+            raise Interrupted
+        measured[0].recording = read_events(events)
+    return measured[0]
+
+
+def warm_up(lesson: Sequence[Planned], slots: int) -> list[Planned]:
+    """A few short answers at once: whatever a process does only the first time is done before the clock starts."""
+    return [replace(planned, due_s=0.0, max_tokens=WARM_UP_TOKENS, stop=()) for planned in lesson[: 2 * slots]]
+
+
+def faults(measured: Measured) -> list[str]:
+    """Why these figures are not those of the policy."""
+    results = summarise(measured.records, {}, ours=True)
+    return [
+        *measured.conditions.faults(),
+        *_run_faults(results),
+        *(["the predictor had forgotten what it was taught"] if measured.cold else []),
+    ]
+
+
+def _run_faults(results: dict[str, Any]) -> Iterator[str]:
+    if results["failed"]:
+        words = ", ".join(f"{count} {name}" for name, count in results["errors"].items())
+        yield f"{results['failed']} requests failed: {words}"
+    if not results["kept_up"]:
+        yield f"the driver fell behind its schedule, by {results['p99_send_lateness_ms']:.0f} ms at the p99"
+
+
+def as_json(measured: Measured, plan: Sequence[Planned]) -> dict[str, Any]:
+    """Everything that is kept of a run. Times are milliseconds but for `due_s`; `steps` as in recording.py."""
+    stats, recording = measured.stats, measured.recording
+    (worker,) = stats.workers
+    requests = [_request(record, planned, recording) for record, planned in zip(measured.records, plan, strict=True)]
+    seen = [recording.requests.get(record.request_id) for record in measured.records]
+    return {
+        "results": summarise(measured.records, {}, ours=True),
+        "conditions": asdict(measured.conditions),
+        "faults": faults(measured),
+        "scheduler": {
+            "idle_share": worker.idle_share,
+            "outside_forward_share": worker.outside_forward_share,
+            "report_to_command_p50_ms": stats.report_to_command_p50_ms,
+            "report_to_command_p99_ms": stats.report_to_command_p99_ms,
+        },
+        "predictor": {
+            "finished": stats.predictor.finished,
+            "explained": explained_lengths((each.expected, max(1, each.output_tokens)) for each in seen if each),
+        },
+        "kv_tokens": recording.kv_tokens,
+        "steps": recording.steps(),
+        "requests": requests,
+    }
+
+
+def _request(record: Record, planned: Planned, recording: Recording) -> dict[str, Any]:
+    seen = recording.requests.get(record.request_id)
+    return {
+        "category": planned.category,
+        "due_s": round(record.due_s, 6),
+        "ttft_ms": round(1e3 * record.ttft_s, 3),
+        "e2el_ms": round(1e3 * record.e2el_s, 3),
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "max_tokens": planned.max_tokens,
+        "preemptions": record.preemptions,
+        "error": record.error,
+        "drafted": seen.drafted if seen else [],
+        "accepted": seen.accepted if seen else [],
+        "expected": expected_row(seen.expected) if seen else {},
+    }

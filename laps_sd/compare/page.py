@@ -1,0 +1,208 @@
+"""The pages of a comparison: HTML for `--html`, and docs/benchmarks.md with its plots, made from the JSON alone by
+`python -m laps_sd.compare.page`. Sentences that judge are chosen by the figures. Needs matplotlib, of the extra `lab`.
+"""
+
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from laps_sd.compare.design import BASE
+from laps_sd.compare.show import HEADINGS, rows
+from laps_sd.compare.summary import MEAN_WITHIN, MOST_IDLE, OURS, RATIO_WITHIN, sentences, span
+from scheduler_service.sim import drawing
+
+Summary = Mapping[str, Any]
+
+LEAST_GAIN = {(2, "0.85"): 0.39, (4, "0.95"): 0.39}  # of ours below fcfs, by slots and load
+LEAST_OF_ORACLE = 0.85  # of what the oracle gains in the simulator, elsewhere
+
+_PAGE = jinja2.Template(
+    """<!doctype html><html lang="en"><meta charset="utf-8"><title>LAPS-SD: policies compared</title>
+<style>{{ style }}</style><h1>Policies compared on the live service</h1><p><code>{{ summary.command }}</code></p>
+{% for cell in summary.cells %}<h2>{{ cell.name }}</h2><p>{{ cell.requests }} requests a policy</p>
+<table><tr>{% for name in headings %}<th>{{ name }}</th>{% endfor %}</tr>
+{% for row in rows(cell) %}<tr>{% for value in row %}<td>{{ value }}</td>{% endfor %}</tr>
+{% endfor %}</table>{% endfor %}
+<ul>{% for sentence in sentences(summary) %}<li>{{ sentence }}</li>{% endfor %}</ul>
+{% for title, svg in plots %}<h2>{{ title }}</h2>{{ svg }}{% endfor %}</html>""",
+    autoescape=True,
+)
+
+
+def html(summary: Summary) -> str:
+    page: str = _PAGE.render(
+        summary=summary,
+        style=markupsafe.Markup(drawing.STYLE),
+        headings=HEADINGS,
+        rows=rows,
+        sentences=sentences,
+        plots=[(title, markupsafe.Markup(svg[svg.index("<svg") :])) for title, _, svg in plots(summary)],
+    )
+    return page
+
+
+def goals(summary: Summary) -> Iterator[tuple[str, str, bool]]:
+    """What was to be reached, what was measured, and whether it is."""
+    for cell in summary["cells"]:
+        if (row := cell["policies"].get(OURS)) and "ratio" in row:
+            yield _gain(cell, row)
+    slower = [
+        f"{name} at {cell['name']}"
+        for cell in summary["cells"]
+        for name, found in cell["against_ours"].items()
+        if found["verdict"] == "higher"
+    ]
+    yield f"`{OURS}` at no point above another policy, beyond the interval", ", ".join(slower) or "nowhere", not slower
+    every = [(cell, name, row) for cell in summary["cells"] for name, row in cell["policies"].items()]
+    idle = max(row["idle_share"] for _, _, row in every)
+    yield (
+        f"the model idle for the scheduler at most {MOST_IDLE:.0%} of a step",
+        f"{idle:.1%} at most",
+        idle <= MOST_IDLE,
+    )
+    ratios = [abs(row["predicted_ratio"] / row["ratio"]["value"] - 1) for _, _, row in every if "ratio" in row]
+    yield (
+        f"the simulator's ratios to {BASE} within {RATIO_WITHIN:.0%} of live",
+        f"off by {max(ratios):.1%} at most",
+        max(ratios) <= RATIO_WITHIN,
+    )
+    means = [abs(row["predicted_mean_ms"] / row["e2el_ms"]["mean"] - 1) for _, _, row in every]
+    yield (
+        f"the simulator's mean latencies within {MEAN_WITHIN:.0%} of live",
+        f"off by {max(means):.1%} at most",
+        max(means) <= MEAN_WITHIN,
+    )
+
+
+def _gain(cell: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, str, bool]:
+    gain, possible = 1 - row["ratio"]["value"], 1 - cell["oracle"]["predicted_ratio"]
+    if least := LEAST_GAIN.get((cell["slots"], cell["load"])):
+        return f"{cell['name']}: `{OURS}` at least {least:.0%} below {BASE}", f"{gain:.1%}", gain >= least
+    share = gain / possible if possible > 0 else 1.0
+    return (
+        f"{cell['name']}: at least {LEAST_OF_ORACLE:.0%} of the simulated oracle's gain",
+        f"{gain:.1%} of {possible:.1%}, which is {share:.0%}",
+        share >= LEAST_OF_ORACLE,
+    )
+
+
+# ---- plots ----
+
+
+def plots(summary: Summary) -> Iterator[tuple[str, str, str]]:
+    """Title, file name and SVG of each."""
+    yield f"Mean latency over that of {BASE}", "ratios.svg", _svg(_ratios(summary))
+    yield "How many ended within a time", "latencies.svg", _svg(_shares(summary))
+    yield "Predicted by the simulator, and measured", "predicted.svg", _svg(_predicted(summary))
+
+
+def _ratios(summary: Summary) -> Figure:
+    """With their intervals; a bar at what the simulator predicts, a diamond at its oracle."""
+    cells = [cell for cell in summary["cells"] if any("ratio" in row for row in cell["policies"].values())]
+    names = list(dict.fromkeys(name for cell in cells for name in cell["policies"] if name != BASE))
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    axis = figure.subplots()
+    for place, name in enumerate(names):
+        shift = (place + 0.5) / (len(names) + 1) * 0.8 - 0.4
+        points = [(x, row) for x, cell in enumerate(cells) if "ratio" in (row := cell["policies"].get(name, {}))]
+        xs = [x + shift for x, _ in points]
+        values = [row["ratio"]["value"] for _, row in points]
+        errors = [
+            [max(0.0, row["ratio"]["value"] - row["ratio"]["low"]) for _, row in points],
+            [max(0.0, row["ratio"]["high"] - row["ratio"]["value"]) for _, row in points],
+        ]
+        axis.errorbar(xs, values, errors, fmt="o", capsize=3, label=name)
+        axis.plot(xs, [row["predicted_ratio"] for _, row in points], "_", color="black", markersize=10)
+    diamonds = [(x + 0.4, cell["oracle"]["predicted_ratio"]) for x, cell in enumerate(cells) if cell["oracle"]]
+    axis.plot(*zip(*diamonds, strict=True), "D", color="grey", markersize=4, label="oracle, simulated")
+    axis.plot([], [], "_", color="black", markersize=10, label="simulated")
+    axis.axhline(1, color="grey", linewidth=0.8)
+    axis.set_xticks(range(len(cells)), [cell["name"].replace(", ", "\n") for cell in cells])
+    axis.set_ylabel(f"mean latency over that of {BASE}")
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False, ncols=3)
+    return figure
+
+
+def _shares(summary: Summary) -> Figure:
+    cells = summary["cells"]
+    figure = Figure(figsize=(11, 2.8 * -(-len(cells) // 2)), layout="constrained")
+    axes = figure.subplots(-(-len(cells) // 2), 2, squeeze=False).flatten()
+    for axis, cell in zip(axes, cells, strict=False):
+        for name, row in cell["policies"].items():
+            seconds = [ms / 1e3 for ms in row["quantiles_ms"]]
+            axis.plot(seconds, [share / 100 for share in range(1, 100, 2)], label=name)
+        axis.set_xscale("log")
+        axis.set_title(cell["name"], loc="left", fontsize="medium")
+        axis.set_xlabel("seconds from arrival to end")
+        axis.legend(frameon=False, fontsize="small")
+    for axis in axes[len(cells) :]:
+        axis.set_axis_off()
+    return figure
+
+
+def _predicted(summary: Summary) -> Figure:
+    figure = Figure(figsize=(5.5, 5), layout="constrained")
+    axis = figure.subplots()
+    points: dict[str, list[tuple[float, float]]] = {}
+    for cell in summary["cells"]:
+        for name, row in cell["policies"].items():
+            points.setdefault(name, []).append((row["e2el_ms"]["mean"] / 1e3, row["predicted_mean_ms"] / 1e3))
+    for name, some in points.items():
+        axis.plot(*zip(*some, strict=True), "o", label=name)
+    ends = [min(x for some in points.values() for x, _ in some), max(x for some in points.values() for x, _ in some)]
+    axis.plot(ends, ends, color="grey", linewidth=0.8)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("mean latency measured, s")
+    axis.set_ylabel("predicted, s")
+    axis.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def _svg(figure: Figure) -> str:
+    """Text stays text and ids depend on nothing, so that equal figures are equal files."""
+    for axis in figure.axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    text = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "laps-sd"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+# ---- docs/benchmarks.md ----
+
+
+def render(summary: Summary) -> str:
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    text = Path(__file__).with_name("benchmarks.md.jinja").read_text()
+    page: str = environment.from_string(text).render(
+        summary=summary,
+        ours=OURS,
+        base=BASE,
+        headings=HEADINGS,
+        plots=[(title, name) for title, name, _ in plots(summary)],
+        **{tool.__name__: tool for tool in (rows, goals, sentences, span)},
+    )
+    return page
+
+
+def main() -> None:
+    """docs/benchmarks/record.json to the page and its plots; another folder of docs may be named."""
+    docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
+    summary = json.loads((docs / "benchmarks" / "record.json").read_text())
+    for _, name, svg in plots(summary):
+        (docs / "benchmarks" / name).write_text(svg)
+    (docs / "benchmarks.md").write_text(render(summary))
+
+
+if __name__ == "__main__":
+    main()

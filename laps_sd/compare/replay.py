@@ -1,0 +1,64 @@
+"""The recorded runs once more, in the simulator: the same requests and rounds, at the step costs that were measured.
+Runs nothing live."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from laps_sd.compare.design import Run
+from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.oracle import simulated_policy
+from scheduler_service.sim.recording import fitted
+from scheduler_service.sim.results import summarise
+from scheduler_service.sim.simulator import simulate
+from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.workload import Job, expectation, write_workload
+
+ORACLE = "oracle"
+PREFILL_CHUNK = 256  # the scheduler's own default
+
+
+def jobs_of(run: Mapping[str, Any], draft_len: int) -> list[Job]:
+    """The requests of a run as they went, with what the predictor said of each and without their texts."""
+    return [
+        Job(
+            id=f"{index:07d}",
+            arrival_s=row["due_s"],
+            prompt_tokens=row["input_tokens"],
+            output_tokens=row["output_tokens"],
+            accepted=tuple(row["accepted"]),
+            draft_len=draft_len,
+            category=row["category"],
+            drafted=tuple(row["drafted"]),
+            max_tokens=row["max_tokens"],
+            expected=expectation(row["expected"]) if row["expected"] else None,
+        )
+        for index, row in enumerate(run["requests"])
+    ]
+
+
+def costs_of(runs: Sequence[Mapping[str, Any]]) -> StepCosts:
+    """Of all their steps together, so that a slow hour of the machine is nobody's own."""
+    return fitted(step for run in runs for step in run["steps"])
+
+
+def predicted(run: Mapping[str, Any], policy: str, costs: StepCosts, draft_len: int) -> dict[str, float]:
+    """What `laps-sd simulate` would say of the requests of `run` under `policy`."""
+    jobs = jobs_of(run, draft_len)
+    fleet = Fleet(
+        slots=run["run"]["slots"],
+        draft_len=draft_len,
+        costs=costs,
+        kv_budget_tokens=run["kv_tokens"],
+        plan_lag=1,
+        prefill_chunk=PREFILL_CHUNK,
+    )
+    name, *settings = policy.split(":")
+    return summarise(simulate(jobs, simulated_policy(name, settings, jobs, draft_len), fleet))
+
+
+def write_recordings(folder: Path, runs: Iterable[Mapping[str, Any]], draft_len: int) -> None:
+    """A workload file for each run: anybody can simulate what was served."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        write_workload(folder / f"{Run.of_json(run['run']).name}.jsonl.gz", jobs_of(run, draft_len))

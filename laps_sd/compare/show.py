@@ -1,0 +1,57 @@
+"""A comparison on a terminal: a table for each cell and what is to be said of it. Computes no statistics."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from laps_sd.compare.replay import ORACLE
+from laps_sd.compare.summary import sentences, span
+
+
+def shown(summary: Mapping[str, Any]) -> Group:
+    return Group(*(table(cell) for cell in summary["cells"]), *sentences(summary))
+
+
+def table(cell: Mapping[str, Any]) -> Table:
+    title = f"{cell['name']}: {cell['requests']} requests a policy"
+    drawn = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left")
+    for name in HEADINGS:
+        drawn.add_column(name, justify="left" if name == "policy" else "right")
+    for row in rows(cell):
+        drawn.add_row(*row)
+    return drawn
+
+
+HEADINGS = (
+    "policy",
+    "mean ms",
+    "p50",
+    "p95",
+    "p99",
+    "ttft ms",
+    "over fcfs (95 %)",
+    "simulated",
+    "simulated ms",
+    "paused",
+    "idle",
+)
+
+
+def rows(cell: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A table's, the oracle's last."""
+    for name, row in cell["policies"].items():
+        yield [
+            name,
+            *(f"{row['e2el_ms'][kind]:,.0f}" for kind in ("mean", "p50", "p95", "p99")),
+            f"{row['ttft_ms']['mean']:,.0f}",
+            span(row) if "ratio" in row else "",
+            f"{row['predicted_ratio']:.3f}" if "ratio" in row else "",
+            f"{row['predicted_mean_ms']:,.0f}",
+            f"{row['preemptions_per_request']:.2f}",
+            f"{row['idle_share']:.1%}",
+        ]
+    if oracle := cell["oracle"]:
+        empty = [""] * 6
+        yield [ORACLE, *empty, f"{oracle['predicted_ratio']:.3f}", f"{oracle['predicted_mean_ms']:,.0f}", "", ""]

@@ -1,0 +1,185 @@
+"""From the runs of a folder to what they amount to, cell by cell: measured, predicted, and how sure. Prints nothing."""
+
+import math
+import statistics as means
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from laps_sd.compare import replay
+from laps_sd.compare.design import BASE, BURST, Cell, Run
+from laps_sd.compare.statistics import Latencies, by_kind, quantiles_ms, ratio, times_ms
+
+OURS = "gittins"
+# The simulator's ratio and mean should be as near to the live ones as that; the model may be idle for that long.
+RATIO_WITHIN, MEAN_WITHIN, MOST_IDLE = 0.10, 0.20, 0.02
+
+Found = dict[str, Any]  # a run as it was kept
+Runs = Mapping[int, Found]  # of one policy in one cell, by repetition
+
+
+def summarise(found: Iterable[Found], draft_len: int, *, faulty: bool = False) -> dict[str, Any]:
+    """`cells`, each with its `policies`; `left_out`: runs with faults, which count only if `faulty`."""
+    cells: dict[Cell, dict[str, dict[int, Found]]] = defaultdict(lambda: defaultdict(dict))
+    left_out = []
+    every = {Run.of_json(each["run"]): each for each in found}
+    for run, each in every.items():
+        faults = [] if faulty else each["faults"]
+        capacity = every.get(run.capacity)
+        if run != run.capacity and (not capacity or capacity["results"]["request_throughput"] != each["capacity"]):
+            faults = [*faults, "the capacity was measured anew since"]
+        if faults:
+            left_out.append({"run": run.name, "faults": faults})
+        else:
+            cells[run.cell][run.policy][run.repetition] = each
+    ordered = sorted(cells, key=lambda cell: (cell.slots, cell.load == BURST, cell.load))
+    return {"cells": [_cell(cell, cells[cell], draft_len) for cell in ordered], "left_out": left_out}
+
+
+def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str, Any]:
+    costs = replay.costs_of([run for runs in policies.values() for run in runs.values()])
+    base = policies.get(BASE, {})
+    simulated = {
+        name: {each: replay.predicted(run, name, costs, draft_len)["mean_e2el_ms"] for each, run in runs.items()}
+        for name, runs in policies.items()
+    }
+    own = {
+        name: means.fmean(
+            replay.predicted(run, name, replay.costs_of([run]), draft_len)["mean_e2el_ms"] for run in runs.values()
+        )
+        for name, runs in policies.items()
+    }
+    rows = {name: _policy(name, policies, simulated) for name in sorted(policies, key=_place)}
+    for name, row in rows.items():
+        row["predicted_at_own_costs_ms"] = own[name]
+    return asdict(cell) | {
+        "name": cell.name,
+        "requests": sum(len(run["requests"]) for run in base.values()),
+        "policies": rows,
+        "against_ours": dict(_against_ours(policies)),
+        "oracle": _oracle(base, costs, draft_len),
+        "step_costs": asdict(costs),
+        "lengths": _lengths(policies),
+    }
+
+
+def _place(policy: str) -> tuple[bool, bool, str]:
+    """The base first, ours last."""
+    return policy != BASE, policy == OURS, policy
+
+
+def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
+    runs, base = policies[name], policies.get(BASE, {})
+    shared = sorted(runs.keys() & base.keys())
+    mine, theirs = (_latencies(some, "e2el_ms", shared) for some in (runs, base))
+    every = sorted(runs)
+    kinds = [[row["category"] for row in runs[repetition]["requests"]] for repetition in every]
+    e2el = _latencies(runs, "e2el_ms", every)
+    row: dict[str, Any] = {
+        "repetitions": len(runs),
+        "e2el_ms": times_ms(e2el),
+        "quantiles_ms": quantiles_ms(e2el),
+        "ttft_ms": times_ms(_latencies(runs, "ttft_ms", every)),
+        "e2el_ms_by_kind": by_kind(e2el, kinds),
+        "output_throughput": means.fmean(run["results"]["output_throughput"] for run in runs.values()),
+        "preemptions_per_request": means.fmean(run["results"]["preemptions_per_request"] for run in runs.values()),
+        "idle_share": max(run["scheduler"]["idle_share"] for run in runs.values()),
+        "report_to_command_p99_ms": max(run["scheduler"]["report_to_command_p99_ms"] for run in runs.values()),
+        "explained": means.fmean(run["predictor"]["explained"] for run in runs.values()),
+        "faults": sum(bool(run["faults"]) for run in runs.values()),
+        "results": _averaged([run["results"] for run in runs.values()]),
+    }
+    row["predicted_mean_ms"] = means.fmean(simulated[name].values())
+    if shared:
+        found = ratio(mine, theirs)
+        row["ratio"] = asdict(found) | {"verdict": found.verdict}
+        row["ratios"] = [float(one.mean() / other.mean()) for one, other in zip(mine, theirs, strict=True)]
+        predicted, predicted_base = (math.fsum(simulated[each][r] for r in shared) for each in (name, BASE))
+        row["predicted_ratio"] = predicted / predicted_base
+    return row
+
+
+def _against_ours(policies: Mapping[str, Runs]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Ours over each of the others."""
+    ours = policies.get(OURS, {})
+    for name, runs in policies.items():
+        if name != OURS and (shared := sorted(ours.keys() & runs.keys())):
+            found = ratio(_latencies(ours, "e2el_ms", shared), _latencies(runs, "e2el_ms", shared))
+            yield name, asdict(found) | {"verdict": found.verdict}
+
+
+def _oracle(base: Runs, costs: Any, draft_len: int) -> dict[str, float] | None:
+    """What who knows true lengths gains, in the simulator alone."""
+    if not base:
+        return None
+    oracle, first = (
+        math.fsum(replay.predicted(run, name, costs, draft_len)["mean_e2el_ms"] for run in base.values())
+        for name in (replay.ORACLE, BASE)
+    )
+    return {"predicted_mean_ms": oracle / len(base), "predicted_ratio": oracle / first}
+
+
+def _latencies(runs: Runs, name: str, repetitions: Sequence[int]) -> Latencies:
+    return [np.array([row[name] for row in runs[each]["requests"]]) for each in repetitions]
+
+
+def _lengths(policies: Mapping[str, Runs]) -> dict[str, int]:
+    """How many requests were answered under all policies, and how many of them not with equally many tokens."""
+    answers: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for runs in policies.values():
+        for repetition, run in runs.items():
+            for index, row in enumerate(run["requests"]):
+                answers[repetition, index].add(row["output_tokens"])
+    return {"answers": len(answers), "differ": sum(len(tokens) > 1 for tokens in answers.values())}
+
+
+def _averaged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Over repetitions: the figures that `vllm bench serve` names."""
+    names = [name for name, value in results[0].items() if isinstance(value, int | float)]
+    return {name: means.fmean(result[name] for result in results) for name in names if name != "kept_up"}
+
+
+# ---- in words ----
+
+
+def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Where policies do not differ, and what is amiss, plainly."""
+    for cell in summary["cells"]:
+        for name, row in cell["policies"].items():
+            if name != BASE and "ratio" in row and row["ratio"]["verdict"] == "same":
+                yield f"{cell['name']}: no difference between {name} and {BASE} that these runs show: {span(row)}."
+        for name, found in cell["against_ours"].items():
+            if found["verdict"] == "higher":
+                yield f"{cell['name']}: {OURS} is slower than {name}, {found['value']:.3f} times."
+        if differ := cell["lengths"]["differ"]:
+            yield (
+                f"{cell['name']}: {differ} of {cell['lengths']['answers']} answers differ in length between policies, "
+                "which they should not."
+            )
+        for name, row in cell["policies"].items():
+            yield from _amiss(f"{cell['name']}, {name}", row)
+    for each in summary["left_out"]:
+        yield f"left out: {each['run']}, since {'; '.join(each['faults'])}."
+
+
+def span(row: Mapping[str, Any]) -> str:
+    found = row["ratio"]
+    return f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+
+
+def _amiss(what: str, row: Mapping[str, Any]) -> Iterator[str]:
+    live = row["e2el_ms"]["mean"]
+    if abs(row["predicted_mean_ms"] / live - 1) > MEAN_WITHIN:
+        yield (
+            f"{what}: the simulator's mean latency is {row['predicted_mean_ms'] / live:.2f} times the live one; at the "
+            f"step costs of these runs alone {row['predicted_at_own_costs_ms'] / live:.2f} times."
+        )
+    if "ratio" in row and abs(row["predicted_ratio"] / row["ratio"]["value"] - 1) > RATIO_WITHIN:
+        yield f"{what}: the simulator's ratio is {row['predicted_ratio']:.3f}, live {row['ratio']['value']:.3f}."
+    if row["idle_share"] > MOST_IDLE:
+        yield f"{what}: the model waited for the scheduler {row['idle_share']:.1%} of the time."
+    if row["faults"]:
+        yield f"{what}: {row['faults']} of {row['repetitions']} runs were disturbed."

@@ -1,0 +1,142 @@
+"""What the event log of a live scheduler says of requests and steps, as jobs and step costs that a simulation takes.
+Reads; simulates nothing."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scheduler_service.core.beliefs import Expected, Length
+from scheduler_service.sim.costs import StepCosts
+
+
+class Shape(NamedTuple):
+    """What the time of a step depends on: `drafts`, the longest draft of its `batch` requests, and over all of them the
+    tokens verified and prefilled, and how many went on after a pause."""
+
+    drafts: int
+    batch: int
+    verified: int
+    prefilled: int
+    resumed: int
+
+
+@dataclass(slots=True)
+class Seen:
+    """One request. `drafted` and `accepted`: of each round that emitted tokens."""
+
+    max_tokens: int
+    expected: Expected | None
+    output_tokens: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Recording:
+    """`seconds`: of all steps of a shape; `counts`: how many there were. `kv_tokens`: of the worker's memory."""
+
+    requests: dict[str, Seen] = field(default_factory=dict)
+    counts: Counter[Shape] = field(default_factory=Counter)
+    seconds: dict[Shape, float] = field(default_factory=dict)
+    kv_tokens: int = 0
+
+    def steps(self) -> list[list[float]]:
+        """Rows of a shape's numbers, how many steps had it, and their seconds in all: what `fitted` takes."""
+        return [[*shape, count, round(self.seconds[shape], 6)] for shape, count in sorted(self.counts.items())]
+
+
+def read_events(path: Path) -> Recording:
+    """Of a log of one scheduler's life with one worker. A last line that was cut short is left out."""
+    recording = Recording()
+    ran: set[str] = set()
+    for kind, event in _events(path):
+        if kind == "Submitted":
+            request = event["request"]
+            recording.requests[request["id"]] = Seen(request["max_tokens"], _expectation(request["expected"]))
+        elif kind == "WorkerUp":
+            recording.kv_tokens = event["blocks"] * event["block_tokens"]
+        elif kind == "StepDone":
+            ran = _step(recording, event, ran)
+    return recording
+
+
+def _events(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with path.open() as lines:
+        for line in lines:
+            if line.endswith("\n") and "event" in (row := json.loads(line)):
+                yield row["kind"], row["event"]
+
+
+def _expectation(row: Mapping[str, Any] | None) -> Expected | None:
+    if row is None:
+        return None
+    length = Length(row["length"]["location"], row["length"]["spread"]) if row["length"] else None
+    return Expected(length, row["acceptance"])
+
+
+def _step(recording: Recording, event: Mapping[str, Any], ran_before: set[str]) -> set[str]:
+    """Who ran."""
+    rows = [row for row in event["rounds"] if not row["skipped"]]
+    resumed = 0
+    for row in rows:
+        seen = recording.requests.get(row["id"])
+        if seen is None or row["start"] != seen.output_tokens:
+            continue  # not of this log, or stale
+        resumed += bool(seen.drafted) and not row["prefilled"] and row["id"] not in ran_before
+        if row["new"]:
+            seen.output_tokens += row["new"]
+            seen.drafted.append(row["drafted"])
+            seen.accepted.append(row["accepted"])
+    if rows:
+        shape = Shape(
+            drafts=max(row["drafted"] for row in rows),
+            batch=len(rows),
+            verified=sum(row["drafted"] + 1 for row in rows if row["new"]),
+            prefilled=sum(row["prefilled"] for row in rows),
+            resumed=resumed,
+        )
+        recording.counts[shape] += 1
+        recording.seconds[shape] = recording.seconds.get(shape, 0.0) + event["duration_s"]
+    return {row["id"] for row in rows}
+
+
+def fitted(steps: Iterable[Sequence[float]]) -> StepCosts:
+    """The costs, none negative, that come nearest to the steps' times in least squares: their sum is that of the steps.
+
+    `steps` as `Recording.steps` has them, of one run or several. Raises ValueError if there are none.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    rows = np.array(list(steps), dtype=float)
+    if not len(rows):
+        raise ValueError("no steps to learn costs from")
+    drafts, batch, verified, prefilled, resumed, counts, seconds = rows.T
+    causes = np.stack([np.ones_like(batch), batch - 1, verified, prefilled, resumed, drafts], axis=1)
+    weights = np.sqrt(counts)
+    solution, _ = nnls(causes * weights[:, None], seconds / counts * weights)
+    verify, slope, token, prefill, resume, draft = (1e3 * solution).tolist()
+    return StepCosts(
+        t_draft_ms=draft,
+        t_verify_ms=max(verify, 1e-3),
+        t_verify_slope=slope / max(verify, 1e-3),
+        t_token_ms=token,
+        t_prefill_ms_per_token=prefill,
+        t_resume_ms=resume,
+    )
+
+
+def explained_lengths(expected: Iterable[tuple[Expected | None, int]]) -> float:
+    """Share of the variance of ln(output tokens) that the expected medians explain, in (-inf, 1]; whoever has no
+    expectation counts as expected at the mean."""
+    pairs = [(each.length.location if each and each.length else None, math.log(tokens)) for each, tokens in expected]
+    if not pairs:
+        return 0.0
+    mean = math.fsum(true for _, true in pairs) / len(pairs)
+    total = math.fsum((true - mean) ** 2 for _, true in pairs)
+    left = math.fsum((true - (mean if known is None else known)) ** 2 for known, true in pairs)
+    return 1 - left / total if total else 0.0

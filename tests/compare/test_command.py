@@ -1,0 +1,62 @@
+"""The flags of `laps-sd compare`; nothing is begun."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from laps_sd.cli import app
+from laps_sd.compare.design import BASE, BURST, Cell, Run
+from laps_sd.compare.folder import Folder
+from tests.compare.builders import SETTINGS, found
+
+
+def compare(folder: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["compare", "--out", str(folder / "out"), "--minutes", "0", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--policies", "fastest"], "fastest"),
+        (["--policies", "laps-sd:epsilon=high"], "epsilon"),
+        (["--load", "much"], "neither burst"),
+        (["--slots", "two"], "whole numbers"),
+        (["--also", "sjf"], "sjf@2:0.85"),
+        (["--max-tokens", "0"], "whole numbers"),
+        (["--requests", "6000"], "only 700 prompts of kind"),
+        (["--workload", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--drafter", "nowhere"], "no directory"),
+    ],
+)
+def test_wrong_flags_are_refused_by_name(tmp_path: Path, words: list[str], says: str) -> None:
+    result = compare(tmp_path, *words)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_what_is_missing_is_counted(tmp_path: Path) -> None:
+    result = compare(tmp_path, "--load", "0.85,burst", "--repetitions", "2", "--also", "sjf@2:0.85")
+    assert result.exit_code == 0
+    assert "there is no run yet" in result.output
+    assert "14 runs of 14 are left" in result.output
+
+
+def test_other_settings_go_to_another_folder(tmp_path: Path) -> None:
+    compare(tmp_path)
+    result = compare(tmp_path, "--seed", "7")
+    assert result.exit_code == 1
+    assert "holds runs with another seed" in result.output
+
+
+def test_one_cell_has_results_of_the_policies_by_name(tmp_path: Path) -> None:
+    compare(tmp_path)
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    folder = Folder(tmp_path / "out", SETTINGS.__class__(**settings))
+    for policy in (BASE, "las"):
+        folder.add(run := Run(Cell(2, BURST), policy, 1), found(run, [1.0, 2.0]))
+    result = compare(tmp_path, "--load", "burst", "--json", str(tmp_path / "out.json"))
+    assert "no difference between las and fcfs" in result.output
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["policies"]["las"]["mean_e2el_ms"] == 1500

@@ -1,0 +1,77 @@
+"""Which runs there are, in which order, and what each sends."""
+
+from dataclasses import replace
+
+import pytest
+
+from laps_sd.compare.design import BASE, Cell, Drawn, Run, check_load, due, runs
+from laps_sd.compare.prompts import KINDS, own_prompts
+from tests.compare.builders import SETTINGS
+
+POLICIES = ["fcfs", "las", "laps-sd", "gittins"]
+
+
+def order(slots: list[int], loads: list[str], repetitions: int) -> list[Run]:
+    return list(runs({Cell(many, load): POLICIES for many in slots for load in loads}, repetitions, seed=1))
+
+
+def test_the_capacity_comes_before_the_loads_that_are_shares_of_it() -> None:
+    every = order([2, 4], ["0.85", "burst"], 2)
+    for run in every:
+        assert every.index(run.capacity) <= every.index(run)
+    assert len(set(every)) == 2 * 2 * 2 * 4
+
+
+def test_without_a_burst_among_the_loads_only_the_capacity_is_one() -> None:
+    bursts = [run for run in order([2], ["0.7"], 1) if run.cell.load == "burst"]
+    assert bursts == [Run(Cell(2, "burst"), BASE, 1)]
+
+
+def test_policies_take_turns_in_another_order_each_repetition() -> None:
+    turns = [run.policy for run in order([2], ["0.7"], 6) if run.cell.load == "0.7"]
+    assert len({tuple(turns[i : i + 4]) for i in range(0, 24, 4)}) > 1
+
+
+def test_every_policy_gets_the_same_requests_and_each_repetition_its_own() -> None:
+    drawn = Drawn(own_prompts(), SETTINGS)
+    assert drawn.requests(1) == Drawn(own_prompts()[::-1], SETTINGS).requests(1)
+    assert drawn.requests(1) != drawn.requests(2)
+    assert {planned.category for planned in drawn.requests(1)} == set(KINDS)
+
+
+def test_what_is_taught_is_never_asked() -> None:
+    drawn = Drawn(own_prompts(), SETTINGS)
+    taught = {planned.prompt for planned in drawn.lesson()}
+    assert len(taught) == SETTINGS.taught
+    assert not taught & {planned.prompt for repetition in range(1, 30) for planned in drawn.requests(repetition)}
+
+
+def test_a_paragraph_ends_an_answer_of_its_kinds_alone() -> None:
+    stops = {planned.category: planned.stop for planned in Drawn(own_prompts(), SETTINGS).requests(1)}
+    assert stops == {"chat": ("\n\n",), "code": (), "reasoning": ()}
+
+
+def test_too_few_prompts_are_refused_by_kind() -> None:
+    with pytest.raises(ValueError, match="only 700 prompts of kind 'chat'"):
+        Drawn(own_prompts(), replace(SETTINGS, requests=2400))
+
+
+def test_without_a_prompt_nothing_is_drawn() -> None:
+    with pytest.raises(ValueError, match="no prompt of a kind"):
+        Drawn([], SETTINGS)
+
+
+def test_twice_the_load_halves_every_gap() -> None:
+    slow, fast = (due(Run(Cell(2, load), "las", 1), 50, 3.0, seed=0) for load in ("0.4", "0.8"))
+    assert slow == pytest.approx([2 * at_s for at_s in fast])
+    assert due(Run(Cell(2, "burst"), "las", 1), 3, 3.0, seed=0) == [0.0] * 3
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "3", "nan"])
+def test_a_load_is_a_share_of_the_capacity(text: str) -> None:
+    with pytest.raises(ValueError, match="neither burst nor a share"):
+        check_load(text)
+
+
+def test_loads_have_one_spelling() -> None:
+    assert [check_load(text) for text in ("0.850", ".7", "burst")] == ["0.85", "0.7", "burst"]

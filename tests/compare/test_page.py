@@ -1,0 +1,52 @@
+"""Pages are made from the JSON alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from laps_sd.compare import page
+from laps_sd.compare.design import BASE, BURST, Cell, Run
+from laps_sd.compare.summary import summarise
+from tests.compare.builders import SETTINGS, found
+
+SLOW, FAST = [2.0, 4.0] * 24, [1.0, 2.0] * 24
+
+
+@pytest.fixture
+def record() -> dict[str, object]:
+    runs = [
+        found(Run(Cell(2, load), policy, 1), latencies_s)
+        for load in (BURST, "0.85")
+        for policy, latencies_s in ((BASE, SLOW), ("gittins", FAST))
+    ]
+    about = {
+        "command": "laps-sd compare",
+        "settings": {"model": "m", "dtype": "auto", "code": "c", "draft_len": 4, "taught": 40, "requests": 48}
+        | {"max_tokens": SETTINGS.max_tokens, "paragraphs": SETTINGS.paragraphs},
+        "machine": {"processor": "abacus", "cores": 2},
+        "versions": {"python": "3"},
+        "took_s": 60.0,
+    }
+    kept: dict[str, object] = json.loads(json.dumps(summarise(runs, 4) | about))
+    return kept
+
+
+def test_the_page_of_the_docs_has_every_cell_and_judges_the_goals(
+    record: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    (folder / "record.json").write_text(json.dumps(record))
+    monkeypatch.setattr("sys.argv", ["page", str(tmp_path)])
+    page.main()
+    text = (tmp_path / "benchmarks.md").read_text()
+    assert "| gittins | 1,500 |" in text
+    assert "| 2 slots, load 0.85: `gittins` at least 39% below fcfs | 50.0% | yes |" in text
+    assert {file.name for file in folder.glob("*.svg")} == {"ratios.svg", "latencies.svg", "predicted.svg"}
+
+
+def test_the_html_stands_alone(record: dict[str, object]) -> None:
+    text = page.html(record)
+    assert text.count("<svg") == 3
+    assert "2 slots, burst" in text

@@ -1,0 +1,70 @@
+"""What runs amount to, in figures and words."""
+
+import pytest
+
+from laps_sd.compare.design import BASE, BURST, Cell, Run
+from laps_sd.compare.summary import sentences, summarise
+from tests.compare.builders import found
+
+CELL = Cell(2, "0.85")
+SLOW, FAST = [2.0, 4.0] * 24, [1.0, 2.0] * 24
+CAPACITY = [found(Run(Cell(2, BURST), BASE, r), SLOW) for r in (1, 2)]
+
+
+def of(policy: str, latencies_s: list[float], repetition: int = 1, **more: object) -> dict[str, object]:
+    return found(Run(CELL, policy, repetition), latencies_s, **more)  # type: ignore[arg-type]
+
+
+def test_latencies_are_compared_request_by_request() -> None:
+    summary = summarise([*CAPACITY, of("fcfs", SLOW), of("gittins", FAST), of("las", SLOW)], 4)
+    (cell, _) = summary["cells"]
+    rows = cell["policies"]
+    assert list(rows) == ["fcfs", "las", "gittins"]
+    assert rows["gittins"]["ratio"] == {"value": 0.5, "low": 0.5, "high": 0.5, "verdict": "lower"}
+    assert rows["gittins"]["e2el_ms"]["mean"] == 1500
+    assert rows["gittins"]["e2el_ms_by_kind"] == {"chat": 1000, "code": 2000}
+    assert cell["against_ours"]["las"]["verdict"] == "lower"
+
+
+def test_only_repetitions_that_both_have_are_compared() -> None:
+    runs = [of("fcfs", SLOW), of("fcfs", [9.0] * 48, 2), of("las", FAST)]
+    (cell, _) = summarise([*CAPACITY, *runs], 4)["cells"]
+    assert cell["policies"]["las"]["ratios"] == [0.5]
+
+
+def test_it_says_where_policies_do_not_differ_and_where_ours_is_slower() -> None:
+    words = list(sentences(summarise([*CAPACITY, of("fcfs", SLOW), of("las", SLOW), of("gittins", [5.0] * 48)], 4)))
+    assert any(text.startswith("2 slots, load 0.85: no difference between las and fcfs") for text in words)
+    assert any("gittins is slower than las" in text for text in words)
+
+
+def test_disturbed_runs_are_left_out_and_named() -> None:
+    runs = [*CAPACITY, of("fcfs", SLOW), of("las", FAST, faults=("a stall",))]
+    summary = summarise(runs, 4)
+    assert "las" not in summary["cells"][0]["policies"]
+    assert any("las, since a stall" in text for text in sentences(summary))
+    kept = summarise(runs, 4, faulty=True)
+    assert kept["cells"][0]["policies"]["las"]["faults"] == 1
+
+
+def test_loads_of_another_capacity_are_left_out() -> None:
+    other = [found(Run(Cell(2, BURST), BASE, 1), SLOW)]
+    other[0]["results"]["request_throughput"] = 3.0
+    summary = summarise([*other, of("fcfs", SLOW)], 4)
+    assert summary["left_out"][0]["faults"] == ["the capacity was measured anew since"]
+
+
+def test_answers_that_differ_in_length_are_counted() -> None:
+    runs = [*CAPACITY, of("fcfs", SLOW), of("las", SLOW, tokens=6)]
+    summary = summarise(runs, 4)
+    assert summary["cells"][0]["lengths"] == {"answers": 48, "differ": 48}
+    assert any("48 of 48 answers differ in length" in text for text in sentences(summary))
+
+
+def test_the_simulator_predicts_from_recorded_rounds_and_steps() -> None:
+    """Five rounds of 10 ms each, nobody waits: 50 ms, whatever was measured."""
+    (cell, _) = summarise([*CAPACITY, of("fcfs", SLOW)], 4)["cells"]
+    row = cell["policies"]["fcfs"]
+    assert row["predicted_mean_ms"] == pytest.approx(50, rel=0.05)
+    assert cell["oracle"]["predicted_ratio"] == pytest.approx(1)
+    assert cell["step_costs"]["t_verify_ms"] + cell["step_costs"]["t_token_ms"] == pytest.approx(10)

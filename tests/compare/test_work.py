@@ -1,0 +1,117 @@
+"""A comparison that was stopped goes on where it was: with runs that cost nothing in place of services."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laps_sd.compare import command, live
+from laps_sd.compare.command import Work
+from laps_sd.compare.design import Cell, Drawn, Run, runs
+from laps_sd.compare.folder import Folder, OtherSettings, write
+from laps_sd.compare.prompts import own_prompts
+from laps_sd.loadtest.plan import Planned
+from laps_sd.stack import Options
+from tests.compare.builders import SETTINGS, found
+
+CELLS = {Cell(2, load): ["fcfs", "las"] for load in ("burst", "0.85")}
+ASKED = list(dict.fromkeys(runs(CELLS, 2, seed=0)))
+Bench = Callable[..., Work]
+
+
+class Services:
+    """In place of live ones. `begun`: the options of each run; `faults`: what the next ones are disturbed by."""
+
+    def __init__(self) -> None:
+        self.begun: list[Options] = []
+        self.faults: list[str] = []
+        self.stop_at: int | None = None
+        self.rates: list[float] = []
+
+    def measure(self, options: Options, plan: Sequence[Planned], *rest: Any) -> dict[str, Any]:
+        if len(self.begun) == self.stop_at:
+            raise live.Interrupted
+        self.begun.append(options)
+        self.rates.append(plan[-1].due_s or 0.0)
+        faults = (self.faults.pop(0),) if self.faults else ()
+        figures = found(ASKED[0], [1.0] * len(plan), faults=faults)
+        return {name: figures[name] for name in ("results", "faults", "scheduler", "steps", "requests")}
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> Services:
+    services = Services()
+    monkeypatch.setattr(live, "measure", services.measure)
+    monkeypatch.setattr(live, "teach", lambda *given: {"results": {}})
+    monkeypatch.setattr(live, "as_json", lambda measured, plan: measured)
+    return services
+
+
+def work(path: Path, *, tolerant: bool = False) -> Work:
+    return Work(Folder(path, SETTINGS), Drawn(own_prompts(), SETTINGS), SETTINGS, Options(), tolerant=tolerant)
+
+
+def test_only_what_is_missing_is_done(tmp_path: Path, services: Services) -> None:
+    services.stop_at = 3
+    with pytest.raises(live.Interrupted):
+        work(tmp_path).through(ASKED, None)
+    services.stop_at = None
+    assert work(tmp_path).through(ASKED, None) == 0
+    assert len(services.begun) == len(ASKED)
+    assert work(tmp_path).through(ASKED, None) == 0
+    assert len(services.begun) == len(ASKED)
+
+
+def test_a_disturbed_run_is_done_again_and_counts_only_undisturbed(tmp_path: Path, services: Services) -> None:
+    services.faults = ["a stall"]
+    assert work(tmp_path).through(ASKED, None) == 0
+    assert len(services.begun) == len(ASKED) + 1
+
+
+def test_with_a_disturbed_capacity_no_load_is_run(tmp_path: Path, services: Services) -> None:
+    services.faults = ["a stall"] * command.ATTEMPTS
+    one = [run for run in ASKED if run.repetition == 1]
+    assert work(tmp_path).through(one, None) == len(one)
+    assert len(services.begun) == command.ATTEMPTS
+    assert work(tmp_path, tolerant=True).through(one, None) == 0
+
+
+def test_loads_are_run_anew_when_their_capacity_was(tmp_path: Path, services: Services) -> None:
+    work(tmp_path).through(ASKED, None)
+    folder = Folder(tmp_path, SETTINGS)
+    capacity = folder[ASKED[0].capacity]
+    folder.add(ASKED[0].capacity, capacity | {"results": {"request_throughput": 2.0}})
+    assert work(tmp_path).through(ASKED, None) == 0
+    again = [run for run in ASKED if run != run.capacity and run.repetition == 1]
+    assert len(services.begun) == len(ASKED) + len(again)
+    assert services.rates[-1] == pytest.approx(services.rates[2] / 2)
+
+
+def test_no_run_begins_after_its_time(tmp_path: Path, services: Services) -> None:
+    assert work(tmp_path).through(ASKED, 0.0) == len(ASKED)
+    assert not services.begun
+
+
+def test_each_run_has_its_own_policy(tmp_path: Path, services: Services) -> None:
+    work(tmp_path).through(ASKED, None)
+    assert Counter(options.policy for options in services.begun) == {"fcfs": 4, "las": 4}
+
+
+def test_a_folder_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
+    Folder(tmp_path, SETTINGS)
+    Folder(tmp_path, SETTINGS)
+    with pytest.raises(OtherSettings, match="with another code, draft_len: they cannot be compared"):
+        Folder(tmp_path, replace(SETTINGS, code="other", draft_len=3))
+
+
+def test_a_run_cut_short_while_it_was_written_is_missing(tmp_path: Path) -> None:
+    folder, run = Folder(tmp_path, SETTINGS), ASKED[0]
+    (tmp_path / "runs" / f"{run.name}.part").write_text('{"faults"')
+    assert not folder.has(run, faulty=True)
+    folder.add(run, {"faults": []})
+    assert folder.has(run, faulty=False)
+    assert Run.of_json(folder[run]["run"]) == run
+    write(tmp_path / "x.json", {})
