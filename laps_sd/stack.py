@@ -194,7 +194,8 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
         torchrun = _python("torch.distributed.run", "--standalone", "--nproc-per-node", options.devices, "--no-python")
         arguments = [*torchrun, *leashed(arguments, parent=0)]
     environment = {**_WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
-    return Command(name, arguments, environment, stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S)
+    # Once attached, what kills it may be a request, which the scheduler will find: no reason to give up.
+    return Command(name, arguments, environment, stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S, up=b'"event": "attached"')
 
 
 def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler: str) -> Command:

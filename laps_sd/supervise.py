@@ -28,12 +28,14 @@ class GaveUp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`environment` is added to ours; `stop_s`: between SIGTERM and SIGKILL."""
+    """`environment` is added to ours; `stop_s`: between SIGTERM and SIGKILL; `up`: is in a line that it prints once it
+    has come up, from when on no death is an early one."""
 
     name: str
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     stop_s: float = 5.0
+    up: bytes | None = None
 
 
 class Child:
@@ -45,6 +47,7 @@ class Child:
         self._command = command
         self._emit = emit
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._is_up = False
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -65,7 +68,8 @@ class Child:
                     return
                 lived_s = time.monotonic() - started
                 self._report_death(process.returncode, lived_s)
-                early_deaths = early_deaths + 1 if lived_s < EARLY_S and process.returncode not in TOLD else 0
+                early = lived_s < EARLY_S and not self._is_up and process.returncode not in TOLD
+                early_deaths = early_deaths + 1 if early else 0
                 if process.returncode == BAD_SETTINGS or early_deaths == MAX_EARLY_DEATHS:
                     raise GaveUp(self._last_words(process.returncode, early_deaths))
                 backoff_s = min(FIRST_BACKOFF_S * 2**early_deaths, MAX_BACKOFF_S)
@@ -86,7 +90,7 @@ class Child:
             start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
         )
         assert process.stdout is not None
-        self.pid = process.pid
+        self.pid, self._is_up = process.pid, False
         pump = asyncio.create_task(self._pump(process.stdout), name=f"output of {self.name}")
         try:
             yield process
@@ -102,6 +106,7 @@ class Child:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self._tail.append(line)
+                self._is_up = self._is_up or (self._command.up is not None and self._command.up in line)
                 self._emit(line + b"\n")
         if rest:
             self._tail.append(rest)

@@ -14,6 +14,7 @@ from scheduler_service.core.types import (
     CostChanged,
     Draining,
     Event,
+    Obeyed,
     Plan,
     Record,
     StepDone,
@@ -25,7 +26,7 @@ from scheduler_service.core.types import (
 
 _KINDS: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(kind)
-    for kind in (Submitted, Cancelled, WorkerUp, WorkerDown, StepDone, CostChanged, Draining, Tick)
+    for kind in (Submitted, Cancelled, WorkerUp, WorkerDown, StepDone, CostChanged, Draining, Obeyed, Tick)
 }
 _LENGTH = TypeAdapter(FleetLength)
 _ACCEPTANCE = TypeAdapter(FleetAcceptance)

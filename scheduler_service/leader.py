@@ -29,7 +29,9 @@ from scheduler_service.core.types import (
     Effect,
     Ended,
     Event,
+    Obeyed,
     QueueIsFull,
+    Record,
     Submitted,
     Tick,
     WorkerDown,
@@ -60,6 +62,7 @@ class Leader:
             draft_len=None if settings.draft_len == "auto" else settings.draft_len,
             prefill_chunk=settings.prefill_chunk,
             max_live=settings.max_live,
+            max_deaths=settings.max_deaths,
         )
         self.over = asyncio.Event()  # it leads no more: all of its streams end
         self.epoch = 0
@@ -159,7 +162,7 @@ class Leader:
             return
         session.close()
         del self.sessions[session.worker]
-        self._apply(self._observe(WorkerDown(session.worker)), {})
+        self._apply(self._observe(WorkerDown(session.worker, died=not session.left)), {})
         self._wake_all()
         self._announce()
 
@@ -172,6 +175,9 @@ class Leader:
             self._apply(self._observe(Draining(session.worker)), {})
             self._wake_all()
         if not report.rows:
+            if not session.command.rank and self.core.isolation.held(self.core.workers[session.worker]):
+                self._observe(Obeyed(session.worker, report.command_seq))  # the suspects may begin
+                session.wake.set()
             return
         session.count(report)
         if report.HasField("cost"):
@@ -341,7 +347,7 @@ class Leader:
             self.ledger.live[id].output.extend(row.tokens)
             start, log = row.start, encode(row.tokens, row.drafted, row.accepted, row.logprobs.SerializeToString())
         if isinstance(effect, Ended):
-            message = row.error if row is not None else ""
+            message = row.error if row is not None else _why_ended(record)
             ending = translate.to_ending(record, effect.finish, self.clock(), message).SerializeToString()
             if record.state is State.FINISHED:
                 self.learning.finished(self.ledger.live[id].submit, record)
@@ -355,3 +361,10 @@ class Leader:
         """It is not ours to run, and nothing more is written of it."""
         self._observe(Cancelled(id))
         self._wake_all()
+
+
+def _why_ended(record: Record) -> str:
+    """What its client is told of a request that no worker ended."""
+    if record.state is not State.FAILED:
+        return ""
+    return f"{record.deaths} workers died while they ran this request alone: do not send it again"

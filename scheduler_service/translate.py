@@ -77,6 +77,7 @@ def to_step_done(worker: str, report: worker_pb.StepReport) -> StepDone:
         rounds=tuple(map(_to_round, report.rows)),
         free_blocks=report.free_blocks,
         duration_s=(report.draft_us + report.verify_us + report.other_us) / 1e6,
+        plan=report.command_seq,
     )
 
 

@@ -33,6 +33,7 @@ class WorkerSession:
     command: pb.StepCommand = field(default_factory=pb.StepCommand)  # the last one
     stuck: bool = False  # its last round got nowhere: it waits for a command that changes something
     owed_s: float = 0.0  # for so long it owes a round
+    left: bool = False  # it has said that it leaves: it did not die
     reported_at: float | None = None  # of the report that the next command answers
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # a command is due
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -137,6 +138,7 @@ async def _read(leader: "Leader", session: WorkerSession, stream: Stream[pb.From
         checks.report(message.report)
         leader.report(session, message.report, time.perf_counter())
         if message.report.leaving:
+            session.left = True
             return
 
 

@@ -63,7 +63,6 @@ class Link:
         self._hello = pb.Hello(
             protocol=version.CURRENT,
             min_protocol=version.LEAST,
-            incarnation=uuid.uuid4().hex,
             worker_id=worker_id,
             model=model,
             slots=slots,

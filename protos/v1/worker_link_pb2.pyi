@@ -111,7 +111,6 @@ class Hello(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     MIN_PROTOCOL_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """the newest version that it speaks (protos/version.py)"""
     worker_id: _builtins.str
@@ -129,8 +128,6 @@ class Hello(_message.Message):
     """of KV, that can be offloaded to the host's memory at a time"""
     min_protocol: _builtins.int
     """the oldest that it speaks; 0: as `protocol`"""
-    incarnation: _builtins.str
-    """drawn when the process starts: one that comes back with it did not die"""
     @_builtins.property
     def model(self) -> _gateway_link_pb2.ModelInfo: ...
     @_builtins.property
@@ -155,11 +152,10 @@ class Hello(_message.Message):
         held: _abc.Iterable[Global___Held] | None = ...,
         host_blocks: _builtins.int = ...,
         min_protocol: _builtins.int = ...,
-        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "cost", b"cost", "held", b"held", "host_blocks", b"host_blocks", "incarnation", b"incarnation", "max_draft", b"max_draft", "max_epoch", b"max_epoch", "min_protocol", b"min_protocol", "model", b"model", "protocol", b"protocol", "session", b"session", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "cost", b"cost", "held", b"held", "host_blocks", b"host_blocks", "max_draft", b"max_draft", "max_epoch", b"max_epoch", "min_protocol", b"min_protocol", "model", b"model", "protocol", b"protocol", "session", b"session", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ deterministic: equal inputs give equal plans. Nothing here waits, reads a clock 
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from scheduler_service.core import kv, placement
@@ -15,10 +15,10 @@ from scheduler_service.core.deadlines import Deadlines
 from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, choose_draft_lengths
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.fairness import FairRanking, Tenants
+from scheduler_service.core.isolation import Isolation
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import Claim, Policy
-from scheduler_service.core.ranking import Key
 from scheduler_service.core.types import (
     Advanced,
     AlreadySubmitted,
@@ -31,6 +31,7 @@ from scheduler_service.core.types import (
     Ended,
     Event,
     Finish,
+    Obeyed,
     Plan,
     QueueIsFull,
     Record,
@@ -49,10 +50,17 @@ REKEYED = 8  # requests per plan whose claims follow what was learned: a decisio
 
 
 class Core:
-    """`draft_len`: tokens proposed per round; None: as many as pay. `prefill_chunk`: prompt tokens computed in one."""
+    """`draft_len`: tokens proposed per round; None: as many as pay. `prefill_chunk`: prompt tokens computed in one.
+    `max_deaths`: workers that may die while a request runs there alone, until it is ended."""
 
     def __init__(
-        self, policy: Policy, *, draft_len: int | None = 4, prefill_chunk: int = 256, max_live: int = 10_000
+        self,
+        policy: Policy,
+        *,
+        draft_len: int | None = 4,
+        prefill_chunk: int = 256,
+        max_live: int = 10_000,
+        max_deaths: int = 3,
     ) -> None:
         self.policy = policy
         self.draft_len = REFERENCE if draft_len is None else draft_len
@@ -68,7 +76,8 @@ class Core:
         self._to_rekey = 0
         self._carousel: deque[str] = deque()  # live requests, the one re-keyed longest ago first
         self.tenants = Tenants()
-        self._unplaced = FairRanking()
+        self.isolation = Isolation(max_deaths)
+        self.unplaced = FairRanking()
         self._deadlines = Deadlines(self.entries)
         # One profile for all, which only has to order: the first worker's at first, so that keys stay comparable.
         self._cost: CostProfile | None = None
@@ -89,8 +98,11 @@ class Core:
                 return (self._end(entry, Move.CANCEL, None),) if entry else ()
             case WorkerUp():
                 return self._worker_up(event)
-            case WorkerDown(name):
-                return self._worker_down(name)
+            case WorkerDown(name, died):
+                return self._worker_down(name, died)
+            case Obeyed(name, plan):
+                self.workers[name].obeyed(plan)
+                return ()
             case Draining(name):
                 worker = self.workers[name]
                 worker.draining = True
@@ -114,6 +126,7 @@ class Core:
         self.entries[entry.request.id] = entry
         entry.tenant = self.tenants.join(entry.request)
         self._deadlines.add(entry)
+        self.isolation.join(entry)
         entry.draft_len = self.draft_len
         entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
         if self.policy.learns:
@@ -124,7 +137,8 @@ class Core:
         return entry
 
     def _worker_up(self, up: WorkerUp) -> tuple[Effect, ...]:
-        lost = self._worker_down(up.worker)
+        lost = self._worker_down(up.worker, died=not up.held)
+        self.isolation.acquit(up.held)
         if self._cost is None:
             self._cost, self._slots = up.cost, up.slots
             self._round_s = up.cost.round_s(self.draft_len, up.slots)
@@ -132,22 +146,23 @@ class Core:
         for held in up.held:
             entry = self.entries.get(held.id)
             # A later placement than is known: the leader that made it died before it wrote that down.
-            if entry and entry.home is None and entry.placement <= held.placement:
+            if entry and entry.home is None and not entry.probation and entry.placement <= held.placement:
                 entry.placement = held.placement
                 entry.blocks, entry.offloaded, entry.prefill_owed = held.blocks, held.offloaded, held.prefill_owed
-                self._place(entry, up.worker, move=False)
+                self.place(entry, up.worker, move=False)
                 worker.free_blocks -= entry.blocks
         return lost
 
-    def _worker_down(self, name: str) -> tuple[Effect, ...]:
+    def _worker_down(self, name: str, died: bool) -> tuple[Effect, ...]:
         if (worker := self.workers.get(name)) is None:
             return ()
-        effects = self._displace([self.entries[key[-1]] for key in worker.ranking])
+        accused = self.isolation.accuse(worker, self.entries) if died else set()
+        effects = self._displace([self.entries[key[-1]] for key in worker.ranking], accused)
         del self.workers[name]
         return effects
 
-    def _displace(self, entries: Iterable[Entry]) -> tuple[Effect, ...]:
-        """They have no worker any more, and no KV."""
+    def _displace(self, entries: Iterable[Entry], accused: Set[Entry] = frozenset()) -> tuple[Effect, ...]:
+        """They have no worker any more, and no KV; some may have killed it."""
         effects: list[Effect] = []
         for entry in entries:
             self._ranking(entry).remove(entry.key)
@@ -155,13 +170,17 @@ class Core:
             waited = entry.state is State.WAITING
             entry.lose_kv()
             self._rank(entry)
-            if not waited:  # a worker that comes and goes, while the store is away, must not fill what waits for it
+            if entry in accused and self.isolation.is_guilty(entry):
+                effects.append(self._end(entry, Move.FAIL, None))
+            elif not waited or entry in accused:
+                # One that only waited writes nothing: workers may come and go for as long as the store is away.
                 effects.append(Changed(entry.record()))
         return tuple(effects)
 
     def _step_done(self, step: StepDone, now: float) -> tuple[Effect, ...]:
         worker = self.workers[step.worker]
         worker.free_blocks = step.free_blocks
+        worker.obeyed(worker.planned if step.plan is None else step.plan)
         effects: list[Effect] = []
         ran: dict[str, tuple[Entry, Round]] = {}
         for row in step.rounds:
@@ -197,6 +216,10 @@ class Core:
         if entry.started is None:
             entry.started = began
         entry.emitted += row.new
+        if row.new:
+            self.isolation.served(entry)
+        if row.finish:
+            self.workers[entry.home or ""].listed.pop(row.id, None)
         share_s = self._round_s / self._slots if row.new else 0.0
         entry.tenant.charge(share_s + row.prefilled * self.cost.prefill_token_s)  # the whole worker prefills for it
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
@@ -224,6 +247,7 @@ class Core:
         self._ranking(entry).remove(entry.key)
         del self.entries[entry.request.id]
         self.tenants.leave(entry.request)
+        self.isolation.leave(entry)
         if self._overtaking:
             self._overtaking.ended(entry.request)
         return Ended(entry.record(), finish, start)
@@ -272,7 +296,7 @@ class Core:
         )
 
     def _ranking(self, entry: Entry) -> FairRanking:
-        return self._unplaced if entry.home is None else self.workers[entry.home].ranking
+        return self.unplaced if entry.home is None else self.workers[entry.home].ranking
 
     def _rank(self, entry: Entry, view: View | None = None) -> None:
         """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
@@ -292,7 +316,7 @@ class Core:
         ranking.add(key)
         entry.key = key
 
-    def _place(self, entry: Entry, home: str, *, move: bool = True) -> None:
+    def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
         """Make `home` its worker. Its KV elsewhere is given up: what the old home still reports is stale."""
         self._ranking(entry).remove(entry.key)
         entry.key = ()
@@ -309,15 +333,9 @@ class Core:
         would be idle while those wait."""
         self._rekey()
         worker = self.workers[name]
-        rank: list[Entry] = []
-        for key in self._best(worker, 2 * worker.up.slots):
-            entry = self.entries[key[-1]]
-            if entry.home is None:
-                self._place(entry, name)
-            rank.append(entry)
-        while not worker.draining and (claimed := placement.claimable(self, name, rank[: worker.up.slots])) is not None:
-            self._place(claimed, name)
-            rank = sorted([*rank, claimed], key=lambda entry: entry.key)
+        rank = self.isolation.plan(self, name)
+        if rank is None:
+            rank = placement.choose(self, name)
         rank, evict = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)))
         for entry, copy in evict.items():
             worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
@@ -327,6 +345,7 @@ class Core:
         if self._adaptive:
             choose_draft_lengths(rank[: worker.up.slots], self.acceptance, worker.up.cost, worker.up.max_draft)
         runs = tuple(self._run(entry, worker.up.max_draft) for entry in rank)
+        worker.plan(run.id for run in runs)
         drop = tuple(entry.request.id for entry, copy in evict.items() if not copy)
         return Plan(runs, drop, tuple(entry.request.id for entry, copy in evict.items() if copy))
 
@@ -335,14 +354,9 @@ class Core:
         draft_len = min(max(entry.draft_len, int(probe)), longest)
         return Run(entry.request.id, entry.placement, draft_len, self.prefill_chunk)
 
-    def _best(self, worker: Worker, limit: int) -> list[Key]:
-        """The best of what the worker has and of what has no home yet."""
-        offered = [] if worker.draining else self._unplaced.first(limit)
-        return sorted(worker.ranking.first(limit) + offered)[:limit]
-
     def hungriest(self) -> str | None:
         """The worker that a new request is best offered to first."""
-        open = [name for name, worker in self.workers.items() if not worker.draining]
+        open = [name for name, one in self.workers.items() if not (one.draining or self.isolation.held(one))]
         return max(open, key=lambda name: self.workers[name].vacancy, default=None)
 
     def idle_beside_work(self) -> str | None:
@@ -350,13 +364,14 @@ class Core:
         name = self.hungriest()
         if name is None or self.workers[name].vacancy <= 0:
             return None
-        return name if len(self._unplaced) or placement.claimable(self, name, []) else None
+        offered = len(self.unplaced) > self.isolation.waiting or self.isolation.due(self)
+        return name if offered or placement.claimable(self, name, []) else None
 
     # ---- what others may ask ----
 
     def rankings(self) -> tuple[FairRanking, ...]:
         """Every live request is in one of them."""
-        return (self._unplaced, *(worker.ranking for worker in self.workers.values()))
+        return (self.unplaced, *(worker.ranking for worker in self.workers.values()))
 
     def remaining_s(self, id: str) -> float:
         """Seconds that it still needs, by the estimate of LAPS-SD at the present costs of its worker, or of any."""

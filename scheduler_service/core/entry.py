@@ -1,5 +1,6 @@
 """What the core keeps of one live request and of one worker. Changed by the core alone."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
@@ -32,6 +33,10 @@ class Entry:
     offloaded: int = 0  # blocks that a copy of its KV takes in the memory of that worker's host; it has no others then
     kv_s: float = 0.0  # nominal seconds that its batch spent on computing its KV
     served_s: float = 0.0  # nominal seconds of service since that was computed, or came back
+    deaths: int = 0  # of workers that ran it alone, one after the other
+    probation: int = 0  # rounds with output until nobody suspects it any more (isolation.py)
+    suspected: int = 0  # the placement under which it was last suspected
+    crowd: int = 1  # that may have been under way then
     tenant: Tenant = field(default_factory=lambda: Tenant(""))  # whose it is, once it is live
     claim: Claim = Claim(1, 0, 0.0)
     key: Key = ()  # where it stands in its ranking
@@ -83,6 +88,8 @@ class Entry:
             key=self.claim.key,
             preemptions=self.preemptions,
             started=self.started,
+            deaths=self.deaths,
+            probation=self.probation,
         )
 
     @classmethod
@@ -97,6 +104,9 @@ class Entry:
             perceptible=record.perceptible,
             preemptions=record.preemptions,
             started=record.started,
+            deaths=record.deaths,
+            probation=record.probation,
+            suspected=record.placement,
         )
 
 
@@ -107,6 +117,18 @@ class Worker:
     ranking: FairRanking = field(default_factory=FairRanking)  # of the requests whose home it is
     running: set[str] = field(default_factory=set)  # ran in its last round
     draining: bool = False  # it wants to end: nobody new comes
+    planned: int = 0  # plans made for it
+    listed: dict[str, int] = field(default_factory=dict)  # who may be under way there: the last plan that lists each
+    apart: tuple[str, ...] = ()  # suspects that were given it to themselves
+
+    def plan(self, ids: Iterable[str]) -> None:
+        """The next plan lists these."""
+        self.planned += 1
+        self.listed.update(dict.fromkeys(ids, self.planned))
+
+    def obeyed(self, plan: int) -> None:
+        """It has carried out this plan: no round of an earlier one is under way."""
+        self.listed = {id: last for id, last in self.listed.items() if last >= plan}
 
     @property
     def vacancy(self) -> int:

@@ -1,13 +1,37 @@
-"""Which request that waits at one worker is better off at another. The move itself is the core's."""
+"""Whom a worker runs: of its own, of those without a worker, of those that wait at another. Draws up no whole plan."""
 
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.lifecycle import State
+from scheduler_service.core.ranking import Key
 
 if TYPE_CHECKING:
     from scheduler_service.core.core import Core
+
+
+def choose(core: "Core", name: str) -> list[Entry]:
+    """Who has the best claims to this worker, best first; those that are new there are placed."""
+    worker = core.workers[name]
+    rank: list[Entry] = []
+    for key in _best(core, worker, 2 * worker.up.slots):
+        entry = core.entries[key[-1]]
+        if entry.home is None:
+            core.place(entry, name)
+        rank.append(entry)
+    while not worker.draining and (claimed := claimable(core, name, rank[: worker.up.slots])) is not None:
+        core.place(claimed, name)
+        rank = sorted([*rank, claimed], key=lambda entry: entry.key)
+    return rank
+
+
+def _best(core: "Core", worker: Worker, limit: int) -> list[Key]:
+    """The best of what the worker has and of what has no home yet; suspects run apart."""
+    suspects = core.isolation.suspects
+    offered = [] if worker.draining else core.unplaced.first(limit + len(suspects))
+    best = sorted(worker.ranking.first(limit + len(suspects)) + offered)
+    return [key for key in best if key[-1] not in suspects][:limit]
 
 
 def claimable(core: "Core", name: str, batch: list[Entry]) -> Entry | None:
@@ -17,13 +41,14 @@ def claimable(core: "Core", name: str, batch: list[Entry]) -> Entry | None:
     idle = len(batch) < core.workers[name].up.slots
     best = None
     for other, donor in core.workers.items():
-        if other == name or donor.vacancy >= 0:
+        apart = bool(core.isolation.held(donor))  # then its slots are not for the others that it has
+        if other == name or (donor.vacancy >= 0 and not apart):
             continue
-        for key in islice(donor.ranking, donor.up.slots, None):
+        for key in islice(donor.ranking, 0 if apart else donor.up.slots, None):
             entry = core.entries[key[-1]]
             if (best and key >= best.key) or not (idle or key < batch[-1].key):
                 break
-            if entry.state is State.RUNNING:
+            if entry.state is State.RUNNING or entry.probation:
                 continue
             rebuild_s = entry.tokens * core.workers[name].up.cost.prefill_token_s
             if not (entry.blocks or entry.offloaded) or (idle and rebuild_s < _next_end_s(core, donor)):

@@ -104,6 +104,15 @@ class WorkerUp:
 @dataclass(frozen=True, slots=True)
 class WorkerDown:
     worker: str
+    died: bool = False  # as far as can be seen: it did not take its leave
+
+
+@dataclass(frozen=True, slots=True)
+class Obeyed:
+    """No round of a plan before this one is under way any more."""
+
+    worker: str
+    plan: int  # counted from 1, by the worker's connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +145,7 @@ class StepDone:
     rounds: tuple[Round, ...]
     free_blocks: int
     duration_s: float
+    plan: int | None = None  # which one it carried out, as in Obeyed; None: the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +161,7 @@ class Tick:
     """Time passed: what is past its deadline expires."""
 
 
-Event = Submitted | Cancelled | WorkerUp | WorkerDown | Draining | StepDone | CostChanged | Tick
+Event = Submitted | Cancelled | WorkerUp | WorkerDown | Draining | Obeyed | StepDone | CostChanged | Tick
 
 # ---- effects: what the shell has to store and to tell ----
 
@@ -171,6 +181,8 @@ class Record:
     key: float
     preemptions: int
     started: float | None
+    deaths: int = 0  # of workers that ran it alone, one after the other
+    probation: int = 0  # rounds until nobody suspects it any more of such a death
 
 
 @value

@@ -42,6 +42,8 @@ def of_record(record: Record) -> dict[str, str]:
         "key": repr(record.key),
         "preemptions": str(record.preemptions),
         "started": _optional(record.started),
+        "deaths": str(record.deaths),
+        "probation": str(record.probation),
     }
 
 
@@ -77,6 +79,8 @@ def to_record(id: str, fields: Mapping[str, str]) -> Record:
         key=float(fields["key"]),
         preemptions=int(fields["preemptions"]),
         started=float(fields["started"]) if fields["started"] else None,
+        deaths=int(fields.get("deaths", 0)),
+        probation=int(fields.get("probation", 0)),
     )
 
 

@@ -1,4 +1,5 @@
-"""Devices that hang, under real worker processes: who waits for them goes on elsewhere, and they are started anew."""
+"""Devices that hang, and requests that kill their worker, on real processes: everybody else goes on, and gets the text
+that it would have got."""
 
 import asyncio
 import sys
@@ -15,6 +16,7 @@ from laps_sd.supervise import Child, Command
 from protos.v1 import types_pb2
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore
+from tests.faults.faulty_worker import POISON
 from tests.scheduler.live import ScriptedGateway, scheduler
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
@@ -34,13 +36,15 @@ class Service:
     lines: list[bytes] = field(default_factory=list)  # that workers and their supervisors print
     rounds: int = 0
 
-    async def answers(self, disaster: str = "") -> dict[str, list[int]]:
-        """Of all prompts; the disaster strikes when they are on their way."""
+    async def answers(self, disaster: str = "", poison: bool = False) -> dict[str, list[int]]:
+        """Of all prompts; the disaster strikes when they are on their way, the poison comes before them."""
         self.rounds += 1
         names = {name: f"{name}-{self.rounds}" for name in PROMPTS}
         for name, prompt in PROMPTS.items():
             more: dict[str, Any] = {"sampling": SEEDED} if name == "r0" else {}
             await self.gateway.submit(names[name], *prompt, max_tokens=TOKENS, **more)
+        if poison:
+            await self.gateway.submit("poison", 10, *POISON, max_tokens=TOKENS)
         tokens, endings = self.gateway.tokens, self.gateway.endings
         if disaster:
             await self.gateway.until(lambda: any(len(tokens.get(id, ())) > 10 for id in names.values()))
@@ -89,3 +93,13 @@ async def test_a_hung_pass_ends_its_worker_and_changes_no_token(service: Service
     assert service.printed(b'"hung"', b'"after_s"')
     assert service.printed(b'"child_died"', b'"code": 1')
     assert await service.answers("seize") == expected
+
+
+async def test_a_poisonous_request_ends_alone_and_its_neighbours_get_their_text(service: Service) -> None:
+    expected = await service.answers()
+    assert await service.answers(poison=True) == expected
+    await service.gateway.until(lambda: "poison" in service.gateway.endings)
+    ending = service.gateway.endings["poison"]
+    assert ending.finish_reason == types_pb2.FINISH_REASON_ERROR
+    assert "3 workers died" in ending.message
+    assert not service.gateway.tokens["poison"]

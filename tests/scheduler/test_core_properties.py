@@ -61,7 +61,7 @@ class Fleet:
             homed = [self.core.entries[key[-1]] for key in worker.ranking]
             assert sum(entry.offloaded for entry in homed) <= worker.up.host_blocks
             assert not any(entry.blocks and entry.offloaded for entry in homed)
-        assert len(self.core._unplaced) == homes.count(None)
+        assert len(self.core.unplaced) == homes.count(None)
 
     def drain(self) -> None:
         for _ in range(5000):
@@ -126,7 +126,7 @@ def test_no_slot_idles_while_a_request_waits_at_another_worker(policy: str, acti
         fleet.do(*action)
         for name, other in (WORKERS, WORKERS[::-1]):
             if len(fleet.core.plan(name).rank) < 2:
-                assert not len(fleet.core._unplaced)
+                assert not len(fleet.core.unplaced)
                 behind = list(fleet.core.workers[other].ranking)[2:]
                 assert all(fleet.core.entries[key[-1]].blocks for key in behind)
 

@@ -118,6 +118,8 @@ class WireWorker:
         """A round boundary: obey, and run the first `slots` that can. Whether there is a round to report."""
         for command in self.commands:
             self._apply(command)
+            if not command.rank:
+                self._say_so()
         self.commands.clear()
         if self._exhausted:
             return False
@@ -163,6 +165,12 @@ class WireWorker:
         )
         self.cost = None
         return True
+
+    def _say_so(self) -> None:
+        """That nobody is listed, and nothing is under way any more."""
+        done = worker_pb.StepReport(epoch=self.welcome.epoch, session=self.session, step=self._step)
+        done.command_seq = self._seq
+        self.stream.said.put_nowait(worker_pb.FromWorker(report=done))
 
     def _apply(self, command: worker_pb.StepCommand) -> None:
         if command.forget or command.drop or command.offload or command.admit or command.rank != self._rank:

@@ -70,6 +70,14 @@ async def test_a_child_that_never_comes_up_is_given_up_with_its_last_lines(monke
     assert lines.count(b"no such model\n") == supervise.MAX_EARLY_DEATHS
 
 
+async def test_deaths_after_it_came_up_are_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "FIRST_BACKOFF_S", 0.0)
+    lines: list[bytes] = []
+    child = Child(Command("small", [sys.executable, "-c", "print('up'); raise SystemExit(3)"], up=b"up"), lines.append)
+    async with kept(child):
+        await until(lambda: lines.count(b"up\n") > supervise.MAX_EARLY_DEATHS)
+
+
 async def test_a_child_that_refuses_its_flags_is_not_tried_again() -> None:
     child, lines = child_of("print('bad flag'); raise SystemExit(2)")
     with pytest.raises(GaveUp, match="exit code 2"):
