@@ -81,7 +81,7 @@ class Fleet:
         raise AssertionError(f"never ended: {list(self.core.entries)}")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     workers=st.integers(1, 3),
     slots=st.integers(1, 4),
