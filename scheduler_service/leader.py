@@ -31,7 +31,6 @@ from scheduler_service.core.types import (
     Event,
     Obeyed,
     QueueIsFull,
-    Record,
     Submitted,
     Tick,
     WorkerDown,
@@ -163,6 +162,8 @@ class Leader:
         session.close()
         del self.sessions[session.worker]
         self._apply(self._observe(WorkerDown(session.worker, died=not session.left)), {})
+        if suspects := len(self.core.isolation.suspects):
+            self._log.warning("suspects", worker=session.worker, requests=suspects)
         self._wake_all()
         self._announce()
 
@@ -347,7 +348,10 @@ class Leader:
             self.ledger.live[id].output.extend(row.tokens)
             start, log = row.start, encode(row.tokens, row.drafted, row.accepted, row.logprobs.SerializeToString())
         if isinstance(effect, Ended):
-            message = row.error if row is not None else _why_ended(record)
+            message = row.error if row is not None else ""
+            if record.state is State.FAILED and row is None:
+                message = f"{record.deaths} workers died while they ran this request alone: do not send it again"
+                self._log.error("kills_workers", request_id=id, deaths=record.deaths)
             ending = translate.to_ending(record, effect.finish, self.clock(), message).SerializeToString()
             if record.state is State.FINISHED:
                 self.learning.finished(self.ledger.live[id].submit, record)
@@ -361,10 +365,3 @@ class Leader:
         """It is not ours to run, and nothing more is written of it."""
         self._observe(Cancelled(id))
         self._wake_all()
-
-
-def _why_ended(record: Record) -> str:
-    """What its client is told of a request that no worker ended."""
-    if record.state is not State.FAILED:
-        return ""
-    return f"{record.deaths} workers died while they ran this request alone: do not send it again"

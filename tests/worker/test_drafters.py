@@ -252,6 +252,19 @@ def test_a_head_proposes_nothing_where_its_numbers_are_none(of: str, tiny: Tiny)
     assert drafter.propose([Ask("a", [3], 8)]) == [[]]
 
 
+def test_a_head_keeps_nothing_of_a_round_but_its_row(tiny: Tiny) -> None:
+    """A request may wait for long, and the round's hidden states with it."""
+    tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
+    drafter = HeadDrafter(random_head(tiny), *tables, sure=0.0, hopeful=0.0)
+    round = torch.randn(64, tiny.model.config.hidden_size)
+    drafter.observe("a", 1, round[7])
+    drafts = drafter.propose([Ask("a", [3], 8)])
+    round.zero_()
+    assert drafter.propose([Ask("a", [3], 8)]) == drafts != [[]]
+    (_, row), *_ = drafter._states.values()
+    assert row.untyped_storage().nbytes() == row.numel() * row.element_size()
+
+
 @pytest.mark.parametrize("larger", ["draft", "target"])
 def test_target_and_draft_model_may_differ_in_what_fills_up_their_vocabularies(larger: str, tiny: Tiny) -> None:
     def padded(model: LlamaForCausalLM, more: int) -> LlamaForCausalLM:

@@ -129,7 +129,7 @@ class HeadDrafter:
         return [drafts.get(ask.request_id, [])[: ask.draft_len] for ask in asks]
 
     def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
-        self._states[request_id] = length, hidden
+        self._states[request_id] = length, hidden.clone()  # a row: what it is a view of is the whole round's
 
     def rehearse(self, batch: int, draft_len: int) -> None:
         self._chains(self._hidden.expand(batch, -1), [0] * batch, draft_len, sure=0.0, hopeful=0.0)

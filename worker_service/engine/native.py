@@ -24,6 +24,7 @@ import torch
 _SOURCES = Path(__file__).with_name("kernels")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=c++17", "-ffp-contract=fast", "-Wno-psabi")
 _COMPILE_TIMEOUT_S = 120.0
+_TAIL_CHARS = 2000  # of what the compiler says when it fails
 
 LANES = 16  # floats in a vector of the kernels: sizes that they take are multiples of it
 PANEL = 2 * LANES  # outputs of a product that are packed together
@@ -36,7 +37,9 @@ def kernels() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(_library()))
     except (OSError, subprocess.SubprocessError) as error:
-        logging.getLogger(__name__).warning("no native kernels, torch's own take their place: %s", error)
+        said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()[-_TAIL_CHARS:]
+        reason = f"{error}\n{said}" if said else str(error)
+        logging.getLogger(__name__).warning("no native kernels, torch's own take their place: %s", reason)
         return None
 
 
