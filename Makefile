@@ -25,8 +25,8 @@ REPETITIONS ?= 3
 POLICIES ?= fcfs,srpt-length,laps-sd,gittins
 ALSO ?= sjf@2:0.85 las@2:0.85 mlfq@2:0.85
 
-.PHONY: demo test test-engine test-compare test-faults fuzz chaos soak bench bench-quick bench-engine bench-paper check \
-    lint types architecture protos protos-check audit audit-here env clean
+.PHONY: demo test test-engine test-compare test-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
+    bench-paper check lint types architecture protos protos-check audit audit-here env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make test-compare  laps-sd compare with whole services on a tiny model (two minutes)"
 	@echo "make bench  policies compared on the live service: docs/benchmarks.md; repeat it until nothing is left"
 	@echo "make bench-quick  a first taste of it (five minutes), which proves nothing"
+	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/benchmarks.md (five minutes)"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
@@ -68,6 +69,11 @@ bench: env
 	    $(ALSO:%=--also %) --requests $(REQUESTS) --repetitions $(REPETITIONS) $(PROMPTS:%=--workload %) \
 	    --minutes $(PART_MINUTES) --json docs/benchmarks/record.json --recordings docs/benchmarks/recordings
 	$(BIN)/python -m laps_sd.compare.page
+
+bench-scheduler: env
+	@mkdir -p docs/benchmarks
+	$(BIN)/laps-sd bench scheduler --json docs/benchmarks/scheduler.json
+	test ! -e docs/benchmarks/record.json || $(BIN)/python -m laps_sd.compare.page
 
 bench-quick: env
 	$(BIN)/laps-sd pull $(MODEL)

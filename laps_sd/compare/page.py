@@ -49,6 +49,15 @@ def html(summary: Summary) -> str:
     return page
 
 
+def headlines(summary: Summary) -> Iterator[str]:
+    """What ours gains, cell by cell, the least gain too."""
+    for cell in summary["cells"]:
+        row = cell["policies"].get(OURS, {})
+        if "ratio" in row:
+            low, high = 1 - row["ratio"]["high"], 1 - row["ratio"]["low"]
+            yield f"{cell['name']}: mean latency {1 - row['ratio']['value']:.0%} below {BASE} ({low:.0%} to {high:.0%})"
+
+
 def goals(summary: Summary) -> Iterator[tuple[str, str, bool]]:
     """What was to be reached, what was measured, and whether it is."""
     for cell in summary["cells"]:
@@ -181,27 +190,32 @@ def _svg(figure: Figure) -> str:
 # ---- docs/benchmarks.md ----
 
 
-def render(summary: Summary) -> str:
+def render(summary: Summary, scheduler: Mapping[str, Any] | None = None) -> str:
+    """`scheduler`: the JSON of `laps-sd bench scheduler`."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("benchmarks.md.jinja").read_text()
     page: str = environment.from_string(text).render(
         summary=summary,
+        scheduler=scheduler,
         ours=OURS,
         base=BASE,
         headings=HEADINGS,
         plots=[(title, name) for title, name, _ in plots(summary)],
-        **{tool.__name__: tool for tool in (rows, goals, sentences, span)},
+        **{tool.__name__: tool for tool in (rows, headlines, goals, sentences, span)},
     )
     return page
 
 
 def main() -> None:
-    """docs/benchmarks/record.json to the page and its plots; another folder of docs may be named."""
+    """The records in docs/benchmarks to the page and its plots; another folder of docs may be named."""
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
-    summary = json.loads((docs / "benchmarks" / "record.json").read_text())
+    folder = docs / "benchmarks"
+    summary = json.loads((folder / "record.json").read_text())
     for _, name, svg in plots(summary):
-        (docs / "benchmarks" / name).write_text(svg)
-    (docs / "benchmarks.md").write_text(render(summary))
+        (folder / name).write_text(svg)
+    alone = folder / "scheduler.json"
+    scheduler = json.loads(alone.read_text()) if alone.exists() else None
+    (docs / "benchmarks.md").write_text(render(summary, scheduler))
 
 
 if __name__ == "__main__":
