@@ -21,7 +21,7 @@ from laps_sd.compare.replay import write_recordings
 from laps_sd.generate import INTERRUPTED
 from laps_sd.stack import Options
 from laps_sd.up import Dtype, check_drafter
-from scheduler_service.core.policies import make_policy
+from scheduler_service.core.policies import make_policy, policy_name
 from worker_service.prompts import PromptError
 
 # Round bounds, as clients write them, small ones more often; the middle of an answer is some 30 tokens, the mean 45.
@@ -87,13 +87,11 @@ def compare(
 
     Each run is a service of its own: Redis, scheduler, worker, gateway. All predictors were taught the same answers.
     """
-    names = list(dict.fromkeys([BASE, *filter(None, map(str.strip, policies.split(",")))]))
     bounds, many = _numbers(max_tokens, "--max-tokens"), _numbers(slots, "--slots")
     try:
         loads = [check_load(text.strip()) for text in load.split(",")]
         extras = [_extra(text) for text in also or ()]
-        for name in (*names, *(name for name, _ in extras)):
-            make_policy(*_parts(name))
+        names = list(dict.fromkeys([BASE, *(_canonical(text) for text in policies.split(","))]))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--policies, --load, --also") from None
     options = Options(model=model, drafter=check_drafter(drafter), draft_len=draft_len, dtype=dtype.value)
@@ -137,7 +135,9 @@ def compare(
     if recordings:
         write_recordings(recordings, (run for run in runs_of(folder.path) if run["run"]["policy"] == BASE), draft_len)
     if left:
-        typer.echo(f"laps-sd: {left} runs of {len(asked)} are left: the same command goes on with them", err=True)
+        hours = left * work.pace_s / 3600
+        about = f", about {hours:.1f} hours" if hours else ""
+        typer.echo(f"laps-sd: {left} runs of {len(asked)} are left{about}: the same command goes on", err=True)
 
 
 class Work:
@@ -146,14 +146,19 @@ class Work:
     def __init__(self, folder: Folder, drawn: Drawn, settings: Settings, options: Options, *, tolerant: bool) -> None:
         self.tolerant = tolerant
         self._folder, self._drawn, self._settings, self._options = folder, drawn, settings, options
-        self._longest_s = max((run["took_s"] for run in runs_of(folder.path)), default=0.0)
+        self._took_s = [run["took_s"] for run in runs_of(folder.path)]
+
+    @property
+    def pace_s(self) -> float:
+        """Of a run, in the mean of those there are."""
+        return sum(self._took_s) / max(1, len(self._took_s))
 
     def through(self, asked: Sequence[Run], minutes: float | None) -> int:
         """Runs still missing in the end. Raises live.Interrupted."""
         began = time.monotonic()
         for run in asked:
             spent_s = time.monotonic() - began
-            if minutes is not None and spent_s + self._longest_s >= 60 * minutes:
+            if minutes is not None and spent_s + max(self._took_s, default=0.0) >= 60 * minutes:
                 break
             if self._done(run) or not (run == run.capacity or self._done(run.capacity)):
                 continue  # of a disturbed capacity no load can be a share
@@ -194,7 +199,7 @@ class Work:
             began = time.monotonic()
             measured = live.measure(options, plan, self._drawn.lesson(), self._folder.taught, self._folder.log)
             took_s = time.monotonic() - began
-            self._longest_s = max(self._longest_s, took_s)
+            self._took_s.append(took_s)
             figures = live.as_json(measured, plan)
             kept = {"capacity": capacity, "took_s": round(took_s, 1), "attempt": attempt}
             self._folder.add(run, figures | kept)
@@ -249,13 +254,19 @@ def _parts(policy: str) -> tuple[str, list[str]]:
     return name, settings
 
 
+def _canonical(text: str) -> str:
+    """A policy's own name, never `default`, and its settings. Raises ValueError."""
+    name, settings = _parts(text.strip())
+    return ":".join([policy_name(make_policy(name, settings)), *settings])
+
+
 def _extra(text: str) -> tuple[str, Cell]:
     """`sjf@2:0.85`. Raises ValueError."""
     name, _, place = text.partition("@")
     slots, _, load = place.partition(":")
     if not (name and slots.isdecimal() and int(slots)):
         raise ValueError(f"{text!r} is not a policy at slots and a load, such as sjf@2:0.85")
-    return name, Cell(int(slots), check_load(load))
+    return _canonical(name), Cell(int(slots), check_load(load))
 
 
 def _numbers(text: str, flag: str) -> list[int]:

@@ -54,8 +54,8 @@ def headlines(summary: Summary) -> Iterator[str]:
     for cell in summary["cells"]:
         row = cell["policies"].get(OURS, {})
         if "ratio" in row:
-            low, high = 1 - row["ratio"]["high"], 1 - row["ratio"]["low"]
-            yield f"{cell['name']}: mean latency {1 - row['ratio']['value']:.0%} below {BASE} ({low:.0%} to {high:.0%})"
+            value, low, high = (100 * (row["ratio"][name] - 1) for name in ("value", "low", "high"))
+            yield f"{cell['name']}: mean latency {value:+.0f} % against {BASE} ({low:+.0f} to {high:+.0f})"
 
 
 def goals(summary: Summary) -> Iterator[tuple[str, str, bool]]:

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from laps_sd.compare.design import BASE
 from laps_sd.compare.replay import ORACLE
 from laps_sd.compare.summary import sentences, span
 
@@ -46,7 +47,7 @@ def rows(cell: Mapping[str, Any]) -> Iterator[list[str]]:
             name,
             *(f"{row['e2el_ms'][kind]:,.0f}" for kind in ("mean", "p50", "p95", "p99")),
             f"{row['ttft_ms']['mean']:,.0f}",
-            span(row) if "ratio" in row else "",
+            "1" if name == BASE else span(row) if "ratio" in row else "",
             f"{row['predicted_ratio']:.3f}" if "ratio" in row else "",
             f"{row['predicted_mean_ms']:,.0f}",
             f"{row['preemptions_per_request']:.2f}",
