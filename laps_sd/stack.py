@@ -71,6 +71,7 @@ class Options:
     api_keys: Path | None = None  # None: whoever reaches the port may use it
     certs: Path | None = None  # of `laps-sd certs`: mutual TLS; None: plaintext, on loopback
     event_log: Path | None = None  # of the scheduler: every event and plan
+    max_requests: int | None = None  # live ones at the gateway; None: its own default
     log_level: str = "info"
 
 
@@ -202,6 +203,8 @@ def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler:
     arguments = _python("gateway", "--host", HOST, "--grpc-port", grpc_port, "--http-port", http_port)
     arguments += ["--scheduler", scheduler, "--drain-s", str(options.drain_s), "--log-level", options.log_level]
     arguments += _tls(options, "gateway")
+    if options.max_requests is not None:
+        arguments += ["--max-requests", str(options.max_requests)]
     if options.api_keys is not None:
         arguments += ["--api-keys", str(options.api_keys)]
     return Command("gateway", arguments, stop_s=options.drain_s + DRAIN_SLACK_S)

@@ -3,11 +3,7 @@ neighbours' business."""
 
 import json
 import shlex
-import shutil
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +11,10 @@ import typer
 from rich.console import Console
 
 from laps_sd.compare import identity, live, prompts
-from laps_sd.compare.design import BASE, Cell, Drawn, Run, Settings, check_load, due, runs
-from laps_sd.compare.folder import Folder, OtherSettings, runs_of, write
+from laps_sd.compare.design import BASE, Cell, Drawn, Run, Settings, check_load, parts, runs
+from laps_sd.compare.folder import Folder, OtherSettings, runs_of
 from laps_sd.compare.replay import write_recordings
+from laps_sd.compare.work import Work
 from laps_sd.generate import INTERRUPTED
 from laps_sd.stack import Options
 from laps_sd.up import Dtype, check_drafter
@@ -27,7 +24,6 @@ from worker_service.prompts import PromptError
 # Round bounds, as clients write them, small ones more often; the middle of an answer is some 30 tokens, the mean 45.
 MAX_TOKENS = "16,16,16,16,32,32,32,64,64,128,256"
 QUICK_REQUESTS, QUICK_TAUGHT = 36, 48
-ATTEMPTS = 2  # at a run that turns out disturbed
 PIPE_WIDTH = 140  # of tables where there is no terminal to ask
 
 
@@ -140,77 +136,6 @@ def compare(
         typer.echo(f"laps-sd: {left} runs of {len(asked)} are left{about}: the same command goes on", err=True)
 
 
-class Work:
-    """Does the runs that are missing. `tolerant`: those that were disturbed are not repeated."""
-
-    def __init__(self, folder: Folder, drawn: Drawn, settings: Settings, options: Options, *, tolerant: bool) -> None:
-        self.tolerant = tolerant
-        self._folder, self._drawn, self._settings, self._options = folder, drawn, settings, options
-        self._took_s = [run["took_s"] for run in runs_of(folder.path)]
-
-    @property
-    def pace_s(self) -> float:
-        """Of a run, in the mean of those there are."""
-        return sum(self._took_s) / max(1, len(self._took_s))
-
-    def through(self, asked: Sequence[Run], minutes: float | None) -> int:
-        """Runs still missing in the end. Raises live.Interrupted."""
-        began = time.monotonic()
-        for run in asked:
-            spent_s = time.monotonic() - began
-            if minutes is not None and spent_s + max(self._took_s, default=0.0) >= 60 * minutes:
-                break
-            if self._done(run) or not (run == run.capacity or self._done(run.capacity)):
-                continue  # of a disturbed capacity no load can be a share
-            self._teach()
-            self._run(run)
-        return sum(not self._done(run) for run in asked)
-
-    def _done(self, run: Run) -> bool:
-        """With a capacity that was measured anew since, it has to be done anew."""
-        if not self._folder.has(run, faulty=self.tolerant):
-            return False
-        return run == run.capacity or self._folder[run]["capacity"] == self._capacity(run)
-
-    def _capacity(self, run: Run) -> float:
-        """Requests a second."""
-        capacity: float = self._folder[run.capacity]["results"]["request_throughput"]
-        return capacity
-
-    def _teach(self) -> None:
-        """Once a folder."""
-        if (self._folder.path / "taught.json").exists():
-            return
-        shutil.rmtree(self._folder.taught, ignore_errors=True)
-        typer.echo(f"teaching the predictor with {self._settings.taught} answers", err=True)
-        lesson = self._drawn.lesson()
-        options = replace(self._options, policy=BASE, slots=4)
-        measured = live.teach(options, lesson, self._folder.taught, self._folder.log)
-        write(self._folder.path / "taught.json", live.as_json(measured, lesson)["results"])
-
-    def _run(self, run: Run) -> None:
-        requests = self._drawn.requests(run.repetition)
-        capacity = 1.0 if run == run.capacity else self._capacity(run)
-        times_s = due(run, len(requests), capacity, self._settings.seed)
-        plan = [replace(planned, due_s=due_s) for planned, due_s in zip(requests, times_s, strict=True)]
-        name, policy_set = _parts(run.policy)
-        options = replace(self._options, slots=run.cell.slots, policy=name, policy_set=tuple(policy_set))
-        for attempt in range(1, ATTEMPTS + 1):
-            began = time.monotonic()
-            measured = live.measure(options, plan, self._drawn.lesson(), self._folder.taught, self._folder.log)
-            took_s = time.monotonic() - began
-            self._took_s.append(took_s)
-            figures = live.as_json(measured, plan)
-            kept = {"capacity": capacity, "took_s": round(took_s, 1), "attempt": attempt}
-            self._folder.add(run, figures | kept)
-            mean_s = figures["results"]["mean_e2el_ms"] / 1e3
-            faults = f"; disturbed: {'; '.join(figures['faults'])}" if figures["faults"] else ""
-            idle = figures["scheduler"]["idle_share"]
-            typer.echo(f"{run.name}: mean {mean_s:.2f} s, model idle {idle:.1%}, took {took_s:.0f} s{faults}", err=True)
-            if self.tolerant or not figures["faults"]:
-                return
-
-
 def tell(
     folder: Folder, settings: Settings, *, tolerant: bool, json_file: Path | None, html_file: Path | None, draw: Any
 ) -> None:
@@ -249,14 +174,9 @@ def tell(
         html_file.write_text(draw(summary), encoding="utf-8")
 
 
-def _parts(policy: str) -> tuple[str, list[str]]:
-    name, *settings = policy.split(":")
-    return name, settings
-
-
 def _canonical(text: str) -> str:
     """A policy's own name, never `default`, and its settings. Raises ValueError."""
-    name, settings = _parts(text.strip())
+    name, settings = parts(text.strip())
     return ":".join([policy_name(make_policy(name, settings)), *settings])
 
 

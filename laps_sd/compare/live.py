@@ -1,13 +1,16 @@
 """One run on the live stack: Redis, scheduler, worker and gateway as `laps-sd up` starts them, driven as `laps-sd
 loadtest` drives. Compares nothing."""
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from laps_sd.client import Client
 from laps_sd.compare.host import Conditions, watched
 from laps_sd.loadtest import drivers
 from laps_sd.loadtest.plan import Planned
@@ -23,6 +26,8 @@ from scheduler_service.sim.workload import expected_row
 
 TIMEOUT_S = 7200.0  # of one request: in a burst the last waits for all others
 WARM_UP_TOKENS = 8
+LEARNING_S, POLL_S = 120.0, 0.2
+FITTED = 0.6  # of what was seen: a refit is due after a tenth more, and at first after 32
 
 
 class Interrupted(Exception):
@@ -43,9 +48,7 @@ class Measured:
 def teach(options: Options, lesson: Sequence[Planned], folder: Path, log: Path) -> Measured:
     """Have a new service answer `lesson`; what its predictor has learned stays in `folder`, as Redis keeps it."""
     folder.mkdir(parents=True)
-    measured = _measure(replace(options, data_dir=folder), lesson, lesson, 4 * options.slots, log)
-    (folder / "lock").unlink(missing_ok=True)
-    return measured
+    return _measure(replace(options, data_dir=folder), lesson, lesson, 4 * options.slots, log)
 
 
 def measure(options: Options, plan: Sequence[Planned], lesson: Sequence[Planned], taught: Path, log: Path) -> Measured:
@@ -73,11 +76,27 @@ def _measure(
                     async with watched() as conditions:
                         records, _ = await drivers.run(server, plan, concurrency=concurrency, watch=bar.watch)
                 measured.append(Measured(records, await client.stats(), conditions, Recording(), cold))
+                if cold:  # it was taught just now
+                    await learned(client)
 
-        if not run_stack(replace(options, event_log=events, grpc_port=0, http_port=0), use, emit=lines.write):
+        # In a burst all of them are live at once, and so is who warms up.
+        most = len(plan) + len(lesson)
+        options = replace(options, event_log=events, max_requests=most, grpc_port=0, http_port=0)
+        if not run_stack(options, use, emit=lines.write):
             raise Interrupted
         measured[0].recording = read_events(events)
     return measured[0]
+
+
+async def learned(client: Client) -> None:
+    """Returns once the predictor has been fitted to most of what it saw, or after a while: it trains beside the
+    service, and what is not fitted when that ends is fitted by nobody."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LEARNING_S):
+            predictor = (await client.stats()).predictor
+            while predictor.trained_on < FITTED * predictor.finished:
+                await asyncio.sleep(POLL_S)
+                predictor = (await client.stats()).predictor
 
 
 def warm_up(lesson: Sequence[Planned], slots: int) -> list[Planned]:
@@ -92,7 +111,15 @@ def faults(measured: Measured) -> list[str]:
         *measured.conditions.faults(),
         *_run_faults(results),
         *(["the predictor had forgotten what it was taught"] if measured.cold else []),
+        *(["the scheduler did not see all of it: a service died"] if _unseen(measured) else []),
     ]
+
+
+def _unseen(measured: Measured) -> bool:
+    """Whether the scheduler's log has not the tokens that clients got."""
+    requests = measured.recording.requests
+    told = [(record.output_tokens, requests.get(record.request_id)) for record in measured.records if record.completed]
+    return any(seen is None or seen.output_tokens != tokens for tokens, seen in told)
 
 
 def _run_faults(results: dict[str, Any]) -> Iterator[str]:

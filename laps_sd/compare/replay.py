@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from laps_sd.compare.design import Run
+from laps_sd.compare.design import Run, parts
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.oracle import simulated_policy
 from scheduler_service.sim.recording import fitted
@@ -53,8 +53,7 @@ def predicted(run: Mapping[str, Any], policy: str, costs: StepCosts, draft_len: 
         plan_lag=1,
         prefill_chunk=PREFILL_CHUNK,
     )
-    name, *settings = policy.split(":")
-    return summarise(simulate(jobs, simulated_policy(name, settings, jobs, draft_len), fleet))
+    return summarise(simulate(jobs, simulated_policy(*parts(policy), jobs, draft_len), fleet))
 
 
 def write_recordings(folder: Path, runs: Iterable[Mapping[str, Any]], draft_len: int) -> None:

@@ -47,6 +47,13 @@ def test_disturbed_runs_are_left_out_and_named() -> None:
     assert kept["cells"][0]["policies"]["las"]["faults"] == 1
 
 
+def test_a_run_with_a_failed_request_never_counts() -> None:
+    failed = of("las", FAST, faults=("1 requests failed",))
+    failed["requests"][0]["error"] = "RESOURCE_EXHAUSTED: full"  # type: ignore[index]
+    summary = summarise([*CAPACITY, of("fcfs", SLOW), failed], 4, faulty=True)
+    assert "las" not in summary["cells"][0]["policies"]
+
+
 def test_loads_of_another_capacity_are_left_out() -> None:
     other = [found(Run(Cell(2, BURST), BASE, 1), SLOW)]
     other[0]["results"]["request_throughput"] = 3.0

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from laps_sd.compare import command, live
-from laps_sd.compare.command import Work
+from laps_sd.compare import live
 from laps_sd.compare.design import Cell, Drawn, Run, runs
 from laps_sd.compare.folder import Folder, OtherSettings, write
 from laps_sd.compare.prompts import own_prompts
+from laps_sd.compare.work import ATTEMPTS, Work
 from laps_sd.loadtest.plan import Planned
 from laps_sd.stack import Options
 from tests.compare.builders import SETTINGS, found
@@ -45,7 +45,7 @@ class Services:
 def services(monkeypatch: pytest.MonkeyPatch) -> Services:
     services = Services()
     monkeypatch.setattr(live, "measure", services.measure)
-    monkeypatch.setattr(live, "teach", lambda *given: {"results": {}})
+    monkeypatch.setattr(live, "teach", lambda *given: {"results": {"failed": 0}})
     monkeypatch.setattr(live, "as_json", lambda measured, plan: measured)
     return services
 
@@ -72,10 +72,10 @@ def test_a_disturbed_run_is_done_again_and_counts_only_undisturbed(tmp_path: Pat
 
 
 def test_with_a_disturbed_capacity_no_load_is_run(tmp_path: Path, services: Services) -> None:
-    services.faults = ["a stall"] * command.ATTEMPTS
+    services.faults = ["a stall"] * ATTEMPTS
     one = [run for run in ASKED if run.repetition == 1]
     assert work(tmp_path).through(one, None) == len(one)
-    assert len(services.begun) == command.ATTEMPTS
+    assert len(services.begun) == ATTEMPTS
     assert work(tmp_path, tolerant=True).through(one, None) == 0
 
 

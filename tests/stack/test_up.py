@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,12 @@ def understood(settings: type[BaseSettings], command: Command) -> dict[str, Any]
 
 
 def test_the_scheduler_understands_its_flags() -> None:
-    options = Options(policy="laps-sd", policy_set=("queues=3", "key=remaining"), draft_len=5)
+    log = Path("/logs/events.jsonl")
+    options = Options(policy="laps-sd", policy_set=("queues=3", "key=remaining"), draft_len=5, event_log=log)
     told = understood(SchedulerSettings, scheduler_command(options, 7001, "unix:///r.sock"))
     assert (told["port"], told["redis_url"], told["draft_len"]) == (7001, "unix:///r.sock", 5)
     assert (told["policy"], told["policy_set"]) == ("laps-sd", ["queues=3", "key=remaining"])
+    assert told["event_log"] == log
 
 
 def test_of_several_schedulers_each_may_stand_by() -> None:
@@ -74,10 +77,11 @@ def test_a_draft_length_that_is_chosen_is_left_to_the_scheduler_within_the_worke
 
 
 def test_the_gateway_understands_its_flags_and_has_time_to_drain() -> None:
-    command = gateway_command(OPTIONS, 7002, 7003, "127.0.0.1:7001")
+    command = gateway_command(replace(OPTIONS, max_requests=4000), 7002, 7003, "127.0.0.1:7001")
     told = understood(GatewaySettings, command)
     assert (told["grpc_port"], told["http_port"], told["scheduler"]) == (7002, 7003, "127.0.0.1:7001")
     assert command.stop_s > told["drain_s"] == 7
+    assert told["max_requests"] == 4000
 
 
 def test_workers_share_the_cores() -> None:

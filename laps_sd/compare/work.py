@@ -1,0 +1,91 @@
+"""Does the runs of a comparison that are missing, one after the other. Knows neither flags nor tables."""
+
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import typer
+
+from laps_sd.compare import live
+from laps_sd.compare.design import BASE, Drawn, Run, Settings, due, parts
+from laps_sd.compare.folder import Folder, runs_of, write
+from laps_sd.stack import Options
+
+ATTEMPTS = 2  # at a run that turns out disturbed
+TEACHING_SLOTS = 4
+
+
+class Work:
+    """Does the runs that are missing. `tolerant`: those that were disturbed are not repeated."""
+
+    def __init__(self, folder: Folder, drawn: Drawn, settings: Settings, options: Options, *, tolerant: bool) -> None:
+        self.tolerant = tolerant
+        self._folder, self._drawn, self._settings, self._options = folder, drawn, settings, options
+        self._took_s: list[float] = [run["took_s"] for run in runs_of(folder.path)]
+
+    @property
+    def pace_s(self) -> float:
+        """Of a run, in the mean of those there are."""
+        return math.fsum(self._took_s) / max(1, len(self._took_s))
+
+    def through(self, asked: Sequence[Run], minutes: float | None) -> int:
+        """Runs still missing in the end. Raises live.Interrupted."""
+        began = time.monotonic()
+        for run in asked:
+            spent_s = time.monotonic() - began
+            if minutes is not None and spent_s + max(self._took_s, default=0.0) >= 60 * minutes:
+                break
+            if self._done(run) or not (run == run.capacity or self._done(run.capacity)):
+                continue  # of a disturbed capacity no load can be a share
+            self._teach()
+            self._run(run)
+        return sum(not self._done(run) for run in asked)
+
+    def _done(self, run: Run) -> bool:
+        """With a capacity that was measured anew since, it has to be done anew."""
+        if not self._folder.has(run, faulty=self.tolerant):
+            return False
+        return run == run.capacity or self._folder[run]["capacity"] == self._capacity(run)
+
+    def _capacity(self, run: Run) -> float:
+        """Requests a second."""
+        return float(self._folder[run.capacity]["results"]["request_throughput"])
+
+    def _teach(self) -> None:
+        """Once a folder."""
+        if (self._folder.path / "taught.json").exists():
+            return
+        shutil.rmtree(self._folder.taught, ignore_errors=True)
+        typer.echo(f"teaching the predictor with {self._settings.taught} answers", err=True)
+        lesson = self._drawn.lesson()
+        options = replace(self._options, policy=BASE, slots=TEACHING_SLOTS)
+        measured = live.teach(options, lesson, self._folder.taught, self._folder.log)
+        results = live.as_json(measured, lesson)["results"]
+        if results["failed"]:
+            typer.echo(f"laps-sd: {results['failed']} requests failed; {self._folder.log} has more", err=True)
+            raise typer.Exit(1)
+        write(self._folder.path / "taught.json", results)
+
+    def _run(self, run: Run) -> None:
+        requests = self._drawn.requests(run.repetition)
+        capacity = 1.0 if run == run.capacity else self._capacity(run)
+        times_s = due(run, len(requests), capacity, self._settings.seed)
+        plan = [replace(planned, due_s=due_s) for planned, due_s in zip(requests, times_s, strict=True)]
+        name, policy_set = parts(run.policy)
+        options = replace(self._options, slots=run.cell.slots, policy=name, policy_set=tuple(policy_set))
+        for attempt in range(1, ATTEMPTS + 1):
+            began = time.monotonic()
+            measured = live.measure(options, plan, self._drawn.lesson(), self._folder.taught, self._folder.log)
+            took_s = time.monotonic() - began
+            self._took_s.append(took_s)
+            figures = live.as_json(measured, plan)
+            kept = {"capacity": capacity, "took_s": round(took_s, 1), "attempt": attempt}
+            self._folder.add(run, figures | kept)
+            mean_s = figures["results"]["mean_e2el_ms"] / 1e3
+            faults = f"; disturbed: {'; '.join(figures['faults'])}" if figures["faults"] else ""
+            idle = figures["scheduler"]["idle_share"]
+            typer.echo(f"{run.name}: mean {mean_s:.2f} s, model idle {idle:.1%}, took {took_s:.0f} s{faults}", err=True)
+            if self.tolerant or not figures["faults"]:
+                return

@@ -1,0 +1,53 @@
+"""What makes a run one that measured something else, from what came of it. No service runs."""
+
+from laps_sd.compare.host import Conditions
+from laps_sd.compare.live import Measured, faults, learned, warm_up
+from laps_sd.loadtest.plan import Planned
+from laps_sd.loadtest.record import Record
+from protos.v1 import types_pb2
+from scheduler_service.sim.recording import Recording, Seen
+
+
+def measured(*, sent_s: float = 0.0, error: str = "", seen: int = 4, cold: bool = False) -> Measured:
+    """Of one request of four tokens; the scheduler saw `seen` of them."""
+    record = Record(0, 0.0, 0.0, sent_s=sent_s, end_s=1.0, output_tokens=4, request_id="r", error=error)
+    recording = Recording(requests={"r": Seen(8, None, seen)})
+    return Measured([record], types_pb2.ServerStats(), Conditions(), recording, cold)
+
+
+def test_an_undisturbed_run_has_no_fault() -> None:
+    assert faults(measured()) == []
+
+
+def test_each_fault_is_said() -> None:
+    for run, words in (
+        (measured(error="UNAVAILABLE: gone"), "1 requests failed: 1 UNAVAILABLE"),
+        (measured(sent_s=0.5), "the driver fell behind its schedule, by 500 ms"),
+        (measured(cold=True), "the predictor had forgotten"),
+        (measured(seen=3), "a service died"),
+    ):
+        (fault,) = faults(run)
+        assert words in fault
+
+
+def test_the_warm_up_is_short_and_of_the_lesson() -> None:
+    lesson = [Planned(i, None, f"p{i}", 0, 256, False, stop=("\n\n",)) for i in range(9)]
+    short = warm_up(lesson, slots=2)
+    assert [planned.prompt for planned in short] == ["p0", "p1", "p2", "p3"]
+    assert all(planned.max_tokens <= 8 and not planned.stop and planned.due_s == 0.0 for planned in short)
+
+
+class Service:
+    """Of whose predictor each answer tells more."""
+
+    def __init__(self) -> None:
+        self.fitted = [0, 32, 90]
+
+    async def stats(self) -> types_pb2.ServerStats:
+        return types_pb2.ServerStats(predictor=types_pb2.PredictorStatus(finished=100, trained_on=self.fitted.pop(0)))
+
+
+async def test_what_was_taught_is_fitted_before_the_service_ends() -> None:
+    service = Service()
+    await learned(service)  # type: ignore[arg-type]
+    assert not service.fitted
