@@ -77,7 +77,13 @@ class Link:
             return feed
         if content(live[0].submit) != content(submit):
             raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")
-        return self._join(Feed(live[0].submit, follows=True))
+        feed = Feed(live[0].submit, follows=True)
+        if any(other.accepted for other in live):
+            return self._join(feed)
+        # Whether the scheduler knows the request is not known: it may have refused it, and be asked again only later.
+        self._register(feed)
+        self._send(gateway_link_pb2.FromGateway(submit=feed.submit))
+        return feed
 
     def follow(self, submit: gateway_link_pb2.Submit) -> Feed:
         """A further feed of a request that the scheduler has, from its first token. Raises NotServing."""

@@ -125,6 +125,22 @@ async def test_the_same_id_with_other_content_is_refused_and_the_first_goes_on()
         assert (await finish(first)).token_ids == TOKENS
 
 
+async def test_a_request_that_is_to_be_submitted_again_later_is_submitted_by_who_joins_it() -> None:
+    async with stack() as (scheduler, link, client):
+        first = asyncio.create_task(client.complete("the fox", request_id="mine"))
+        await link.next("submit")
+        link.cut.set()
+        link = await scheduler.link()
+        submit = await link.next("submit")
+        refusal = {"code": NotServing.code.value[0], "message": "no warmed worker", "retry_after_ms": 60_000}
+        await link.send(refusals=[pb.Refusal(request_id="mine", **refusal)])
+        await client.ready(WAIT_S)
+        second = asyncio.create_task(client.complete("the fox", request_id="mine"))
+        assert (await link.accept()).request_id == "mine"
+        await relay_all(link, submit)
+        assert (await finish(first)).token_ids == (await finish(second)).token_ids == TOKENS
+
+
 async def test_a_request_is_cancelled_when_the_last_of_its_streams_is_left() -> None:
     async with stack() as (_, link, client):
         first, submit = await begun(link, client, 4, request_id="mine")
