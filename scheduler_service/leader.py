@@ -176,9 +176,11 @@ class Leader:
             self._apply(self._observe(Draining(session.worker)), {})
             self._wake_all()
         if not report.rows:
-            if not session.command.rank and self.core.isolation.held(self.core.workers[session.worker]):
-                self._observe(Obeyed(session.worker, report.command_seq))  # the suspects may begin
-                session.wake.set()
+            held = not session.command.rank and self.core.isolation.held(self.core.workers[session.worker])
+            if held or report.free_blocks:  # of which a heartbeat says nothing; nobody has run since what was cancelled
+                self._observe(Obeyed(session.worker, report.command_seq, report.free_blocks or None))
+            if held:
+                session.wake.set()  # the suspects may begin
             return
         session.count(report)
         if report.HasField("cost"):

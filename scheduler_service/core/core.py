@@ -100,8 +100,10 @@ class Core:
                 return self._worker_up(event)
             case WorkerDown(name, died):
                 return self._worker_down(name, died)
-            case Obeyed(name, plan):
-                self.workers[name].obeyed(plan)
+            case Obeyed(name, plan, free_blocks):
+                worker = self.workers[name]
+                worker.obeyed(plan)
+                worker.free_blocks = worker.free_blocks if free_blocks is None else free_blocks
                 return ()
             case Draining(name):
                 worker = self.workers[name]

@@ -113,6 +113,7 @@ class Obeyed:
 
     worker: str
     plan: int  # counted from 1, by the worker's connection
+    free_blocks: int | None = None  # since then; None: it did not say
 
 
 @dataclass(frozen=True, slots=True)
