@@ -102,7 +102,7 @@ class Ledger:
     # ---- what the store says ----
 
     async def durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
-        """What is durable may be told."""
+        """What is durable may be told. The store answers: what it holds for long enough by now it does not lose."""
         for write, verdict in written:
             id = write.record.request.id
             tracked = self.live.get(id)
@@ -112,12 +112,14 @@ class Ledger:
                 await self._exists(id, tracked)
             else:
                 self._relay(id, tracked, write)
+        oldest = self._clock() - ENDED_KEPT_S
+        while self._ended and self._ended[0][0] < oldest:
+            self._ended.popleft()
 
     def everything(self) -> list[Write]:
         """All that the store has acknowledged and might have lost, each request whole."""
         live = [tracked.whole() for tracked in self.live.values() if tracked.stored]
-        oldest = self._clock() - ENDED_KEPT_S
-        return live + [write for ended_at, write in self._ended if ended_at >= oldest]
+        return live + [write for _, write in self._ended]
 
     def _relay(self, id: str, tracked: Tracked, write: Write) -> None:
         if write.submit is not None:
