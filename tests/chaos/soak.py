@@ -35,27 +35,36 @@ class Curves:
 
     every_s: float
     begins: int
-    of: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)  # None: it was not yet there
+    of: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)  # None: it was not there
     taken: int = 0
 
     def sample(self, processes: dict[str, psutil.Process]) -> None:
-        for name, process in processes.items():
-            curves = self.of.setdefault(name, {RSS: [None] * self.taken, FILES: [None] * self.taken})
-            curves[RSS].append(round(process.memory_info().rss / MB, 2))
-            curves[FILES].append(process.num_fds())
+        for name in processes:
+            self.of.setdefault(name, {RSS: [None] * self.taken, FILES: [None] * self.taken})
+        for name, curves in self.of.items():
+            rss, files = _usage(processes.get(name))
+            curves[RSS].append(rss)
+            curves[FILES].append(files)
         self.taken += 1
 
     def growth(self, name: str, what: str) -> float:
         """Share by which the end is above the beginning."""
         samples = [sample for sample in self.of[name][what][self.begins :] if sample is not None]
         edge = max(1, round(EDGE * len(samples)))
-        return median(samples[-edge:]) / median(samples[:edge]) - 1
+        return median(samples[-edge:]) / median(samples[:edge]) - 1 if samples else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         return {
             name: {**curves, **{f"{what}_growth": round(self.growth(name, what), 4) for what in curves}}
             for name, curves in sorted(self.of.items())
         }
+
+
+def _usage(process: psutil.Process | None) -> tuple[float | None, int | None]:
+    try:
+        return (round(process.memory_info().rss / MB, 2), process.num_fds()) if process else (None, None)
+    except psutil.NoSuchProcess:  # a training process may end at any time
+        return None, None
 
 
 async def soak(made: Cluster, load: Load, curves: Curves, minutes: float, users: int) -> None:
@@ -135,7 +144,8 @@ def main(
     print(f"{result['streams']}, {result['tokens']} tokens in {minutes:g} minutes")
     for name, curves in result["processes"].items():
         for what in (RSS, FILES):
-            print(f"{name:24} {what:8} {curves[what][-1]:8g} {curves[f'{what}_growth']:+.1%}")
+            last = next((sample for sample in reversed(curves[what]) if sample is not None), 0)
+            print(f"{name:24} {what:8} {last:8g} {curves[f'{what}_growth']:+.1%}")
     too_much = [name for name, curves in result["processes"].items() if curves[f"{RSS}_growth"] > most / 100]
     for problem in [*result["violations"], *(f"{name} grew more than {most:g} %" for name in too_much)]:
         print(problem)

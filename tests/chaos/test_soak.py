@@ -23,3 +23,5 @@ def test_a_process_that_comes_later_is_measured_from_then_on() -> None:
     assert curves.of["late"][RSS][0] is None
     assert curves.of["late"][RSS][1] > 1
     assert curves.growth("late", RSS) == 0
+    curves.sample({})
+    assert curves.of["late"][FILES][2] is None
