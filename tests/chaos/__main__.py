@@ -85,7 +85,7 @@ def main(
         int, typer.Option(min=1, help="In all, those in FILE included; with --seed: in its round.")
     ] = 1000,
     per_round: Annotated[int, typer.Option(min=1)] = 50,
-    seed: Annotated[int | None, typer.Option(help="Only the round of this seed, again.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Only the round of this seed, again; repeatable.")] = None,
     model: Annotated[str, typer.Option(help="tiny, or as in `laps-sd pull`.")] = TINY,
     users: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 16,
     file: Annotated[Path, typer.Option(help="Counts of all rounds, as JSON lines.")] = Path("build/chaos/runs.jsonl"),
@@ -96,8 +96,8 @@ def main(
         path = make_tiny_model(Path(folder)) if model == TINY else asyncio.run(find_model(model))
         book = Book(path, **(TINY_TEXTS if model == TINY else TEXTS))
         print(f"{len(book.texts)} texts of {sum(len(text.tokens) for text in book.texts)} tokens")
-        if seed is not None:
-            sys.exit(not play(model, path, book, seed, faults, users, file, logs))
+        if seed:
+            sys.exit(not all([play(model, path, book, each, faults, users, file, logs) for each in seed]))
         first = 1 + max((run["seed"] for run in record.runs(file, model)), default=0)
         good = True
         for number in itertools.count(first):
