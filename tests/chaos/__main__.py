@@ -97,7 +97,8 @@ def main(
         book = Book(path, **(TINY_TEXTS if model == TINY else TEXTS))
         print(f"{len(book.texts)} texts of {sum(len(text.tokens) for text in book.texts)} tokens")
         if seed:
-            sys.exit(not all([play(model, path, book, each, faults, users, file, logs) for each in seed]))
+            played = [play(model, path, book, each, faults, users, file, logs) for each in seed]
+            sys.exit(not all(played))
         first = 1 + max((run["seed"] for run in record.runs(file, model)), default=0)
         good = True
         for number in itertools.count(first):
