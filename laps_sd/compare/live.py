@@ -21,7 +21,7 @@ from laps_sd.loadtest.target import Server
 from laps_sd.stack import Options, Stack
 from laps_sd.up import run_stack
 from protos.v1 import types_pb2
-from scheduler_service.sim.recording import Recording, explained_lengths, read_events
+from scheduler_service.sim.recording import Recording, explained_lengths, fitted, read_events
 from scheduler_service.sim.workload import expected_row
 
 TIMEOUT_S = 7200.0  # of one request: in a burst the last waits for all others
@@ -131,10 +131,16 @@ def _run_faults(results: dict[str, Any]) -> Iterator[str]:
 
 
 def as_json(measured: Measured, plan: Sequence[Planned]) -> dict[str, Any]:
-    """Everything that is kept of a run. Times are milliseconds but for `due_s`; `steps` as in recording.py."""
+    """Everything that is kept of a run. Times are milliseconds but for `due_s` and `steady_s`: arrival and latency at
+    the steady speed of recording.py, where `steps` is explained, too."""
     stats, recording = measured.stats, measured.recording
     (worker,) = stats.workers
-    requests = [_request(record, planned, recording) for record, planned in zip(measured.records, plan, strict=True)]
+    steps = recording.steps()
+    steadily = recording.steadily(fitted(steps))
+    requests = [
+        _request(record, planned, recording) | {"steady_s": steadily.get(record.request_id)}
+        for record, planned in zip(measured.records, plan, strict=True)
+    ]
     seen = [recording.requests.get(record.request_id) for record in measured.records]
     return {
         "results": summarise(measured.records, {}, ours=True),
@@ -151,7 +157,7 @@ def as_json(measured: Measured, plan: Sequence[Planned]) -> dict[str, Any]:
             "explained": explained_lengths((each.expected, max(1, each.output_tokens)) for each in seen if each),
         },
         "kv_tokens": recording.kv_tokens,
-        "steps": recording.steps(),
+        "steps": steps,
         "requests": requests,
     }
 

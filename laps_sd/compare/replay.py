@@ -1,6 +1,7 @@
 """The recorded runs once more, in the simulator: the same requests and rounds, at the step costs that were measured.
 Runs nothing live."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,16 @@ def predicted(run: Mapping[str, Any], policy: str, costs: StepCosts, draft_len: 
         prefill_chunk=PREFILL_CHUNK,
     )
     return summarise(simulate(jobs, simulated_policy(*parts(policy), jobs, draft_len), fleet))
+
+
+def at_steady_speed(run: Mapping[str, Any], policy: str, draft_len: int) -> float:
+    """The simulator's mean latency over the live one, had the machine been equally fast all along: what is left of a
+    difference then is the simulator's own. Of a run without failed requests."""
+    costs = costs_of([run])
+    steady = [row["steady_s"] for row in run["requests"]]
+    requests = [row | {"due_s": arrival_s} for row, (arrival_s, _) in zip(run["requests"], steady, strict=True)]
+    simulated_ms = predicted({**run, "requests": requests}, policy, costs, draft_len)["mean_e2el_ms"]
+    return simulated_ms / (1e3 * math.fsum(latency_s for _, latency_s in steady) / len(steady))
 
 
 def write_recordings(folder: Path, runs: Iterable[Mapping[str, Any]], draft_len: int) -> None:

@@ -1,9 +1,10 @@
 """What the event log of a live scheduler says of requests and steps, as jobs and step costs that a simulation takes.
 Reads; simulates nothing."""
 
+import bisect
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,49 +27,78 @@ class Shape(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """One request. `drafted` and `accepted`: of each round that emitted tokens."""
+    """One request. `drafted` and `accepted`: of each round that emitted tokens. Times are of the scheduler's clock."""
 
     max_tokens: int
     expected: Expected | None
     output_tokens: int = 0
+    arrived_s: float = 0.0
+    ended_s: float = 0.0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Recording:
-    """`seconds`: of all steps of a shape; `counts`: how many there were. `kv_tokens`: of the worker's memory."""
+    """`timeline`: of each step its shape, when it was reported and how long it took. `kv_tokens`: of the worker's
+    memory."""
 
     requests: dict[str, Seen] = field(default_factory=dict)
-    counts: Counter[Shape] = field(default_factory=Counter)
-    seconds: dict[Shape, float] = field(default_factory=dict)
+    timeline: list[tuple[Shape, float, float]] = field(default_factory=list)
     kv_tokens: int = 0
 
     def steps(self) -> list[list[float]]:
         """Rows of a shape's numbers, how many steps had it, and their seconds in all: what `fitted` takes."""
-        return [[*shape, count, round(self.seconds[shape], 6)] for shape, count in sorted(self.counts.items())]
+        counts: Counter[Shape] = Counter()
+        seconds: defaultdict[Shape, float] = defaultdict(float)
+        for shape, _, took_s in self.timeline:
+            counts[shape] += 1
+            seconds[shape] += took_s
+        return [[*shape, count, round(seconds[shape], 6)] for shape, count in sorted(counts.items())]
+
+    def steadily(self, costs: StepCosts) -> dict[str, tuple[float, float]]:
+        """Arrival and latency of each request that ended, as on a machine whose steps always take what `costs` say:
+        time passes by steps, and between them as it did. What the machine's slow moments did to latencies is gone."""
+        walls, steady = [-math.inf], [0.0]
+        for shape, reported_s, took_s in self.timeline:
+            began_s = max(walls[-1], reported_s - took_s)
+            idle_s = began_s - walls[-1] if len(walls) > 1 else 0.0
+            walls += [began_s, max(began_s, reported_s)]
+            steady += [steady[-1] + idle_s, steady[-1] + idle_s + costs.step_s(*shape)]
+
+        def moved(wall_s: float) -> float:
+            after = bisect.bisect_left(walls, wall_s)
+            if after == len(walls) or math.isinf(walls[after - 1]):  # beside all steps
+                near = min(after, len(walls) - 1)
+                return steady[near] + wall_s - walls[near]
+            share = (wall_s - walls[after - 1]) / max(walls[after] - walls[after - 1], 1e-9)
+            return steady[after - 1] + share * (steady[after] - steady[after - 1])
+
+        ended = {id: seen for id, seen in self.requests.items() if seen.ended_s}
+        return {id: (moved(seen.arrived_s), moved(seen.ended_s) - moved(seen.arrived_s)) for id, seen in ended.items()}
 
 
 def read_events(path: Path) -> Recording:
     """Of a log of one scheduler's life with one worker. A last line that was cut short is left out."""
     recording = Recording()
     ran: set[str] = set()
-    for kind, event in _events(path):
+    for now, kind, event in _events(path):
         if kind == "Submitted":
             request = event["request"]
-            recording.requests[request["id"]] = Seen(request["max_tokens"], _expectation(request["expected"]))
+            seen = Seen(request["max_tokens"], _expectation(request["expected"]), arrived_s=now)
+            recording.requests[request["id"]] = seen
         elif kind == "WorkerUp":
             recording.kv_tokens = event["blocks"] * event["block_tokens"]
         elif kind == "StepDone":
-            ran = _step(recording, event, ran)
+            ran = _step(recording, now, event, ran)
     return recording
 
 
-def _events(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _events(path: Path) -> Iterator[tuple[float, str, Mapping[str, Any]]]:
     with path.open() as lines:
         for line in lines:
             if line.endswith("\n") and "event" in (row := json.loads(line)):
-                yield row["kind"], row["event"]
+                yield row["now"], row["kind"], row["event"]
 
 
 def _expectation(row: Mapping[str, Any] | None) -> Expected | None:
@@ -78,7 +108,7 @@ def _expectation(row: Mapping[str, Any] | None) -> Expected | None:
     return Expected(length, row["acceptance"])
 
 
-def _step(recording: Recording, event: Mapping[str, Any], ran_before: set[str]) -> set[str]:
+def _step(recording: Recording, now: float, event: Mapping[str, Any], ran_before: set[str]) -> set[str]:
     """Who ran."""
     rows = [row for row in event["rounds"] if not row["skipped"]]
     resumed = 0
@@ -91,6 +121,8 @@ def _step(recording: Recording, event: Mapping[str, Any], ran_before: set[str]) 
             seen.output_tokens += row["new"]
             seen.drafted.append(row["drafted"])
             seen.accepted.append(row["accepted"])
+        if row["finish"]:
+            seen.ended_s = now
     if rows:
         shape = Shape(
             drafts=max(row["drafted"] for row in rows),
@@ -99,8 +131,7 @@ def _step(recording: Recording, event: Mapping[str, Any], ran_before: set[str]) 
             prefilled=sum(row["prefilled"] for row in rows),
             resumed=resumed,
         )
-        recording.counts[shape] += 1
-        recording.seconds[shape] = recording.seconds.get(shape, 0.0) + event["duration_s"]
+        recording.timeline.append((shape, now, event["duration_s"]))
     return {row["id"] for row in rows}
 
 

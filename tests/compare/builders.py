@@ -35,6 +35,7 @@ def found(run: Run, latencies_s: list[float], *, faults: tuple[str, ...] = (), t
             "drafted": [0] * tokens,
             "accepted": [0] * tokens,
             "expected": {},
+            "steady_s": [0.0 if run.cell.load == BURST else float(index), latency_s],
         }
         for index, latency_s in enumerate(latencies_s)
     ]

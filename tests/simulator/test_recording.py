@@ -8,7 +8,7 @@ from scheduler_service.core.beliefs import Expected, Length
 from scheduler_service.core.types import CostProfile, Request, Round, StepDone, Submitted, WorkerUp
 from scheduler_service.event_log import EventLog
 from scheduler_service.sim.costs import StepCosts
-from scheduler_service.sim.recording import Shape, explained_lengths, fitted, read_events
+from scheduler_service.sim.recording import Recording, Seen, Shape, explained_lengths, fitted, read_events
 
 EXPECTED = Expected(Length(3.0, 0.5), 0.6)
 
@@ -30,8 +30,8 @@ def log(tmp_path: Path) -> Path:
         (row("a", 1, 2, 4, 1), row("b", 3, 1, 1, 0)),
         (row("a", 1, 2, 4, 1),),  # stale: these tokens are there
     )
-    for step in steps:
-        events.event(1.0, StepDone("w", step, 9, 0.01))
+    for number, step in enumerate(steps):
+        events.event(1.0 + number, StepDone("w", step, 9, 0.01))
     events.close()
     return tmp_path / "events.jsonl"
 
@@ -46,8 +46,7 @@ def test_rounds_that_emitted_are_recorded_with_their_drafts(log: Path) -> None:
 def test_steps_are_counted_by_what_their_time_depends_on(log: Path) -> None:
     recording = read_events(log)
     assert recording.kv_tokens == 640
-    assert recording.counts[Shape(drafts=4, batch=2, verified=7, prefilled=0, resumed=1)] == 1
-    assert recording.counts[Shape(drafts=0, batch=2, verified=1, prefilled=11, resumed=0)] == 1
+    assert (Shape(drafts=4, batch=2, verified=7, prefilled=0, resumed=1), 3.0, 0.01) in recording.timeline
     assert [0, 2, 1, 11, 0, 1, 0.01] in recording.steps()
 
 
@@ -80,3 +79,18 @@ def test_what_predictions_explain_is_one_at_best_and_nothing_for_silence() -> No
     sure = [(Expected(Length(float(x), 1.0)), round(2.718281828**x)) for x in (4, 5, 6)]
     assert explained_lengths(sure) == pytest.approx(1, abs=1e-3)
     assert explained_lengths([(None, 10), (None, 100)]) == pytest.approx(0)
+
+
+def test_slow_moments_of_a_machine_are_taken_out_of_latencies() -> None:
+    """Steps cost 1 s each; the second took 5. Nothing ran from 1 to 3, when `b` came."""
+    shape = Shape(drafts=0, batch=1, verified=1, prefilled=0, resumed=0)
+    recording = Recording(timeline=[(shape, 1.0, 1.0), (shape, 8.0, 5.0), (shape, 9.0, 1.0)])
+    recording.requests = {
+        "a": Seen(8, None, arrived_s=-1.0, ended_s=1.0),  # waited for a second before the first step
+        "b": Seen(8, None, arrived_s=3.0, ended_s=9.0),
+        "c": Seen(8, None, arrived_s=5.5, ended_s=9.0),  # in the middle of the slow step
+        "live": Seen(8, None, arrived_s=9.0),
+    }
+    steady = recording.steadily(StepCosts(0, 1000, 0, 0, 0))
+    assert {id: latency_s for id, (_, latency_s) in steady.items()} == pytest.approx({"a": 2, "b": 2, "c": 1.5})
+    assert steady["b"][0] - steady["a"][0] == pytest.approx(4)
