@@ -58,6 +58,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         settings.scheduler.split(","),
         settings.tls,
         max_requests=settings.max_requests,
+        max_unread_tokens=settings.max_unread_tokens,
         reconnect_timeout_s=settings.reconnect_timeout_s,
         rpc_timeout_s=settings.rpc_timeout_s,
         on_ready=on_ready,

@@ -7,6 +7,7 @@ import grpc
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway.feed import MOST_UNREAD
 from gateway.keys import Keys
 from protos.settings import ServiceSettings, is_loopback
 from protos.tls import Files, Tls
@@ -38,6 +39,12 @@ class Settings(ServiceSettings):
     ready_file: Path | None = Field(None, description="written with the bound ports, as JSON, once they are bound")
     max_requests: int = Field(1024, ge=1, description="live requests; above: RESOURCE_EXHAUSTED")
     max_input_bytes: int = Field(1 << 20, ge=1, description="UTF-8 bytes of a prompt, or of a chat's messages together")
+    max_unread_tokens: int = Field(
+        MOST_UNREAD,
+        ge=1,
+        description="of an answer kept for a client that does not read; the scheduler keeps the others",
+    )
+    stalled_s: float = Field(60, gt=0, description="the stream of a client that reads nothing for so long is cut")
     request_timeout_s: float = Field(3600, gt=0, description="longest life of a request")
     reconnect_timeout_s: float = Field(30, gt=0, description="how long streams survive without a scheduler")
     rpc_timeout_s: float = Field(5, gt=0, description="of one question to the scheduler")

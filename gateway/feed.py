@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from math import inf
 
 from protos.errors import Lost, RequestError
 from protos.v1 import gateway_link_pb2, types_pb2
@@ -35,14 +36,24 @@ class Batch:
 
 
 _FOLLOWING = -1
+MOST_UNREAD = 1024  # tokens
 
 
 class Feed:
-    """Deltas in, batches out. While the client is slow they grow into one batch: memory is bounded by max_tokens."""
+    """Deltas in, batches out. While the client is slow they grow into one batch. Once that has `most` tokens the feed
+    is `behind`: what comes is dropped, and followed again from `received` when the batch was taken. So it is after
+    `most` tokens of a follow, which ends there."""
 
-    def __init__(self, submit: gateway_link_pb2.Submit, *, follows: bool = False, accepted: bool = False) -> None:
+    def __init__(
+        self, submit: gateway_link_pb2.Submit, *, follows: bool = False, accepted: bool = False, most: int = MOST_UNREAD
+    ) -> None:
         """`follows`: a follow from the first token is under way, of a request that was there before."""
         self.submit = submit
+        self.behind = False
+        self.left = False  # nobody takes from it any more; only its end matters
+        self._over = False  # it is behind, and has ended
+        self.most = most
+        self._until = float(most) if follows else inf  # output tokens that come without another follow
         self.accepted = accepted
         self.abandoned = False  # nobody takes from it; it only waits to be acknowledged
         self.cancelled = False
@@ -83,6 +94,10 @@ class Feed:
         A second gap ends the feed with Lost. Deltas that were already on their way behind the first are no second one.
         """
         end = delta.start + len(delta.tokens)
+        if self.left or self.behind:
+            self._over = self._over or delta.HasField("ending")
+            self.ended = self.left and self._over
+            return True
         if delta.start > self.received:
             return self._gap(delta.start, end)
         self._gap_end = None if delta.tokens or delta.HasField("ending") else self._gap_end
@@ -92,10 +107,13 @@ class Feed:
             self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
             self._batch.rounds.append(types_pb2.Round(tokens=len(new), drafted=delta.drafted, accepted=delta.accepted))
             self.received = end
-        if delta.HasField("ending"):
+            self.behind = end >= self._until or len(self._batch.tokens) >= self.most
+        if self.behind:
+            self._over = delta.HasField("ending")
+        elif delta.HasField("ending"):
             self._batch.ending = delta.ending
             self.ended = True
-        if new or delta.HasField("ending"):
+        if new or self.ended:
             self._wake.set()
         return True
 
@@ -108,6 +126,23 @@ class Feed:
         else:
             self.fail(Lost(f"output tokens {self.received} to {start} are missing"))
         return True
+
+    def catch_up(self) -> bool:
+        """Whether it has to be followed before anything comes again."""
+        if not self.behind or self._batch.tokens or self.failed:
+            return False
+        self.behind, self._gap_end = False, _FOLLOWING
+        return True
+
+    def follow(self) -> gateway_link_pb2.Follow:
+        """What to ask for."""
+        self._until = self.received + self.most
+        return gateway_link_pb2.Follow(request_id=self.request_id, offset=self.received, most_tokens=self.most)
+
+    def leave(self) -> None:
+        """Nobody takes from it any more."""
+        self.left, self.ended = True, self.ended or self._over
+        self._batch = Batch(self.received)
 
     def on_new_link(self) -> None:
         """What was on its way on the old one never comes."""

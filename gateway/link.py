@@ -11,7 +11,7 @@ import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from gateway.config import RETRY_AFTER_MS
-from gateway.feed import Feed
+from gateway.feed import MOST_UNREAD, Batch, Feed
 from gateway.text import TextModel
 from protos import version
 from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest, from_code
@@ -44,6 +44,7 @@ class Link:
         tls: Tls,
         *,
         max_requests: int,
+        max_unread_tokens: int = MOST_UNREAD,
         reconnect_timeout_s: float,
         rpc_timeout_s: float,
         on_ready: Callable[[bool], Awaitable[None]],
@@ -54,6 +55,7 @@ class Link:
         self.feeds: dict[str, list[Feed]] = {}
         self._schedulers, self._tls = deque(schedulers), tls
         self._queue_size = QUEUE_PER_REQUEST * max_requests
+        self._max_unread_tokens = max_unread_tokens
         self._reconnect_timeout_s = reconnect_timeout_s
         self._rpc_timeout_s = rpc_timeout_s
         self._on_ready = on_ready
@@ -72,12 +74,12 @@ class Link:
         Raises NotServing while there is no connection, DuplicateRequest.
         """
         if (live := self.feeds.get(submit.request_id)) is None:
-            feed = self._register(Feed(submit))
+            feed = self._register(Feed(submit, most=self._max_unread_tokens))
             self._send(gateway_link_pb2.FromGateway(submit=submit))
             return feed
         if content(live[0].submit) != content(submit):
             raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")
-        feed = Feed(live[0].submit, follows=True)
+        feed = Feed(live[0].submit, follows=True, most=self._max_unread_tokens)
         if any(other.accepted for other in live):
             return self._join(feed)
         # Whether the scheduler knows the request is not known: it may have refused it, and be asked again only later.
@@ -87,7 +89,7 @@ class Link:
 
     def follow(self, submit: gateway_link_pb2.Submit) -> Feed:
         """A further feed of a request that the scheduler has, from its first token. Raises NotServing."""
-        return self._join(Feed(submit, follows=True, accepted=True))
+        return self._join(Feed(submit, follows=True, accepted=True, most=self._max_unread_tokens))
 
     def _join(self, feed: Feed) -> Feed:
         self._register(feed)
@@ -112,12 +114,19 @@ class Link:
             raise NotServing("the scheduler cannot be reached", retry_after_ms=RETRY_AFTER_MS)
         self._send(gateway_link_pb2.FromGateway(cancel=gateway_link_pb2.Cancel(request_id=request_id)))
 
+    async def take(self, feed: Feed) -> Batch:
+        """What has come for it, once there is something. Raises RequestError once it has failed."""
+        if feed.catch_up():
+            self._follow(feed)
+        return await feed.take()
+
     def leave(self, feed: Feed) -> None:
         """Its stream is over. Work that nobody here waits for any more is ended, unless it was to run on."""
         feeds = self.feeds.get(feed.request_id, [])
         if feed not in feeds:
             return  # it ended
-        if len(feeds) > 1:
+        feed.leave()
+        if feed.ended or len(feeds) > 1:
             self._remove(feed)
         elif feed.submit.on_disconnect != types_pb2.ON_DISCONNECT_DETACH:
             self.cancel(feed.request_id)
@@ -249,7 +258,7 @@ class Link:
         if accepted := [feed for feed in feeds if feed.accepted]:
             for feed in accepted:
                 feed.on_new_link()
-            follows = gateway_link_pb2.Follows(follow=map(_follow, accepted))
+            follows = gateway_link_pb2.Follows(follow=[feed.follow() for feed in accepted])
             self._send(gateway_link_pb2.FromGateway(follows=follows))
         for feed in feeds:
             if not feed.accepted:
@@ -282,7 +291,7 @@ class Link:
             self.cancel(feed.request_id)
 
     def _follow(self, feed: Feed) -> None:
-        self._send(gateway_link_pb2.FromGateway(follow=_follow(feed)))
+        self._send(gateway_link_pb2.FromGateway(follow=feed.follow()))
 
     def _send(self, message: gateway_link_pb2.FromGateway) -> None:
         if self._upward is None:
@@ -347,10 +356,6 @@ class Link:
             self.ready = ready
             self._log.info("readiness", ready=ready)
             await self._on_ready(ready)
-
-
-def _follow(feed: Feed) -> gateway_link_pb2.Follow:
-    return gateway_link_pb2.Follow(request_id=feed.request_id, offset=feed.received)
 
 
 async def _write(call: Call, upward: "asyncio.Queue[gateway_link_pb2.FromGateway]") -> None:

@@ -69,6 +69,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self._link = link
         self._metrics = metrics
         self._running: set[asyncio.Task[Any] | None] = set()
+        self._stalled = 0  # of them: nothing is kept for them, but the chunk that their client does not read
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -125,7 +126,8 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self._idle.clear()
         status = grpc.StatusCode.CANCELLED
         try:
-            if max(len(self._running), len(self._link.feeds) + 1) > self._settings.max_requests:
+            running = len(self._running) - self._stalled
+            if max(running, len(self._link.feeds) + 1) > self._settings.max_requests:
                 problem = f"{self._settings.max_requests} live requests at this gateway"
                 raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
             yield
@@ -163,37 +165,62 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             max_tokens=submit.limits.max_tokens,
             offset=offset,
         )
+        deadline = asyncio.get_running_loop().time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(deadline):
                 await feed.until_accepted()
                 await context.send_initial_metadata(((REQUEST_ID_KEY, feed.request_id),))
-                detokenizer = model.detokenizer(submit.limits.stop, submit.limits.min_tokens)
-                while answer.ending is None:
-                    batch = await feed.take()
-                    answer.add(batch)
-                    detokenizer.push(batch.skip(offset))
-                    if not batch.tokens and batch.ending is None:
-                        continue
-                    if batch.start < offset:
-                        raise BadInput("offset", f"{offset} is beyond the end of the answer, {batch.start} tokens")
-                    chunk = inference_pb2.GenerateResponse(
-                        request_id=feed.request_id,
-                        text=detokenizer.push(batch.tokens),
-                        token_ids=batch.tokens,
-                        offset=batch.start,
-                        rounds=batch.rounds,
-                        logprobs=batch.logprobs,
-                    )
-                    if batch.ending is not None:
-                        chunk.text += detokenizer.finish()
-                        chunk.final.CopyFrom(answer.final(prompt_tokens))
-                    await context.write(chunk)
+            detokenizer = model.detokenizer(submit.limits.stop, submit.limits.min_tokens)
+            while answer.ending is None:
+                async with asyncio.timeout_at(deadline):
+                    batch = await self._link.take(feed)
+                answer.add(batch)
+                detokenizer.push(batch.skip(offset))
+                if not batch.tokens and batch.ending is None:
+                    continue
+                if batch.start < offset:
+                    raise BadInput("offset", f"{offset} is beyond the end of the answer, {batch.start} tokens")
+                chunk = inference_pb2.GenerateResponse(
+                    request_id=feed.request_id,
+                    text=detokenizer.push(batch.tokens),
+                    token_ids=batch.tokens,
+                    offset=batch.start,
+                    rounds=batch.rounds,
+                    logprobs=batch.logprobs,
+                )
+                if batch.ending is not None:
+                    chunk.text += detokenizer.finish()
+                    chunk.final.CopyFrom(answer.final(prompt_tokens))
+                await self._write(context, chunk, feed, deadline)
         except TimeoutError:
             raise DeadlinePassed(f"not finished within {timeout_s:g} s") from None
         finally:
             self._link.leave(feed)
             log.info("ended", **answer.summary())
         self._count(answer, prompt_tokens)
+
+    async def _write(
+        self, context: Context, chunk: inference_pb2.GenerateResponse, feed: Feed, deadline: float
+    ) -> None:
+        """Waits while the client does not read: HTTP/2 takes no more. If that lasts too long the request is left to
+        itself; the client is told when it reads again, since no status can overtake the chunk, nor can that be taken
+        back. Raises QueueFull; TimeoutError if its deadline passed meanwhile."""
+        loop = asyncio.get_running_loop()
+        patience = loop.call_at(min(loop.time() + self._settings.stalled_s, deadline), self._give_up, feed)
+        try:
+            await context.write(chunk)
+        finally:
+            patience.cancel()
+            self._stalled -= feed.left
+        if feed.left and loop.time() < deadline:
+            more = f"Resume goes on from token {chunk.offset + len(chunk.token_ids)}"
+            raise QueueFull(f"nothing was read for {self._settings.stalled_s:g} s; {more}, if it was to run on")
+        if feed.left:
+            raise TimeoutError
+
+    def _give_up(self, feed: Feed) -> None:
+        self._link.leave(feed)
+        self._stalled += feed.left
 
     def _count(self, answer: Answer, prompt_tokens: int) -> None:
         metrics, final = self._metrics, answer.final(prompt_tokens)

@@ -67,6 +67,7 @@ class Options:
     grpc_port: int = 50051
     http_port: int = 8080
     drain_s: float = 30.0
+    max_backlog_s: str = "auto"  # seconds of work that may wait; inf: any
     tenants: Path | None = None  # their weights and bounds; None: all alike, without bounds of their own
     api_keys: Path | None = None  # None: whoever reaches the port may use it
     certs: Path | None = None  # of `laps-sd certs`: mutual TLS; None: plaintext, on loopback
@@ -165,6 +166,7 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
         "--log-level",
         options.log_level,
     ]
+    arguments += ["--max-backlog-s", options.max_backlog_s]
     if options.tenants is not None:
         arguments += ["--tenants", str(options.tenants)]
     if options.event_log is not None:

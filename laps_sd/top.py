@@ -23,6 +23,7 @@ from protos.v1 import types_pb2
 
 PIPE_WIDTH = 120  # characters, where there is no terminal to ask
 MOST_LISTED = 256  # requests that the server tells of
+MOST_TENANTS = 10  # shown
 BAR_WIDTH = 16
 COLORS = {"running": "green", "paused": "yellow", "waiting": "dim"}
 
@@ -140,6 +141,8 @@ def view(frame: Frame | NotServing) -> RenderableType:
     if isinstance(frame, NotServing):
         return Text(f"{frame.code.name}: {frame.message}", style="red")
     parts: list[RenderableType] = [_summary(frame), _queues(frame.stats), _workers(frame), _requests(frame.stats)]
+    if len(frame.stats.tenants) > 1:
+        parts.insert(-1, _tenants(frame.stats))
     return Group(*chain.from_iterable((part, "") for part in parts))
 
 
@@ -150,7 +153,8 @@ def _summary(frame: Frame) -> Group:
         Text(f"{stats.model or 'no worker'} under {stats.policy}; lengths predicted: {stats.predictor.status}"),
         Text(
             f"{stats.running} running, {stats.paused} paused, {stats.waiting} waiting;  "
-            f"{stats.submitted} submitted, {stats.finished} finished, {stats.cancelled} cancelled",
+            f"{stats.submitted} submitted, {stats.finished} finished, {stats.cancelled} cancelled, "
+            f"{stats.refused} refused",
             style="bold",
         ),
         Text(
@@ -170,6 +174,13 @@ def _queues(stats: types_pb2.ServerStats) -> Table:
     for level, length in enumerate(lengths, 1):
         bar = ProgressBar(total=max(1, *stats.queue_lengths), completed=length, width=2 * BAR_WIDTH)
         table.add_row(str(level), str(length), bar)
+    return table
+
+
+def _tenants(stats: types_pb2.ServerStats) -> Table:
+    table = _table("waiting", "running", "tokens reserved", "refused", first="tenant")
+    for one in stats.tenants[:MOST_TENANTS]:
+        table.add_row(Text(one.tenant), str(one.waiting), str(one.running), f"{one.tokens:,}", str(one.refused))
     return table
 
 

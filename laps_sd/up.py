@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,6 +94,9 @@ def up(
     tenants: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A line `NAME weight=2 requests=9 tokens=9000` each.")
     ] = None,
+    max_backlog_s: Annotated[
+        str, typer.Option(metavar="auto|S|inf", help="Seconds of work that may wait; more is refused.")
+    ] = "auto",
     certs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Of `laps-sd certs`: mutual TLS between the services.")
     ] = None,
@@ -124,6 +128,7 @@ def up(
         grpc_port=grpc_port,
         http_port=http_port,
         api_keys=api_keys,
+        max_backlog_s=_backlog(max_backlog_s),
         tenants=tenants,
         certs=certs,
         drain_s=drain_s,
@@ -170,6 +175,13 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> bool:
         return False
     task.result()
     return True
+
+
+def _backlog(text: str) -> str:
+    with suppress(ValueError):
+        if text == "auto" or float(text) > 0:
+            return text
+    raise typer.BadParameter(f"{text!r} is neither auto nor a number of seconds over 0", param_hint="--max-backlog-s")
 
 
 def check_drafter(drafter: str) -> str:

@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from redis.asyncio.connection import parse_url
 
 from protos.settings import ServiceSettings
+from scheduler_service.core.admission import Bounds
 from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.predictor import PredictorKind
 from scheduler_service.tenants import read_terms
@@ -41,6 +42,12 @@ class Settings(ServiceSettings):
     )
     prefill_chunk: int = Field(256, ge=1, le=2**31, description="tokens of prompt computed in one round")
     max_live: int = Field(10_000, ge=1, description="requests waiting or running; more are refused")
+    max_live_tokens: int = Field(
+        10_000_000, ge=1, description="of prompt and output, as many as those requests may come to; more are refused"
+    )
+    max_backlog_s: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto", description="seconds of work that may wait, but for class batch; auto: of 40 mean requests; inf: any"
+    )
     tenants: Path | None = Field(
         None, description="file: a line `NAME weight=2 requests=9 tokens=9000` each; `*`: others"
     )
@@ -91,6 +98,11 @@ class Settings(ServiceSettings):
     def _policy_exists(self) -> Self:
         self.make_policy()
         return self
+
+    @property
+    def bounds(self) -> Bounds:
+        backlog_s = None if self.max_backlog_s == "auto" else self.max_backlog_s
+        return Bounds(self.max_live, self.max_live_tokens, backlog_s)
 
     def make_policy(self) -> Policy:
         return make_policy(self.policy, self.policy_set)

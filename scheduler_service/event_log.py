@@ -1,14 +1,16 @@
 """Every event with its time and every plan, as JSON lines: a debugger, and a replay that rebuilds each plan exactly."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import TypeAdapter
 
+from scheduler_service.core.admission import Bounds
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 from scheduler_service.core.core import Core
+from scheduler_service.core.fairness import Terms
 from scheduler_service.core.types import (
     Cancelled,
     CostChanged,
@@ -30,6 +32,8 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 }
 _LENGTH = TypeAdapter(FleetLength)
 _ACCEPTANCE = TypeAdapter(FleetAcceptance)
+_BOUNDS = TypeAdapter(Bounds)
+_TERMS = TypeAdapter(dict[str, Terms])
 _PLAN = TypeAdapter(Plan)
 _RECORD = TypeAdapter(Record)
 
@@ -42,7 +46,12 @@ class EventLog:
 
     def leading(self, core: Core) -> None:
         """A scheduler's life begins, and this is what it knew by then; the log may hold several."""
-        self._write(length=_LENGTH.dump_python(core.length), acceptance=_ACCEPTANCE.dump_python(core.acceptance))
+        length, acceptance = _LENGTH.dump_python(core.length), _ACCEPTANCE.dump_python(core.acceptance)
+        self._write(length=length, acceptance=acceptance, bounds=_BOUNDS.dump_python(core.bounds))
+
+    def terms(self, terms: Mapping[str, Terms]) -> None:
+        """From now on."""
+        self._write(terms=_TERMS.dump_python(dict(terms)))
 
     def restored(self, record: Record) -> None:
         self._write(restored=_RECORD.dump_python(record, mode="json"))
@@ -70,6 +79,9 @@ def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Pla
                 core = make_core()
                 core.length = _LENGTH.validate_python(line["length"])
                 core.acceptance = _ACCEPTANCE.validate_python(line["acceptance"])
+                core.bounds = _BOUNDS.validate_python(line["bounds"])
+            elif "terms" in line:
+                core.tenants.terms = _TERMS.validate_python(line["terms"])
             elif "restored" in line:
                 core.restore([_RECORD.validate_python(line["restored"], strict=False)])
             elif "event" in line:

@@ -2,19 +2,22 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from protos.errors import UnknownRequest
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import translate
-from scheduler_service.core import outlook
+from scheduler_service.core import admission, outlook
+from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import policy_name
 from scheduler_service.core.types import Effect, Finish, StepDone
 from scheduler_service.predictor.port import Status
 
-MOST_LISTED = 256  # live requests in Stats: what it costs stays bounded
+MOST_LISTED = 256  # live requests and tenants in Stats: what it costs stays bounded
+MOST_TENANTS = 1024  # whose refusals are counted
 
 if TYPE_CHECKING:
     from scheduler_service.leader import Leader
@@ -27,6 +30,12 @@ class Insight:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.command_delays_s: deque[float] = deque(maxlen=4096)
+        self.refusals: Counter[str] = Counter()  # for want of room or time, by tenant
+
+    def refused(self, tenant: str) -> None:
+        self.counts["refused"] += 1
+        if tenant in self.refusals or len(self.refusals) < MOST_TENANTS:
+            self.refusals[tenant] += 1
 
     def step_done(self, step: StepDone, effects: Iterable[Effect]) -> None:
         counted = {effect.record.request.id for effect in effects if getattr(effect, "start", None) is not None}
@@ -68,7 +77,39 @@ class Insight:
             now=leader.clock(),
             context_tokens=leader.model.context_tokens if leader.model else 0,
             requests=_live(leader, outlook.best(leader.core, min(requests, MOST_LISTED))),
+            classes=_classes(leader.core),
+            tenants=self._tenants(leader.core),
+            refused=counts["refused"],
+            expired=counts["expired"],
+            backlog_bound_s=admission.backlog_bound_s(leader.core),
         )
+
+    def _tenants(self, core: Core) -> list[types_pb.TenantStatus]:
+        tenants: dict[str, types_pb.TenantStatus] = {}
+        for entry in core.entries.values():
+            name = entry.request.tenant
+            status = tenants.get(name) or tenants.setdefault(name, types_pb.TenantStatus(tenant=name))
+            status.tokens += entry.request.most_tokens
+            if entry.state is State.WAITING:
+                status.waiting += 1
+            else:
+                status.running += 1
+        for name, refused in self.refusals.items():
+            tenants.setdefault(name, types_pb.TenantStatus(tenant=name)).refused = refused
+        return nlargest(MOST_LISTED, tenants.values(), key=lambda one: (one.waiting + one.running, one.refused))
+
+
+def _classes(core: Core) -> list[types_pb.ClassStatus]:
+    waits_s = admission.waits_s(core) if core.workers else {}
+    return [
+        types_pb.ClassStatus(
+            **{"class": int(klass)},
+            requests=load.requests,
+            tokens=load.tokens,
+            backlog_s=waits_s.get(klass, 0.0),
+        )
+        for klass, load in core.load.by_class.items()
+    ]
 
 
 async def request_status(leader: "Leader", id: str) -> types_pb.RequestStatus:

@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from protos.errors import BadInput, DuplicateRequest, NotServing, QueueFull, RequestError
+from protos.errors import BadInput, DeadlinePassed, DuplicateRequest, NotServing, QueueFull, RequestError
 from protos.idempotence import content
 from protos.serving import first_of
 from protos.v1 import gateway_link_pb2 as gateway_pb
@@ -20,6 +20,7 @@ from protos.v1 import worker_link_pb2 as worker_pb
 from protos.watched import Watched
 from scheduler_service import checks, translate
 from scheduler_service.config import Settings
+from scheduler_service.core import admission, placement
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
@@ -33,6 +34,8 @@ from scheduler_service.core.types import (
     QueueIsFull,
     Submitted,
     Tick,
+    TooLate,
+    Unseen,
     WorkerDown,
 )
 from scheduler_service.event_log import EventLog
@@ -42,6 +45,7 @@ from scheduler_service.learning import Learning
 from scheduler_service.ledger import Ledger, Tracked
 from scheduler_service.persister import Persister
 from scheduler_service.recall import Recall
+from scheduler_service.retries import Retries
 from scheduler_service.store import Pulse, Store, Stored, StoreUnavailable, Write
 from scheduler_service.store.rounds import encode
 from scheduler_service.tenants import read_terms
@@ -49,7 +53,6 @@ from scheduler_service.workers import WorkerSession
 
 TICK_S = 0.1
 STEP_SLACK = 10.0  # times what a round may cost, beside the settings' step_timeout_s
-MAX_RETRY_AFTER_S = 60.0
 MAX_BEHIND = 1024  # batches on their way to the store; then nothing more is admitted
 
 
@@ -60,8 +63,8 @@ class Leader:
             settings.make_policy(),
             draft_len=None if settings.draft_len == "auto" else settings.draft_len,
             prefill_chunk=settings.prefill_chunk,
-            max_live=settings.max_live,
             max_deaths=settings.max_deaths,
+            bounds=settings.bounds,
         )
         self.over = asyncio.Event()  # it leads no more: all of its streams end
         self.epoch = 0
@@ -76,6 +79,7 @@ class Leader:
         self.recall = Recall(store, self._read, self.ledger.live.__contains__)
         self._terms = Watched([settings.tenants], partial(read_terms, settings.tenants)) if settings.tenants else None
         self._event_log = EventLog(settings.event_log) if settings.event_log else None
+        self._retries = Retries()
         self._log = structlog.get_logger()
 
     async def lead(self, seen: Pulse | None = None) -> None:
@@ -91,6 +95,7 @@ class Leader:
             await self.learning.take_over(self.epoch)
             if self._event_log:
                 self._event_log.leading(self.core)
+            self._heed_terms()
             await self.recall.begin()
         except BaseException:
             self.persisting.cancel()
@@ -211,7 +216,7 @@ class Leader:
         plan = self.core.plan(worker)
         if self._event_log:
             self._event_log.plan(worker, plan)
-        if (idle := self.core.idle_beside_work()) is not None and idle != worker:
+        if (idle := placement.idle_beside_work(self.core)) is not None and idle != worker:
             self.sessions[idle].wake.set()  # nothing else would: it has nothing to report
         entries = self.core.entries
         forget = [id for id in session.sent if id not in entries or entries[id].home != worker]
@@ -250,7 +255,7 @@ class Leader:
         )
 
     def _wake_hungriest(self) -> None:
-        if (worker := self.core.hungriest()) is not None:
+        if (worker := placement.hungriest(self.core)) is not None:
             self.sessions[worker].wake.set()
 
     def _wake_all(self) -> None:
@@ -279,7 +284,11 @@ class Leader:
             self._admissible(submit, known)
             effects = self._observe(Submitted(translate.to_request(submit, self.clock(), self.learning.expect(submit))))
         except QueueIsFull as error:
-            outbox.refuse(id, QueueFull(str(error), retry_after_ms=self._retry_after_ms()))
+            request_s = admission.request_s(self.core)
+            after_ms = self._retries.after_ms(self.clock(), error.room_s, request_s)
+            self._refuse(submit, outbox, QueueFull(str(error), retry_after_ms=after_ms))
+        except TooLate as error:
+            self._refuse(submit, outbox, DeadlinePassed(str(error)))
         except RequestError as error:
             outbox.refuse(id, error)
         else:
@@ -297,18 +306,29 @@ class Leader:
             raise NotServing("no warmed worker", retry_after_ms=1000)
         if self.persister.behind >= MAX_BEHIND:
             raise NotServing("the store is behind", retry_after_ms=1000)
-        if len(self.core.entries) + len(self.recall.unread) >= self.settings.max_live:
-            raise QueueIsFull(f"{self.settings.max_live} requests are waiting or running")
         checks.submit(submit, self.model.context_tokens)
-        if self._terms is not None:
-            self.core.tenants.terms = self._terms.get()
+        unread = len(self.recall.unread)
+        self.core.unseen = Unseen(unread, unread * self.model.context_tokens)
+        self._heed_terms()
+
+    def _heed_terms(self) -> None:
+        """As the file says by now."""
+        if self._terms is not None and (terms := self._terms.get()) is not self.core.tenants.terms:
+            self.core.tenants.terms = terms
+            if self._event_log:
+                self._event_log.terms(terms)
+
+    def _refuse(self, submit: gateway_pb.Submit, outbox: GatewayOutbox, error: RequestError) -> None:
+        """For want of room or time."""
+        self.insight.refused(submit.tenant)
+        outbox.refuse(submit.request_id, error)
 
     async def follow(self, follow: gateway_pb.Follow, outbox: GatewayOutbox) -> None:
         """Everything durable from the offset on, then what comes. Raises StoreUnavailable."""
         if follow.request_id in self.recall.unread:
-            self.ledger.follow_later(follow.request_id, follow.offset, outbox)
+            self.ledger.follow_later(follow.request_id, follow.offset, outbox, follow.most_tokens)
         else:
-            await self.ledger.follow(follow.request_id, follow.offset, outbox)
+            await self.ledger.follow(follow.request_id, follow.offset, outbox, follow.most_tokens)
 
     async def submission(self, id: str) -> gateway_pb.Submit:
         """Raises UnknownRequest, StoreUnavailable."""
@@ -326,14 +346,6 @@ class Leader:
     def _announce(self) -> None:
         for outbox in self.outboxes:
             outbox.serving(self._serving())
-
-    def _retry_after_ms(self) -> int:
-        """About when the next place falls vacant: what one live request still needs, over all slots."""
-        slots = sum(worker.up.slots for worker in self.core.workers.values())
-        some = next(iter(self.core.entries), None)
-        if not slots or some is None:
-            return 1000
-        return round(1000 * min(max(0.1, self.core.remaining_s(some) / slots), MAX_RETRY_AFTER_S))
 
     # ---- what is to be stored ----
 

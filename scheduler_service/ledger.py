@@ -40,7 +40,9 @@ class Ledger:
     def __init__(self, store: Store, clock: Callable[[], float], forget: Callable[[str], None]) -> None:
         self.live: dict[str, Tracked] = {}
         self._store, self._clock, self._forget = store, clock, forget
-        self._early: dict[str, list[tuple[int, GatewayOutbox]]] = {}  # follows of requests that are still to be read
+        self._early: dict[
+            str, list[tuple[int, GatewayOutbox, int]]
+        ] = {}  # follows of requests that are still to be read
         self._ended: deque[tuple[float, Write]] = deque(maxlen=MAX_ENDED)
         self._log = structlog.get_logger()
 
@@ -67,29 +69,30 @@ class Ledger:
         for early in self._early.values():
             early[:] = [one for one in early if one[1] is not outbox]
 
-    async def follow(self, id: str, offset: int, outbox: GatewayOutbox) -> None:
-        """Everything durable from the offset on, round by round; then what comes. Raises StoreUnavailable."""
-        self._follow_read(id, offset, outbox, None if id in self.live else await self._store.get(id))
+    async def follow(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
+        """Everything durable from the offset on, round by round; then what comes. Where that is more than `most` tokens
+        it ends there: the gateway follows again when it has room. Raises StoreUnavailable."""
+        self._follow_read(id, offset, outbox, most, None if id in self.live else await self._store.get(id))
 
-    def follow_later(self, id: str, offset: int, outbox: GatewayOutbox) -> None:
+    def follow_later(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
         """As `follow`, once it was read: many follow at once when a leader takes over, and none holds up the others."""
-        self._early.setdefault(id, []).append((offset, outbox))
+        self._early.setdefault(id, []).append((offset, outbox, most))
 
     def was_read(self, id: str, stored: Stored | None) -> None:
         """Whoever followed it early is answered."""
-        for offset, outbox in self._early.pop(id, ()):
-            self._follow_read(id, offset, outbox, stored)
+        for offset, outbox, most in self._early.pop(id, ()):
+            self._follow_read(id, offset, outbox, most, stored)
 
-    def _follow_read(self, id: str, offset: int, outbox: GatewayOutbox, stored: Stored | None) -> None:
+    def _follow_read(self, id: str, offset: int, outbox: GatewayOutbox, most: int, stored: Stored | None) -> None:
         if id in self.live:
-            self.join(id, outbox)
-            _replay(id, self.live[id].log, offset, outbox)
+            if _replay(id, self.live[id].log, offset, outbox, most):
+                self.join(id, outbox)
         elif stored is None:
             outbox.refuse(id, _unknown(id))
         elif stored.ending is None:  # it became live while we looked
             outbox.refuse(id, NotServing(f"request {id} is being taken over", retry_after_ms=100))
         else:
-            _replay_ended(id, stored, offset, outbox)
+            _replay_ended(id, stored, offset, outbox, most)
 
     async def submission(self, id: str) -> pb.Submit:
         """As it was submitted, but for its deadline. Raises UnknownRequest, StoreUnavailable."""
@@ -169,17 +172,22 @@ def _unknown(id: str) -> UnknownRequest:
     return UnknownRequest(f"request {id} is unknown, or ended too long ago")
 
 
-def _replay(id: str, log: bytes | bytearray, offset: int, outbox: GatewayOutbox) -> None:
+def _replay(id: str, log: bytes | bytearray, offset: int, outbox: GatewayOutbox, most: int = 0) -> bool:
+    """Whether that is all; not if it has `most` tokens before its end."""
     for round in decode(bytes(log)):
-        if round.start + len(round.tokens) > offset:
+        end = round.start + len(round.tokens)
+        if most and round.start >= offset + most:
+            return False
+        if end > offset:
             outbox.repeat(_delta(id, round, round.start))
+    return True
 
 
-def _replay_ended(id: str, stored: Stored, offset: int, outbox: GatewayOutbox) -> None:
+def _replay_ended(id: str, stored: Stored, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
     outbox.accepted(id)
-    _replay(id, stored.log, offset, outbox)
-    ending = pb.Ending.FromString(stored.ending or b"")
-    outbox.delta(pb.Delta(request_id=id, start=stored.record.emitted, ending=ending))
+    if _replay(id, stored.log, offset, outbox, most):
+        ending = pb.Ending.FromString(stored.ending or b"")
+        outbox.delta(pb.Delta(request_id=id, start=stored.record.emitted, ending=ending))
 
 
 def _delta(id: str, round: LoggedRound, start: int) -> pb.Delta:

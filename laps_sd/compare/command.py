@@ -90,7 +90,9 @@ def compare(
         names = list(dict.fromkeys([BASE, *(_canonical(text) for text in policies.split(","))]))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--policies, --load, --also") from None
-    options = Options(model=model, drafter=check_drafter(drafter), draft_len=draft_len, dtype=dtype.value)
+    options = Options(
+        model=model, drafter=check_drafter(drafter), draft_len=draft_len, dtype=dtype.value, max_backlog_s="inf"
+    )
     draw = _report() if html_file else None
     try:
         pool = prompts.prompts_of(workload or [], longest_prompt)

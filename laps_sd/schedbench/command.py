@@ -130,7 +130,8 @@ async def started(options: Options, live: int) -> AsyncIterator[Processes]:
     (port,) = claim_ports(0)
     with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder, own_redis(options, Path(folder)) as (url, redis):
         command = scheduler_command(options, port, url)
-        command = replace(command, arguments=[*command.arguments, "--max-live", str(2 * live)])
+        bounds = ["--max-live", str(2 * live), "--max-live-tokens", str(10**12)]
+        command = replace(command, arguments=[*command.arguments, *bounds])
         async with asyncio.TaskGroup() as tasks:
             children = [Child(each, lambda _: None) for each in (*redis, command)]
             for child in children:
@@ -179,7 +180,7 @@ def scheduler(
 
     At capacity: commands for each second of the scheduler's CPU time. At half of it: how long a worker waits for one.
     """
-    options, cells = Options(policy=policy, log_level="warning", grpc_port=0), []
+    options, cells = Options(policy=policy, max_backlog_s="inf", log_level="warning", grpc_port=0), []
     try:
         for many in waiting or [100, 1_000, 10_000, 100_000]:
             for count in workers or [1, 4, 16, 64]:

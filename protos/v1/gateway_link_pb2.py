@@ -26,7 +26,7 @@ from protos.v1 import inference_pb2 as protos_dot_v1_dot_inference__pb2
 from protos.v1 import types_pb2 as protos_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/v1/gateway_link.proto\x12\nlaps_sd.v1\x1a\x19protos/v1/inference.proto\x1a\x15protos/v1/types.proto\"\xac\x01\n\x0b\x46romGateway\x12$\n\x06submit\x18\x01 \x01(\x0b\x32\x12.laps_sd.v1.SubmitH\x00\x12$\n\x06\x66ollow\x18\x02 \x01(\x0b\x32\x12.laps_sd.v1.FollowH\x00\x12$\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x12.laps_sd.v1.CancelH\x00\x12&\n\x07\x66ollows\x18\x04 \x01(\x0b\x32\x13.laps_sd.v1.FollowsH\x00\x42\x03\n\x01m\"\xb0\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.laps_sd.v1.Sampling\x12\"\n\x06limits\x18\x04 \x01(\x0b\x32\x12.laps_sd.v1.Limits\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\'\n\x05\x63lass\x18\x06 \x01(\x0e\x32\x18.laps_sd.v1.RequestClass\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x07 \x01(\x04\x12/\n\ron_disconnect\x18\x08 \x01(\x0e\x32\x18.laps_sd.v1.OnDisconnect\x12\x1d\n\x10predicted_tokens\x18\t \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_predicted_tokens\",\n\x06\x46ollow\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\"-\n\x07\x46ollows\x12\"\n\x06\x66ollow\x18\x01 \x03(\x0b\x32\x12.laps_sd.v1.Follow\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x9e\x01\n\tToGateway\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\t\x12%\n\x08refusals\x18\x02 \x03(\x0b\x32\x13.laps_sd.v1.Refusal\x12!\n\x06\x64\x65ltas\x18\x03 \x03(\x0b\x32\x11.laps_sd.v1.Delta\x12)\n\x07serving\x18\x04 \x01(\x0b\x32\x13.laps_sd.v1.ServingH\x00\x88\x01\x01\x42\n\n\x08_serving\"T\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\xb9\x01\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x04 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\r\x12\'\n\x06\x65nding\x18\x06 \x01(\x0b\x32\x12.laps_sd.v1.EndingH\x00\x88\x01\x01\x12&\n\x08logprobs\x18\x07 \x01(\x0b\x32\x14.laps_sd.v1.LogprobsB\t\n\x07_ending\"\x81\x01\n\x06\x45nding\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.laps_sd.v1.FinishReason\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x03 \x01(\r\x12\x0e\n\x06rounds\x18\x04 \x01(\r\x12\x0f\n\x07message\x18\x05 \x01(\t\"M\n\x07Serving\x12\r\n\x05ready\x18\x01 \x01(\x08\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x15.laps_sd.v1.ModelInfoH\x00\x88\x01\x01\x42\x08\n\x06_model\"\x92\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x05 \x03(\r\x12\x16\n\x0etokenizer_json\x18\x06 \x01(\x0c\x12\x15\n\rchat_template\x18\x07 \x01(\t\x12@\n\x0especial_tokens\x18\x08 \x03(\x0b\x32(.laps_sd.v1.ModelInfo.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x91\x02\n\x0bGatewayLink\x12:\n\x04Link\x12\x17.laps_sd.v1.FromGateway\x1a\x15.laps_sd.v1.ToGateway(\x01\x30\x01\x12\x46\n\nGetRequest\x12\x1d.laps_sd.v1.GetRequestRequest\x1a\x19.laps_sd.v1.RequestStatus\x12\x42\n\rGetSubmission\x12\x1d.laps_sd.v1.GetRequestRequest\x1a\x12.laps_sd.v1.Submit\x12:\n\x05Stats\x12\x18.laps_sd.v1.StatsRequest\x1a\x17.laps_sd.v1.ServerStatsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/v1/gateway_link.proto\x12\nlaps_sd.v1\x1a\x19protos/v1/inference.proto\x1a\x15protos/v1/types.proto\"\xac\x01\n\x0b\x46romGateway\x12$\n\x06submit\x18\x01 \x01(\x0b\x32\x12.laps_sd.v1.SubmitH\x00\x12$\n\x06\x66ollow\x18\x02 \x01(\x0b\x32\x12.laps_sd.v1.FollowH\x00\x12$\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x12.laps_sd.v1.CancelH\x00\x12&\n\x07\x66ollows\x18\x04 \x01(\x0b\x32\x13.laps_sd.v1.FollowsH\x00\x42\x03\n\x01m\"\xb0\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.laps_sd.v1.Sampling\x12\"\n\x06limits\x18\x04 \x01(\x0b\x32\x12.laps_sd.v1.Limits\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\'\n\x05\x63lass\x18\x06 \x01(\x0e\x32\x18.laps_sd.v1.RequestClass\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x07 \x01(\x04\x12/\n\ron_disconnect\x18\x08 \x01(\x0e\x32\x18.laps_sd.v1.OnDisconnect\x12\x1d\n\x10predicted_tokens\x18\t \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_predicted_tokens\"A\n\x06\x46ollow\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x13\n\x0bmost_tokens\x18\x03 \x01(\r\"-\n\x07\x46ollows\x12\"\n\x06\x66ollow\x18\x01 \x03(\x0b\x32\x12.laps_sd.v1.Follow\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x9e\x01\n\tToGateway\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\t\x12%\n\x08refusals\x18\x02 \x03(\x0b\x32\x13.laps_sd.v1.Refusal\x12!\n\x06\x64\x65ltas\x18\x03 \x03(\x0b\x32\x11.laps_sd.v1.Delta\x12)\n\x07serving\x18\x04 \x01(\x0b\x32\x13.laps_sd.v1.ServingH\x00\x88\x01\x01\x42\n\n\x08_serving\"T\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\xb9\x01\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x04 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\r\x12\'\n\x06\x65nding\x18\x06 \x01(\x0b\x32\x12.laps_sd.v1.EndingH\x00\x88\x01\x01\x12&\n\x08logprobs\x18\x07 \x01(\x0b\x32\x14.laps_sd.v1.LogprobsB\t\n\x07_ending\"\x81\x01\n\x06\x45nding\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.laps_sd.v1.FinishReason\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x03 \x01(\r\x12\x0e\n\x06rounds\x18\x04 \x01(\r\x12\x0f\n\x07message\x18\x05 \x01(\t\"M\n\x07Serving\x12\r\n\x05ready\x18\x01 \x01(\x08\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x15.laps_sd.v1.ModelInfoH\x00\x88\x01\x01\x42\x08\n\x06_model\"\x92\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x05 \x03(\r\x12\x16\n\x0etokenizer_json\x18\x06 \x01(\x0c\x12\x15\n\rchat_template\x18\x07 \x01(\t\x12@\n\x0especial_tokens\x18\x08 \x03(\x0b\x32(.laps_sd.v1.ModelInfo.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x91\x02\n\x0bGatewayLink\x12:\n\x04Link\x12\x17.laps_sd.v1.FromGateway\x1a\x15.laps_sd.v1.ToGateway(\x01\x30\x01\x12\x46\n\nGetRequest\x12\x1d.laps_sd.v1.GetRequestRequest\x1a\x19.laps_sd.v1.RequestStatus\x12\x42\n\rGetSubmission\x12\x1d.laps_sd.v1.GetRequestRequest\x1a\x12.laps_sd.v1.Submit\x12:\n\x05Stats\x12\x18.laps_sd.v1.StatsRequest\x1a\x17.laps_sd.v1.ServerStatsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,25 +40,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMIT']._serialized_start=270
   _globals['_SUBMIT']._serialized_end=574
   _globals['_FOLLOW']._serialized_start=576
-  _globals['_FOLLOW']._serialized_end=620
-  _globals['_FOLLOWS']._serialized_start=622
-  _globals['_FOLLOWS']._serialized_end=667
-  _globals['_CANCEL']._serialized_start=669
-  _globals['_CANCEL']._serialized_end=697
-  _globals['_TOGATEWAY']._serialized_start=700
-  _globals['_TOGATEWAY']._serialized_end=858
-  _globals['_REFUSAL']._serialized_start=860
-  _globals['_REFUSAL']._serialized_end=944
-  _globals['_DELTA']._serialized_start=947
-  _globals['_DELTA']._serialized_end=1132
-  _globals['_ENDING']._serialized_start=1135
-  _globals['_ENDING']._serialized_end=1264
-  _globals['_SERVING']._serialized_start=1266
-  _globals['_SERVING']._serialized_end=1343
-  _globals['_MODELINFO']._serialized_start=1346
-  _globals['_MODELINFO']._serialized_end=1620
-  _globals['_MODELINFO_SPECIALTOKENSENTRY']._serialized_start=1568
-  _globals['_MODELINFO_SPECIALTOKENSENTRY']._serialized_end=1620
-  _globals['_GATEWAYLINK']._serialized_start=1623
-  _globals['_GATEWAYLINK']._serialized_end=1896
+  _globals['_FOLLOW']._serialized_end=641
+  _globals['_FOLLOWS']._serialized_start=643
+  _globals['_FOLLOWS']._serialized_end=688
+  _globals['_CANCEL']._serialized_start=690
+  _globals['_CANCEL']._serialized_end=718
+  _globals['_TOGATEWAY']._serialized_start=721
+  _globals['_TOGATEWAY']._serialized_end=879
+  _globals['_REFUSAL']._serialized_start=881
+  _globals['_REFUSAL']._serialized_end=965
+  _globals['_DELTA']._serialized_start=968
+  _globals['_DELTA']._serialized_end=1153
+  _globals['_ENDING']._serialized_start=1156
+  _globals['_ENDING']._serialized_end=1285
+  _globals['_SERVING']._serialized_start=1287
+  _globals['_SERVING']._serialized_end=1364
+  _globals['_MODELINFO']._serialized_start=1367
+  _globals['_MODELINFO']._serialized_end=1641
+  _globals['_MODELINFO_SPECIALTOKENSENTRY']._serialized_start=1589
+  _globals['_MODELINFO_SPECIALTOKENSENTRY']._serialized_end=1641
+  _globals['_GATEWAYLINK']._serialized_start=1644
+  _globals['_GATEWAYLINK']._serialized_end=1917
 # @@protoc_insertion_point(module_scope)

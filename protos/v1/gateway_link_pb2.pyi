@@ -110,17 +110,21 @@ class Follow(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    MOST_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     offset: _builtins.int
+    most_tokens: _builtins.int
+    """stored rounds end, once they have so many; then follow again. 0: no bound"""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         offset: _builtins.int = ...,
+        most_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["most_tokens", b"most_tokens", "offset", b"offset", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

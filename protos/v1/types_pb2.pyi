@@ -63,7 +63,9 @@ class _RequestClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestC
     REQUEST_CLASS_BATCH: _RequestClass.ValueType  # 3
 
 class RequestClass(_RequestClass, metaclass=_RequestClassEnumTypeWrapper):
-    """Served in this order: all of INTERACTIVE before any of DEFAULT before any of BATCH."""
+    """Served in this order, but that DEFAULT gets a fifth of the service at least while it has something to run, and BATCH a
+    twentieth. When the service is full the worse class is refused first.
+    """
 
 REQUEST_CLASS_UNSPECIFIED: RequestClass.ValueType  # 0
 """DEFAULT"""
@@ -464,6 +466,72 @@ class PredictorStatus(_message.Message):
 Global___PredictorStatus: _TypeAlias = PredictorStatus  # noqa: Y015
 
 @_typing.final
+class ClassStatus(_message.Message):
+    """What a class has waiting or running."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    BACKLOG_S_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    tokens: _builtins.int
+    """reserved: of prompt and output, as many as those may come to"""
+    backlog_s: _builtins.float
+    """believed seconds until all of it is served, with what goes before it"""
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        backlog_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_s", b"backlog_s", "class", b"class", "requests", b"requests", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassStatus: _TypeAlias = ClassStatus  # noqa: Y015
+
+@_typing.final
+class TenantStatus(_message.Message):
+    """What a tenant has waiting or running, or had refused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    waiting: _builtins.int
+    running: _builtins.int
+    """or paused"""
+    tokens: _builtins.int
+    """reserved"""
+    refused: _builtins.int
+    """for want of room or time, since the start of this scheduler process"""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+        running: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        refused: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "running", b"running", "tenant", b"tenant", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantStatus: _TypeAlias = TenantStatus  # noqa: Y015
+
+@_typing.final
 class ServerStats(_message.Message):
     """Counters count from the start of this scheduler process."""
 
@@ -491,6 +559,11 @@ class ServerStats(_message.Message):
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
+    BACKLOG_BOUND_S_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     model: _builtins.str
     waiting: _builtins.int
@@ -512,6 +585,11 @@ class ServerStats(_message.Message):
     """of one request: prompt and output"""
     now: _builtins.float
     """by the scheduler's clock: seconds since the Unix epoch"""
+    refused: _builtins.int
+    """for want of room or time"""
+    expired: _builtins.int
+    backlog_bound_s: _builtins.float
+    """a class whose backlog is longer is refused, but for BATCH"""
     @_builtins.property
     def queue_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """live requests by queue level, the highest first"""
@@ -523,6 +601,14 @@ class ServerStats(_message.Message):
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestStatus]:
         """as many as asked for: those that run or are paused, then those that wait"""
+
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassStatus]:
+        """the best first"""
+
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantStatus]:
+        """at most 256: those with most live requests, then those refused most"""
 
     def __init__(
         self,
@@ -549,10 +635,15 @@ class ServerStats(_message.Message):
         context_tokens: _builtins.int = ...,
         requests: _abc.Iterable[Global___RequestStatus] | None = ...,
         now: _builtins.float = ...,
+        classes: _abc.Iterable[Global___ClassStatus] | None = ...,
+        tenants: _abc.Iterable[Global___TenantStatus] | None = ...,
+        refused: _builtins.int = ...,
+        expired: _builtins.int = ...,
+        backlog_bound_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["predictor", b"predictor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "context_tokens", b"context_tokens", "epoch", b"epoch", "finished", b"finished", "model", b"model", "now", b"now", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "queue_lengths", b"queue_lengths", "report_to_command_p50_ms", b"report_to_command_p50_ms", "report_to_command_p99_ms", b"report_to_command_p99_ms", "requests", b"requests", "running", b"running", "submitted", b"submitted", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bound_s", b"backlog_bound_s", "cancelled", b"cancelled", "classes", b"classes", "context_tokens", b"context_tokens", "epoch", b"epoch", "expired", b"expired", "finished", b"finished", "model", b"model", "now", b"now", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "queue_lengths", b"queue_lengths", "refused", b"refused", "report_to_command_p50_ms", b"report_to_command_p50_ms", "report_to_command_p99_ms", b"report_to_command_p99_ms", "requests", b"requests", "running", b"running", "submitted", b"submitted", "tenants", b"tenants", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

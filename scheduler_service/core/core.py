@@ -9,16 +9,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
-from scheduler_service.core import kv, placement
+from scheduler_service.core import admission, kv, placement
+from scheduler_service.core.admission import UNBOUNDED, Bounds
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
+from scheduler_service.core.classes import Classes
 from scheduler_service.core.deadlines import Deadlines
 from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, choose_draft_lengths
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.fairness import FairRanking, Tenants
 from scheduler_service.core.isolation import Isolation
 from scheduler_service.core.lifecycle import Move, State
+from scheduler_service.core.load import Load
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import Claim, Policy
+from scheduler_service.core.ranking import Key
 from scheduler_service.core.types import (
     Advanced,
     AlreadySubmitted,
@@ -33,7 +37,6 @@ from scheduler_service.core.types import (
     Finish,
     Obeyed,
     Plan,
-    QueueIsFull,
     Record,
     Request,
     Round,
@@ -41,10 +44,12 @@ from scheduler_service.core.types import (
     StepDone,
     Submitted,
     Tick,
+    Unseen,
     View,
     WorkerDown,
     WorkerUp,
 )
+from scheduler_service.core.views import view_of
 
 REKEYED = 8  # requests per plan whose claims follow what was learned: a decision's time stays bounded
 
@@ -59,14 +64,14 @@ class Core:
         *,
         draft_len: int | None = 4,
         prefill_chunk: int = 256,
-        max_live: int = 10_000,
+        bounds: Bounds = UNBOUNDED,
         max_deaths: int = 3,
     ) -> None:
         self.policy = policy
         self.draft_len = REFERENCE if draft_len is None else draft_len
         self._adaptive = draft_len is None
         self.prefill_chunk = prefill_chunk
-        self.max_live = max_live
+        self.bounds = bounds
         self.entries: dict[str, Entry] = {}
         self.workers: dict[str, Worker] = {}
         self.length = FleetLength()
@@ -77,22 +82,25 @@ class Core:
         self._carousel: deque[str] = deque()  # live requests, the one re-keyed longest ago first
         self.tenants = Tenants()
         self.isolation = Isolation(max_deaths)
+        self.load = Load()
+        self.unseen = Unseen()
+        self._classes = Classes()
         self.unplaced = FairRanking()
         self._deadlines = Deadlines(self.entries)
         # One profile for all, which only has to order: the first worker's at first, so that keys stay comparable.
         self._cost: CostProfile | None = None
         self._slots = 1
-        self._round_s = self.cost.round_s(self.draft_len, 1)  # nominal: full batch, reference draft length
+        self.round_s = self.cost.round_s(self.draft_len, 1)  # nominal: full batch, reference draft length
 
     # ---- observe ----
 
     def observe(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """Fold `event`. Raises QueueIsFull, AlreadySubmitted or IllegalMove, and then nothing has changed."""
+        """Fold `event`. Raises QueueIsFull, TooLate, AlreadySubmitted or IllegalMove, and then nothing has changed."""
         match event:
             case StepDone():
                 return self._step_done(event, now)
             case Submitted(request):
-                return self._submitted(request)
+                return self._submitted(request, now)
             case Cancelled(id):
                 entry = self.entries.get(id)
                 return (self._end(entry, Move.CANCEL, None),) if entry else ()
@@ -116,25 +124,34 @@ class Core:
             case Tick():
                 return tuple(self._end(entry, Move.EXPIRE, None) for entry in self._deadlines.passed(now))
 
-    def _submitted(self, request: Request) -> tuple[Effect, ...]:
+    def _submitted(self, request: Request, now: float) -> tuple[Effect, ...]:
         if request.id in self.entries:
             raise AlreadySubmitted(request.id)
-        if len(self.entries) >= self.max_live:
-            raise QueueIsFull(f"{len(self.entries)} requests are waiting or running")
-        request = self.tenants.admit(request)
-        return (Changed(self._adopt(Entry(request)).record()),)
+        entry = Entry(self.tenants.admit(request, self.unseen, admission.request_s(self)))
+        entry.tenant = self.tenants.find(request.tenant)
+        self._believe(entry)
+        admission.check(self, entry, now)
+        return (Changed(self._adopt(entry).record()),)
 
-    def _adopt(self, entry: Entry) -> Entry:
-        self.entries[entry.request.id] = entry
-        entry.tenant = self.tenants.join(entry.request)
-        self._deadlines.add(entry)
-        self.isolation.join(entry)
+    def _believe(self, entry: Entry) -> Entry:
+        """All that a claim depends on."""
+        entry.turn = self._classes.turn(entry.request.klass)
         entry.draft_len = self.draft_len
         entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
+        return entry
+
+    def _adopt(self, entry: Entry) -> Entry:
+        """It is live from now on: what it may come to is reserved until it ends."""
+        self.entries[entry.request.id] = entry
+        entry.tenant = self.tenants.join(entry.request)
+        entry.turn.live += 1
+        self.load.reserve(entry.request)
+        self._deadlines.add(entry)
+        self.isolation.join(entry)
         if self.policy.learns:
             self._carousel.append(entry.request.id)
         if self._overtaking:
-            self._overtaking.arrived(entry.request, self.believed_rounds(entry))
+            self._overtaking.arrived(entry.request, self.believed_rounds(entry), admission.busy_rounds(self))
         self._rank(entry)
         return entry
 
@@ -143,7 +160,7 @@ class Core:
         self.isolation.acquit(up.held)
         if self._cost is None:
             self._cost, self._slots = up.cost, up.slots
-            self._round_s = up.cost.round_s(self.draft_len, up.slots)
+            self.round_s = up.cost.round_s(self.draft_len, up.slots)
         worker = self.workers[up.worker] = Worker(up, up.blocks)
         for held in up.held:
             entry = self.entries.get(held.id)
@@ -182,6 +199,7 @@ class Core:
     def _step_done(self, step: StepDone, now: float) -> tuple[Effect, ...]:
         worker = self.workers[step.worker]
         worker.free_blocks = step.free_blocks
+        self.load.step_done(worker, step, self.draft_len, now)
         worker.obeyed(worker.planned if step.plan is None else step.plan)
         effects: list[Effect] = []
         ran: dict[str, tuple[Entry, Round]] = {}
@@ -222,14 +240,16 @@ class Core:
             self.isolation.served(entry)
         if row.finish:
             self.workers[entry.home or ""].listed.pop(row.id, None)
-        share_s = self._round_s / self._slots if row.new else 0.0
-        entry.tenant.charge(share_s + row.prefilled * self.cost.prefill_token_s)  # the whole worker prefills for it
+        share_s = self.round_s / self._slots if row.new else 0.0
+        service_s = share_s + row.prefilled * self.cost.prefill_token_s  # the whole worker prefills for it
+        entry.tenant.charge(service_s)
+        self._classes.charge(entry.request.klass, service_s)
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         if row.prefilled:  # the whole batch waits for it, and it may take rounds of a slot
-            batch_s = row.prefilled * self.cost.prefill_token_s * self._slots + (0 if row.new else self._round_s)
+            batch_s = row.prefilled * self.cost.prefill_token_s * self._slots + (0 if row.new else self.round_s)
             entry.kv_s += batch_s
         else:
-            entry.served_s += self._round_s
+            entry.served_s += self.round_s
         if row.drafted or (row.new and not row.prefilled):
             entry.acceptance = entry.acceptance.after(row.drafted, row.accepted, row.new)
         if row.finish is Finish.ERROR:
@@ -237,7 +257,7 @@ class Core:
         if row.finish is not None:
             self._learn(entry)
             return self._end(entry, Move.FINISH, row.finish, row.start)
-        view = self._view(entry)
+        view = view_of(self, entry)
         if not entry.perceptible and self.policy.perceives(view):
             entry.perceptible = True
             view = view._replace(perceptible=True)
@@ -250,6 +270,8 @@ class Core:
         del self.entries[entry.request.id]
         self.tenants.leave(entry.request)
         self.isolation.leave(entry)
+        entry.turn.leave()
+        self.load.release(entry.request)
         if self._overtaking:
             self._overtaking.ended(entry.request)
         return Ended(entry.record(), finish, start)
@@ -277,39 +299,13 @@ class Core:
     def cost(self) -> CostProfile:
         return self._cost or CostProfile()
 
-    def _view(self, entry: Entry) -> View:
-        request = entry.request
-        predicted = self.length.predict(request.predicted_tokens, request.max_tokens, request.expected)
-        known, fleet = request.expected.acceptance if request.expected else None, self.acceptance
-        prefill_s = self.cost.prefill_token_s
-        return View(
-            request=request,
-            attained_s=entry.rounds * self._round_s + entry.prefilled * prefill_s,
-            emitted=entry.emitted,
-            acceptance=entry.acceptance,
-            predicted_tokens=max(predicted, entry.emitted),
-            prefill_s=request.prompt_tokens * prefill_s,
-            perceptible=entry.perceptible,
-            length=entry.length,
-            prior_accepted=fleet.per_round if known is None else known * fleet.drafts_per_round,
-            resume_s=entry.prefill_owed * prefill_s
-            + entry.offloaded * self.cost.offload_block_s
-            + (self.cost.resume_s if entry.state is State.PAUSED else 0.0),
-        )
-
     def _ranking(self, entry: Entry) -> FairRanking:
         return self.unplaced if entry.home is None else self.workers[entry.home].ranking
 
     def _rank(self, entry: Entry, view: View | None = None) -> None:
         """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
-        entry.claim = self.policy.claim(view or self._view(entry), self.cost, self.draft_len, self._slots)
-        # A running request keeps its place against an equal claim: only a strictly higher one preempts.
-        waits = entry.state is not State.RUNNING
-        # Without preemption who has begun goes first. Not who ran last: with plans a round late two would take turns.
-        new = entry.started is None and not self.policy.preemptive
-        request = entry.request
-        claim = Claim(1, -1, request.arrival) if entry.overdue else entry.claim
-        key = (new, request.klass, entry.tenant, *claim, waits, request.arrival, request.id)
+        self.load.update(entry, self.believed_rounds(entry))
+        key = self.key(entry, view)
         if key == entry.key:
             return
         ranking = self._ranking(entry)
@@ -317,6 +313,17 @@ class Core:
             ranking.remove(entry.key)
         ranking.add(key)
         entry.key = key
+
+    def key(self, entry: Entry, view: View | None = None) -> Key:
+        """Where it belongs among all others, by its class, tenant and claim as they are now."""
+        entry.claim = self.policy.claim(view or view_of(self, entry), self.cost, self.draft_len, self._slots)
+        # A running request keeps its place against an equal claim: only a strictly higher one preempts.
+        waits = entry.state is not State.RUNNING
+        # Without preemption who has begun goes first. Not who ran last: with plans a round late two would take turns.
+        new = entry.started is None and not self.policy.preemptive
+        request = entry.request
+        claim = Claim(1, -1, request.arrival) if entry.overdue else entry.claim
+        return (new, entry.turn, entry.tenant, *claim, waits, request.arrival, request.id)
 
     def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
         """Make `home` its worker. Its KV elsewhere is given up: what the old home still reports is stale."""
@@ -356,19 +363,6 @@ class Core:
         draft_len = min(max(entry.draft_len, int(probe)), longest)
         return Run(entry.request.id, entry.placement, draft_len, self.prefill_chunk)
 
-    def hungriest(self) -> str | None:
-        """The worker that a new request is best offered to first."""
-        open = [name for name, one in self.workers.items() if not (one.draining or self.isolation.held(one))]
-        return max(open, key=lambda name: self.workers[name].vacancy, default=None)
-
-    def idle_beside_work(self) -> str | None:
-        """A worker with a vacant slot, if it could claim a request that waits elsewhere: it should plan."""
-        name = self.hungriest()
-        if name is None or self.workers[name].vacancy <= 0:
-            return None
-        offered = len(self.unplaced) > self.isolation.waiting or self.isolation.due(self)
-        return name if offered or placement.claimable(self, name, []) else None
-
     # ---- what others may ask ----
 
     def rankings(self) -> tuple[FairRanking, ...]:
@@ -380,13 +374,19 @@ class Core:
         entry = self.entries[id]
         worker = self.workers.get(entry.home or "", next(iter(self.workers.values()), None))
         cost, slots = (worker.up.cost, worker.up.slots) if worker else (self.cost, self._slots)
-        left = max(1, self._view(entry).predicted_tokens - entry.emitted)
+        left = max(1, view_of(self, entry).predicted_tokens - entry.emitted)
         rounds = left / (entry.acceptance.per_round(self.acceptance.per_round, weight=1) + 1)
         return rounds * cost.round_s(self.draft_len, slots) + entry.prefill_owed * cost.prefill_token_s
 
     def believed_rounds(self, entry: Entry) -> int:
         """That it still needs, by what is believed of its length given that it did not end yet."""
-        return math.ceil(entry.length.left(entry.emitted) / (self.acceptance.per_round + 1))
+        left = min(entry.length.left(entry.emitted), max(0, entry.request.max_tokens - entry.emitted))
+        return math.ceil(left / self.tokens_per_round)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """As finished requests had them."""
+        return self.acceptance.per_round + 1
 
     # ---- across restarts ----
 
@@ -395,4 +395,4 @@ class Core:
 
     def restore(self, records: Iterable[Record]) -> None:
         for record in records:
-            self._adopt(Entry.restored(record))
+            self._adopt(self._believe(Entry.restored(record)))

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
+from scheduler_service.core.classes import ClassTurn
 from scheduler_service.core.fairness import FairRanking, Tenant
 from scheduler_service.core.lifecycle import Move, State, after
 from scheduler_service.core.policies import Claim
 from scheduler_service.core.ranking import Key
-from scheduler_service.core.types import Record, Request, WorkerUp
+from scheduler_service.core.types import Record, Request, RequestClass, WorkerUp
 
 WORTH = 3.0  # times the seconds that its KV cost is a request served before it may lose it
 
@@ -37,7 +38,8 @@ class Entry:
     probation: int = 0  # rounds with output until nobody suspects it any more (isolation.py)
     suspected: int = 0  # the placement under which it was last suspected
     crowd: int = 1  # that may have been under way then
-    tenant: Tenant = field(default_factory=lambda: Tenant(""))  # whose it is, once it is live
+    tenant: Tenant = field(default_factory=lambda: Tenant(""))  # whose it is
+    turn: ClassTurn = field(default_factory=lambda: ClassTurn(RequestClass.DEFAULT))  # of its class
     claim: Claim = Claim(1, 0, 0.0)
     key: Key = ()  # where it stands in its ranking
 
@@ -117,6 +119,7 @@ class Worker:
     ranking: FairRanking = field(default_factory=FairRanking)  # of the requests whose home it is
     running: set[str] = field(default_factory=set)  # ran in its last round
     draining: bool = False  # it wants to end: nobody new comes
+    full_at: float | None = None  # when its last round ended, if no slot was vacant
     planned: int = 0  # plans made for it
     listed: dict[str, int] = field(default_factory=dict)  # who may be under way there: the last plan that lists each
     apart: tuple[str, ...] = ()  # suspects that were given it to themselves

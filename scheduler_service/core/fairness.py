@@ -14,10 +14,10 @@ from heapq import merge
 from itertools import islice
 
 from scheduler_service.core.ranking import Key, Ranking
-from scheduler_service.core.types import QueueIsFull, Request, RequestClass
+from scheduler_service.core.types import QueueIsFull, Request, RequestClass, Unseen
 
 TURN_S = 0.5  # of a whole worker, at weight 1
-TENANT = 2  # its place in a key
+TURNS = slice(1, 3)  # of class and tenant, in a key
 EVERYBODY_ELSE = "*"
 
 
@@ -73,35 +73,44 @@ class Tenants:
         self._tenants: dict[str, Tenant] = {}
         self._clock_s = 0.0  # nobody who comes starts behind it
 
-    def admit(self, request: Request) -> Request:
-        """As it is to be served. Raises QueueIsFull; changes nothing."""
-        terms = self._terms(request.tenant)
-        tenant = self._tenants.get(request.tenant) or Tenant(request.tenant)
-        if tenant.requests >= terms.max_requests:
-            raise QueueIsFull(f"{tenant.requests} requests of this tenant are waiting or running")
-        if tenant.tokens + _tokens(request) > terms.max_tokens:
+    def admit(self, request: Request, unseen: Unseen, room_s: float = 0.0) -> Request:
+        """As it is to be served. Raises QueueIsFull, which says `room_s`; changes nothing. `unseen` may be anybody's,
+        so all of it is counted."""
+        terms, tenant = self._terms(request.tenant), self.find(request.tenant)
+        if tenant.requests + unseen.requests >= terms.max_requests:
+            raise QueueIsFull(f"{tenant.requests} requests of this tenant are waiting or running", room_s)
+        if tenant.tokens + unseen.tokens + request.most_tokens > terms.max_tokens:
             raise QueueIsFull(
-                f"requests of this tenant may need {tenant.tokens} tokens, with this one {_tokens(request)} more; "
-                f"at most {terms.max_tokens:.0f}"
+                f"requests of this tenant may need {tenant.tokens} tokens, with this one {request.most_tokens} more; "
+                f"at most {terms.max_tokens:.0f}",
+                room_s,
             )
         return request if request.klass >= terms.best_class else replace(request, klass=terms.best_class)
 
+    def find(self, name: str) -> Tenant:
+        """As it stands; one that has no account begins at the present clock."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = Tenant(name)
+            tenant.catch_up(self._clock_s)
+        return tenant
+
     def join(self, request: Request) -> Tenant:
         """It is live from now on. Returns whose it is."""
-        tenant = self._tenants.get(request.tenant) or Tenant(request.tenant)
+        tenant = self.find(request.tenant)
         if not tenant.requests:
             self._pass_time()
             tenant.catch_up(self._clock_s)
             self._tenants[request.tenant] = tenant
         tenant.weight = self._terms(request.tenant).weight
         tenant.requests += 1
-        tenant.tokens += _tokens(request)
+        tenant.tokens += request.most_tokens
         return tenant
 
     def leave(self, request: Request) -> None:
         tenant = self._tenants[request.tenant]
         tenant.requests -= 1
-        tenant.tokens -= _tokens(request)
+        tenant.tokens -= request.most_tokens
 
     def _pass_time(self) -> None:
         """Who idles and is not ahead is forgotten: it would start at the clock anyway."""
@@ -117,29 +126,28 @@ class Tenants:
 
 
 class FairRanking:
-    """One ranking for each tenant, read as one: a tenant's turn may change without a key being moved."""
+    """One ranking for each class and tenant, read as one: turns may change without a key being moved."""
 
     __slots__ = ("_length", "_rankings")
 
     def __init__(self) -> None:
-        self._rankings: dict[str, Ranking] = {}  # none is empty
+        self._rankings: dict[Key, Ranking] = {}  # none is empty
         self._length = 0
 
     def add(self, key: Key) -> None:
-        name = key[TENANT].name
-        ranking = self._rankings.get(name)
+        ranking = self._rankings.get(key[TURNS])
         if ranking is None:
-            ranking = self._rankings[name] = Ranking()
+            ranking = self._rankings[key[TURNS]] = Ranking()
         ranking.add(key)
         self._length += 1
 
     def remove(self, key: Key) -> None:
         """Raises KeyError if it is not there."""
-        ranking = self._rankings[key[TENANT].name]
+        ranking = self._rankings[key[TURNS]]
         ranking.remove(key)
         self._length -= 1
         if not len(ranking):
-            del self._rankings[key[TENANT].name]
+            del self._rankings[key[TURNS]]
 
     def first(self, count: int) -> list[Key]:
         """The best `count`, or all if there are fewer."""
@@ -159,7 +167,3 @@ class FairRanking:
 
     def __len__(self) -> int:
         return self._length
-
-
-def _tokens(request: Request) -> int:
-    return request.prompt_tokens + request.max_tokens

@@ -9,6 +9,7 @@ is ever ended for what its neighbour did.
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from scheduler_service.core import placement
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.types import Held
 
@@ -87,7 +88,7 @@ class Isolation:
             return None
         worker = core.workers[name]
         held = self.held(worker)
-        if not held and self.due(core) and name == core.hungriest():
+        if not held and self.due(core) and name == placement.hungriest(core):
             held = self._group(worker.up.slots)
             for entry in held:
                 core.place(entry, name)

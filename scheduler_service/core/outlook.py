@@ -1,4 +1,4 @@
-"""Where live requests stand and how long they still wait, for people to look at. Decides nothing, changes nothing."""
+"""Where live requests stand and how long they still wait, for people and for deadlines. Decides and changes nothing."""
 
 import heapq
 from collections.abc import Sequence
@@ -6,11 +6,14 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.lifecycle import State
+from scheduler_service.core.ranking import Key
 
 if TYPE_CHECKING:
     from scheduler_service.core.core import Core
 
 SAMPLE = 256  # of those that go first, whose work is added up; further ones are taken to be like them
+FEW = 64  # the same where every submission may ask
+AT_LEAST = 0.5  # of a wait as it is estimated
 
 
 def best(core: "Core", count: int) -> list[str]:
@@ -30,11 +33,23 @@ def position(core: "Core", id: str) -> int:
 
 def waits_s(core: "Core", ids: Sequence[str]) -> list[float]:
     """Estimated seconds until each of `ids` runs: the work of those before it, shared by all slots."""
+    return _waits_s(core, [0 if core.entries[id].state is State.RUNNING else position(core, id) for id in ids], SAMPLE)
+
+
+def least_wait_s(core: "Core", key: Key) -> float:
+    """Seconds that a request that would get `key` waits, hardly ever less. Of those before it as many as there are
+    slots may be about to end."""
+    ahead = sum(ranking.before(key) for ranking in core.rankings())
+    slots = sum(worker.up.slots for worker in core.workers.values())
+    return AT_LEAST * _waits_s(core, [ahead], FEW)[0] * (ahead - slots) / ahead if ahead > slots else 0.0
+
+
+def _waits_s(core: "Core", ahead: Sequence[int], most: int) -> list[float]:
+    """For requests that have so many others before them. The work of up to `most` is added up."""
     slots = sum(worker.up.slots for worker in core.workers.values())
     if not slots:
-        return [0.0] * len(ids)
-    ahead = [0 if core.entries[id].state is State.RUNNING else position(core, id) for id in ids]
-    sample = min(max(ahead, default=0), SAMPLE)
+        return [0.0] * len(ahead)
+    sample = min(max(ahead, default=0), most)
     first = islice(heapq.merge(*core.rankings()), sample)
     work_s = list(accumulate((core.remaining_s(key[-1]) for key in first), initial=0.0))
     return [n * work_s[min(n, sample)] / min(n, sample) / slots if n >= slots else 0.0 for n in ahead]

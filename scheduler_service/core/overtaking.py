@@ -13,12 +13,14 @@ request-rounds each at most.
 Where memory is short, requests that have not yet been worth their KV go on beside it (`core.kv`), and whoever is
 overdue waits for room as well. A late command adds B for each round that it is late; a new scheduler begins to count
 anew. W is a belief: a bound in what really came to be served ahead can be kept as well, but costs more
-(docs/laboratory.md). Whoever is overdue remains so until it ends, so the bound makes nobody thrash.
+(docs/laboratory.md). Where the backlog is bounded W is at most what waits in a busy hour (core/admission.py). Whoever
+is overdue remains so until it ends, so the bound makes nobody thrash.
 """
 
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from scheduler_service.core.types import Request, RequestClass
 
@@ -31,18 +33,20 @@ class Overtaking:
         self._served: defaultdict[RequestClass, int] = defaultdict(int)
         self._left: dict[str, int] = {}  # rounds that each live request is believed to need still
         self._ahead: defaultdict[RequestClass, int] = defaultdict(int)  # their sum
-        self._due: defaultdict[RequestClass, list[tuple[int, str]]] = defaultdict(list)  # heaps: when, in served rounds
+        self._due: defaultdict[RequestClass, list[tuple[float, str]]] = defaultdict(list)  # heaps: when, in rounds
         self._shared: dict[str, int] = {}  # served rounds in which it ran too, and which its entry in the heap ignores
 
-    def arrived(self, request: Request, left: int) -> int:
-        """`left`: rounds that it is believed to need. Returns the work ahead of it, its own included."""
+    def arrived(self, request: Request, left: int, most: float = inf) -> float:
+        """`left`: rounds that it is believed to need. Returns the work ahead of it, its own included; of what is more
+        than `most` nothing counts."""
         klass = request.klass
         self._left[request.id] = left
         self._ahead[klass] += left
-        self._push(klass, self._served[klass] + (self.bound - 1) * self._ahead[klass], request.id)
-        return self._ahead[klass]
+        ahead = min(self._ahead[klass], most)
+        self._push(klass, self._served[klass] + (self.bound - 1) * ahead, request.id)
+        return ahead
 
-    def _push(self, klass: RequestClass, due: int, id: str) -> None:
+    def _push(self, klass: RequestClass, due: float, id: str) -> None:
         heapq.heappush(self._due[klass], (due, id))
         self._shared[id] = 0
 

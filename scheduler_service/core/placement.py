@@ -26,6 +26,21 @@ def choose(core: "Core", name: str) -> list[Entry]:
     return rank
 
 
+def hungriest(core: "Core") -> str | None:
+    """The worker that a new request is best offered to first."""
+    open = [name for name, one in core.workers.items() if not (one.draining or core.isolation.held(one))]
+    return max(open, key=lambda name: core.workers[name].vacancy, default=None)
+
+
+def idle_beside_work(core: "Core") -> str | None:
+    """A worker with a vacant slot, if it could claim a request that waits elsewhere: it should plan."""
+    name = hungriest(core)
+    if name is None or core.workers[name].vacancy <= 0:
+        return None
+    offered = len(core.unplaced) > core.isolation.waiting or core.isolation.due(core)
+    return name if offered or claimable(core, name, []) else None
+
+
 def _best(core: "Core", worker: Worker, limit: int) -> list[Key]:
     """The best of what the worker has and of what has no home yet; suspects run apart."""
     suspects = core.isolation.suspects

@@ -14,7 +14,7 @@ from scheduler_service.core.value import value
 
 
 class RequestClass(IntEnum):
-    """Served in this order."""
+    """Served in this order, but for the least share of each (core/classes.py)."""
 
     INTERACTIVE = 1
     DEFAULT = 2
@@ -40,6 +40,11 @@ class Request:
     predicted_tokens: int | None = None  # the client's hint
     expected: Expected | None = None  # what a predictor said at its submission
     tenant: str = ""
+
+    @property
+    def most_tokens(self) -> int:
+        """That it may come to: prompt and output."""
+        return self.prompt_tokens + self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +253,26 @@ class View(NamedTuple):
     resume_s: float = 0.0  # nominal seconds until it can draft: prefill still owed, and getting its KV back
 
 
+class Unseen(NamedTuple):
+    """What an earlier leader admitted and this one has yet to read: of which tenant and class, nobody knows."""
+
+    requests: int = 0
+    tokens: int = 0  # at most
+
+
 # ---- errors ----
 
 
 class QueueIsFull(Exception):
-    """As many live requests as the settings allow."""
+    """As much is live as may be. `room_s`: seconds until there is room, as believed."""
+
+    def __init__(self, message: str, room_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.room_s = room_s
+
+
+class TooLate(Exception):
+    """It cannot end before its deadline, even with nothing else to do."""
 
 
 class AlreadySubmitted(Exception):

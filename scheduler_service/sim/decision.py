@@ -72,7 +72,7 @@ def decisions(policy: Policy, waiting: int, slots: int, steps: int, seed: int) -
     most_tokens = max_tokens(drawn)
     arrivals = _endless(drawn)
     jobs: dict[str, Job] = {}
-    core = Core(policy, draft_len=fleet.draft_len, max_live=waiting + slots)
+    core = Core(policy, draft_len=fleet.draft_len)
     worker = SimWorker("w", core, jobs, fleet)
     core.observe(fleet.worker_up("w"), 0.0)
     times: list[float] = []

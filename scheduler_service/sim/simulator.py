@@ -9,9 +9,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from scheduler_service.core import placement
+from scheduler_service.core.admission import UNBOUNDED, Bounds
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import Policy
-from scheduler_service.core.types import Changed, Ended, Record, StepDone, Submitted
+from scheduler_service.core.types import Changed, Ended, QueueIsFull, Record, StepDone, Submitted
 from scheduler_service.predictor.port import Predictor
 from scheduler_service.sim.worker import Fleet, SimWorker
 from scheduler_service.sim.workload import Job
@@ -39,6 +41,7 @@ class Trace:
 
     outcomes: list[Outcome] = field(default_factory=list)
     failed: list[Job] = field(default_factory=list)  # larger than the whole KV budget
+    refused: list[Job] = field(default_factory=list)  # for want of room
     gaps_s: "array[float]" = field(default_factory=lambda: array("d"))  # between two deliveries of the same request
     levels: list[tuple[float, Counter[int]]] = field(default_factory=list)  # at some arrivals: live requests by level
     rounds: int = 0  # request-rounds simulated
@@ -60,6 +63,7 @@ class Simulation:
         fleet: Fleet,
         progress: Callable[[int], None] | None = None,
         predictor: Predictor | None = None,
+        bounds: Bounds = UNBOUNDED,
     ) -> None:
         self.trace = Trace()
         self._arrivals = sorted((job for job in jobs if fleet.can_hold(job)), key=lambda job: job.arrival_s)
@@ -70,9 +74,7 @@ class Simulation:
         self._predictor = predictor
         self._progress = progress or (lambda ended: None)
         self._sample_every = max(1, len(jobs) // SAMPLES)
-        self.core = Core(
-            policy, draft_len=fleet.draft_len, prefill_chunk=fleet.prefill_chunk, max_live=max(1, len(jobs))
-        )
+        self.core = Core(policy, draft_len=fleet.draft_len, prefill_chunk=fleet.prefill_chunk, bounds=bounds)
         names = [f"w{number}" for number in range(fleet.workers)]
         self._workers = {name: SimWorker(name, self.core, self._jobs, fleet) for name in names}
         for name in names:
@@ -84,7 +86,7 @@ class Simulation:
 
     def run(self) -> Trace:
         arrivals, ends = self._arrivals, self._ends
-        arrived = 0
+        arrived = 0  # those that were refused, too
         while arrived < len(arrivals) or ends:
             next_arrival = arrivals[arrived].arrival_s if arrived < len(arrivals) else float("inf")
             now = min(next_arrival, ends[0][0]) if ends else next_arrival
@@ -114,8 +116,12 @@ class Simulation:
         request = job.request(self._max_tokens)
         if self._predictor and request.expected is None:
             request = replace(request, expected=self._predictor.predict(job.features()))
-        self.core.observe(Submitted(request), now)
-        if self._fleet.plan_lag and (name := self.core.hungriest()) is not None:
+        try:
+            self.core.observe(Submitted(request), now)
+        except QueueIsFull:
+            self.trace.refused.append(job)
+            return
+        if self._fleet.plan_lag and (name := placement.hungriest(self.core)) is not None:
             self._answer(name, now)
 
     def _answer(self, name: str, now: float) -> None:
@@ -127,7 +133,7 @@ class Simulation:
         while due:
             name = due.popleft()
             concerned = self._plan(name)
-            if (idle := self.core.idle_beside_work()) not in (None, name):
+            if (idle := placement.idle_beside_work(self.core)) not in (None, name):
                 concerned.insert(0, idle)
             due.extend(other for other in dict.fromkeys(concerned) if other not in due)
             if name in self._idle:

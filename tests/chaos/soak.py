@@ -21,7 +21,7 @@ from tests.chaos.leftovers import leftovers
 from tests.chaos.load import Load, Tally
 from tests.tiny_model import make_tiny_model
 
-OPTIONS = Options(dtype="float32", device="cpu", slots=4, kv_tokens=2048, drafter="ngram")
+OPTIONS = Options(dtype="float32", device="cpu", slots=4, kv_tokens=2048, drafter="ngram", max_backlog_s="inf")
 KEEP_S = 60  # requests that ended are in Redis for so long: then as many go as come
 TEXT_TOKENS = 300
 EDGE = 0.1  # share of the samples whose median is the beginning, or the end

@@ -78,7 +78,7 @@ async def test_what_a_slow_reader_misses_grows_into_one_chunk() -> None:
     scheduler = Scheduler()
     scheduler.serving.model.context_tokens = 1_000_000
     await scheduler.start()
-    async with gateway(scheduler) as served, Client(served.grpc) as client:
+    async with gateway(scheduler, max_unread_tokens=10**6) as served, Client(served.grpc) as client:
         link = await scheduler.link()
         await client.ready(WAIT_S)
         narrow = grpc.aio.insecure_channel(

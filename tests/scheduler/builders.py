@@ -12,6 +12,7 @@ from scheduler_service.core.types import (
     Round,
     StepDone,
     Submitted,
+    Tick,
     WorkerUp,
 )
 
@@ -33,8 +34,8 @@ def worker_up(
     return WorkerUp(name, slots, blocks, 16, max_draft=4, cost=cost, held=held, host_blocks=host_blocks)
 
 
-def core(policy: str = "laps-sd", *settings: str, **options: int) -> Core:
-    return Core(make_policy(policy, settings), **options)
+def core(policy: str = "laps-sd", *settings: str, **options: object) -> Core:
+    return Core(make_policy(policy, settings), **options)  # type: ignore[arg-type]
 
 
 class FakeWorker:
@@ -72,6 +73,11 @@ class FakeWorker:
         self.ran.append(tuple(row.id for row in rows))
         self.now += 1
         return self.core.observe(StepDone(self.name, tuple(rows), self._free(), 1.0), self.now)
+
+    def expire(self, now: float) -> tuple[Effect, ...]:
+        """What is past its deadline then."""
+        self.now = now
+        return self.core.observe(Tick(), now)
 
     def run(self, rounds: int, emit: int = 1) -> list[str]:
         """Which request ran alone in each of the rounds."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler_service.core.admission import Bounds
 from scheduler_service.core.core import Core
 from scheduler_service.core.entry import WORTH
 from scheduler_service.core.lifecycle import State
@@ -337,7 +338,7 @@ def test_a_request_that_lost_its_kv_finishes_all_the_same() -> None:
 
 
 def test_a_full_queue_refuses_and_changes_nothing() -> None:
-    queue = core(max_live=1)
+    queue = core(bounds=Bounds(requests=1))
     queue.observe(Submitted(request("a")), 0.0)
     with pytest.raises(QueueIsFull):
         queue.observe(Submitted(request("b")), 0.0)

@@ -4,7 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.core import Core
-from scheduler_service.core.types import Cancelled, Ended, Plan, StepDone, Submitted, WorkerDown
+from scheduler_service.core.load import Sum
+from scheduler_service.core.types import Cancelled, Ended, Plan, RequestClass, StepDone, Submitted, WorkerDown
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 from tests.simulator.builders import NAMES
 
@@ -19,6 +20,18 @@ ACTIONS = st.lists(
     ),
     max_size=120,
 )
+
+
+def reserved(core: Core) -> dict[RequestClass, Sum]:
+    """What the live requests hold, counted anew."""
+    sums = {klass: Sum() for klass in RequestClass}
+    for entry in core.entries.values():
+        one = sums[entry.request.klass]
+        one.requests += 1
+        one.tokens += entry.request.most_tokens
+        one.prefill += core.load._work[entry.request.id][1]
+        one.rounds += core.load._work[entry.request.id][0]
+    return sums
 
 
 class Fleet:
@@ -39,7 +52,8 @@ class Fleet:
         if verb == "submit":
             id = f"r{len(self.lengths)}"
             self.lengths[id] = int(what)  # type: ignore[call-overload]
-            effects = self.core.observe(Submitted(request(id, self.now)), self.now)
+            klass = RequestClass(1 + int(what) % 3)  # type: ignore[call-overload]
+            effects = self.core.observe(Submitted(request(id, self.now, klass=klass)), self.now)
         elif verb == "step":
             worker = self.workers[str(what)]
             worker.now = self.now
@@ -62,6 +76,7 @@ class Fleet:
             assert sum(entry.offloaded for entry in homed) <= worker.up.host_blocks
             assert not any(entry.blocks and entry.offloaded for entry in homed)
         assert len(self.core.unplaced) == homes.count(None)
+        assert self.core.load.by_class == reserved(self.core)
 
     def drain(self) -> None:
         for _ in range(5000):
@@ -79,6 +94,7 @@ def test_every_request_ends_exactly_once(policy: str, actions: list[tuple[str, o
         fleet.do(*action)
     fleet.drain()
     assert sorted(fleet.ended) == sorted(fleet.lengths)
+    assert all(one == Sum() for one in fleet.core.load.by_class.values())
 
 
 @settings(max_examples=40, deadline=None)

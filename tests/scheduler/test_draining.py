@@ -4,6 +4,7 @@ import grpc
 
 from protos.v1 import types_pb2
 from scheduler_service.core.lifecycle import State
+from scheduler_service.core.placement import hungriest, idle_beside_work
 from scheduler_service.core.types import Draining
 from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core
@@ -44,8 +45,8 @@ def test_nothing_is_offered_to_a_draining_worker() -> None:
     busy = FakeWorker(queue, {"a": 9}, name="busy")
     queue.observe(Draining("draining"), 0.0)
     busy.submit("a")
-    assert queue.hungriest() == "busy"
-    assert queue.idle_beside_work() == "busy"
+    assert hungriest(queue) == "busy"
+    assert idle_beside_work(queue) == "busy"
     assert not queue.plan("draining").rank
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.core import fairness
+from scheduler_service.core.classes import LEAST
 from scheduler_service.core.fairness import TURN_S, FairRanking, Tenant, Tenants, Terms
 from scheduler_service.core.ranking import Key
 from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted
@@ -118,7 +119,33 @@ def test_the_class_goes_before_the_share() -> None:
     fleet = Fleet()
     fleet.flood("a", klass=RequestClass.INTERACTIVE)
     fleet.flood("b")
-    assert set(fleet.shares(50)) == {"a"}
+    assert set(fleet.shares(2)) == {"a"}
+    shares = fleet.shares(100)
+    assert shares["a"] > 3 * shares["b"]
+
+
+def test_each_class_gets_its_least_share_of_a_flood_of_better_ones() -> None:
+    fleet = Fleet()
+    for klass in RequestClass:
+        fleet.flood(klass.name, count=2 * SLOTS, klass=klass)
+    shares = fleet.shares(400)
+    assert shares["DEFAULT"] / shares.total() == pytest.approx(LEAST[RequestClass.DEFAULT], abs=0.02)
+    assert shares["BATCH"] / shares.total() == pytest.approx(LEAST[RequestClass.BATCH], abs=0.02)
+
+
+def test_a_class_is_owed_nothing_for_the_time_in_which_it_had_nothing_to_run() -> None:
+    fleet = Fleet()
+    fleet.flood("a", klass=RequestClass.INTERACTIVE)
+    fleet.shares(100)
+    fleet.flood("b", klass=RequestClass.BATCH)
+    assert set(fleet.shares(5)) == {"a"}
+
+
+def test_what_better_classes_leave_free_counts_as_service() -> None:
+    fleet = Fleet()
+    fleet.flood("a", count=SLOTS - 1, klass=RequestClass.INTERACTIVE)
+    fleet.flood("b", klass=RequestClass.BATCH)
+    assert fleet.shares(100)["a"] == 100 * (SLOTS - 1)
 
 
 def test_a_tenant_is_not_served_in_a_better_class_than_its_terms_allow() -> None:
@@ -128,7 +155,8 @@ def test_a_tenant_is_not_served_in_a_better_class_than_its_terms_allow() -> None
     shares = fleet.shares(100)
     assert abs(shares["a"] - shares["b"]) <= 2 * SLOTS
     fleet.flood("c", klass=RequestClass.INTERACTIVE)
-    assert set(fleet.shares(20)) == {"c"}
+    shares = fleet.shares(50)
+    assert shares["c"] > 3 * (shares["a"] + shares["b"])
 
 
 @pytest.mark.parametrize("policy", NAMES)

@@ -1,5 +1,7 @@
 """What people may look at: who is live, and how long each still waits."""
 
+from math import inf
+
 from scheduler_service.config import Settings
 from scheduler_service.core.outlook import best, predicted_tokens, waits_s
 from scheduler_service.insight import MOST_LISTED
@@ -40,7 +42,8 @@ def test_a_length_is_never_believed_below_what_there_is() -> None:
 
 
 def test_stats_list_as_many_requests_as_asked_for_within_a_bound() -> None:
-    leader = Leader(Settings(_cli_parse_args=False, policy="fcfs"), MemoryStore())  # type: ignore[call-arg]
+    settings = Settings(_cli_parse_args=False, policy="fcfs", max_backlog_s=inf)  # type: ignore[call-arg]
+    leader = Leader(settings, MemoryStore())
     ids = [f"{i:03d}" for i in range(MOST_LISTED + 10)]
     FakeWorker(leader.core, dict.fromkeys(ids, 10)).submit(*ids)
     assert not leader.insight.stats(leader).requests

@@ -4,6 +4,7 @@ No real time passes: an event of the virtual clock is delivered, and all that it
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -298,6 +299,7 @@ class Live:
         fleet = self.fleet
         settings = {
             "predictor": "none",
+            "max_backlog_s": math.inf,
             "draft_len": "auto" if fleet.draft_len is None else fleet.draft_len,
             "prefill_chunk": fleet.prefill_chunk,
         } | settings

@@ -1,0 +1,61 @@
+"""Classes of requests: the better one goes first, yet none starves another. No policy lives here.
+
+While a class has live requests it is owed its LEAST share of all service, less what it gets. Once that is a turn of
+TURN_S it goes before the better ones, until nothing is owed: strict priority with reservations, by the account of
+deficit round robin (Shreedhar, Varghese 1996). Of what a class gets beyond its share no more than a turn is held
+against it, and nothing is saved up while it has nothing to run. With one class nothing changes.
+"""
+
+from functools import total_ordering
+
+from scheduler_service.core.types import RequestClass
+
+LEAST = {RequestClass.INTERACTIVE: 0.0, RequestClass.DEFAULT: 0.2, RequestClass.BATCH: 0.05}
+TURN_S = 0.5  # of a whole worker
+
+
+@total_ordering
+class ClassTurn:
+    """Part of a key: compares as the class stands now. Keys of several classes are therefore kept apart."""
+
+    __slots__ = ("due", "klass", "live", "owed_s")
+
+    def __init__(self, klass: RequestClass) -> None:
+        self.klass = klass
+        self.live = 0  # requests
+        self.owed_s = 0.0  # of service
+        self.due = False
+
+    def serve(self, owed_s: float) -> None:
+        """`owed_s`: more that it is owed; negative where it got more than that."""
+        self.owed_s = max(-TURN_S, self.owed_s + owed_s)
+        self.due = self.owed_s >= TURN_S or (self.due and self.owed_s > 0)
+
+    def leave(self) -> None:
+        self.live -= 1
+        if not self.live:
+            self.owed_s, self.due = 0.0, False
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __lt__(self, other: "ClassTurn") -> bool:
+        return (not self.due, self.klass) < (not other.due, other.klass)
+
+    __hash__ = object.__hash__
+
+
+class Classes:
+    """The accounts of all classes."""
+
+    def __init__(self) -> None:
+        self._turns = {klass: ClassTurn(klass) for klass in RequestClass}
+
+    def turn(self, klass: RequestClass) -> ClassTurn:
+        return self._turns[klass]
+
+    def charge(self, klass: RequestClass, service_s: float) -> None:
+        """Nominal seconds of a whole worker that a request of `klass` got."""
+        for turn in self._turns.values():
+            if turn.live:
+                turn.serve(LEAST[turn.klass] * service_s - (service_s if turn.klass is klass else 0.0))

@@ -1,0 +1,105 @@
+"""What is live, by class: requests, tokens, and the work that they are believed to be; and how fast work gets done.
+
+Work is counted in request-rounds and in prompt tokens to be computed; seconds come from the workers' present costs and
+from the measured pace. Decides nothing: core/admission.py does.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scheduler_service.core.entry import Entry, Worker
+from scheduler_service.core.types import CostProfile, Request, RequestClass, StepDone
+
+HALF_LIFE_S = 30.0  # of what is known about the pace
+SOME = 256  # requests over which means are taken
+
+
+@dataclass(slots=True)
+class Sum:
+    requests: int = 0
+    tokens: int = 0  # reserved: of prompt and output, as many as they may come to
+    rounds: int = 0  # request-rounds of decoding still to come, as believed
+    prefill: int = 0  # tokens to be computed before they can draft
+
+
+class Pace(NamedTuple):
+    """Seconds in which all workers together do a request-round, and compute a token of prompt."""
+
+    round_s: float
+    prefill_s: float
+
+    def work_s(self, rounds: float, prefill: float) -> float:
+        return rounds * self.round_s + prefill * self.prefill_s
+
+
+class Load:
+    def __init__(self) -> None:
+        self.by_class = {klass: Sum() for klass in RequestClass}
+        self.mean_prompt = self.mean_max_tokens = 0.0  # of the last requests that came
+        self._came = 0
+        self._work: dict[str, tuple[int, int]] = {}  # rounds and prefill of each live request
+        self._nominal_s = self._elapsed_s = 1.0  # by the costs, and by the clock, of rounds with no slot vacant
+
+    def reserve(self, request: Request) -> None:
+        """It is live from now on."""
+        of_class = self.by_class[request.klass]
+        of_class.requests += 1
+        of_class.tokens += request.most_tokens
+        self._work[request.id] = 0, 0
+        self._came = min(self._came + 1, SOME)
+        self.mean_prompt += (request.prompt_tokens - self.mean_prompt) / self._came
+        self.mean_max_tokens += (request.max_tokens - self.mean_max_tokens) / self._came
+
+    def update(self, entry: Entry, rounds: int) -> None:
+        """What is left of it now. `rounds`: request-rounds, as believed."""
+        request = entry.request
+        before, work = self._work[request.id], (rounds, entry.prefill_owed)
+        if work != before:
+            of_class = self.by_class[request.klass]
+            of_class.rounds += work[0] - before[0]
+            of_class.prefill += work[1] - before[1]
+            self._work[request.id] = work
+
+    def release(self, request: Request) -> None:
+        """Raises KeyError unless it is live: each reservation is given back once."""
+        rounds, prefill = self._work.pop(request.id)
+        of_class = self.by_class[request.klass]
+        of_class.requests -= 1
+        of_class.tokens -= request.most_tokens
+        of_class.rounds -= rounds
+        of_class.prefill -= prefill
+
+    # ---- how fast work gets done ----
+
+    def step_done(self, worker: Worker, step: StepDone, draft_len: int, now: float) -> None:
+        """Compare clock and costs over a round between two reports, if no slot was vacant."""
+        slots, cost = worker.up.slots, worker.up.cost
+        full = sum(not row.skipped for row in step.rounds) >= slots
+        if full and worker.full_at is not None:
+            decoding = sum(row.new > 0 for row in step.rounds)
+            prefilled = sum(row.prefilled for row in step.rounds)
+            elapsed_s = max(0.0, now - worker.full_at)
+            fade = 0.5 ** (elapsed_s / HALF_LIFE_S)
+            nominal_s = decoding * cost.round_s(draft_len, slots) / slots + prefilled * cost.prefill_token_s
+            self._nominal_s = self._nominal_s * fade + nominal_s
+            self._elapsed_s = self._elapsed_s * fade + elapsed_s
+        worker.full_at = now if full else None
+
+    @property
+    def speed(self) -> float:
+        """Nominal seconds of work done in a second, while no slot is vacant: 1 if the costs tell the truth."""
+        return min(max(self._nominal_s / max(self._elapsed_s, 1e-9), 0.01), 100.0)
+
+    def pace(self, workers: Iterable[Worker], draft_len: int) -> Pace | None:
+        """None: there are no workers."""
+        costs = [(worker.up.cost, worker.up.slots) for worker in workers]
+        if not costs:
+            return None
+        rounds_per_s = sum(slots / cost.round_s(draft_len, slots) for cost, slots in costs)
+        return Pace(1 / rounds_per_s / self.speed, _together_s(cost for cost, _ in costs) / self.speed)
+
+
+def _together_s(costs: Iterable[CostProfile]) -> float:
+    seconds = [cost.prefill_token_s for cost in costs]
+    return 1 / sum(1 / each for each in seconds) if all(seconds) else 0.0
