@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from protos.v1 import inference_pb2
 from scheduler_service.core import admission
 from scheduler_service.core.admission import BACKLOG, Bounds
 from scheduler_service.core.policies import make_policy
@@ -17,7 +18,9 @@ from scheduler_service.sim.results import percentile
 from scheduler_service.sim.simulator import Simulation, Trace
 from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job
+from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core, request
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 
 INTERACTIVE, DEFAULT, BATCH = RequestClass
 AUTO = Bounds(backlog_s=None)
@@ -76,6 +79,36 @@ def test_what_an_earlier_leader_admitted_and_nobody_has_read_yet_takes_room() ->
     assert queue.fill(DEFAULT, max_tokens=100) == 0
     queue.core.unseen = Unseen()
     assert queue.fill(DEFAULT, max_tokens=100) == 16 - 6
+
+
+async def test_reservations_outlive_their_leader() -> None:
+    store = MemoryStore()
+    bounds = {"max_live": 3, "max_live_tokens": 300, "max_backlog_s": inf}
+    async with scheduler(store, **bounds) as (leader, target):
+        worker, gateway = await ScriptedWorker(target).attach(), ScriptedGateway(target)
+        await gateway.until(lambda: gateway.serving.ready)
+        for id in "ab":
+            await gateway.submit(id, max_tokens=60)
+        await gateway.until(lambda: gateway.accepted == {"a", "b"})
+        before = leader.core.load.by_class
+        await gateway.close()
+        await worker.close()
+    async with scheduler(store, **bounds) as (leader, target):
+        worker, gateway = await ScriptedWorker(target).attach(), ScriptedGateway(target)
+        await gateway.until(lambda: gateway.serving.ready)
+        assert leader.core.load.by_class == before
+        await gateway.submit("c", max_tokens=200)
+        await gateway.submit("d", max_tokens=60)
+        await gateway.submit("e", max_tokens=1)
+        await gateway.until(lambda: gateway.accepted == {"d"} and set(gateway.refused) == {"c", "e"})
+        assert "tokens" in gateway.refused["c"].message
+        assert "requests" in gateway.refused["e"].message
+        assert all(refusal.retry_after_ms > 0 for refusal in gateway.refused.values())
+        stats = await gateway.unary.Stats(inference_pb2.StatsRequest(), timeout=10)
+        assert (stats.refused, stats.classes[1].requests, stats.classes[1].tokens) == (2, 3, 3 * 63)
+        assert [(one.waiting, one.tokens, one.refused) for one in stats.tenants] == [(3, 3 * 63, 2)]
+        await gateway.close()
+        await worker.close()
 
 
 # ---- backlog ----

@@ -1,5 +1,6 @@
 """The live scheduler, on virtual time, decides as the simulator does with plan lag 1: what that measures holds here."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from protos.v1 import worker_link_pb2 as worker_pb
 from protos.v1.types_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_DEADLINE, FINISH_REASON_LENGTH
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import Submitted
+from scheduler_service.core.types import RequestClass, Submitted
 from scheduler_service.event_log import replay
 from scheduler_service.predictor import PredictorKind, make_predictor
 from scheduler_service.predictor.features import of_prompt
@@ -72,6 +73,14 @@ def telling(jobs: list[Job]) -> list[Job]:
     ]
 
 
+def mixed(jobs: list[Job]) -> list[Job]:
+    """The same, of several classes and tenants."""
+    return [
+        replace(job, klass=RequestClass(1 + number % 3), tenant=("acme", "zenith")[number // 3 % 2])
+        for number, job in enumerate(jobs)
+    ]
+
+
 async def run_both(
     jobs: list[Job], policy: str, fleet: Fleet, predictor: PredictorKind = PredictorKind.NONE
 ) -> list[Line]:
@@ -98,6 +107,11 @@ async def test_live_decides_as_the_simulator_does(policy: str, where: str, seed:
     await run_both(workload(FLEETS[where], seed, requests=40), policy, FLEETS[where])
 
 
+@pytest.mark.parametrize("where", ["one slot", "two workers, little memory"])
+async def test_live_decides_as_the_simulator_does_among_classes_and_tenants(where: str) -> None:
+    await run_both(mixed(workload(FLEETS[where], requests=60)), "gittins", FLEETS[where])
+
+
 @pytest.mark.parametrize("policy", [name for name in NAMES if make_policy(name).asks])
 async def test_live_learns_and_decides_as_the_simulator_does(policy: str) -> None:
     fleet = FLEETS["one slot"]
@@ -111,10 +125,11 @@ async def test_the_event_log_of_a_troubled_life_replays_to_the_same_plans(policy
     """Memory is short, a worker gets slower, is lost and comes back, then the scheduler; what was learned and expected
     goes on."""
     fleet = FLEETS["two workers, little memory"]
-    jobs = [job for job in telling(workload(fleet, requests=100)) if fleet.can_hold(job)]
+    jobs = mixed([job for job in telling(workload(fleet, requests=100)) if fleet.can_hold(job)])
     path = tmp_path / "events.jsonl"
     live = Live({job.id: job for job in jobs}, fleet)
-    settings = {"policy": policy, "predictor": PredictorKind.ONLINE, "event_log": path}
+    (tenants := tmp_path / "tenants").write_text("acme weight=3\n")
+    settings = {"policy": policy, "predictor": PredictorKind.ONLINE, "event_log": path, "tenants": tenants}
     async with live.leading(**settings):
         await live.attach("w0")
         await live.attach("w1")

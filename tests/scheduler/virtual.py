@@ -252,6 +252,7 @@ class Gateway:
             prompt=[1] * job.prompt_tokens,
             limits=types_pb.Limits(max_tokens=most),
             predicted_tokens=job.predicted_output_tokens,
+            tenant=job.tenant,
             deadline_unix_ms=round(deadline_s * 1000) if deadline_s else None,
             **{"class": int(job.klass)},  # type: ignore[arg-type]
         )
