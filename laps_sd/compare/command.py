@@ -129,7 +129,8 @@ def compare(
     except live.Interrupted:
         typer.echo("laps-sd: stopped; the same command goes on from here", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    tell(folder, settings, tolerant=work.tolerant, json_file=json_file, html_file=html_file, draw=draw)
+    pool_of = {"files": [file.name for file in workload or []], "kinds": dict(prompts.counted(pool))}
+    tell(folder, settings, pool_of, tolerant=work.tolerant, json_file=json_file, html_file=html_file, draw=draw)
     if recordings:
         write_recordings(recordings, (run for run in runs_of(folder.path) if run["run"]["policy"] == BASE), draft_len)
     if left:
@@ -139,9 +140,16 @@ def compare(
 
 
 def tell(
-    folder: Folder, settings: Settings, *, tolerant: bool, json_file: Path | None, html_file: Path | None, draw: Any
+    folder: Folder,
+    settings: Settings,
+    about: dict[str, Any],
+    *,
+    tolerant: bool,
+    json_file: Path | None,
+    html_file: Path | None,
+    draw: Any,
 ) -> None:
-    """Everything that the folder holds, whichever runs were asked for now."""
+    """Everything that the folder holds, whichever runs were asked for now. `about`: its prompts."""
     from laps_sd.compare.show import shown  # they load numpy
     from laps_sd.compare.summary import summarise
 
@@ -157,7 +165,8 @@ def tell(
     if not (json_file or html_file):
         return
     summary |= {
-        "command": shlex.join(["laps-sd", *sys.argv[1:]]),
+        "command": shlex.join(["laps-sd", *map(_without_place, sys.argv[1:])]),
+        "prompts": about,
         "settings": json.loads((folder.path / "settings.json").read_text()),
         "machine": identity.machine(),
         "versions": identity.versions(),
@@ -174,6 +183,11 @@ def tell(
         json_file.write_text(json.dumps(summary, indent=1) + "\n")
     if html_file and draw:
         html_file.write_text(draw(summary), encoding="utf-8")
+
+
+def _without_place(word: str) -> str:
+    """Where a file lies on this machine helps nobody else."""
+    return Path(word).name if word.startswith(("/", "..", "~")) else word
 
 
 def _canonical(text: str) -> str:

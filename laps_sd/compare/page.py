@@ -22,6 +22,16 @@ from scheduler_service.sim import drawing
 Summary = Mapping[str, Any]
 
 LEAST_GAIN = {(2, "0.85"): 0.39, (4, "0.95"): 0.39}  # of ours below fcfs, by slots and load
+# Where prompts come from, by the name of their file.
+SOURCES = {
+    "arena_hard": "Arena-Hard (lmarena/arena-hard-auto, Apache-2.0)",
+    "mt_bench": "MT-bench (lm-sys/FastChat, Apache-2.0)",
+    "vicuna_bench": "Vicuna bench (lm-sys/FastChat, Apache-2.0)",
+    "mbpp": "MBPP (Austin et al. 2021, CC BY 4.0)",
+    "humaneval": "HumanEval (openai/human-eval, MIT)",
+    "gsm8k_test": "GSM8K (openai/grade-school-math, MIT)",
+    "math500": "MATH-500 (Hendrycks et al. 2021, MIT)",
+}
 LEAST_OF_ORACLE = 0.85  # of what the oracle gains in the simulator, elsewhere
 
 _PAGE = jinja2.Template(
@@ -197,6 +207,7 @@ def render(summary: Summary, scheduler: Mapping[str, Any] | None = None) -> str:
     page: str = environment.from_string(text).render(
         summary=summary,
         scheduler=scheduler,
+        sources=SOURCES,
         ours=OURS,
         base=BASE,
         headings=HEADINGS,

@@ -55,13 +55,16 @@ def test_other_settings_go_to_another_folder(tmp_path: Path) -> None:
     assert "holds runs with another seed" in result.output
 
 
-def test_one_cell_has_results_of_the_policies_by_name(tmp_path: Path) -> None:
+def test_one_cell_has_results_of_the_policies_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(tmp_path)
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
     folder = Folder(tmp_path / "out", SETTINGS.__class__(**settings))
     for policy in (BASE, "las"):
         folder.add(run := Run(Cell(2, BURST), policy, 1), found(run, [1.0, 2.0]))
+    monkeypatch.setattr("sys.argv", ["laps-sd", "compare", "--json", str(tmp_path / "out.json")])
     result = compare(tmp_path, "--load", "burst", "--json", str(tmp_path / "out.json"))
     assert "no difference between las and fcfs" in result.output
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["policies"]["las"]["mean_e2el_ms"] == 1500
+    assert written["command"] == "laps-sd compare --json out.json"
+    assert written["prompts"] == {"files": [], "kinds": {"chat": 700, "code": 700, "reasoning": 700}}

@@ -26,6 +26,7 @@ def record() -> dict[str, object]:
         | {"max_tokens": SETTINGS.max_tokens, "paragraphs": SETTINGS.paragraphs},
         "machine": {"processor": "abacus", "cores": 2},
         "versions": {"python": "3"},
+        "prompts": {"files": ["mbpp.jsonl.gz"], "kinds": {"code": 9}},
         "took_s": 60.0,
     }
     kept: dict[str, object] = json.loads(json.dumps(summarise(runs, 4) | about))
@@ -48,6 +49,7 @@ def test_the_page_of_the_docs_has_every_cell_and_judges_the_goals(
     assert "| gittins | 1,500 |" in text
     assert "| 2 slots, load 0.85: `gittins` at least 39% below fcfs | 50.0% | yes |" in text
     assert "- 2 slots, load 0.85: mean latency -50 % against fcfs (-50 to -50)" in text
+    assert "9 code to draw from, of MBPP (Austin et al. 2021, CC BY 4.0)" in text
     assert "| 64 | 10,000 | 7 | 20 % | 7.0 |" in text
     assert {file.name for file in folder.glob("*.svg")} == {"ratios.svg", "latencies.svg", "predicted.svg"}
 
