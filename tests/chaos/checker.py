@@ -23,11 +23,12 @@ def problems(
     *,
     offset: int = 0,
     may_be_cut: bool = False,
+    broken: bool = False,
 ) -> list[str]:
     """What is wrong with a stream from token `offset` on; empty: nothing.
 
     `expected`: the whole output. `may_be_cut`: the request was cancelled, or its client was cut off, so that it may
-    have ended early.
+    have ended early. `broken`: the connection broke, and this is what came until then.
     """
     found: list[str] = []
     at, finish = offset, ""
@@ -44,6 +45,8 @@ def problems(
                 found.append(f"token {at} is {token}, not {expected[at]}")
             at += 1
         finish = piece.finish or finish
+    if not finish and broken:
+        return found
     if not finish:
         found.append(f"never ended, after {at} tokens of {len(expected)}")
     elif finish == WHOLE:

@@ -122,7 +122,7 @@ class Load:
         async def attempt() -> None:
             resumes = ask.pieces and on_disconnect == DETACH
             if not resumes:
-                ask.pieces.clear()
+                self._start_over(ask)
             stream = client.resume(ask.id, ask.received) if resumes else client.generate(**ask.params(on_disconnect))
             await self._take(stream, ask, most)
 
@@ -151,7 +151,7 @@ class Load:
             except RequestError as error:
                 self.tally.errors[kind(error)] += 1
                 if isinstance(error, Lost) and ask is not None:
-                    ask.pieces.clear()  # that says: submit it again
+                    self._start_over(ask)  # that says: submit it again
                 elif not isinstance(error, AGAIN):
                     raise
                 self.tally.retries += 1
@@ -169,14 +169,18 @@ class Load:
         self.tally.streams["read again"] += 1
         self._judge(again, "read again: ", offset=offset)
 
+    def _start_over(self, ask: "Ask") -> None:
+        """What came so far was right, too."""
+        self._judge(ask, "broken: ", broken=True)
+        ask.pieces.clear()
+
     def _check(self, ask: "Ask", *, may_be_cut: bool = False) -> None:
         self.tally.streams[ask.pieces[-1].finish if ask.pieces else "nothing"] += 1
         self._judge(ask, may_be_cut=may_be_cut)
 
-    def _judge(self, ask: "Ask", what: str = "", *, offset: int = 0, may_be_cut: bool = False) -> None:
+    def _judge(self, ask: "Ask", what: str = "", **exceptions: Any) -> None:
         self.tally.tokens += sum(len(piece.tokens) for piece in ask.pieces)
-        expected = ask.text.tokens[: ask.tokens]
-        for problem in problems(ask.pieces, expected, self._book.decode, offset=offset, may_be_cut=may_be_cut):
+        for problem in problems(ask.pieces, ask.text.tokens[: ask.tokens], self._book.decode, **exceptions):
             self._violation(ask.id, what + problem)
 
     def _violation(self, request_id: str, problem: str) -> None:

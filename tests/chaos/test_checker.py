@@ -33,6 +33,11 @@ def test_a_cancelled_stream_may_be_cut_and_nothing_else() -> None:
     assert problems([GOOD[0], *cut[2:]], TOKENS, decode, may_be_cut=True) != []
 
 
+def test_a_broken_stream_is_held_to_what_came() -> None:
+    assert problems(GOOD[:2], TOKENS, decode, broken=True) == []
+    assert problems([GOOD[0], GOOD[2]], TOKENS, decode, broken=True) != []
+
+
 @pytest.mark.parametrize(
     ("stream", "problem"),
     [
