@@ -1,20 +1,25 @@
-"""A record as the fields of a Redis hash, and back. Readable with redis-cli; nothing else reads or writes them."""
+"""A record as the fields of a Redis hash, and back: readable with redis-cli, but for `means`. Nothing else reads or
+writes them."""
 
 import json
+import struct
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from scheduler_service.core.beliefs import Acceptance, Expected, Length
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Record, Request, RequestClass
 
+Fields: TypeAlias = dict[str, str | bytes | int]
 
-def of_request(request: Request) -> dict[str, str]:
+
+def of_request(request: Request) -> Fields:
     """What never changes."""
     return {
         "arrival": of_arrival(request),
-        "prompt_tokens": str(request.prompt_tokens),
-        "max_tokens": str(request.max_tokens),
-        "class": str(int(request.klass)),
+        "prompt_tokens": request.prompt_tokens,
+        "max_tokens": request.max_tokens,
+        "class": int(request.klass),
         "deadline": _optional(request.deadline),
         "predicted_tokens": _optional(request.predicted_tokens),
         "expected": _of_expected(request.expected),
@@ -27,60 +32,61 @@ def of_arrival(request: Request) -> str:
     return repr(request.arrival)
 
 
-def of_record(record: Record) -> dict[str, str]:
+def of_record(record: Record) -> Fields:
     """What changes. `emitted` and `level` are written by the script: it checks them."""
+    acceptance = record.acceptance
     return {
         "state": record.state.value,
-        "placement": str(record.placement),
-        "rounds": str(record.acceptance.rounds),
-        "prefilled": str(record.prefilled),
-        "drafted": str(record.acceptance.drafted),
-        "accepted": str(record.acceptance.accepted),
-        "rejected": str(record.acceptance.rejected),
-        "means": json.dumps([round(mean, 6) for mean in record.acceptance.means], separators=(",", ":")),
-        "perceptible": str(int(record.perceptible)),
+        "placement": record.placement,
+        "rounds": acceptance.rounds,
+        "prefilled": record.prefilled,
+        "drafted": acceptance.drafted,
+        "accepted": acceptance.accepted,
+        "rejected": acceptance.rejected,
+        "means": struct.pack(f"<{len(acceptance.means)}d", *acceptance.means),  # text would cost too much
+        "perceptible": int(record.perceptible),
         "key": repr(record.key),
-        "preemptions": str(record.preemptions),
+        "preemptions": record.preemptions,
         "started": _optional(record.started),
-        "deaths": str(record.deaths),
-        "probation": str(record.probation),
+        "deaths": record.deaths,
+        "probation": record.probation,
     }
 
 
-def to_record(id: str, fields: Mapping[str, str]) -> Record:
-    """Raises KeyError or ValueError if a field is missing or malformed."""
+def to_record(id: str, fields: Mapping[str, bytes]) -> Record:
+    """Raises KeyError, ValueError or struct.error if a field is missing or malformed."""
     request = Request(
         id=id,
         arrival=float(fields["arrival"]),
         prompt_tokens=int(fields["prompt_tokens"]),
         max_tokens=int(fields["max_tokens"]),
         klass=RequestClass(int(fields["class"])),
-        deadline=float(fields["deadline"]) if fields["deadline"] else None,
-        predicted_tokens=int(fields["predicted_tokens"]) if fields["predicted_tokens"] else None,
-        expected=_to_expected(text) if (text := fields.get("expected")) else None,
-        tenant=fields.get("tenant", ""),
+        deadline=float(text) if (text := fields["deadline"]) else None,
+        predicted_tokens=int(text) if (text := fields["predicted_tokens"]) else None,
+        expected=_to_expected(text) if (text := fields["expected"]) else None,
+        tenant=fields["tenant"].decode(),
     )
     acceptance = Acceptance(
         rounds=int(fields["rounds"]),
         drafted=int(fields["drafted"]),
         accepted=int(fields["accepted"]),
         rejected=int(fields["rejected"]),
-        means=tuple(json.loads(fields["means"])),
+        means=tuple(mean for (mean,) in struct.iter_unpack("<d", fields["means"])),
     )
     return Record(
         request=request,
-        state=State(fields["state"]),
+        state=State(fields["state"].decode()),
         placement=int(fields["placement"]),
         emitted=int(fields["emitted"]),
         prefilled=int(fields["prefilled"]),
         acceptance=acceptance,
-        perceptible=fields["perceptible"] == "1",
+        perceptible=fields["perceptible"] == b"1",
         level=int(fields["level"]),
         key=float(fields["key"]),
         preemptions=int(fields["preemptions"]),
-        started=float(fields["started"]) if fields["started"] else None,
-        deaths=int(fields.get("deaths", 0)),
-        probation=int(fields.get("probation", 0)),
+        started=float(text) if (text := fields["started"]) else None,
+        deaths=int(fields["deaths"]),
+        probation=int(fields["probation"]),
     )
 
 
@@ -93,7 +99,7 @@ def _of_expected(expected: Expected | None) -> str:
     return json.dumps([*known, expected.acceptance], separators=(",", ":"))
 
 
-def _to_expected(text: str) -> Expected:
+def _to_expected(text: bytes) -> Expected:
     location, spread, acceptance = json.loads(text)
     return Expected(None if location is None else Length(location, spread), acceptance)
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
+import msgpack
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -102,22 +104,21 @@ class RedisStore:
 
     async def _write(self, epoch: int, number: int, writes: Sequence[Write], *, whole: bool) -> list[Verdict]:
         keys = [self.keys.leader, self.keys.with_kv, *self.keys.queues]
-        args: list[str | bytes | int | float] = [epoch, number, int(whole), self._keep_s, LEVELS]
+        changes = []
         for write in writes:
             record, ended = write.record, write.ending is not None
             id = record.request.id
             keys += (self.keys.request(id), self.keys.log(id))
-            pairs: dict[str, str | bytes] = {**fields.of_record(record)}
+            pairs: fields.Fields = fields.of_record(record)
             if write.submit is not None:
-                pairs |= {**fields.of_request(record.request), "submit": write.submit}
+                pairs |= fields.of_request(record.request) | {"submit": write.submit}
             if write.ending is not None:
                 pairs["ending"] = write.ending
             with_kv = record.state is not State.WAITING and not ended
             start = record.emitted if write.start is None else write.start
-            args += (id, fields.of_arrival(record.request), int(write.submit is not None), start, record.emitted)
-            args += (write.log, record.level, record.key, int(with_kv), int(ended), len(pairs))
-            for pair in pairs.items():
-                args += pair
+            change = (id, fields.of_arrival(record.request), write.submit is not None, start, record.emitted, write.log)
+            changes.append((*change, record.level, repr(record.key), with_kv, ended, [*chain(*pairs.items())]))
+        args = [epoch, number, int(whole), self._keep_s, LEVELS, msgpack.packb(changes, use_bin_type=False)]
         return [Verdict(verdict) for verdict in await _guarded(self._commit(keys=keys, args=args))]
 
     async def index(self) -> Index:
@@ -157,7 +158,7 @@ def _stored(id: str, raw: dict[bytes, bytes], log: bytes | None) -> Stored | Non
     if not raw:
         return None
     submit, ending = raw.pop(b"submit"), raw.pop(b"ending", None)
-    record = fields.to_record(id, {name.decode(): value.decode() for name, value in raw.items()})
+    record = fields.to_record(id, {name.decode(): value for name, value in raw.items()})
     return Stored(record, submit, log or b"", ending)
 
 
