@@ -75,12 +75,9 @@ def _whole(number: float) -> float:
 
 
 def request_s(core: "Core") -> float:
-    """Seconds that all workers together take for a mean request; 0 without workers."""
-    pace, load = _pace(core), core.load
-    if pace is None:
-        return 0.0
-    output = min(core.length.mean, load.mean_max_tokens)
-    return pace.work_s(output / core.tokens_per_round, load.mean_prompt)
+    """Seconds that all workers together take for a mean one of the requests that came last; 0 without workers."""
+    pace = _pace(core)
+    return pace.work_s(core.load.mean_rounds, core.load.mean_prefill) if pace else 0.0
 
 
 def backlog_bound_s(core: "Core") -> float:

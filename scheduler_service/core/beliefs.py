@@ -168,11 +168,6 @@ class FleetLength:
     hinted: Trust = field(default_factory=Trust)
     unhinted: Trust = field(default_factory=lambda: Trust(prior_spread=SOME_LENGTH.spread))
 
-    @property
-    def mean(self) -> float:
-        """Tokens of output that a request is expected to have, before anything is known of it."""
-        return self.unhinted.belief(USUAL_TOKENS).left(0)
-
     def observe(self, tokens: int, hint: int | None = None) -> None:
         self.finished += 1
         self.tokens += tokens

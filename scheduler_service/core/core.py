@@ -145,7 +145,7 @@ class Core:
         self.entries[entry.request.id] = entry
         entry.tenant = self.tenants.join(entry.request)
         entry.turn.live += 1
-        self.load.reserve(entry.request)
+        self.load.reserve(entry, self.believed_rounds(entry))
         self._deadlines.add(entry)
         self.isolation.join(entry)
         if self.policy.learns:

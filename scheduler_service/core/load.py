@@ -12,7 +12,7 @@ from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.types import CostProfile, Request, RequestClass, StepDone
 
 HALF_LIFE_S = 30.0  # of what is known about the pace
-SOME = 256  # requests over which means are taken
+SOME = 128  # requests over which means are taken: few enough to follow what is asked for
 
 
 @dataclass(slots=True)
@@ -36,20 +36,22 @@ class Pace(NamedTuple):
 class Load:
     def __init__(self) -> None:
         self.by_class = {klass: Sum() for klass in RequestClass}
-        self.mean_prompt = self.mean_max_tokens = 0.0  # of the last requests that came
+        self.mean_rounds = self.mean_prefill = 0.0  # of the work of the last requests that came
         self._came = 0
         self._work: dict[str, tuple[int, int]] = {}  # rounds and prefill of each live request
         self._nominal_s = self._elapsed_s = 1.0  # by the costs, and by the clock, of rounds with no slot vacant
 
-    def reserve(self, request: Request) -> None:
-        """It is live from now on."""
+    def reserve(self, entry: Entry, rounds: int) -> None:
+        """It is live from now on. `rounds`: as in `update`."""
+        request = entry.request
         of_class = self.by_class[request.klass]
         of_class.requests += 1
         of_class.tokens += request.most_tokens
         self._work[request.id] = 0, 0
         self._came = min(self._came + 1, SOME)
-        self.mean_prompt += (request.prompt_tokens - self.mean_prompt) / self._came
-        self.mean_max_tokens += (request.max_tokens - self.mean_max_tokens) / self._came
+        self.mean_rounds += (rounds - self.mean_rounds) / self._came
+        self.mean_prefill += (entry.prefill_owed - self.mean_prefill) / self._came
+        self.update(entry, rounds)
 
     def update(self, entry: Entry, rounds: int) -> None:
         """What is left of it now. `rounds`: request-rounds, as believed."""

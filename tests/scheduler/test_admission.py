@@ -10,7 +10,7 @@ from protos.v1 import inference_pb2
 from scheduler_service.core import admission
 from scheduler_service.core.admission import BACKLOG, Bounds
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import QueueIsFull, RequestClass, Submitted, TooLate, Unseen
+from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted, TooLate, Unseen
 from scheduler_service.retries import MAX_AFTER_S, Retries
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
@@ -116,6 +116,17 @@ async def test_reservations_outlive_their_leader() -> None:
 
 def test_as_much_work_waits_as_so_many_mean_requests_bring() -> None:
     assert Queue(AUTO).fill(DEFAULT) == pytest.approx(BACKLOG + 4, abs=1)
+
+
+def test_the_bound_follows_what_is_asked_for() -> None:
+    """After hundreds of short requests long ones are admitted as if there had been no others."""
+    queue = Queue(AUTO)
+    for tokens, count in ((20, 500), (400, 200)):
+        for number in range(count):
+            id = f"{tokens}-{number}"
+            queue.submit(id, predicted_tokens=tokens, max_tokens=2 * tokens)
+            queue.core.observe(Cancelled(id), queue.now)
+    assert queue.fill(DEFAULT, predicted_tokens=400, max_tokens=800) > 0.75 * BACKLOG
 
 
 def test_work_is_bounded_in_seconds_too() -> None:
