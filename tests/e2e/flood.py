@@ -8,13 +8,15 @@ import json
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
+import grpc
 import psutil
 import typer
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from laps_sd.client import Client
 from laps_sd.loadtest.drivers import run
@@ -34,7 +36,7 @@ ROUND_S = 0.025
 PROMPT_TOKENS, MAX_TOKENS = 24, 512
 MEAN_TOKENS, SIGMA = 30.0, 0.8  # of an answer, log-normal
 FLOOD = 10  # times the capacity
-CALM_S = 60.0
+CALM_S = READY_S = 60.0
 WORKER = "worker"
 
 
@@ -48,6 +50,13 @@ class Paced(peers.Worker):
         self._hello.cost.verify_s = ROUND_S
         self.round_s = ROUND_S
         self.go.set()
+
+    async def serve(self) -> None:
+        """Once somebody leads, until killed."""
+        away = retry_if_exception_type(grpc.aio.AioRpcError)
+        async for attempt in AsyncRetrying(retry=away, stop=stop_after_delay(READY_S), wait=wait_fixed(0.1)):
+            with attempt:
+                await self.run()
 
     def _obey(self, command: Any) -> None:
         super()._obey(command)
@@ -92,11 +101,12 @@ async def stack(policy: str, max_backlog_s: str) -> AsyncIterator[Stack]:
             )
             try:
                 async with Client(f"127.0.0.1:{grpc_port}") as client:
-                    await client.ready(60.0)
+                    await client.ready(READY_S)
                 names = {"scheduler": children[-2], "gateway": children[-1], "redis": children[0]}
                 yield Stack(f"127.0.0.1:{grpc_port}", {name: psutil.Process(each.pid) for name, each in names.items()})
             finally:
-                worker.kill()
+                with suppress(ProcessLookupError):
+                    worker.kill()
                 await worker.wait()
                 for child in reversed(children):
                     await child.stop()
@@ -156,7 +166,7 @@ async def refusals(where: Stack, seconds: float) -> dict[str, Any]:
     """How many one gateway and one scheduler answer, and what each costs them: far more is sent than is served."""
     before, clock = where.cpu_s(), asyncio.get_running_loop().time
     began = clock()
-    records, _ = await at_once(where, round(seconds * 400), 128)
+    records, _ = await at_once(where, round(seconds * 400), 256)
     took_s = clock() - began
     spent = {name: cpu_s - before[name] for name, cpu_s in where.cpu_s().items()}
     refused = sum(record.error.startswith("RESOURCE_EXHAUSTED") for record in records)
@@ -200,6 +210,6 @@ def main(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [WORKER]:
-        asyncio.run(Paced(sys.argv[2]).run())
+        asyncio.run(Paced(sys.argv[2]).serve())
     else:
         typer.run(main)
