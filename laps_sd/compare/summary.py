@@ -23,12 +23,13 @@ Runs = Mapping[int, Found]  # of one policy in one cell, by repetition
 
 def summarise(found: Iterable[Found], draft_len: int, *, faulty: bool = False) -> dict[str, Any]:
     """`cells`, each with its `policies`; `left_out`: runs with faults, which count only if `faulty`. One in which a
-    request failed never does."""
+    request failed, or ended unseen by the scheduler that told of it, never does."""
     cells: dict[Cell, dict[str, dict[int, Found]]] = defaultdict(lambda: defaultdict(dict))
     left_out = []
     every = {Run.of_json(each["run"]): each for each in found}
     for run, each in every.items():
-        faults = [] if faulty and not any(row["error"] for row in each["requests"]) else each["faults"]
+        whole = all(row["steady_s"] and not row["error"] for row in each["requests"])
+        faults = [] if faulty and whole else each["faults"]
         capacity = every.get(run.capacity)
         if run != run.capacity and (not capacity or capacity["results"]["request_throughput"] != each["capacity"]):
             faults = [*faults, "the capacity was measured anew since"]

@@ -47,9 +47,10 @@ def test_disturbed_runs_are_left_out_and_named() -> None:
     assert kept["cells"][0]["policies"]["las"]["faults"] == 1
 
 
-def test_a_run_with_a_failed_request_never_counts() -> None:
+@pytest.mark.parametrize("what", [{"error": "RESOURCE_EXHAUSTED: full"}, {"steady_s": None}])
+def test_a_run_with_a_failed_or_unseen_request_never_counts(what: dict[str, object]) -> None:
     failed = of("las", FAST, faults=("1 requests failed",))
-    failed["requests"][0]["error"] = "RESOURCE_EXHAUSTED: full"  # type: ignore[index]
+    failed["requests"][0] |= what  # type: ignore[index]
     summary = summarise([*CAPACITY, of("fcfs", SLOW), failed], 4, faulty=True)
     assert "las" not in summary["cells"][0]["policies"]
 
