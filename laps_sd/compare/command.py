@@ -21,8 +21,8 @@ from laps_sd.up import Dtype, check_drafter
 from scheduler_service.core.policies import make_policy, policy_name
 from worker_service.prompts import PromptError
 
-# Round bounds, as clients write them, small ones more often; the middle of an answer is some 30 tokens, the mean 45.
-MAX_TOKENS = "16,16,16,16,32,32,32,64,64,128,256"
+# Round bounds, as clients write them, small ones more often: DECISIONS.md, "A comparison bounds answers".
+MAX_TOKENS = "16,16,16,16,32,32,32,64,64,128,256,512"
 QUICK_REQUESTS, QUICK_TAUGHT = 36, 48
 PIPE_WIDTH = 140  # of tables where there is no terminal to ask
 
