@@ -8,6 +8,8 @@ from gateway.feed import Batch
 from protos.errors import DeadlinePassed, Failed
 from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
 
+_FINAL = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH, types_pb2.FINISH_REASON_CANCELLED)
+
 
 @dataclass(slots=True)
 class Answer:
@@ -35,10 +37,12 @@ class Answer:
             raise DeadlinePassed(f"the deadline passed after {self.tokens} output tokens")
         if batch.ending.finish_reason == types_pb2.FINISH_REASON_ERROR:
             raise Failed(batch.ending.message or "the worker could not run the request")
+        if batch.ending.finish_reason not in _FINAL:
+            raise Failed("the request ended in a way that is unknown here")
 
     @property
     def finish_reason(self) -> str:
-        if self.ending is None:
+        if self.ending is None or self.ending.finish_reason not in types_pb2.FinishReason.values():
             return "broken_off"
         return types_pb2.FinishReason.Name(self.ending.finish_reason).removeprefix("FINISH_REASON_").lower()
 

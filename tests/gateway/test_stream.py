@@ -124,7 +124,7 @@ async def test_a_cancelled_request_ends_with_a_last_chunk() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "error"),
-    [(types_pb2.FINISH_REASON_DEADLINE, DeadlinePassed), (types_pb2.FINISH_REASON_ERROR, Failed)],
+    [(types_pb2.FINISH_REASON_DEADLINE, DeadlinePassed), (types_pb2.FINISH_REASON_ERROR, Failed), (99, Failed)],
 )
 async def test_an_ending_that_is_no_answer_is_a_status(reason: int, error: type[RequestError]) -> None:
     async with stack() as (_, link, client):
