@@ -37,6 +37,7 @@ class Batch:
 
 _FOLLOWING = -1
 MOST_UNREAD = 1024  # tokens
+BEYOND = 2**32 - 1  # every answer's end
 
 
 class Feed:
@@ -135,9 +136,16 @@ class Feed:
         return True
 
     def follow(self) -> gateway_link_pb2.Follow:
-        """What to ask for."""
+        """What to ask for: nothing but the end, if that is all that matters."""
+        if self.left:
+            return gateway_link_pb2.Follow(request_id=self.request_id, offset=BEYOND)
         self._until = self.received + self.most
         return gateway_link_pb2.Follow(request_id=self.request_id, offset=self.received, most_tokens=self.most)
+
+    @property
+    def bounded(self) -> bool:
+        """It was followed, so what comes for it may stop before its end."""
+        return self._until < inf
 
     def leave(self) -> None:
         """Nobody takes from it any more."""

@@ -129,6 +129,8 @@ class Link:
         if feed.ended or len(feeds) > 1:
             self._remove(feed)
         elif feed.submit.on_disconnect != types_pb2.ON_DISCONNECT_DETACH:
+            if feed.bounded:
+                self._follow(feed)  # else nobody might tell us of its end
             self.cancel(feed.request_id)
         elif feed.accepted or feed.failed:
             self._remove(feed)

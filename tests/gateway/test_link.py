@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from gateway.feed import BEYOND
 from laps_sd.client import SERVICE, Client
 from protos.errors import Lost, NotServing
 from protos.v1 import gateway_link_pb2 as pb
@@ -173,6 +174,7 @@ async def test_a_gap_is_followed_once_then_data_loss() -> None:
         await link.delta(submit, 5, [40])
         with pytest.raises(Lost):
             await finish(task)
+        assert (await link.next("follow")).offset == BEYOND  # to hear of its end
         assert (await link.next("cancel")).request_id == submit.request_id
 
 

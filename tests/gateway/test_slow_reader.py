@@ -9,11 +9,11 @@ import grpc
 import pytest
 
 from gateway.app import Gateway
-from gateway.feed import Feed
+from gateway.feed import BEYOND, Feed
 from laps_sd.client import Client
 from protos.v1 import gateway_link_pb2 as pb
-from protos.v1 import inference_pb2, inference_pb2_grpc
-from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, model_info
+from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, model_info, stack
 from tests.waiting import until
 
 UNREAD = 50
@@ -69,6 +69,23 @@ def test_a_feed_that_was_left_keeps_nothing_and_sees_the_end() -> None:
     slow.put(pb.Delta(request_id="r", start=100, ending=ending()))
     assert slow.ended
     assert not slow._batch.tokens
+
+
+async def test_the_end_of_a_request_that_was_left_behind_is_asked_for() -> None:
+    async with stack(max_unread_tokens=ROUND) as (scheduler, link, client):
+        limits = types_pb2.Limits(max_tokens=30)
+        submit = scheduler.submitted["r"] = pb.Submit(request_id="r", prompt=ids("the"), limits=limits)
+        stream = client.resume("r")
+        first = asyncio.create_task(anext(stream))
+        assert (await link.next("follow")).most_tokens == ROUND
+        await link.send(deltas=deltas(submit, 0, ROUND))
+        await first
+        await stream.aclose()
+        follow = await link.next("follow")
+        if follow.offset == ROUND:  # it asked for more before the client hung up
+            follow = await link.next("follow")
+        assert (follow.offset, follow.most_tokens) == (BEYOND, 0)
+        await link.next("cancel")
 
 
 class Answering:
