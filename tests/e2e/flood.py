@@ -32,7 +32,6 @@ from tests.gateway.harness import model_info
 from tests.waiting import until
 
 SLOTS = 4
-ROUND_S = 0.025
 PROMPT_TOKENS, MAX_TOKENS = 24, 512
 MEAN_TOKENS, SIGMA = 30.0, 0.8  # of an answer, log-normal
 FLOOD = 10  # times the capacity
@@ -41,14 +40,13 @@ WORKER = "worker"
 
 
 class Paced(peers.Worker):
-    """A round takes ROUND_S, and each answer ends where its id says: nobody else knows its length."""
+    """A round takes `round_s`, and each answer ends where its id says: nobody else knows its length."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, round_s: float) -> None:
         super().__init__(target, 0, SLOTS)
         self._hello.model.CopyFrom(model_info(context_tokens=2 * MAX_TOKENS))
         self._hello.cost.Clear()
-        self._hello.cost.verify_s = ROUND_S
-        self.round_s = ROUND_S
+        self._hello.cost.verify_s = self.round_s = round_s
         self.go.set()
 
     async def serve(self) -> None:
@@ -86,7 +84,7 @@ class Stack:
 
 
 @asynccontextmanager
-async def stack(policy: str, max_backlog_s: str) -> AsyncIterator[Stack]:
+async def stack(policy: str, max_backlog_s: str, round_ms: float) -> AsyncIterator[Stack]:
     grpc_port, http_port, port = claim_ports(0, 0, 0)
     options = Options(policy=policy, max_backlog_s=max_backlog_s, log_level="warning", grpc_port=0, drain_s=0.0)
     target = f"127.0.0.1:{port}"
@@ -97,7 +95,7 @@ async def stack(policy: str, max_backlog_s: str) -> AsyncIterator[Stack]:
             for child in children:
                 tasks.create_task(child.keep_running())
             worker = await asyncio.create_subprocess_exec(
-                *leashed([sys.executable, "-m", __spec__.name, WORKER, target])
+                *leashed([sys.executable, "-m", __spec__.name, WORKER, target, str(round_ms)])
             )
             try:
                 async with Client(f"127.0.0.1:{grpc_port}") as client:
@@ -177,9 +175,9 @@ async def refusals(where: Stack, seconds: float) -> dict[str, Any]:
     }
 
 
-async def measure(policy: str, max_backlog_s: str, seconds: float) -> dict[str, Any]:
-    async with stack(policy, max_backlog_s) as where:
-        _, capacity = await at_once(where, 400, 3 * SLOTS)
+async def measure(policy: str, max_backlog_s: str, round_ms: float, seconds: float) -> dict[str, Any]:
+    async with stack(policy, max_backlog_s, round_ms) as where:
+        _, capacity = await at_once(where, 200, 3 * SLOTS)
         busy = seen(await send(where, seconds, 0.9 * capacity, seed=1))
         await calm(where)
         memory = {"before": where.memory_mb()}
@@ -191,7 +189,8 @@ async def measure(policy: str, max_backlog_s: str, seconds: float) -> dict[str, 
         memory["after"] = where.memory_mb()
         cost = await refusals(where, min(seconds, 20.0))
     return {
-        "policy": policy, "max_backlog_s": max_backlog_s, "capacity_per_s": round(capacity, 2), "seconds": seconds,
+        "policy": policy, "max_backlog_s": max_backlog_s, "round_ms": round_ms, "seconds": seconds,
+        "capacity_per_s": round(capacity, 2),
         "busy": busy, "flood": flood, "after": after, "empty_after_s": over_s, "memory_mb": memory,
         "p99_flood_over_busy": {
             name: round(flood[name]["p99"] / busy[name]["p99"], 2) for name in ("e2el_s", "ttft_s")
@@ -203,13 +202,16 @@ async def measure(policy: str, max_backlog_s: str, seconds: float) -> dict[str, 
 def main(
     policy: Annotated[str, typer.Option(help="As of `laps-sd up`.")] = "default",
     max_backlog_s: Annotated[str, typer.Option(help="As of `laps-sd up`.")] = "auto",
+    round_ms: Annotated[
+        float, typer.Option(min=1.0, help="Of the worker: longer ones need less of the machine.")
+    ] = 25.0,
     seconds: Annotated[float, typer.Option(min=1.0, help="Of each phase: busy, flood, busy again.")] = 120.0,
 ) -> None:
-    print(json.dumps(asyncio.run(measure(policy, max_backlog_s, seconds)), indent=2))  # noqa: T201
+    print(json.dumps(asyncio.run(measure(policy, max_backlog_s, round_ms, seconds)), indent=2))  # noqa: T201
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [WORKER]:
-        asyncio.run(Paced(sys.argv[2]).serve())
+        asyncio.run(Paced(sys.argv[2], float(sys.argv[3]) / 1000).serve())
     else:
         typer.run(main)

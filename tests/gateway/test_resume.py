@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.feed import BEYOND
 from gateway.text import TextModel
 from laps_sd.client import Client, Collector
 from protos.errors import BadInput, DuplicateRequest, NotServing, RequestError, UnknownRequest
@@ -152,6 +153,7 @@ async def test_a_request_is_cancelled_when_the_last_of_its_streams_is_left() -> 
         await asyncio.wait_for(begins, WAIT_S)
         assert link.received.empty()
         await second.aclose()
+        assert (await link.next("follow")).offset == BEYOND  # to hear of its end
         assert (await link.next("cancel")).request_id == "mine"
 
 
