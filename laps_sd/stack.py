@@ -67,7 +67,7 @@ class Options:
     grpc_port: int = 50051
     http_port: int = 8080
     drain_s: float = 30.0
-    max_backlog_s: str = "auto"  # seconds of work that may wait; inf: any
+    max_backlog_s: str = "inf"  # seconds of work that may wait; inf: any
     tenants: Path | None = None  # their weights and bounds; None: all alike, without bounds of their own
     api_keys: Path | None = None  # None: whoever reaches the port may use it
     certs: Path | None = None  # of `laps-sd certs`: mutual TLS; None: plaintext, on loopback

@@ -95,8 +95,11 @@ def up(
         Path | None, typer.Option(metavar="FILE", help="A line `NAME weight=2 requests=9 tokens=9000` each.")
     ] = None,
     max_backlog_s: Annotated[
-        str, typer.Option(metavar="auto|S|inf", help="Seconds of work that may wait; more is refused.")
-    ] = "auto",
+        str,
+        typer.Option(
+            metavar="auto|S|inf", help="Seconds of work that may wait; more is refused. auto: 40 mean requests'."
+        ),
+    ] = "inf",
     certs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Of `laps-sd certs`: mutual TLS between the services.")
     ] = None,
