@@ -19,7 +19,7 @@ from scheduler_service.store import MemoryStore
 from tests.faults.faulty_worker import POISON
 from tests.scheduler.live import ScriptedGateway, scheduler
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 TOKENS = 500
 PROMPTS = {f"r{i}": [10 + (i * 7 + j * 3) % 50 for j in range(12)] for i in range(4)}
@@ -73,7 +73,7 @@ async def running(model: Path, folder: Path, **settings: Any) -> AsyncIterator[S
             for worker in workers:
                 tasks.create_task(worker.keep_running())
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(170):
                     await service.all_attached()
                 yield service
             finally:
