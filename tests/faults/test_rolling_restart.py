@@ -60,9 +60,18 @@ async def restart(stack: Stack, child: psutil.Process, back: Any) -> None:
     child.send_signal(signal.SIGTERM)
 
     async def succeeded() -> bool:
-        return any(other.pid != child.pid and other.cmdline() == words for other in stack.children()) and await back()
+        others = [other for other in stack.children() if other.pid != child.pid]
+        return any(words_of(other) == words for other in others) and await back()
 
     await until(succeeded, timeout_s=120)
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; none of one that is just ending."""
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
 
 
 def serves_again(client: Client) -> Any:
