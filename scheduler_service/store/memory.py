@@ -1,6 +1,7 @@
 """The store's twin in memory, for tests and experiments: the same contract, nothing durable."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from scheduler_service.core.lifecycle import State
@@ -8,11 +9,14 @@ from scheduler_service.store.port import Fenced, Index, LostWrites, Pulse, Store
 
 
 class MemoryStore:
-    def __init__(self) -> None:
+    def __init__(self, keep_s: float = 600.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """`keep_s`: how long an ended request can still be asked for. A shallow copy is how it is now."""
         self._epoch = 0
         self._commit: int | None = None
-        self._requests: dict[str, Stored] = {}
+        self._requests: dict[str, Stored] = {}  # replaced, never changed
+        self._ends: dict[str, float] = {}  # when what has ended expires
         self._learned: bytes | None = None
+        self._keep_s, self._clock = keep_s, clock
 
     async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
         if seen is not None and seen != await self.pulse():
@@ -32,22 +36,43 @@ class MemoryStore:
         again = epoch == self._epoch and number == self._commit
         if not again and (epoch, number - 1) != (self._epoch, self._commit):
             raise LostWrites("earlier commits")
-        requests, verdicts = dict(self._requests), []
+        requests, verdicts = dict(self.requests), []
         for write in writes:
             verdict = _apply(requests, write, again)
             if verdict is None and not again:
                 raise LostWrites(f"output of {write.record.request.id}")
             verdicts.append(verdict or Verdict.APPLIED)
         if not again:
-            self._requests, self._commit = requests, number
+            self._keep(requests, writes)
+            self._commit = number
         return verdicts
 
     async def rewrite(self, epoch: int, number: int, writes: Sequence[Write]) -> None:
         self._fence(epoch)
+        requests = dict(self.requests)
         for write in writes:
-            self._requests.pop(write.record.request.id, None)
-            _apply(self._requests, write, again=False)
+            requests.pop(write.record.request.id, None)
+            _apply(requests, write, again=False)
+        self._keep(requests, writes)
         self._epoch, self._commit = epoch, number
+
+    def _keep(self, requests: dict[str, Stored], writes: Sequence[Write]) -> None:
+        ends = dict(self._ends)
+        for id in {write.record.request.id for write in writes}:
+            if requests[id] is not self._requests.get(id):
+                ends.pop(id, None)
+                if requests[id].ending is not None:
+                    ends[id] = self._clock() + self._keep_s
+        self._requests, self._ends = requests, ends
+
+    @property
+    def requests(self) -> Mapping[str, Stored]:
+        """What it holds, but for what has expired."""
+        now = self._clock()
+        if over := {id for id, at in self._ends.items() if at <= now}:
+            self._requests = {id: stored for id, stored in self._requests.items() if id not in over}
+            self._ends = {id: at for id, at in self._ends.items() if id not in over}
+        return self._requests
 
     def _fence(self, epoch: int) -> None:
         if self._epoch > epoch:
@@ -55,17 +80,17 @@ class MemoryStore:
 
     async def index(self) -> Index:
         live = sorted(
-            (stored.record for stored in self._requests.values() if stored.ending is None),
+            (stored.record for stored in self.requests.values() if stored.ending is None),
             key=lambda record: (record.level, record.key),
         )
         with_kv = [record.request.id for record in live if record.state is not State.WAITING]
         return Index(with_kv, [record.request.id for record in live if record.state is State.WAITING])
 
     async def read(self, ids: Sequence[str]) -> list[Stored | None]:
-        return [self._requests.get(id) for id in ids]
+        return [self.requests.get(id) for id in ids]
 
     async def get(self, id: str) -> Stored | None:
-        return self._requests.get(id)
+        return self.requests.get(id)
 
     async def save_learned(self, epoch: int, learned: bytes) -> None:
         self._fence(epoch)

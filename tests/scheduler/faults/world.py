@@ -1,0 +1,441 @@
+"""One schedule, run: the services' own code in processes of a virtual loop, a supervisor that starts again what died, and
+the hand that injects the faults."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+import structlog
+
+import gateway.app
+import gateway.config
+import scheduler_service.__main__ as scheduler
+from gateway.metrics import Metrics
+from gateway.text import TextModel
+from protos.tls import Tls
+from protos.v1 import gateway_link_pb2 as gateway_pb
+from scheduler_service.config import Settings
+from scheduler_service.gateways import GatewayOutbox
+from scheduler_service.leader import Leader
+from scheduler_service.store import Fenced, Pulse, StoreUnavailable
+from tests.scheduler.faults.client import Client
+from tests.scheduler.faults.loop import PROCESS, Process, Standstill, VirtualLoop
+from tests.scheduler.faults.model import BLOCK_TOKENS, CountingEngine, VirtualRunner
+from tests.scheduler.faults.network import Channel, Network, SimServer, current
+from tests.scheduler.faults.promise import Promise
+from tests.scheduler.faults.schedule import LINK_FAULTS, Fault, Schedule
+from tests.scheduler.faults.storage import StorePort, StoreServer
+from worker_service.link import Link
+
+ADDRESSES = {"s0": "127.0.0.1:50052", "s1": "127.0.0.1:50053", "g0": "127.0.0.1:50061", "g1": "127.0.0.1:50062"}
+MAX_DRAFT = 4
+PATIENCE_S = 120.0  # after the last fault, until all must have come to its end
+STEPS = 400_000  # of all tasks: more is a loop without end
+EPOCH_S = 1_700_000_000.0  # when a schedule begins, on the wall
+
+
+@dataclass(frozen=True)
+class Result:
+    schedule: Schedule
+    broken: list[str]
+    faults: Counter[str]
+    outcomes: Counter[str]
+    virtual_s: float
+    steps: int
+
+
+class World:
+    def __init__(self, of: Schedule) -> None:
+        self.of = of
+        self.loop = VirtualLoop()
+        self.rng = random.Random(f"{of.seed} noise")
+        self.promise = Promise(self.loop.time)
+        self.network = Network(self.loop, self.rng, self.promise.violated)
+        self.storage = StoreServer(self.loop, self.rng, self.promise.written)
+        self.processes: dict[str, Process] = {}
+        self.leaders: dict[str, Leader] = {}  # the last one of each scheduler
+        self.offices: dict[str, Any] = {}
+        self.gateways: dict[str, gateway.app.Gateway] = {}
+        self.engines: dict[str, CountingEngine] = {}
+        self.faults: Counter[str] = Counter()
+        self.ended_at = 0.0
+        self.lost: tuple[int, float] | None = None  # epoch that led when the store lost something, and when
+
+    # ---- processes ----
+
+    def start(self, name: str) -> None:
+        process = self.processes[name] = Process(name, self.loop)
+        process.world = self  # type: ignore[attr-defined]
+        main = {"s": self._scheduler, "g": self._gateway, "w": self._worker}[name[0]]
+        process.start(main(name)).add_done_callback(lambda task: self._exited(process, task), context=self.loop.neutral)
+
+    def _exited(self, process: Process, task: "asyncio.Task[None]") -> None:
+        if self.loop.over:
+            return
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if process.name[0] != "s" or not isinstance(error, StoreUnavailable | Fenced | OSError):
+                self.promise.violated(f"{process.name} failed: {error!r}")
+        process.kill()
+        self.network.ended(process, silently=False)
+        self._restart(process.name, 0.1)
+
+    def _restart(self, name: str, seconds: float) -> None:
+        self.loop.at(self.loop.now + seconds, self.start, name)
+
+    async def _scheduler(self, name: str) -> None:
+        host, port = ADDRESSES[name].split(":")
+        await scheduler.serve(scheduler_settings(host, int(port), self.of.pair, self.of.settings))
+
+    async def _gateway(self, name: str) -> None:
+        port = int(ADDRESSES[name].split(":")[1])
+        schedulers = ",".join(ADDRESSES[one] for one in self.of.schedulers)
+        async with gateway.app.running(gateway_settings(port, schedulers)) as running:
+            self.gateways[name] = running
+            await current().stopping.wait()
+            await running.drain(0.5)
+
+    async def _worker(self, name: str) -> None:
+        of = self.of
+        engine = CountingEngine(of.blocks, of.host_blocks, MAX_DRAFT, self.rng, self.promise.violated)
+        self.engines[name] = engine
+        rng = self.rng
+        runner = VirtualRunner(engine, of.slots, lambda: of.round_s * rng.uniform(0.5, 1.5))
+        link = Link(
+            [ADDRESSES[one] for one in of.schedulers],
+            tls=TLS,
+            worker_id=name,
+            runner=runner,
+            model=gateway_pb.ModelInfo(
+                name="counting", fingerprint="f", context_tokens=of.blocks * BLOCK_TOKENS, vocab_size=60_000
+            ),
+            slots=of.slots,
+            blocks=of.blocks,
+            block_tokens=BLOCK_TOKENS,
+            host_blocks=of.host_blocks,
+            max_draft=MAX_DRAFT,
+            on_attached=_nothing,
+        )
+        running = asyncio.create_task(link.run())
+        try:
+            await asyncio.wait(
+                [running, asyncio.ensure_future(current().stopping.wait())], return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            running.cancel()
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.result()
+
+    # ---- faults ----
+
+    def inject(self, fault: Fault) -> None:
+        now, seconds = self.loop.now, fault.seconds
+        storage = self.storage
+        match fault.kind:
+            case "refused" | "unanswered" | "late":
+                storage.trouble, storage.troubled_until = fault.kind, now + seconds
+            case "away":
+                storage.away_until = now + seconds
+            case "hang":
+                storage.hangs_until = now + seconds
+            case "forget" | "wipe":
+                self._lose()
+                storage.forget(None if fault.kind == "wipe" else seconds)
+                storage.away_until = now + 0.1
+            case "evict":
+                live = [id for id, stored in storage.store.requests.items() if stored.ending is None]
+                if not live:
+                    return
+                self._lose()
+                storage.store._requests = {**storage.store.requests}
+                del storage.store._requests[self.rng.choice(live)]
+            case kind if kind in LINK_FAULTS:
+                self._link_fault(fault)
+                return
+            case _:
+                process = self.processes[fault.target]
+                if process.alive and not process.frozen:
+                    process.after(fault.steps, lambda: self.strike(process, fault))
+                return
+        self.faults[fault.kind] += 1
+
+    def _link_fault(self, fault: Fault) -> None:
+        pair, until = frozenset((fault.target, fault.other)), self.loop.now + fault.seconds
+        self.faults[fault.kind] += 1
+        match fault.kind:
+            case "cut":
+                self.network.cut(pair, 1.0, lost=self.rng.random() < 0.5)
+            case "half-open":
+                self.network.cut(pair, 0.5, lost=self.rng.random() < 0.5)
+            case "hold":
+                self.network.held[pair] = max(until, self.network.held.get(pair, 0.0))
+            case "slow":
+                self.network.slow[pair] = 0.3
+                self.loop.at(until, self.network.slow.pop, pair, None)
+
+    def strike(self, process: Process, fault: Fault) -> None:
+        """What happens to a process, between two steps of it."""
+        if not process.alive or process.frozen:
+            return
+        self.faults[f"{fault.kind} {process.name[0]}"] += 1
+        match fault.kind:
+            case "kill" | "vanish":
+                process.kill()
+                self.loop.call_soon(self._gone, process, fault.kind == "vanish", context=self.loop.neutral)
+                self._restart(process.name, 0.02 + fault.seconds)
+            case "freeze":
+                process.freeze()
+                self.loop.at(self.loop.now + fault.seconds, self._thaw, process)
+            case "stop":
+                process.stopping.set()
+            case "jump":
+                process.skew_s += fault.seconds
+
+    def _gone(self, process: Process, silently: bool) -> None:
+        self.network.ended(process, silently=silently)
+
+    def _thaw(self, process: Process) -> None:
+        if process.alive:
+            process.thaw()
+
+    def _lose(self) -> None:
+        """Acknowledged writes are gone. Whoever leads knows them, and has to live until it has written them anew."""
+        epoch = self.storage.store._epoch
+        if self.lost is not None and self.lost[0] != epoch:
+            self.promise.excused = True
+        self.lost = (epoch, self.loop.now)
+
+    def watch(self) -> None:
+        """Was what was lost written anew by the leader who had written it?"""
+        if self.lost is None:
+            return
+        epoch, at = self.lost
+        leaders = [leader for name, leader in self.leaders.items() if self.processes[name].alive]
+        if not any(leader.epoch == epoch and not leader.over.is_set() for leader in leaders):
+            self.promise.excused = True
+
+    # ---- a life ----
+
+    async def live(self) -> None:
+        of, loop = self.of, self.loop
+        for name in (*of.schedulers, *(f"w{n}" for n in range(of.workers)), *(f"g{n}" for n in range(of.gateways))):
+            loop.at(self.rng.random() * 0.05, self.start, name)
+        for fault in of.faults:
+            loop.at(fault.at_s, self.inject, fault)
+        crowd = Process("c", loop)
+        crowd.world = self  # type: ignore[attr-defined]
+        channels = [Channel(self.network, crowd, ADDRESSES[f"g{n}"]) for n in range(of.gateways)]
+        self.clients = []
+        for job in of.jobs:
+            self.clients.append(Client(job, channels, self.promise, self.rng))
+            if job.manner in ("twice", "conflict"):
+                prompt = (job.prompt[0] + 100, *job.prompt[1:]) if job.manner == "conflict" else job.prompt
+                again = replace(job, prompt=prompt, gateway=job.gateway + 1, at_s=job.at_s + 0.03 * job.after)
+                self.clients.append(Client(again, channels, self.promise, self.rng))
+        running = [crowd.start(client.run()) for client in self.clients]
+        deadline = max((fault.at_s + abs(fault.seconds) for fault in of.faults if fault.kind != "jump"), default=0.0)
+        deadline += PATIENCE_S
+        while not (all(task.done() for task in running) and not self.unsettled()):
+            if loop.now > deadline or loop.steps > STEPS or self.promise.broken:
+                break
+            self.watch()
+            await asyncio.sleep(0.1)
+        for task, client in zip(running, self.clients, strict=True):
+            if task.done():
+                task.result()
+            elif not self.promise.broken:
+                self.promise.violated(f"{client.job} waits for ever")
+        if not self.promise.broken:
+            for what in self.unsettled():
+                self.promise.violated(what)
+            self.promise.at_the_end(self.storage.store)
+            self.ended_at = loop.now
+            loop.now += self.storage.store._keep_s
+            if left := self.storage.store.requests:
+                self.promise.violated(f"{list(left)} never expire")
+
+    def unsettled(self) -> list[str]:
+        """What is not as it is when all is over: one leader, whom all serve, and who has nothing left."""
+        leading = [(name, office.leader) for name, office in self.offices.items() if self.processes[name].alive and office.leader]
+        if len(leading) != 1:
+            return [f"{len(leading)} schedulers lead"]
+        ((name, leader),) = leading
+        left = [f"{name} still has {id}" for id in leader.core.entries | leader.ledger.live]
+        if leader.recall.unread or leader.ledger._early or leader.persister.behind:
+            left.append(f"{name} has not read {leader.recall.unread} or not written {leader.persister.behind}")
+        left += [f"{name} still relays {outbox.follows}" for outbox in leader.outboxes if outbox.follows]
+        for worker, engine in self.engines.items():
+            known = leader.core.workers.get(worker)
+            if known is None or engine.requests or engine.free_blocks != engine.blocks:
+                left.append(f"{worker} holds {list(engine.requests)}, and is {known}")
+            elif len(known.ranking) or leader.sessions[worker].sent:
+                left.append(f"{name} believes that {worker} has {leader.sessions[worker].sent}")
+        for one in self.gateways.values():
+            if one.link.feeds or not one.link.ready:
+                left.append(f"a gateway has feeds of {list(one.link.feeds)}, and is ready: {one.link.ready}")
+        return left
+
+
+async def _nothing(_: object) -> None:
+    return
+
+
+TLS = Tls()
+
+
+@lru_cache(maxsize=4096)
+def scheduler_settings(host: str, port: int, standby: bool, settings: tuple[tuple[str, object], ...]) -> Settings:
+    return Settings(
+        _cli_parse_args=False,  # type: ignore[call-arg]
+        host=host,
+        port=port,
+        standby=standby,
+        predictor="none",  # type: ignore[arg-type]
+        worker_timeout_s=3.0,
+        **dict(settings),  # type: ignore[arg-type]
+    )
+
+
+@lru_cache(maxsize=16)
+def gateway_settings(port: int, schedulers: str) -> gateway.config.Settings:
+    return gateway.config.Settings(_cli_parse_args=False, grpc_port=port, http_port=0, scheduler=schedulers)  # type: ignore[call-arg]
+
+
+class _Words:
+    """A tokenizer whose words are numbers."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(f"{id} " for id in ids)
+
+
+class _Text(TextModel):
+    def __init__(self, info: gateway_pb.ModelInfo) -> None:
+        self.name, self.fingerprint = info.name, info.fingerprint
+        self.context_tokens, self.vocab_size = info.context_tokens, info.vocab_size
+        self._tokenizer = _Words()
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        return [int(word) for word in prompt.split()]
+
+
+class _Metrics(Metrics):
+    def serve(self, *_: object) -> int:
+        return 0
+
+    def stop(self) -> None:
+        return
+
+
+@lru_cache(maxsize=1)
+def _metrics() -> _Metrics:
+    return _Metrics()
+
+
+def _world() -> World:
+    world: World = current().world  # type: ignore[attr-defined]
+    return world
+
+
+def _server(*_: object, **__: object) -> SimServer:
+    return SimServer(_world().network, current())
+
+
+def _dial(address: str, *_: object) -> Channel:
+    return Channel(_world().network, current(), address)
+
+
+@asynccontextmanager
+async def _signals() -> AsyncIterator[asyncio.Event]:
+    yield current().stopping
+
+
+def _wall() -> float:
+    process = PROCESS.get()
+    return _time() if process is None else EPOCH_S + process.loop.now + process.skew_s
+
+
+def _monotonic() -> float:
+    process = PROCESS.get()
+    return _real_monotonic() if process is None else process.loop.now
+
+
+_time, _real_monotonic = time.time, time.monotonic
+
+
+class _SimLeader(Leader):
+    """It is known to the world."""
+
+    def __init__(self, settings: Settings, store: Any) -> None:
+        super().__init__(settings, store, clock=_wall)
+        _world().leaders[current().name] = self
+
+    async def lead(self, seen: Pulse | None = None) -> None:
+        await super().lead(seen)
+
+
+class _SimOffice(scheduler.Office):
+    def __init__(self) -> None:
+        super().__init__()
+        _world().offices[current().name] = self
+
+
+class _NumberedOutbox(GatewayOutbox):
+    """Whose place in a set does not depend on its address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        world = _world()
+        world.outboxes = self._number = getattr(world, "outboxes", 0) + 1  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """Whatever would reach outside reaches the world of the process that does it."""
+    instead: dict[str, Any] = {
+        "worker_service.link.channel": _dial,
+        "gateway.link.channel": _dial,
+        "gateway.link.TextModel": _Text,
+        "gateway.app.make_server": _server,
+        "gateway.app.Metrics": _metrics,
+        "scheduler_service.__main__.make_server": _server,
+        "scheduler_service.__main__.stop_signals": _signals,
+        "scheduler_service.__main__.RedisStore": lambda *_, **__: StorePort(_world().storage),
+        "scheduler_service.__main__.Leader": _SimLeader,
+        "scheduler_service.__main__.Office": _SimOffice,
+        "scheduler_service.gateways.GatewayOutbox": _NumberedOutbox,
+        "time.time": _wall,
+        "time.monotonic": _monotonic,
+    }
+    with ExitStack() as stack:
+        for name, value in instead.items():
+            stack.enter_context(mock.patch(name, value))
+        yield
+
+
+def run(of: Schedule) -> Result:
+    """Within `simulated()`."""
+    random.seed(of.seed)  # of tenacity's pauses
+    world = World(of)
+    try:
+        world.loop.run_until_complete(world.live())
+    except Standstill:
+        world.promise.violated("nobody has anything left to do")
+    finally:
+        virtual_s, steps = world.ended_at or world.loop.now, world.loop.steps
+        asyncio.set_event_loop(None)
+        world.loop.wind_up()
+    for failure in world.loop.failures:
+        world.promise.violated(failure)
+    world.faults.update(world.storage.faults)
+    outcomes = Counter(client.outcome or "none" for client in world.clients)
+    return Result(of, world.promise.broken, world.faults, outcomes, virtual_s, steps)
