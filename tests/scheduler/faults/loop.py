@@ -25,6 +25,7 @@ class Process:
         self.context = copy_context()
         self.context.run(PROCESS.set, self)
         self._stash: list[asyncio.Handle] = []
+        loop.processes.append(self)
         self._steps = 0
         self._action: Callable[[], None] | None = None
 
@@ -34,7 +35,6 @@ class Process:
     def kill(self) -> None:
         """Nothing of it runs any more: no `except`, no `finally`."""
         self.alive = False
-        self._stash.clear()
 
     def freeze(self) -> None:
         self.frozen = True
@@ -42,8 +42,8 @@ class Process:
     def thaw(self) -> None:
         """All that became due meanwhile is done now."""
         self.frozen = False
-        self.loop.ready(self._stash)
-        self._stash = []
+        self.loop._ready.extend(self._stash)
+        self._stash.clear()
 
     def after(self, steps: int, action: Callable[[], None]) -> None:
         """Have it done when so many further steps of its tasks have run: between two awaits, wherever they are."""
@@ -56,12 +56,10 @@ class Process:
             if self._steps < 0:
                 action, self._action = self._action, None
                 action()
-        if not self.alive:
-            return False
-        if self.frozen:
-            self._stash.append(handle)
-            return False
-        return True
+        if self.alive and not self.frozen:
+            return True
+        self._stash.append(handle)  # of a dead one until all is wound up
+        return False
 
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
@@ -88,6 +86,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.now = 0.0
         self.steps = 0
         self.over = False  # the dead and the frozen run as well, to be wound up
+        self.processes: list[Process] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.failures: list[str] = []  # what nobody caught
         self.neutral = Context()  # of no process: the network, the store, the hand that injects faults
@@ -101,9 +100,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def at(self, when: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         """In no process."""
         return self.call_at(when, callback, *args, context=self.neutral)
-
-    def ready(self, handles: list[asyncio.Handle]) -> None:
-        self._ready.extend(handles)
 
     def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, context: Context | None = None) -> Any:
         task = Numbered(coro, loop=loop, context=context)
@@ -152,6 +148,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self.failures.append(f"nobody looked at the end of {task.get_coro()}: {task.exception()!r}")
         self.over = True
         self.set_exception_handler(lambda loop, context: None)
+        for process in self.processes:
+            process.thaw()
         for _ in range(100):
             left = [task for task in self.tasks if not task.done()]
             if not left:

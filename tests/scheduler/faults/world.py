@@ -91,12 +91,14 @@ class World:
 
     async def _scheduler(self, name: str) -> None:
         host, port = ADDRESSES[name].split(":")
-        await scheduler.serve(scheduler_settings(host, int(port), self.of.pair, self.of.settings))
+        chosen = {"host": host, "port": int(port), "standby": self.of.pair, **dict(self.of.settings)}
+        await scheduler.serve(_settings()[0].model_copy(update=chosen))
 
     async def _gateway(self, name: str) -> None:
         port = int(ADDRESSES[name].split(":")[1])
         schedulers = ",".join(ADDRESSES[one] for one in self.of.schedulers)
-        async with gateway.app.running(gateway_settings(port, schedulers)) as running:
+        chosen = {"grpc_port": port, "scheduler": schedulers}
+        async with gateway.app.running(_settings()[1].model_copy(update=chosen)) as running:
             self.gateways[name] = running
             await current().stopping.wait()
             await running.drain(0.5)
@@ -290,22 +292,11 @@ async def _nothing(_: object) -> None:
 TLS = Tls()
 
 
-@lru_cache(maxsize=4096)
-def scheduler_settings(host: str, port: int, standby: bool, settings: tuple[tuple[str, object], ...]) -> Settings:
-    return Settings(
-        _cli_parse_args=False,  # type: ignore[call-arg]
-        host=host,
-        port=port,
-        standby=standby,
-        predictor="none",  # type: ignore[arg-type]
-        worker_timeout_s=3.0,
-        **dict(settings),  # type: ignore[arg-type]
-    )
-
-
-@lru_cache(maxsize=16)
-def gateway_settings(port: int, schedulers: str) -> gateway.config.Settings:
-    return gateway.config.Settings(_cli_parse_args=False, grpc_port=port, http_port=0, scheduler=schedulers)  # type: ignore[call-arg]
+@lru_cache(maxsize=1)
+def _settings() -> tuple[Settings, gateway.config.Settings]:
+    """Made once: pydantic takes longer to read settings than a schedule may last."""
+    scheduling = Settings(_cli_parse_args=False, predictor="none", worker_timeout_s=3.0)  # type: ignore[call-arg, arg-type]
+    return scheduling, gateway.config.Settings(_cli_parse_args=False, http_port=0)  # type: ignore[call-arg]
 
 
 class _Words:
