@@ -86,16 +86,21 @@ def schedule(seed: int) -> Schedule:
         jobs=jobs,
         faults=(),
     )
-    faults = sorted((_fault(rng, made) for _ in range(rng.randint(1, 5))), key=lambda fault: fault.at_s)
+    at_s, faults = 0.0, []
+    for _ in range(rng.randint(1, 5)):
+        # Another one while the last one still works, or while everybody recovers from it; or much later.
+        at_s = at_s + rng.choice((0.01, 0.1, 0.9)) * rng.uniform(0.5, 1.5) if at_s and rng.random() < 0.6 else 0.0
+        at_s = at_s or rng.uniform(0.1, 1.2)
+        faults.append(_fault(rng, made, at_s))
     return Schedule(**vars(made) | {"faults": tuple(faults)})
 
 
 def _job(rng: random.Random, number: int, gateways: int) -> Job:
-    length = rng.choice((1, 3, 8, 20, 40))
+    length = rng.choice((1, 3, 8, 20, 40, 60))
     prompt = (number + 1, length, *(rng.randrange(1, 1000) for _ in range(rng.choice((1, 5, 20)))))
     return Job(
         id=f"r{number}",
-        at_s=rng.choice((0.05, 0.3)) + rng.random() * 0.5,
+        at_s=rng.uniform(0.05, 1.2),
         prompt=prompt,
         max_tokens=rng.choice((length, length + 5, max(1, length // 2))),
         manner=rng.choice(MANNERS[:2] * 2 + MANNERS),
@@ -105,8 +110,7 @@ def _job(rng: random.Random, number: int, gateways: int) -> Job:
     )
 
 
-def _fault(rng: random.Random, of: Schedule) -> Fault:
-    at_s = rng.uniform(0.1, 1.5)
+def _fault(rng: random.Random, of: Schedule, at_s: float) -> Fault:
     servers = [*of.schedulers] * 3 + [f"w{n}" for n in range(of.workers)] + [f"g{n}" for n in range(of.gateways)]
     seconds = rng.choice((0.02, 0.2, 0.6, 1.0, 2.5)) * rng.uniform(0.5, 1.5)
     kinds = PROCESS_FAULTS * 3 + LINK_FAULTS * 2 + STORE_FAULTS + (("jump",) if rng.random() < 0.5 else ())
