@@ -137,7 +137,7 @@ class Client:
         if self.outcome in ("stop", "length"):
             if offset != len(self._whole):
                 self._promise.violated(f"{job.id} ended after {offset} of {len(self._whole)} tokens")
-        elif self.outcome != "cancelled" or job.detached or job.manner == "deadline":
+        elif self.outcome != "cancelled" or job.detached:
             self._promise.violated(f"{job.id} ended as {self.outcome}, which nobody wished")
         elif not (self._broke or self._cancelling or job.manner in ("twice", "conflict")):
             self._promise.violated(f"{job.id} was cancelled, and nobody wished it")

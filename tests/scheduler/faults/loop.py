@@ -70,9 +70,10 @@ class Numbered(asyncio.Task[Any]):
 
     _numbers = itertools.count()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, coro: Any, *, loop: "VirtualLoop", context: Context | None) -> None:
         self._number = next(self._numbers)
-        super().__init__(*args, **kwargs)
+        super().__init__(coro, loop=loop, context=context)
+        self.process = PROCESS.get() if context is None else context.get(PROCESS)
 
     def __hash__(self) -> int:
         return self._number
@@ -87,7 +88,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.over = False  # the dead and the frozen run as well, to be wound up
         self.processes: list[Process] = []
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.tasks: list[Numbered] = []
         self.failures: list[str] = []  # what nobody caught
         self.neutral = Context()  # of no process: the network, the store, the hand that injects faults
         Numbered._numbers = itertools.count()
@@ -144,7 +145,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def wind_up(self) -> None:
         """The end: every task is cancelled, and what nobody looked at is told in `failures`."""
         for task in self.tasks:
-            if task.done() and not task.cancelled() and task._log_traceback:
+            unseen = task.done() and not task.cancelled() and task._log_traceback
+            if unseen and (task.process is None or task.process.alive):
                 self.failures.append(f"nobody looked at the end of {task.get_coro()}: {task.exception()!r}")
         self.over = True
         self.set_exception_handler(lambda loop, context: None)

@@ -90,7 +90,7 @@ def schedule(seed: int) -> Schedule:
     for _ in range(rng.randint(1, 5)):
         # Another one while the last one still works, or while everybody recovers from it; or much later.
         at_s = at_s + rng.choice((0.01, 0.1, 0.9)) * rng.uniform(0.5, 1.5) if at_s and rng.random() < 0.6 else 0.0
-        at_s = at_s or rng.uniform(0.1, 1.2)
+        at_s = at_s or rng.uniform(0.0, 1.2)
         faults.append(_fault(rng, made, at_s))
     return Schedule(**vars(made) | {"faults": tuple(faults)})
 
@@ -100,7 +100,7 @@ def _job(rng: random.Random, number: int, gateways: int) -> Job:
     prompt = (number + 1, length, *(rng.randrange(1, 1000) for _ in range(rng.choice((1, 5, 20)))))
     return Job(
         id=f"r{number}",
-        at_s=rng.uniform(0.05, 1.2),
+        at_s=rng.uniform(0.0, 1.2),
         prompt=prompt,
         max_tokens=rng.choice((length, length + 5, max(1, length // 2))),
         manner=rng.choice(MANNERS[:2] * 2 + MANNERS),

@@ -26,6 +26,8 @@ class StoreServer:
         self.trouble = ""
         self.faults: dict[str, int] = {}  # operations that met one, by kind
         self.history: list[tuple[float, MemoryStore]] = [(0.0, copy.copy(self.store))]
+        self.led = (0, 0.0)  # the last epoch, and since when
+        self.first_led = 0.0
         self._written = written
 
     def ask(self, name: str, args: tuple[Any, ...]) -> "asyncio.Future[Any]":
@@ -63,6 +65,9 @@ class StoreServer:
         except Exception as error:
             self._at(now + 0.0005, _raise, answer, error)
             return
+        if name == "lead":
+            self.led = (result, now)
+            self.first_led = self.first_led or now
         if name in ("commit", "rewrite", "lead"):
             self._written(self.store)
             self.history.append((now, copy.copy(self.store)))

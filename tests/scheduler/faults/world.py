@@ -31,13 +31,14 @@ from tests.scheduler.faults.model import BLOCK_TOKENS, CountingEngine, VirtualRu
 from tests.scheduler.faults.network import Channel, Network, SimServer, current
 from tests.scheduler.faults.promise import Promise
 from tests.scheduler.faults.schedule import LINK_FAULTS, Fault, Schedule
-from tests.scheduler.faults.storage import StorePort, StoreServer
+from tests.scheduler.faults.storage import HISTORY_S, StorePort, StoreServer
 from worker_service.link import Link
 
 ADDRESSES = {"s0": "127.0.0.1:50052", "s1": "127.0.0.1:50053", "g0": "127.0.0.1:50061", "g1": "127.0.0.1:50062"}
 MAX_DRAFT = 4
 PATIENCE_S = 120.0  # after the last fault, until all must have come to its end
 STEPS = 400_000  # of all tasks: more is a loop without end
+NOTICED_S = 1.0  # until a leader has noticed at the latest that writes are gone
 EPOCH_S = 1_700_000_000.0  # when a schedule begins, on the wall
 
 
@@ -66,7 +67,8 @@ class World:
         self.engines: dict[str, CountingEngine] = {}
         self.faults: Counter[str] = Counter()
         self.ended_at = 0.0
-        self.lost: tuple[int, float] | None = None  # epoch that led when the store lost something, and when
+        self.calm_at = 0.0
+        self.lost = 0  # the epoch that led when the store lost something
 
     # ---- processes ----
 
@@ -147,15 +149,20 @@ class World:
                 storage.away_until = now + seconds
             case "hang":
                 storage.hangs_until = now + seconds
-            case "forget" | "wipe":
-                self._lose()
-                storage.forget(None if fault.kind == "wipe" else seconds)
+            case "forget":
+                seconds = min(seconds, HISTORY_S)
+                self._lose(seconds)
+                storage.forget(seconds)
+                storage.away_until = now + 0.1
+            case "wipe":
+                self._lose(now)
+                storage.forget(None)
                 storage.away_until = now + 0.1
             case "evict":
                 live = [id for id, stored in storage.store.requests.items() if stored.ending is None]
                 if not live:
                     return
-                self._lose()
+                self._lose(0.0)
                 storage.store._requests = {**storage.store.requests}
                 del storage.store._requests[self.rng.choice(live)]
             case kind if kind in LINK_FAULTS:
@@ -207,20 +214,18 @@ class World:
         if process.alive:
             process.thaw()
 
-    def _lose(self) -> None:
-        """Acknowledged writes are gone. Whoever leads knows them, and has to live until it has written them anew."""
-        epoch = self.storage.store._epoch
-        if self.lost is not None and self.lost[0] != epoch:
+    def _lose(self, seconds: float) -> None:
+        """What was acknowledged in these last seconds is gone. Whoever leads has to have written it, and to live until
+        it has written it anew."""
+        epoch, since = self.storage.led
+        if self.loop.now - seconds < since > self.storage.first_led or (self.lost or epoch) != epoch:
             self.promise.excused = True
-        self.lost = (epoch, self.loop.now)
+        self.lost = epoch
+        self.calm_at = max(self.calm_at, self.loop.now + NOTICED_S)
 
     def watch(self) -> None:
-        """Was what was lost written anew by the leader who had written it?"""
-        if self.lost is None:
-            return
-        epoch, at = self.lost
         leaders = [leader for name, leader in self.leaders.items() if self.processes[name].alive]
-        if not any(leader.epoch == epoch and not leader.over.is_set() for leader in leaders):
+        if self.lost and not any(leader.epoch == self.lost and not leader.over.is_set() for leader in leaders):
             self.promise.excused = True
 
     # ---- a life ----
@@ -228,9 +233,13 @@ class World:
     async def live(self) -> None:
         of, loop = self.of, self.loop
         for name in (*of.schedulers, *(f"w{n}" for n in range(of.workers)), *(f"g{n}" for n in range(of.gateways))):
-            loop.at(self.rng.random() * 0.05, self.start, name)
+            self.start(name)
+        while self.unsettled():
+            await asyncio.sleep(0.05)
+        begin = loop.now
+        self.calm_at = begin + max((fault.at_s for fault in of.faults), default=0.0)
         for fault in of.faults:
-            loop.at(fault.at_s, self.inject, fault)
+            loop.at(begin + fault.at_s, self.inject, fault)
         crowd = Process("c", loop)
         crowd.world = self  # type: ignore[attr-defined]
         channels = [Channel(self.network, crowd, ADDRESSES[f"g{n}"]) for n in range(of.gateways)]
@@ -242,8 +251,7 @@ class World:
                 again = replace(job, prompt=prompt, gateway=job.gateway + 1, at_s=job.at_s + 0.03 * job.after)
                 self.clients.append(Client(again, channels, self.promise, self.rng))
         running = [crowd.start(client.run()) for client in self.clients]
-        deadline = max((fault.at_s + abs(fault.seconds) for fault in of.faults if fault.kind != "jump"), default=0.0)
-        deadline += PATIENCE_S
+        deadline = self.calm_at + max((fault.seconds for fault in of.faults), default=0.0) + PATIENCE_S
         while not (all(task.done() for task in running) and not self.unsettled()):
             if loop.now > deadline or loop.steps > STEPS or self.promise.broken:
                 break
@@ -265,6 +273,8 @@ class World:
 
     def unsettled(self) -> list[str]:
         """What is not as it is when all is over: one leader, whom all serve, and who has nothing left."""
+        if self.loop.now < self.calm_at:
+            return ["there is more to come"]
         leading = [(name, office.leader) for name, office in self.offices.items() if self.processes[name].alive and office.leader]
         if len(leading) != 1:
             return [f"{len(leading)} schedulers lead"]
