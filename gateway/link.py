@@ -89,7 +89,12 @@ class Link:
 
     def follow(self, submit: gateway_link_pb2.Submit) -> Feed:
         """A further feed of a request that the scheduler has, from its first token. Raises NotServing."""
-        return self._join(Feed(submit, follows=True, accepted=True, most=self._max_unread_tokens))
+        feed = Feed(submit, follows=True, accepted=True, most=self._max_unread_tokens)
+        for other in self.feeds.get(submit.request_id, []).copy():
+            if content(other.submit) != content(submit):  # it must not be told of tokens that are not its own
+                self._remove(other)
+                other.fail(DuplicateRequest(f"request_id: {submit.request_id} is taken by another request"))
+        return self._join(feed)
 
     def _join(self, feed: Feed) -> Feed:
         self._register(feed)
@@ -337,6 +342,8 @@ class Link:
             # A scheduler that has just come up may still wait for its workers, or for Redis.
             loop.call_later(max(refusal.retry_after_ms / 1000, BACKOFF_MIN_S), self._resume, feed)
         else:
+            if feed.accepted and isinstance(error, DuplicateRequest):
+                return  # of another's submission under this id
             if feed.accepted and isinstance(error, UnknownRequest):
                 error = Lost(f"the scheduler no longer knows the request: {error.message}")
             self._remove(feed)

@@ -10,6 +10,7 @@ from typing import Any
 
 from scheduler_service.store import Index, MemoryStore, Pulse, Stored, StoreUnavailable, Verdict, Write
 from tests.scheduler.faults.loop import VirtualLoop
+from tests.scheduler.faults.promise import Promise
 
 TIMEOUT_S = 2.0  # of RedisStore
 HISTORY_S = 2.0  # what a server that syncs every second may lose
@@ -18,7 +19,7 @@ HISTORY_S = 2.0  # what a server that syncs every second may lose
 class StoreServer:
     """One server, whatever process asks."""
 
-    def __init__(self, loop: VirtualLoop, rng: random.Random, written: Callable[[MemoryStore], None]) -> None:
+    def __init__(self, loop: VirtualLoop, rng: random.Random, promise: Promise) -> None:
         self.loop, self.rng = loop, rng
         self.store = MemoryStore(clock=loop.time)
         self.away_until = self.hangs_until = 0.0
@@ -28,7 +29,8 @@ class StoreServer:
         self.history: list[tuple[float, MemoryStore]] = [(0.0, copy.copy(self.store))]
         self.led = (0, 0.0)  # the last epoch, and since when
         self.first_led = 0.0
-        self._written = written
+        self.unwritten = 0  # the epoch of a leader that has to write anew what was lost
+        self._promise = promise
 
     def ask(self, name: str, args: tuple[Any, ...]) -> "asyncio.Future[Any]":
         """What a connection would bring; it may bring nothing at all."""
@@ -65,11 +67,14 @@ class StoreServer:
         except Exception as error:
             self._at(now + 0.0005, _raise, answer, error)
             return
+        if name == "rewrite" and args[0] == self.unwritten and args[1] >= 0:
+            self.unwritten = 0
         if name == "lead":
+            self._promise.excused |= self.unwritten > 0
             self.led = (result, now)
             self.first_led = self.first_led or now
         if name in ("commit", "rewrite", "lead"):
-            self._written(self.store)
+            self._promise.written(self.store)
             self.history.append((now, copy.copy(self.store)))
             while self.history[1:] and self.history[1][0] < now - HISTORY_S:
                 del self.history[0]

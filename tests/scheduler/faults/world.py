@@ -5,9 +5,9 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 from unittest import mock
@@ -59,7 +59,7 @@ class World:
         self.rng = random.Random(f"{of.seed} noise")
         self.promise = Promise(self.loop.time)
         self.network = Network(self.loop, self.rng, self.promise.violated)
-        self.storage = StoreServer(self.loop, self.rng, self.promise.written)
+        self.storage = StoreServer(self.loop, self.rng, self.promise)
         self.processes: dict[str, Process] = {}
         self.leaders: dict[str, Leader] = {}  # the last one of each scheduler
         self.offices: dict[str, Any] = {}
@@ -68,7 +68,6 @@ class World:
         self.faults: Counter[str] = Counter()
         self.ended_at = 0.0
         self.calm_at = 0.0
-        self.lost = 0  # the epoch that led when the store lost something
 
     # ---- processes ----
 
@@ -215,18 +214,13 @@ class World:
             process.thaw()
 
     def _lose(self, seconds: float) -> None:
-        """What was acknowledged in these last seconds is gone. Whoever leads has to have written it, and to live until
-        it has written it anew."""
+        """What was acknowledged in these last seconds is gone. Whoever leads has to have written all of it, and to lead
+        until it has written it anew."""
         epoch, since = self.storage.led
-        if self.loop.now - seconds < since > self.storage.first_led or (self.lost or epoch) != epoch:
+        if self.loop.now - seconds < since > self.storage.first_led:
             self.promise.excused = True
-        self.lost = epoch
+        self.storage.unwritten = epoch
         self.calm_at = max(self.calm_at, self.loop.now + NOTICED_S)
-
-    def watch(self) -> None:
-        leaders = [leader for name, leader in self.leaders.items() if self.processes[name].alive]
-        if self.lost and not any(leader.epoch == self.lost and not leader.over.is_set() for leader in leaders):
-            self.promise.excused = True
 
     # ---- a life ----
 
@@ -255,7 +249,6 @@ class World:
         while not (all(task.done() for task in running) and not self.unsettled()):
             if loop.now > deadline or loop.steps > STEPS or self.promise.broken:
                 break
-            self.watch()
             await asyncio.sleep(0.1)
         for task, client in zip(running, self.clients, strict=True):
             if task.done():
@@ -273,8 +266,11 @@ class World:
 
     def unsettled(self) -> list[str]:
         """What is not as it is when all is over: one leader, whom all serve, and who has nothing left."""
-        if self.loop.now < self.calm_at:
+        back_at = max(self.storage.away_until, self.storage.hangs_until)
+        if self.loop.now < max(self.calm_at, back_at + NOTICED_S if self.storage.unwritten else 0.0):
             return ["there is more to come"]
+        if frozen := [name for name, process in self.processes.items() if process.frozen]:
+            return [f"{frozen} are stopped"]
         leading = [(name, office.leader) for name, office in self.offices.items() if self.processes[name].alive and office.leader]
         if len(leading) != 1:
             return [f"{len(leading)} schedulers lead"]
