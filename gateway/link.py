@@ -343,7 +343,8 @@ class Link:
             loop.call_later(max(refusal.retry_after_ms / 1000, BACKOFF_MIN_S), self._resume, feed)
         else:
             if feed.accepted and isinstance(error, DuplicateRequest):
-                return  # of another's submission under this id
+                self._follow(feed)  # another's submission under this id was refused, and whoever had followed that
+                return
             if feed.accepted and isinstance(error, UnknownRequest):
                 error = Lost(f"the scheduler no longer knows the request: {error.message}")
             self._remove(feed)
