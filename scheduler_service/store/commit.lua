@@ -7,7 +7,7 @@
 -- Errors, and then nothing was written: FENCED, another leader took over; LOST, what was acknowledged is not there.
 local mine, number, whole = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local leader = redis.call('HMGET', KEYS[1], 'epoch', 'commit')
-local epoch, last = tonumber(leader[1] or '0'), tonumber(leader[2] or '0')
+local epoch, last = tonumber(leader[1] or '0'), tonumber(leader[2] or '-1') -- no commit: it has stepped down
 if epoch > mine then return redis.error_reply('FENCED another leader has taken over') end
 local again = epoch == mine and last == number -- repeated, since its answer was lost
 if not whole and not again and (epoch ~= mine or last ~= number - 1) then

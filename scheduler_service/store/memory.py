@@ -81,7 +81,7 @@ class MemoryStore:
     async def index(self) -> Index:
         live = sorted(
             (stored.record for stored in self.requests.values() if stored.ending is None),
-            key=lambda record: (record.level, record.key),
+            key=lambda record: (record.level, record.key, record.request.id),
         )
         with_kv = [record.request.id for record in live if record.state is not State.WAITING]
         return Index(with_kv, [record.request.id for record in live if record.state is State.WAITING])

@@ -142,6 +142,23 @@ async def test_a_request_that_is_to_be_submitted_again_later_is_submitted_by_who
         assert (await finish(first)).token_ids == (await finish(second)).token_ids == TOKENS
 
 
+async def test_a_request_that_is_resumed_and_a_stranger_under_its_id_are_kept_apart() -> None:
+    """None is told the other's tokens, nor the other's refusal. (Simulated faults, seed 661.)"""
+    async with stack() as (scheduler, link, client):
+        submit = scheduler.submitted["r"] = submission()
+        stranger = asyncio.create_task(client.complete("something else", request_id="r"))
+        await link.next("submit")
+        task = asyncio.create_task(collect(client.resume("r")))
+        await link.next("follow")
+        with pytest.raises(DuplicateRequest, match="another request"):
+            await finish(stranger)
+        code = DuplicateRequest.code.value[0]
+        await link.send(refusals=[{"request_id": "r", "code": code, "message": "request_id: r was used before"}])
+        assert (await link.next("follow")).offset == 0  # it may have been the stranger whom the scheduler had us follow
+        await relay_all(link, submit)
+        assert (await finish(task)).token_ids == TOKENS
+
+
 async def test_a_request_is_cancelled_when_the_last_of_its_streams_is_left() -> None:
     async with stack() as (_, link, client):
         first, submit = await begun(link, client, 4, request_id="mine")

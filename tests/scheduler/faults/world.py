@@ -31,7 +31,7 @@ from tests.scheduler.faults.model import BLOCK_TOKENS, CountingEngine, VirtualRu
 from tests.scheduler.faults.network import Channel, Network, SimServer, current
 from tests.scheduler.faults.promise import Promise
 from tests.scheduler.faults.schedule import LINK_FAULTS, Fault, Schedule
-from tests.scheduler.faults.storage import HISTORY_S, StorePort, StoreServer
+from tests.scheduler.faults.storage import HISTORY_S, TIMEOUT_S, StorePort, StoreServer
 from worker_service.link import Link
 
 ADDRESSES = {"s0": "127.0.0.1:50052", "s1": "127.0.0.1:50053", "g0": "127.0.0.1:50061", "g1": "127.0.0.1:50062"}
@@ -245,7 +245,7 @@ class World:
                 again = replace(job, prompt=prompt, gateway=job.gateway + 1, at_s=job.at_s + 0.03 * job.after)
                 self.clients.append(Client(again, channels, self.promise, self.rng))
         running = [crowd.start(client.run()) for client in self.clients]
-        deadline = self.calm_at + max((fault.seconds for fault in of.faults), default=0.0) + PATIENCE_S
+        deadline = self.calm_at + max((abs(fault.seconds) for fault in of.faults if fault.kind != "jump"), default=0.0) + PATIENCE_S
         while not (all(task.done() for task in running) and not self.unsettled()):
             if loop.now > deadline or loop.steps > STEPS or self.promise.broken:
                 break
@@ -266,7 +266,8 @@ class World:
 
     def unsettled(self) -> list[str]:
         """What is not as it is when all is over: one leader, whom all serve, and who has nothing left."""
-        back_at = max(self.storage.away_until, self.storage.hangs_until)
+        storage = self.storage
+        back_at = max(storage.away_until, storage.hangs_until, storage.troubled_until + TIMEOUT_S)
         if self.loop.now < max(self.calm_at, back_at + NOTICED_S if self.storage.unwritten else 0.0):
             return ["there is more to come"]
         if frozen := [name for name, process in self.processes.items() if process.frozen]:
