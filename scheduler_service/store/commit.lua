@@ -9,18 +9,20 @@ local mine, number, whole = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local leader = redis.call('HMGET', KEYS[1], 'epoch', 'commit')
 local epoch, last = tonumber(leader[1] or '0'), tonumber(leader[2] or '-1') -- no commit: it has stepped down
 if epoch > mine then return redis.error_reply('FENCED another leader has taken over') end
-local again = epoch == mine and last == number -- repeated, since its answer was lost
+-- Repeated, since its answer was lost. What replaces is replaced again: it may be an old one's number that is stored.
+local again = not whole and epoch == mine and last == number
 if not whole and not again and (epoch ~= mine or last ~= number - 1) then
   return redis.error_reply('LOST earlier commits')
 end
 
 local ttl, levels = ARGV[4], tonumber(ARGV[5])
-local changes, verdicts, lengths = {}, {}, {}
+local changes, verdicts, lengths, arrivals = {}, {}, {}, {}
 for i, change in ipairs(cmsgpack.unpack(ARGV[6])) do
   local hash, log = KEYS[levels + 2 * i + 1], KEYS[levels + 2 * i + 2]
   local id, arrival, create, before, after, output, level, score, with_kv, ended, fields = unpack(change)
   local stored = redis.call('HMGET', hash, 'arrival', 'emitted', 'ending')
-  local taken = (stored[1] and stored[1] ~= arrival) or ((stored[3] or lengths[hash] == 'over') and not again)
+  local known = arrivals[hash] or stored[1]
+  local taken = (known and known ~= arrival) or ((stored[3] or lengths[hash] == 'over') and not again)
   if taken and not whole then
     verdicts[i] = 2
   else
@@ -29,6 +31,7 @@ for i, change in ipairs(cmsgpack.unpack(ARGV[6])) do
       return redis.error_reply('LOST output of ' .. id)
     end
     lengths[hash] = ended and 'over' or after
+    arrivals[hash] = arrival
     verdicts[i] = 1
     changes[#changes + 1] = {hash, log, id, after, output, level, score, with_kv, ended, fields}
   end
@@ -38,7 +41,10 @@ if again then return verdicts end
 for _, change in ipairs(changes) do
   local hash, log, id, after, output, level, score, with_kv, ended, fields = unpack(change)
   local was = tonumber(redis.call('HGET', hash, 'level'))
-  if was and (whole or was ~= level) then redis.call('ZREM', KEYS[2 + was], id) end
+  if was and was ~= level then redis.call('ZREM', KEYS[2 + was], id) end
+  if whole or not was then -- perhaps its hash was evicted, and a queue still names it
+    for queue = 1, levels do redis.call('ZREM', KEYS[2 + queue], id) end
+  end
   if whole then redis.call('DEL', hash, log) end
   redis.call('HSET', hash, 'emitted', after, 'level', level, unpack(fields))
   if output ~= '' then redis.call('APPEND', log, output) end
