@@ -106,6 +106,7 @@ class Call:
         self.task: asyncio.Task[None] | None = None  # of the handler
         self._sent = {id(self.down): 0.0, id(self.up): 0.0}  # when the last thing sent there arrives
         self.deadline: float | None = None
+        self.invocation_metadata: object = ()
         self.alive = True  # what is sent arrives
         self.lost = False  # and so does what was sent before
         listener = network.listeners.get(address)
@@ -265,8 +266,11 @@ class Channel:
         self._network, self._process, self._address = network, process, address
         self._open: list[ClientCall] = []
 
-    def _dial(self, method: str, encode: Any, decode: Any, timeout: float | None) -> ClientCall:
+    def _dial(
+        self, method: str, encode: Any, decode: Any, timeout: float | None, metadata: object = ()
+    ) -> ClientCall:
         call = Call(self._network, self._process, self._address, method)
+        call.invocation_metadata = metadata
         if timeout is not None:
             call.deadline = self._network.loop.now + timeout
             self._network.loop.at(call.deadline, call.expire)
@@ -274,7 +278,7 @@ class Channel:
         return made
 
     def stream_stream(self, method: str, request_serializer: Any, response_deserializer: Any, **_: object) -> Any:
-        return lambda timeout=None: self._dial(method, request_serializer, response_deserializer, timeout)
+        return lambda metadata=(): self._dial(method, request_serializer, response_deserializer, None, metadata)
 
     def unary_stream(self, method: str, request_serializer: Any, response_deserializer: Any, **_: object) -> Any:
         def call(request: Any, timeout: float | None = None, metadata: object = None) -> ClientCall:
@@ -320,6 +324,9 @@ class Context:
         call = self._call
         if call.alive:
             call.loop.at(call._arrival(call.down), _set, call.metadata, metadata)
+
+    def invocation_metadata(self) -> object:
+        return self._call.invocation_metadata
 
     def time_remaining(self) -> float | None:
         deadline = self._call.deadline

@@ -228,8 +228,10 @@ class World:
         of, loop = self.of, self.loop
         for name in (*of.schedulers, *(f"w{n}" for n in range(of.workers)), *(f"g{n}" for n in range(of.gateways))):
             self.start(name)
-        while self.unsettled():
+        while left := self.unsettled():
             await asyncio.sleep(0.05)
+            if loop.now > PATIENCE_S:
+                raise AssertionError(f"it never begins: {left}, {loop.failures}")
         begin = loop.now
         self.calm_at = begin + max((fault.at_s for fault in of.faults), default=0.0)
         for fault in of.faults:
