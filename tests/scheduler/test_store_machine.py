@@ -1,4 +1,4 @@
-"""Redis and its twin in memory answer alike, whatever is asked of them in whatever order: a state machine of hypothesis.
+"""Redis and its twin in memory answer alike, whatever is asked of them in whatever order: a hypothesis state machine.
 
 `EXAMPLES=2000 pytest tests/scheduler/test_store_machine.py` runs more of it.
 """

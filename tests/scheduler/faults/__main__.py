@@ -14,7 +14,8 @@ import structlog
 
 from tests.scheduler.faults.loop import PROCESS
 from tests.scheduler.faults.schedule import Schedule, schedule
-from tests.scheduler.faults.world import Result, run, simulated
+from tests.scheduler.faults.stand_ins import simulated
+from tests.scheduler.faults.world import Result, run
 
 CHUNK = 20  # schedules, between two collections of garbage
 SHOWN = 10  # failures that are shrunk and told
@@ -96,7 +97,9 @@ def _run_all(seeds: range, processes: int) -> int:
     print(f"\n{done} schedules from seed {seeds.start} in {spent:.0f} s ({done / spent:.0f}/s, {processes} processes),")
     print(f"{virtual_s / 3600:.1f} h of virtual time; {sum(faults.values())} faults:")
     print("  " + ", ".join(f"{kind} {count}" for kind, count in faults.most_common()))
-    print(f"{sum(outcomes.values())} streams: " + ", ".join(f"{kind} {count}" for kind, count in outcomes.most_common()))
+    print(
+        f"{sum(outcomes.values())} streams: " + ", ".join(f"{kind} {count}" for kind, count in outcomes.most_common())
+    )
     for seed in sorted(failed)[:SHOWN]:
         print(f"FAILED {_smallest(schedule(seed))}")
     print(f"{len(failed)} failed")

@@ -10,8 +10,8 @@ import grpc
 from protos.errors import REQUEST_ID_KEY, RETRY_AFTER_KEY
 from protos.v1 import inference_pb2 as pb
 from protos.v1 import inference_pb2_grpc, types_pb2
+from tests.scheduler.faults.ends import Channel
 from tests.scheduler.faults.model import answer
-from tests.scheduler.faults.network import Channel
 from tests.scheduler.faults.promise import Promise
 from tests.scheduler.faults.schedule import Job
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from worker_service.engine.request import EngineRequest, Saved
-from worker_service.engine.types import CostProfile, Finish, Held, Limits, Row, Run, Sampling, Skip, StepResult
+from worker_service.engine.types import CostProfile, Held, Limits, Row, Run, Sampling, Skip, StepResult
 from worker_service.runner import Report, Runner
 
 EOS = 0
@@ -46,7 +46,7 @@ class _NoStops:
 
 
 class CountingEngine:
-    """In place of worker_service.engine.Engine: the same rows, of numbers. `wrong` is told of any history that the model
+    """In place of worker_service.engine.Engine: the same rows, of numbers. `wrong` is told of a history that the model
     did not write."""
 
     def __init__(
@@ -166,9 +166,7 @@ class CountingEngine:
         emitted = request.extend([token_at(prompt, start + i) for i in range(accepted + 1)])
         kv.length = 0 if request.finish else len(request.tokens) - 1  # type: ignore[misc]
         accepted = min(accepted, len(emitted))
-        return self._of(
-            request, start, tokens=tuple(emitted), drafted=drafted, accepted=accepted, prefilled=prefill
-        )
+        return self._of(request, start, tokens=tuple(emitted), drafted=drafted, accepted=accepted, prefilled=prefill)
 
     @staticmethod
     def _of(request: EngineRequest, start: int, **fields: Any) -> Row:

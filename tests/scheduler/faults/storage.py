@@ -1,5 +1,5 @@
-"""The store behind a wire: answers that are late or lost, writes that land after all, a server that goes away, hangs, or
-comes back without its last writes. What it holds is scheduler_service.store.MemoryStore, and checked after each write.
+"""The store behind a wire: answers are late or lost, writes land after all, the server goes away, hangs, or comes back
+without its last writes. What it holds is scheduler_service.store.MemoryStore, and checked after each write.
 """
 
 import asyncio

@@ -1,37 +1,26 @@
-"""One schedule, run: the services' own code in processes of a virtual loop, a supervisor that starts again what died, and
-the hand that injects the faults."""
+"""One schedule, run: the services' own code in processes of a virtual loop, a supervisor that starts again what died,
+and the hand that injects the faults."""
 
 import asyncio
 import random
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
-from unittest import mock
-
-import structlog
 
 import gateway.app
-import gateway.config
 import scheduler_service.__main__ as scheduler
-from gateway.metrics import Metrics
-from gateway.text import TextModel
 from protos.tls import Tls
 from protos.v1 import gateway_link_pb2 as gateway_pb
-from scheduler_service.config import Settings
-from scheduler_service.gateways import GatewayOutbox
-from scheduler_service.leader import Leader
-from scheduler_service.store import Fenced, Pulse, StoreUnavailable
+from scheduler_service.store import Fenced, StoreUnavailable
 from tests.scheduler.faults.client import Client
-from tests.scheduler.faults.loop import PROCESS, Process, Standstill, VirtualLoop
+from tests.scheduler.faults.ends import Channel, current
+from tests.scheduler.faults.loop import Process, Standstill, VirtualLoop
 from tests.scheduler.faults.model import BLOCK_TOKENS, CountingEngine, VirtualRunner
-from tests.scheduler.faults.network import Channel, Network, SimServer, current
+from tests.scheduler.faults.network import Network
 from tests.scheduler.faults.promise import Promise
 from tests.scheduler.faults.schedule import LINK_FAULTS, Fault, Schedule
-from tests.scheduler.faults.storage import HISTORY_S, TIMEOUT_S, StorePort, StoreServer
+from tests.scheduler.faults.stand_ins import settings
+from tests.scheduler.faults.storage import HISTORY_S, TIMEOUT_S, StoreServer
 from worker_service.link import Link
 
 ADDRESSES = {"s0": "127.0.0.1:50052", "s1": "127.0.0.1:50053", "g0": "127.0.0.1:50061", "g1": "127.0.0.1:50062"}
@@ -39,7 +28,6 @@ MAX_DRAFT = 4
 PATIENCE_S = 120.0  # after the last fault, until all must have come to its end
 STEPS = 400_000  # of all tasks: more is a loop without end
 NOTICED_S = 1.0  # until a leader has noticed at the latest that writes are gone
-EPOCH_S = 1_700_000_000.0  # when a schedule begins, on the wall
 
 
 @dataclass(frozen=True)
@@ -61,8 +49,8 @@ class World:
         self.network = Network(self.loop, self.rng, self.promise.violated)
         self.storage = StoreServer(self.loop, self.rng, self.promise)
         self.processes: dict[str, Process] = {}
-        self.leaders: dict[str, Leader] = {}  # the last one of each scheduler
-        self.offices: dict[str, Any] = {}
+        self.offices: dict[str, Any] = {}  # who leads in each scheduler
+        self.outboxes = 0
         self.gateways: dict[str, gateway.app.Gateway] = {}
         self.engines: dict[str, CountingEngine] = {}
         self.faults: Counter[str] = Counter()
@@ -80,9 +68,10 @@ class World:
     def _exited(self, process: Process, task: "asyncio.Task[None]") -> None:
         if self.loop.over:
             return
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if process.name[0] != "s" or not isinstance(error, StoreUnavailable | Fenced | OSError):
-                self.promise.violated(f"{process.name} failed: {error!r}")
+        error = None if task.cancelled() else task.exception()
+        expected = (StoreUnavailable, Fenced, OSError) if process.name[0] == "s" else ()
+        if error is not None and not isinstance(error, expected):
+            self.promise.violated(f"{process.name} failed: {error!r}")
         process.kill()
         self.network.ended(process, silently=False)
         self._restart(process.name, 0.1)
@@ -93,13 +82,13 @@ class World:
     async def _scheduler(self, name: str) -> None:
         host, port = ADDRESSES[name].split(":")
         chosen = {"host": host, "port": int(port), "standby": self.of.pair, **dict(self.of.settings)}
-        await scheduler.serve(_settings()[0].model_copy(update=chosen))
+        await scheduler.serve(settings()[0].model_copy(update=chosen))
 
     async def _gateway(self, name: str) -> None:
         port = int(ADDRESSES[name].split(":")[1])
         schedulers = ",".join(ADDRESSES[one] for one in self.of.schedulers)
         chosen = {"grpc_port": port, "scheduler": schedulers}
-        async with gateway.app.running(_settings()[1].model_copy(update=chosen)) as running:
+        async with gateway.app.running(settings()[1].model_copy(update=chosen)) as running:
             self.gateways[name] = running
             await current().stopping.wait()
             await running.drain(0.5)
@@ -112,7 +101,7 @@ class World:
         runner = VirtualRunner(engine, of.slots, lambda: of.round_s * rng.uniform(0.5, 1.5))
         link = Link(
             [ADDRESSES[one] for one in of.schedulers],
-            tls=TLS,
+            tls=Tls(),
             worker_id=name,
             runner=runner,
             model=gateway_pb.ModelInfo(
@@ -247,7 +236,11 @@ class World:
                 again = replace(job, prompt=prompt, gateway=job.gateway + 1, at_s=job.at_s + 0.03 * job.after)
                 self.clients.append(Client(again, channels, self.promise, self.rng))
         running = [crowd.start(client.run()) for client in self.clients]
-        deadline = self.calm_at + max((abs(fault.seconds) for fault in of.faults if fault.kind != "jump"), default=0.0) + PATIENCE_S
+        deadline = (
+            self.calm_at
+            + max((abs(fault.seconds) for fault in of.faults if fault.kind != "jump"), default=0.0)
+            + PATIENCE_S
+        )
         while not (all(task.done() for task in running) and not self.unsettled()):
             if loop.now > deadline or loop.steps > STEPS or self.promise.broken:
                 break
@@ -274,7 +267,11 @@ class World:
             return ["there is more to come"]
         if frozen := [name for name, process in self.processes.items() if process.frozen]:
             return [f"{frozen} are stopped"]
-        leading = [(name, office.leader) for name, office in self.offices.items() if self.processes[name].alive and office.leader]
+        leading = [
+            (name, office.leader)
+            for name, office in self.offices.items()
+            if self.processes[name].alive and office.leader
+        ]
         if len(leading) != 1:
             return [f"{len(leading)} schedulers lead"]
         ((name, leader),) = leading
@@ -296,130 +293,6 @@ class World:
 
 async def _nothing(_: object) -> None:
     return
-
-
-TLS = Tls()
-
-
-@lru_cache(maxsize=1)
-def _settings() -> tuple[Settings, gateway.config.Settings]:
-    """Made once: pydantic takes longer to read settings than a schedule may last."""
-    scheduling = Settings(_cli_parse_args=False, predictor="none", worker_timeout_s=3.0)  # type: ignore[call-arg, arg-type]
-    return scheduling, gateway.config.Settings(_cli_parse_args=False, http_port=0)  # type: ignore[call-arg]
-
-
-class _Words:
-    """A tokenizer whose words are numbers."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        return "".join(f"{id} " for id in ids)
-
-
-class _Text(TextModel):
-    def __init__(self, info: gateway_pb.ModelInfo) -> None:
-        self.name, self.fingerprint = info.name, info.fingerprint
-        self.context_tokens, self.vocab_size = info.context_tokens, info.vocab_size
-        self._tokenizer = _Words()
-
-    def encode_prompt(self, prompt: str) -> list[int]:
-        return [int(word) for word in prompt.split()]
-
-
-class _Metrics(Metrics):
-    def serve(self, *_: object) -> int:
-        return 0
-
-    def stop(self) -> None:
-        return
-
-
-@lru_cache(maxsize=1)
-def _metrics() -> _Metrics:
-    return _Metrics()
-
-
-def _world() -> World:
-    world: World = current().world  # type: ignore[attr-defined]
-    return world
-
-
-def _server(*_: object, **__: object) -> SimServer:
-    return SimServer(_world().network, current())
-
-
-def _dial(address: str, *_: object) -> Channel:
-    return Channel(_world().network, current(), address)
-
-
-@asynccontextmanager
-async def _signals() -> AsyncIterator[asyncio.Event]:
-    yield current().stopping
-
-
-def _wall() -> float:
-    process = PROCESS.get()
-    return _time() if process is None else EPOCH_S + process.loop.now + process.skew_s
-
-
-def _monotonic() -> float:
-    process = PROCESS.get()
-    return _real_monotonic() if process is None else process.loop.now
-
-
-_time, _real_monotonic = time.time, time.monotonic
-
-
-class _SimLeader(Leader):
-    """It is known to the world."""
-
-    def __init__(self, settings: Settings, store: Any) -> None:
-        super().__init__(settings, store, clock=_wall)
-        _world().leaders[current().name] = self
-
-    async def lead(self, seen: Pulse | None = None) -> None:
-        await super().lead(seen)
-
-
-class _SimOffice(scheduler.Office):
-    def __init__(self) -> None:
-        super().__init__()
-        _world().offices[current().name] = self
-
-
-class _NumberedOutbox(GatewayOutbox):
-    """Whose place in a set does not depend on its address."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        world = _world()
-        world.outboxes = self._number = getattr(world, "outboxes", 0) + 1  # type: ignore[attr-defined]
-
-    def __hash__(self) -> int:
-        return self._number
-
-
-@contextmanager
-def simulated() -> Iterator[None]:
-    """Whatever would reach outside reaches the world of the process that does it."""
-    instead: dict[str, Any] = {
-        "worker_service.link.channel": _dial,
-        "gateway.link.channel": _dial,
-        "gateway.link.TextModel": _Text,
-        "gateway.app.make_server": _server,
-        "gateway.app.Metrics": _metrics,
-        "scheduler_service.__main__.make_server": _server,
-        "scheduler_service.__main__.stop_signals": _signals,
-        "scheduler_service.__main__.RedisStore": lambda *_, **__: StorePort(_world().storage),
-        "scheduler_service.__main__.Leader": _SimLeader,
-        "scheduler_service.__main__.Office": _SimOffice,
-        "scheduler_service.gateways.GatewayOutbox": _NumberedOutbox,
-        "time.time": _wall,
-        "time.monotonic": _monotonic,
-    }
-    with ExitStack() as stack:
-        for name, value in instead.items():
-            stack.enter_context(mock.patch(name, value))
-        yield
 
 
 def run(of: Schedule) -> Result:
