@@ -342,10 +342,10 @@ class Core:
         would be idle while those wait."""
         self._rekey()
         worker = self.workers[name]
-        rank = self.isolation.plan(self, name)
-        if rank is None:
-            rank = placement.choose(self, name)
-        rank, evict = kv.fit(worker, rank, (self.entries[key[-1]] for key in reversed(worker.ranking)))
+        suspects = self.isolation.plan(self, name)
+        rank = placement.choose(self, name) if suspects is None else suspects
+        by_claim_reversed = (self.entries[key[-1]] for key in reversed(worker.ranking))
+        rank, evict = kv.fit(worker, rank, by_claim_reversed, apart=suspects is not None)
         for entry, copy in evict.items():
             worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
             entry.offload_kv(copy) if copy else entry.lose_kv()

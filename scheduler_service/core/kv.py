@@ -6,7 +6,12 @@ from scheduler_service.core.entry import Entry, Worker
 
 
 def fit(
-    worker: Worker, rank: Sequence[Entry], by_claim_reversed: Iterable[Entry], *, patient: bool = True
+    worker: Worker,
+    rank: Sequence[Entry],
+    by_claim_reversed: Iterable[Entry],
+    *,
+    patient: bool = True,
+    apart: bool = False,
 ) -> tuple[list[Entry], dict[Entry, int]]:
     """Which of `rank` (best first) may run with full KV, and who must give up KV for that: with the blocks that a copy
     of it takes in the host's memory, or 0 where it is dropped.
@@ -31,7 +36,7 @@ def fit(
             if homed is None:
                 homed = list(by_claim_reversed)
             giving = dict(_giving(worker, homed, evict, patient))
-            givers = _givers(giving, entry, need - free)
+            givers = _givers(giving, entry, need - free, rank if apart else None)
             if givers is None and (place or any(other.blocks and other not in giving for other in homed)):
                 reserved = reserved or not place
                 continue  # it waits for all of its memory rather than take a part
@@ -49,7 +54,7 @@ def fit(
                 kept.append(entry)
                 free -= need
     if rank and not kept:  # each waits for memory of another
-        return fit(worker, rank, homed or (), patient=False)
+        return fit(worker, rank, homed or (), patient=False, apart=apart)
     for entry in rank[slots:]:  # the worker fills up with them, so they must fit like the others
         need = _need(worker, entry)
         if need <= free and not (entry in kept or entry in evict or (reserved and not entry.blocks)):
@@ -83,11 +88,14 @@ def _giving(
                 yield entry, copy
 
 
-def _givers(giving: Iterable[Entry], entry: Entry, short: int) -> list[Entry] | None:
-    """The fewest of the lowest claims below `entry`'s that hold `short` blocks together; None if all do not."""
+def _givers(
+    giving: Iterable[Entry], entry: Entry, short: int, apart: Sequence[Entry] | None
+) -> list[Entry] | None:
+    """The fewest of the lowest claims below `entry`'s that hold `short` blocks together; None if all do not. Those that
+    have the worker to themselves (`apart`) are above all others."""
     givers: list[Entry] = []
     for giver in giving:
-        if giver.key <= entry.key:
+        if giver.key <= entry.key and (apart is None or giver in apart):
             return None
         givers.append(giver)
         short -= giver.blocks
