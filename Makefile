@@ -25,8 +25,12 @@ REPETITIONS ?= 3
 POLICIES ?= fcfs,srpt-length,laps-sd,gittins
 ALSO ?= sjf@2:0.85 las@2:0.85 mlfq@2:0.85
 
-.PHONY: demo test test-engine test-compare test-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
-    bench-paper check lint types architecture protos protos-check audit audit-here env clean
+# Of sim-faults.
+SCHEDULES ?= 50000
+FIRST ?= 0
+
+.PHONY: demo test test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick bench-scheduler \
+    bench-engine bench-paper check lint types architecture protos protos-check audit audit-here env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +38,7 @@ help:
 	@echo "make test   all tests, against a real Redis and the real model"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
+	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
 	@echo "make soak   the same stack for an hour without faults: memory and open files of every process (MINUTES=60)"
@@ -94,6 +99,10 @@ test-compare: env
 
 test-faults: env
 	$(BIN)/python -m pytest tests/faults
+
+sim-faults: env
+	$(BIN)/python -m tests.scheduler.faults --schedules $(SCHEDULES) --seed $(FIRST)
+	EXAMPLES=1000 $(BIN)/python -m pytest --timeout 3600 tests/scheduler/test_store_machine.py
 
 fuzz: env
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED)

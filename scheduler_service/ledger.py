@@ -96,7 +96,7 @@ class Ledger:
 
     async def submission(self, id: str) -> pb.Submit:
         """As it was submitted, but for its deadline. Raises UnknownRequest, StoreUnavailable."""
-        if id in self.live:
+        if id in self.live and self.live[id].stored:  # else it may turn out that another request has that id
             return self.live[id].submit
         if (stored := await self._store.get(id)) is None:
             raise _unknown(id)

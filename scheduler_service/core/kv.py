@@ -88,9 +88,7 @@ def _giving(
                 yield entry, copy
 
 
-def _givers(
-    giving: Iterable[Entry], entry: Entry, short: int, apart: Sequence[Entry] | None
-) -> list[Entry] | None:
+def _givers(giving: Iterable[Entry], entry: Entry, short: int, apart: Sequence[Entry] | None) -> list[Entry] | None:
     """The fewest of the lowest claims below `entry`'s that hold `short` blocks together; None if all do not. Those that
     have the worker to themselves (`apart`) are above all others."""
     givers: list[Entry] = []

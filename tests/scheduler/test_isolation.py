@@ -178,6 +178,23 @@ def test_no_suspect_begins_before_the_end_of_what_may_be_under_way() -> None:
     assert [run.id for run in queue.plan("second").rank] == ["a"]
 
 
+def test_suspects_get_the_memory_that_better_claims_hold() -> None:
+    """They waited for each other for ever. (Simulated faults, seed 8687.)"""
+    served = core("fcfs", max_deaths=MAX_DEATHS)
+    worker = FakeWorker(served, {"old": 1000, "late": 5}, blocks=4)
+    worker.submit("old")
+    worker.run(20)
+    worker.submit("late", prompt=40)
+    suspect = served.entries["late"]
+    suspect.probation = suspect.crowd = 1
+    served.isolation.join(suspect)
+    assert served.plan("w").rank == ()
+    served.observe(Obeyed("w", served.workers["w"].planned), worker.now)
+    plan = served.plan("w")
+    assert [run.id for run in plan.rank] == ["late"]
+    assert plan.drop == ("old",)
+
+
 def test_many_suspects_go_in_groups_which_a_death_divides() -> None:
     ids = [f"r{i:02}" for i in range(40)]
     worker = FakeWorker(core("fcfs"), dict.fromkeys(ids, 99), slots=40)

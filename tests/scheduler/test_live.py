@@ -10,18 +10,22 @@ import grpc
 import pytest
 import redis.asyncio as aioredis
 
+from protos.errors import UnknownRequest
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.config import Settings
 from scheduler_service.core.core import Core
+from scheduler_service.core.entry import Entry
 from scheduler_service.core.policies import make_policy
 from scheduler_service.event_log import replay
 from scheduler_service.gateways import GatewayOutbox
 from scheduler_service.leader import Leader
-from scheduler_service.store import RedisStore, Stored, StoreUnavailable, Verdict, Write
+from scheduler_service.ledger import Ledger, Tracked
+from scheduler_service.store import MemoryStore, RedisStore, Stored, StoreUnavailable, Verdict, Write
 from scheduler_service.store.rounds import decode
+from tests.scheduler.builders import request
 from tests.scheduler.live import WAIT_S, ScriptedGateway, ScriptedWorker, scheduler
 from tests.waiting import until
 
@@ -225,6 +229,16 @@ async def test_another_submission_under_the_id_of_an_ended_request_is_refused(li
     assert gateway.refused["a"].code == grpc.StatusCode.ALREADY_EXISTS.value[0]
 
 
+async def test_what_is_not_durable_is_not_yet_the_submission_of_its_id() -> None:
+    """It may turn out that an ended request of other content has it. (Simulated faults, seed 17222.)"""
+    ledger = Ledger(MemoryStore(), time.time, lambda id: None)
+    ledger.live["a"] = Tracked(gateway_pb.Submit(request_id="a"), Entry(request("a")).record())
+    with pytest.raises(UnknownRequest):
+        await ledger.submission("a")
+    ledger.live["a"].stored = True
+    assert (await ledger.submission("a")).request_id == "a"
+
+
 async def test_a_submission_can_be_asked_for_while_it_lives_and_after(live: Live) -> None:
     _, worker, gateway = live
 
@@ -236,8 +250,9 @@ async def test_a_submission_can_be_asked_for_while_it_lives_and_after(live: Live
         await prompt()
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     await gateway.submit("a", 5, 6)
-    await worker.until("a")
+    await gateway.until(lambda: "a" in gateway.accepted)
     assert await prompt() == [5, 6]
+    await worker.until("a")
     await worker.report(worker.row("a", 0, 7, finish=STOP))
     await gateway.until(lambda: "a" in gateway.endings)
     assert await prompt() == [5, 6]
