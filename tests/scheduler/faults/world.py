@@ -27,6 +27,7 @@ ADDRESSES = {"s0": "127.0.0.1:50052", "s1": "127.0.0.1:50053", "g0": "127.0.0.1:
 MAX_DRAFT = 4
 PATIENCE_S = 120.0  # after the last fault, until all must have come to its end
 STEPS = 400_000  # of all tasks: more is a loop without end
+READ_S = 3.0  # until a new leader has read at the latest what the one before it wrote
 NOTICED_S = 1.0  # until a leader has noticed at the latest that writes are gone
 
 
@@ -206,7 +207,7 @@ class World:
         """What was acknowledged in these last seconds is gone. Whoever leads has to have written all of it, and to lead
         until it has written it anew."""
         epoch, since = self.storage.led
-        if self.loop.now - seconds < since > self.storage.first_led:
+        if self.loop.now - seconds - READ_S < since > self.storage.first_led:
             self.promise.excused = True
         self.storage.unwritten = epoch
         self.calm_at = max(self.calm_at, self.loop.now + NOTICED_S)
