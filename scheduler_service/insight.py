@@ -117,7 +117,7 @@ async def request_status(leader: "Leader", id: str) -> types_pb.RequestStatus:
     now = leader.clock()
     if id in leader.core.entries:
         return _live(leader, [id])[0]
-    if (stored := await leader.store.get(id)) is None:
+    if (stored := await leader.ledger.stored(id)) is None:
         raise UnknownRequest(f"request {id} is unknown, or ended too long ago")
     status = translate.to_status(stored.record, now)
     if stored.ending is not None:

@@ -72,7 +72,7 @@ class Ledger:
     async def follow(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
         """Everything durable from the offset on, round by round; then what comes. Where that is more than `most` tokens
         it ends there: the gateway follows again when it has room. Raises StoreUnavailable."""
-        self._follow_read(id, offset, outbox, most, None if id in self.live else await self._store.get(id))
+        self._follow_read(id, offset, outbox, most, None if id in self.live else await self.stored(id))
 
     def follow_later(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
         """As `follow`, once it was read: many follow at once when a leader takes over, and none holds up the others."""
@@ -98,9 +98,17 @@ class Ledger:
         """As it was submitted, but for its deadline. Raises UnknownRequest, StoreUnavailable."""
         if id in self.live and self.live[id].stored:  # else it may turn out that another request has that id
             return self.live[id].submit
-        if (stored := await self._store.get(id)) is None:
+        if (stored := await self.stored(id)) is None:
             raise _unknown(id)
         return pb.Submit.FromString(stored.submit)
+
+    async def stored(self, id: str) -> Stored | None:
+        """As the store has it; one that ended just now, as the store will have it again if it has lost it since. Raises
+        StoreUnavailable."""
+        if (stored := await self._store.get(id)) is not None:
+            return stored
+        ended = (write for _, write in self._ended if write.record.request.id == id)
+        return next((Stored(write.record, write.submit or b"", write.log, write.ending) for write in ended), None)
 
     # ---- what the store says ----
 

@@ -40,3 +40,12 @@ async def test_what_ended_before_the_store_went_away_is_kept_however_long_it_sta
     await book.end("a")
     book.now = 100 * ENDED_KEPT_S
     assert book.kept == ["a"]
+
+
+async def test_what_has_just_ended_is_known_though_the_store_has_lost_it() -> None:
+    book = Book()
+    await book.end("a")
+    assert (await book.submission("a")).request_id == "a"
+    stored = await book.stored("a")
+    assert stored is not None
+    assert stored.record.state is State.FINISHED
