@@ -42,8 +42,8 @@ def test_a_cell_is_measured_on_processes_of_its_own(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     (cell,) = json.loads(file.read_text())["cells"]
     assert (cell["workers"], cell["waiting"]) == (1, 5)
-    assert 0 < cell["redis_share"] < 1
-    assert cell["commands_per_cpu_s"] >= cell["commands_per_s"] > 0
+    assert 0 <= cell["redis_share"] < 1  # the system counts processor time in hundredths of a second
+    assert cell["commands_per_cpu_s"] > 0 < cell["commands_per_s"]
     assert cell["p50_ms"] <= cell["p99_ms"] <= cell["max_ms"]
 
 
