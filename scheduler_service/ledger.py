@@ -40,9 +40,8 @@ class Ledger:
     def __init__(self, store: Store, clock: Callable[[], float], forget: Callable[[str], None]) -> None:
         self.live: dict[str, Tracked] = {}
         self._store, self._clock, self._forget = store, clock, forget
-        self._early: dict[
-            str, list[tuple[int, GatewayOutbox, int]]
-        ] = {}  # follows of requests that are still to be read
+        # Follows of requests that are still to be read: offset, who asks, tokens at most.
+        self._early: dict[str, list[tuple[int, GatewayOutbox, int]]] = {}
         self._ended: deque[tuple[float, Write]] = deque(maxlen=MAX_ENDED)
         self._log = structlog.get_logger()
 
