@@ -23,6 +23,7 @@ from protos.errors import (
     BadInput,
     DeadlinePassed,
     Failed,
+    Lost,
     NotServing,
     QueueFull,
     RequestError,
@@ -179,7 +180,8 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                 if not batch.tokens and batch.ending is None:
                     continue
                 if batch.start < offset:
-                    raise BadInput("offset", f"{offset} is beyond the end of the answer, {batch.start} tokens")
+                    # Or the client made it up. That cannot be told from tokens that were sent and lost.
+                    raise Lost(f"the answer ended at token {batch.start}, offset {offset} is beyond it")
                 chunk = inference_pb2.GenerateResponse(
                     request_id=feed.request_id,
                     text=detokenizer.push(batch.tokens),

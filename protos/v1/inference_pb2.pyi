@@ -217,7 +217,7 @@ class ResumeRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     offset: _builtins.int
-    """output tokens that the client has; beyond the end of the answer: INVALID_ARGUMENT"""
+    """output tokens that the client has; beyond the end of the answer: DATA_LOSS"""
     def __init__(
         self,
         *,

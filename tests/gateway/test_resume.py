@@ -11,7 +11,7 @@ import pytest
 from gateway.feed import BEYOND
 from gateway.text import TextModel
 from laps_sd.client import Client, Collector
-from protos.errors import BadInput, DuplicateRequest, NotServing, RequestError, UnknownRequest
+from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest
 from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, model_info, stack
@@ -82,13 +82,13 @@ async def test_an_unknown_request_is_not_found() -> None:
             await collect(client.resume("nobody"))
 
 
-async def test_an_offset_beyond_the_end_is_refused() -> None:
+async def test_an_offset_beyond_the_end_is_a_loss() -> None:
     async with stack() as (scheduler, link, client):
         submit = scheduler.submitted["r"] = submission()
         task = asyncio.create_task(collect(client.resume("r", len(TOKENS) + 1)))
         await link.next("follow")
         await relay_all(link, submit)
-        with pytest.raises(BadInput, match=f"offset: {len(TOKENS) + 1} is beyond the end of the answer, {len(TOKENS)}"):
+        with pytest.raises(Lost, match=f"ended at token {len(TOKENS)}, offset {len(TOKENS) + 1} is beyond it"):
             await finish(task)
 
 
