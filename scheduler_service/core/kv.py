@@ -1,6 +1,6 @@
 """KV memory of a worker: who keeps it, who gives it back. The worker owns the blocks; it never evicts."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from scheduler_service.core.entry import Entry, Worker
 
@@ -20,8 +20,10 @@ def fit(
     refuses what exceeds the whole memory. Requests of a lower claim give way, the lowest first, but only those that
     were worth it: served for some times as long as it took to compute their KV, or takes to copy it where the host's
     memory has room. Until then they go on in the place of whoever waits for their memory, so that no order of claims
-    makes a worker compute or copy the same KV for ever.
+    makes a worker compute or copy the same KV for ever. Who has the worker to itself (`apart`) waits for none of them,
+    and none runs beside it.
     """
+    patient = patient and not apart
     slots = worker.up.slots
     free = worker.free_blocks
     homed: list[Entry] | None = None  # lowest claim first; looked up only when memory is short
@@ -35,8 +37,10 @@ def fit(
         if need > free:
             if homed is None:
                 homed = list(by_claim_reversed)
+                if apart:
+                    homed = [*(other for other in homed if other not in rank), *reversed(rank)]
             giving = dict(_giving(worker, homed, evict, patient))
-            givers = _givers(giving, entry, need - free, rank if apart else None)
+            givers = _givers(giving, homed[: homed.index(entry)], need - free)
             if givers is None and (place or any(other.blocks and other not in giving for other in homed)):
                 reserved = reserved or not place
                 continue  # it waits for all of its memory rather than take a part
@@ -45,7 +49,7 @@ def fit(
                 free += giver.blocks
         kept.append(entry)
         free -= need
-    if homed is not None:
+    if homed is not None and not apart:
         giving = dict(_giving(worker, homed, evict, patient=True))
         for entry in reversed(homed):
             need = _need(worker, entry)
@@ -88,13 +92,10 @@ def _giving(
                 yield entry, copy
 
 
-def _givers(giving: Iterable[Entry], entry: Entry, short: int, apart: Sequence[Entry] | None) -> list[Entry] | None:
-    """The fewest of the lowest claims below `entry`'s that hold `short` blocks together; None if all do not. Those that
-    have the worker to themselves (`apart`) are above all others."""
+def _givers(giving: Container[Entry], below: Iterable[Entry], short: int) -> list[Entry] | None:
+    """The fewest of the lowest claims that hold `short` blocks together; None if all do not."""
     givers: list[Entry] = []
-    for giver in giving:
-        if giver.key <= entry.key and (apart is None or giver in apart):
-            return None
+    for giver in filter(giving.__contains__, below):
         givers.append(giver)
         short -= giver.blocks
         if short <= 0:

@@ -13,12 +13,24 @@ from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.core.core import Core
 from scheduler_service.core.isolation import GROUPS, PROBATION_ROUNDS
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import Changed, Effect, Ended, Held, Obeyed, Plan, StepDone, Submitted, WorkerDown
+from scheduler_service.core.types import (
+    Changed,
+    CostProfile,
+    Effect,
+    Ended,
+    Held,
+    Obeyed,
+    Plan,
+    StepDone,
+    Submitted,
+    WorkerDown,
+)
 from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 
 MAX_DEATHS = 3
+SLOW_PREFILL = CostProfile(draft_s=0.0, verify_s=1.0, verify_slope_s=0.0, prefill_token_s=100.0)  # KV is dear
 
 
 class Mortal(FakeWorker):
@@ -178,21 +190,42 @@ def test_no_suspect_begins_before_the_end_of_what_may_be_under_way() -> None:
     assert [run.id for run in queue.plan("second").rank] == ["a"]
 
 
-def test_suspects_get_the_memory_that_better_claims_hold() -> None:
-    """They waited for each other for ever. (Simulated faults, seed 8687.)"""
-    served = core("fcfs", max_deaths=MAX_DEATHS)
-    worker = FakeWorker(served, {"old": 1000, "late": 5}, blocks=4)
-    worker.submit("old")
-    worker.run(20)
-    worker.submit("late", prompt=40)
+def beside(old: FakeWorker, prompt: int, rounds: int) -> Core:
+    """After `rounds` of "old" there a suspect comes, "late", and has the worker to itself."""
+    served = old.core
+    old.submit("old")
+    old.run(rounds)
+    old.submit("late", prompt=prompt)
     suspect = served.entries["late"]
-    suspect.probation = suspect.crowd = 1
+    suspect.probation = 2 * PROBATION_ROUNDS
+    suspect.crowd = 1
     served.isolation.join(suspect)
     assert served.plan("w").rank == ()
-    served.observe(Obeyed("w", served.workers["w"].planned), worker.now)
+    served.observe(Obeyed("w", served.workers["w"].planned), old.now)
+    return served
+
+
+def test_suspects_get_the_memory_that_better_claims_hold() -> None:
+    """They waited for each other for ever. (Simulated faults, seed 8687.)"""
+    served = beside(FakeWorker(core("fcfs"), {"old": 1000, "late": 5}, blocks=4), prompt=40, rounds=20)
     plan = served.plan("w")
     assert [run.id for run in plan.rank] == ["late"]
     assert plan.drop == ("old",)
+
+
+def test_a_suspect_that_has_begun_goes_on_in_memory_that_a_better_claim_holds() -> None:
+    """Of what it has itself it gives nothing back, and nobody else was asked. (Simulated faults, seed 118432.)"""
+    worker = FakeWorker(core("fcfs"), {"old": 1000, "late": 1000}, blocks=4, cost=SLOW_PREFILL)
+    beside(worker, prompt=26, rounds=14)  # two blocks each at first, then a third
+    worker.run(PROBATION_ROUNDS)
+    assert worker.ran[-PROBATION_ROUNDS:] == [("late",)] * PROBATION_ROUNDS
+    assert set(worker.resident) == {"late"}
+
+
+def test_nobody_runs_beside_a_suspect_that_waits_for_memory() -> None:
+    worker = FakeWorker(core("fcfs"), {"old": 1000, "late": 5}, slots=2, blocks=4, cost=SLOW_PREFILL)
+    served = beside(worker, prompt=40, rounds=2)  # too few for what the KV of "old" has cost
+    assert [run.id for run in served.plan("w").rank] == ["late"]
 
 
 def test_many_suspects_go_in_groups_which_a_death_divides() -> None:
