@@ -54,6 +54,18 @@ async def test_an_answer_carries_its_statistics() -> None:
         assert (done.timings_ms["queue"], done.preemptions) == (12.5, 2)
 
 
+async def test_counts_that_no_worker_would_report_break_no_stream() -> None:
+    most = 2**32 - 1
+    async with stack() as (_, link, client):
+        task, submit = await begin(client, link)
+        tokens = ids("jumps 1")
+        await link.delta(submit, 0, tokens[:1], drafted=most, accepted=most)
+        end = ending(types_pb2.FINISH_REASON_LENGTH)
+        await link.delta(submit, 1, tokens[1:], drafted=most, accepted=most, ending=end)
+        spec = (await finish(task)).spec_decode
+        assert (spec.num_draft_tokens, spec.num_accepted_tokens) == (2 * most, 2 * most)
+
+
 async def test_a_stop_string_is_no_part_of_the_text() -> None:
     async with stack() as (_, link, client):
         task, submit = await begin(client, link, stop=["dog"])
