@@ -1,7 +1,7 @@
 """A live scheduler in this process, and scripted peers that speak to it over real gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.config import Settings
 from scheduler_service.gateways import GatewayLink
 from scheduler_service.leader import Leader
-from scheduler_service.store import Store
+from scheduler_service.store import RedisStore, Store, StoreUnavailable, Verdict, Write
 from scheduler_service.workers import WorkerLink
 
 WAIT_S = 10.0
@@ -148,3 +148,22 @@ class ScriptedGateway(Peer):
                 have += delta.tokens
                 if delta.HasField("ending"):
                     self.endings[delta.request_id] = delta.ending
+
+
+class Switch(RedisStore):
+    """A store whose connection can be cut."""
+
+    cut = False
+
+    async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
+        if self.cut:
+            raise StoreUnavailable("cut")
+        return await super().commit(epoch, number, writes)
+
+
+Live = tuple[Leader, ScriptedWorker, ScriptedGateway]
+
+
+async def drain(worker: ScriptedWorker) -> None:
+    while True:
+        await worker.next_command()

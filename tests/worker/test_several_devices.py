@@ -21,8 +21,8 @@ from protos.serving import LINK_MESSAGE_BYTES, Server
 from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from tests.tiny_model import make_tiny_model
 from tests.worker.harness import Driver, Tiny
+from tests.worker.scripted import PROMPT, ScriptedScheduler, admit
 from tests.worker.test_exactness import TEXTS, greedy_differences
-from tests.worker.test_worker_link import PROMPT, ScriptedScheduler, admit
 from worker_service.engine.draft import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.parallel import Group, ParallelError, Ranks

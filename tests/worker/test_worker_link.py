@@ -1,129 +1,21 @@
 """The worker's side of the step protocol, against a scripted scheduler on a real gRPC stream."""
 
 import asyncio
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
 from protos.serving import LINK_MESSAGE_BYTES, Server
 from protos.tls import Tls
 from protos.v1 import gateway_link_pb2, types_pb2
-from protos.v1 import worker_link_pb2 as pb
-from protos.v1.worker_link_pb2_grpc import WorkerLinkServicer, add_WorkerLinkServicer_to_server
+from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from tests.worker.harness import Tiny
+from tests.worker.scripted import DEADLINE_S, HOST_BLOCKS, Attachment, ScriptedScheduler, a_runner, admit
 from worker_service import link as link_module
-from worker_service.engine.hooks import LogitsContext
 from worker_service.engine.refine import RefinedProfile
-from worker_service.engine.types import CostProfile, Limits, Run, Sampling, StepResult
+from worker_service.engine.types import CostProfile, StepResult
 from worker_service.link import Link
-from worker_service.runner import Admission, Command, Report, Runner
 from worker_service.wire import of_cost
-
-DEADLINE_S = 20.0
-HOST_BLOCKS = 4
-PROMPT = [10, 11, 12, 13, 14, 15, 16, 17]
-
-
-@dataclass
-class Attachment:
-    """One stream, as the scheduler sees it."""
-
-    hello: pb.Hello
-    context: Any
-    reports: asyncio.Queue[pb.StepReport] = field(default_factory=asyncio.Queue)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)  # by the worker
-    hang_up: asyncio.Event = field(default_factory=asyncio.Event)
-    seq: int = 0
-
-    async def welcome(self, epoch: int = 7, max_lag: int = 100) -> None:
-        await self.context.write(pb.ToWorker(welcome=pb.Welcome(epoch=epoch, max_lag=max_lag)))
-
-    async def command(
-        self,
-        rank: Sequence[str],
-        admit: Sequence[pb.Admit] = (),
-        *,
-        epoch: int = 7,
-        session: str | None = None,
-        seen_step: int = 0,
-        draft_len: int = 2,
-        **edits: Sequence[str],
-    ) -> None:
-        self.seq += 1
-        runs = [pb.Run(request_id=name, draft_len=draft_len, prefill_tokens=64) for name in rank]
-        command = pb.StepCommand(
-            epoch=epoch,
-            session=session or self.hello.session,
-            seq=self.seq,
-            seen_step=seen_step,
-            admit=admit,
-            rank=runs,
-            **edits,
-        )
-        await self.context.write(pb.ToWorker(command=command))
-
-    async def report(self) -> pb.StepReport:
-        """The next one with rows."""
-        while not (report := await self.reports.get()).rows:
-            pass
-        return report
-
-    async def heartbeat(self) -> pb.StepReport:
-        """The next report, which must be one without rows."""
-        report = await self.reports.get()
-        assert not report.rows
-        return report
-
-
-class ScriptedScheduler(WorkerLinkServicer):
-    def __init__(self) -> None:
-        self._attached: asyncio.Queue[Attachment] = asyncio.Queue()
-
-    async def Attach(self, requests: Any, context: Any) -> None:  # noqa: N802
-        attachment = Attachment((await context.read()).hello, context)
-        await self._attached.put(attachment)
-        reading = asyncio.create_task(self._read(attachment))
-        await attachment.hang_up.wait()
-        reading.cancel()
-
-    async def _read(self, attachment: Attachment) -> None:
-        try:
-            while isinstance(message := await attachment.context.read(), pb.FromWorker):
-                await attachment.reports.put(message.report)
-        finally:
-            attachment.ended.set()
-            attachment.hang_up.set()
-
-    async def attached(self) -> Attachment:
-        return await self._attached.get()
-
-
-def admit(name: str, output: Sequence[int] = (), *, placement: int = 1, max_tokens: int = 30) -> pb.Admit:
-    return pb.Admit(
-        request_id=name,
-        placement=placement,
-        tokens=[*PROMPT, *output],
-        prompt_len=len(PROMPT),
-        sampling=types_pb2.Sampling(temperature=1, top_p=1, seed=5),
-        limits=types_pb2.Limits(max_tokens=max_tokens, ignore_eos=True),
-    )
-
-
-@asynccontextmanager
-async def a_runner(tiny: Tiny, **options: Any) -> AsyncIterator[Runner]:
-    runner = Runner(tiny.engine(host_blocks=HOST_BLOCKS, **options), slots=2, threads=1)
-    runner.start()
-    try:
-        await asyncio.wrap_future(runner.warmed)
-        yield runner
-    finally:
-        runner.stop()
-        await asyncio.wait([asyncio.wrap_future(runner.ended)], timeout=DEADLINE_S)
 
 
 @pytest.fixture
@@ -311,109 +203,3 @@ async def test_commands_of_another_session_or_a_lower_epoch_are_dropped(schedule
     report = await attachment.report()
     assert [row.request_id for row in report.rows] == ["b"]
     assert report.command_seq == 3
-
-
-# ---- the model's thread alone ----
-
-
-@dataclass
-class Gate:
-    """A logits hook at which the model waits: what comes meanwhile came during a round."""
-
-    reached: threading.Event = field(default_factory=threading.Event)
-    opened: threading.Event = field(default_factory=threading.Event)
-    armed: bool = False
-
-    def __call__(self, logits: Any, context: LogitsContext) -> Any:
-        if self.armed:
-            self.reached.set()
-            assert self.opened.wait(DEADLINE_S)
-        return logits
-
-
-def admission(name: str, max_tokens: int = 3) -> Admission:
-    limits = Limits(max_tokens, ignore_eos=True)
-    return Admission(name, 1, PROMPT, len(PROMPT), Sampling(), limits)
-
-
-def reporter() -> tuple[Callable[[Report], None], Callable[[], Report]]:
-    """Where a runner reports to, and where a test waits for it."""
-    done: list[Report] = []
-    news = threading.Condition()
-    read = 0
-
-    def report(result: Report) -> None:
-        with news:
-            done.append(result)
-            news.notify()
-
-    def following() -> Report:
-        nonlocal read
-        with news:
-            assert news.wait_for(lambda: len(done) > read, DEADLINE_S)
-        read += 1
-        return done[read - 1]
-
-    return report, following
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-
-
-async def test_of_commands_that_came_during_a_round_the_newest_rank_runs_and_every_edit_counts(tiny: Tiny) -> None:
-    gate = Gate()
-    async with a_runner(tiny, hooks=(gate,)) as runner:
-        gate.armed = True
-        report, following = reporter()
-        runner.attach(100, report)
-        runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a"), admission("gone")]))
-        assert await asyncio.to_thread(gate.reached.wait, DEADLINE_S)
-        runner.post(Command(2, 0, [Run("b", 0, 64)], admit=[admission("b")], forget=["gone"]))
-        runner.post(Command(3, 0, [Run("c", 0, 64)], admit=[admission("c")]))
-        gate.opened.set()
-        ran = [await asyncio.to_thread(following) for _ in range(4)]
-        held = await asyncio.wait_for(asyncio.wrap_future(runner.detach()), DEADLINE_S)
-    assert [(done.command_seq, done.result.rows[0].request_id) for done in ran] == [(1, "a"), *[(3, "c")] * 3]
-    assert {h.request_id: h.output_tokens for h in held} == {"a": 1, "b": 0, "c": 3}
-
-
-async def test_a_round_that_got_nowhere_is_not_repeated_before_another_command(tiny: Tiny) -> None:
-    async with a_runner(tiny, blocks=40) as runner:
-        report, following = reporter()
-        runner.attach(100, report)
-        big = Admission("big", 1, list(range(5, 325)), 320, Sampling(), Limits(99, ignore_eos=True))
-        runner.post(Command(1, 0, [Run("big", 0, 400)], admit=[big]))
-        assert (await asyncio.to_thread(following)).result.rows[0].tokens  # all 40 blocks are full now
-        assert (await asyncio.to_thread(following)).result.rows[0].skipped
-        runner.post(Command(2, 2, [Run("big", 0, 400)]))  # the same again
-        await asyncio.to_thread(wait_until, lambda: not runner._pending)  # taken in before the next one comes
-        runner.post(Command(3, 2, [Run("big", 0, 400), Run("a", 0, 64)], admit=[admission("a")], forget=["big"]))
-        after = await asyncio.to_thread(following)
-    assert (after.step, after.command_seq) == (3, 3)
-
-
-async def test_no_round_begins_after_detach(tiny: Tiny) -> None:
-    async with a_runner(tiny) as runner:
-        report, following = reporter()
-        runner.attach(10_000, report)
-        runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a", 900)]))
-        await asyncio.to_thread(following)
-        first = await asyncio.wait_for(asyncio.wrap_future(runner.detach()), DEADLINE_S)
-        second = await asyncio.wait_for(asyncio.wrap_future(runner.detach()), DEADLINE_S)
-    assert first == second
-
-
-async def test_an_exception_of_the_model_ends_the_runner_with_it(tiny: Tiny) -> None:
-    def broken(logits: Any, context: LogitsContext) -> Any:
-        if context.tokens[: len(PROMPT)] == PROMPT:  # the warm-up may pass
-            raise RuntimeError("out of memory")
-        return logits
-
-    async with a_runner(tiny, hooks=(broken,)) as runner:
-        runner.attach(9, lambda report: None)
-        runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a")]))
-        with pytest.raises(RuntimeError, match="out of memory"):
-            await asyncio.wait_for(asyncio.wrap_future(runner.ended), DEADLINE_S)

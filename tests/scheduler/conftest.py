@@ -1,0 +1,26 @@
+"""Fixtures of the scheduler's tests."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from scheduler_service.leader import Leader
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, Switch, scheduler
+
+
+@pytest.fixture
+async def store(redis_url: str, namespace: str) -> AsyncIterator[Switch]:
+    made = Switch(redis_url, namespace=namespace)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def live(store: Switch) -> AsyncIterator[tuple[Leader, ScriptedWorker, ScriptedGateway]]:
+    async with scheduler(store, policy="fcfs", max_pending_steps=2) as (leader, target):
+        gateway = ScriptedGateway(target)
+        worker = await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        yield leader, worker, gateway
+        await gateway.close()
+        await worker.close()

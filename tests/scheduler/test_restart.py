@@ -1,0 +1,133 @@
+"""What a scheduler that starts anew reads back from Redis, and in which order."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from protos.v1 import types_pb2 as types_pb
+from protos.v1 import worker_link_pb2 as worker_pb
+from scheduler_service.config import Settings
+from scheduler_service.leader import Leader
+from scheduler_service.store import RedisStore, Stored, StoreUnavailable
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+
+STOP = types_pb.FINISH_REASON_STOP
+
+
+async def test_a_restarted_scheduler_reads_redis_back_and_goes_on(redis_url: str, namespace: str) -> None:
+    store = RedisStore(redis_url, namespace=namespace)
+    async with scheduler(store) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await worker.until("a")
+        await worker.report(worker.row("a", 0, 7, 8))
+        await gateway.until(lambda: gateway.tokens.get("a") == [7, 8])
+        await worker.report(worker.row("a", 2, 9, 9, 9))
+        await gateway.close()
+        await worker.close()
+    first_epoch = worker.welcome.epoch
+    stored = await store.get("a")
+    assert stored is not None
+    async with scheduler(store) as (_, target):
+        worker = await ScriptedWorker(target).attach(worker_pb.Held(request_id="a", placement=1, output_tokens=5))
+        assert worker.welcome.epoch > first_epoch
+        gateway = ScriptedGateway(target)
+        gateway.tokens["a"] = [7, 8]
+        await gateway.follow("a", 2)
+        await worker.until("a")
+        assert list(worker.command.admit[0].tokens)[:5] == [1, 2, 3, 7, 8]
+        assert worker.command.admit[0].placement == 1
+        await worker.report(worker.row("a", stored.record.emitted, 4, finish=STOP))
+        await gateway.until(lambda: "a" in gateway.endings)
+        assert gateway.tokens["a"][-1] == 4
+        await gateway.close()
+        await worker.close()
+    await store.close()
+
+
+async def test_a_finished_request_can_be_followed_after_a_restart(redis_url: str, namespace: str) -> None:
+    store = RedisStore(redis_url, namespace=namespace)
+    async with scheduler(store) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await worker.until("a")
+        await worker.report(worker.row("a", 0, 7, 8, finish=STOP))
+        await gateway.until(lambda: "a" in gateway.endings)
+        await gateway.close()
+        await worker.close()
+    async with scheduler(store) as (_, target):
+        gateway = ScriptedGateway(target)
+        await gateway.follow("a")
+        await gateway.until(lambda: "a" in gateway.endings)
+        assert gateway.tokens["a"] == [7, 8]
+        await gateway.close()
+    await store.close()
+
+
+async def test_waiting_requests_are_read_while_the_new_leader_serves(redis_url: str, namespace: str) -> None:
+    """Who follows one that is still to be read is answered in its turn, and holds up nobody."""
+
+    class Gated(RedisStore):
+        opened = asyncio.Event()
+
+        async def read(self, ids: Sequence[str]) -> list[Stored | None]:
+            if "waits" in ids:
+                await self.opened.wait()
+            return await super().read(ids)
+
+    store = Gated(redis_url, namespace=namespace)
+    async with scheduler(store, policy="fcfs") as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        for id in ("runs", "waits"):
+            await gateway.submit(id)
+        await worker.until("runs", "waits")
+        await worker.report(worker.row("runs", 0, 7))
+        await gateway.until(lambda: gateway.tokens.get("runs") == [7])
+    await gateway.close()
+    await worker.close()
+    async with scheduler(store, policy="fcfs") as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        for id in ("waits", "runs", "nobody"):
+            await gateway.follow(id)
+        await gateway.until(lambda: gateway.tokens.get("runs") == [7] and "nobody" in gateway.refused)
+        assert "waits" not in gateway.accepted
+        store.opened.set()
+        await gateway.until(lambda: "waits" in gateway.accepted)
+        await worker.until("runs", "waits")
+        assert not leader.recall.unread
+        await gateway.close()
+        await worker.close()
+    await store.close()
+
+
+async def test_a_take_over_that_redis_breaks_off_is_repeated_whole(redis_url: str, namespace: str) -> None:
+    class BreaksOff(RedisStore):
+        broken = False
+
+        async def read(self, ids: Sequence[str]) -> list[Stored | None]:
+            if ids and not self.broken:
+                self.broken = True
+                raise StoreUnavailable("broken off")
+            return await super().read(ids)
+
+    store = BreaksOff(redis_url, namespace=namespace)
+    async with scheduler(store) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await worker.until("a")
+        await worker.report(worker.row("a", 0, 7))
+        await gateway.until(lambda: gateway.tokens.get("a") == [7])
+        await gateway.close()
+        await worker.close()
+    leader = Leader(Settings(_cli_parse_args=False), store)  # type: ignore[call-arg]
+    with pytest.raises(StoreUnavailable):
+        await leader.lead()
+    assert not leader.core.entries
+    await leader.lead()
+    assert list(leader.core.entries) == ["a"]
+    await store.close()

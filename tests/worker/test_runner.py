@@ -1,0 +1,119 @@
+"""The model's thread alone: which command a round runs, and how it ends."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.worker.harness import Tiny
+from tests.worker.scripted import DEADLINE_S, PROMPT, a_runner
+from worker_service.engine.hooks import LogitsContext
+from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.runner import Admission, Command, Report
+
+
+@dataclass
+class Gate:
+    """A logits hook at which the model waits: what comes meanwhile came during a round."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+    armed: bool = False
+
+    def __call__(self, logits: Any, context: LogitsContext) -> Any:
+        if self.armed:
+            self.reached.set()
+            assert self.opened.wait(DEADLINE_S)
+        return logits
+
+
+def admission(name: str, max_tokens: int = 3) -> Admission:
+    limits = Limits(max_tokens, ignore_eos=True)
+    return Admission(name, 1, PROMPT, len(PROMPT), Sampling(), limits)
+
+
+def reporter() -> tuple[Callable[[Report], None], Callable[[], Report]]:
+    """Where a runner reports to, and where a test waits for it."""
+    done: list[Report] = []
+    news = threading.Condition()
+    read = 0
+
+    def report(result: Report) -> None:
+        with news:
+            done.append(result)
+            news.notify()
+
+    def following() -> Report:
+        nonlocal read
+        with news:
+            assert news.wait_for(lambda: len(done) > read, DEADLINE_S)
+        read += 1
+        return done[read - 1]
+
+    return report, following
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+async def test_of_commands_that_came_during_a_round_the_newest_rank_runs_and_every_edit_counts(tiny: Tiny) -> None:
+    gate = Gate()
+    async with a_runner(tiny, hooks=(gate,)) as runner:
+        gate.armed = True
+        report, following = reporter()
+        runner.attach(100, report)
+        runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a"), admission("gone")]))
+        assert await asyncio.to_thread(gate.reached.wait, DEADLINE_S)
+        runner.post(Command(2, 0, [Run("b", 0, 64)], admit=[admission("b")], forget=["gone"]))
+        runner.post(Command(3, 0, [Run("c", 0, 64)], admit=[admission("c")]))
+        gate.opened.set()
+        ran = [await asyncio.to_thread(following) for _ in range(4)]
+        held = await asyncio.wait_for(asyncio.wrap_future(runner.detach()), DEADLINE_S)
+    assert [(done.command_seq, done.result.rows[0].request_id) for done in ran] == [(1, "a"), *[(3, "c")] * 3]
+    assert {h.request_id: h.output_tokens for h in held} == {"a": 1, "b": 0, "c": 3}
+
+
+async def test_a_round_that_got_nowhere_is_not_repeated_before_another_command(tiny: Tiny) -> None:
+    async with a_runner(tiny, blocks=40) as runner:
+        report, following = reporter()
+        runner.attach(100, report)
+        big = Admission("big", 1, list(range(5, 325)), 320, Sampling(), Limits(99, ignore_eos=True))
+        runner.post(Command(1, 0, [Run("big", 0, 400)], admit=[big]))
+        assert (await asyncio.to_thread(following)).result.rows[0].tokens  # all 40 blocks are full now
+        assert (await asyncio.to_thread(following)).result.rows[0].skipped
+        runner.post(Command(2, 2, [Run("big", 0, 400)]))  # the same again
+        await asyncio.to_thread(wait_until, lambda: not runner._pending)  # taken in before the next one comes
+        runner.post(Command(3, 2, [Run("big", 0, 400), Run("a", 0, 64)], admit=[admission("a")], forget=["big"]))
+        after = await asyncio.to_thread(following)
+    assert (after.step, after.command_seq) == (3, 3)
+
+
+async def test_no_round_begins_after_detach(tiny: Tiny) -> None:
+    async with a_runner(tiny) as runner:
+        report, following = reporter()
+        runner.attach(10_000, report)
+        runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a", 900)]))
+        await asyncio.to_thread(following)
+        first = await asyncio.wait_for(asyncio.wrap_future(runner.detach()), DEADLINE_S)
+        second = await asyncio.wait_for(asyncio.wrap_future(runner.detach()), DEADLINE_S)
+    assert first == second
+
+
+async def test_an_exception_of_the_model_ends_the_runner_with_it(tiny: Tiny) -> None:
+    def broken(logits: Any, context: LogitsContext) -> Any:
+        if context.tokens[: len(PROMPT)] == PROMPT:  # the warm-up may pass
+            raise RuntimeError("out of memory")
+        return logits
+
+    async with a_runner(tiny, hooks=(broken,)) as runner:
+        runner.attach(9, lambda report: None)
+        runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a")]))
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await asyncio.wait_for(asyncio.wrap_future(runner.ended), DEADLINE_S)
