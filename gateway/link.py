@@ -79,8 +79,9 @@ class Link:
             return feed
         if content(live[0].submit) != content(submit):
             raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")
-        feed = Feed(live[0].submit, follows=True, most=self._max_unread_tokens)
-        if any(other.accepted for other in live):
+        known = any(other.accepted for other in live)
+        feed = Feed(live[0].submit, follows=True, accepted=known, most=self._max_unread_tokens)
+        if known:
             return self._join(feed)
         # Whether the scheduler knows the request is not known: it may have refused it, and be asked again only later.
         self._register(feed)
@@ -108,13 +109,16 @@ class Link:
         return feed
 
     def cancel(self, request_id: str) -> None:
-        """End a request at once, and surely: one that is live here is cancelled again after a broken connection.
+        """End a request at once, and surely: one that is live here is cancelled again after a broken connection, and
+        one that is not acknowledged once it is, for until then its id may turn out to be another's.
 
         Raises NotServing if that cannot be promised: not live here, and no connection.
         """
         if (feeds := self.feeds.get(request_id)) is not None:
             for feed in feeds:
                 feed.cancelled = True
+            if not any(feed.accepted for feed in feeds):
+                return
         elif self._upward is None:
             raise NotServing("the scheduler cannot be reached", retry_after_ms=RETRY_AFTER_MS)
         self._send(gateway_link_pb2.FromGateway(cancel=gateway_link_pb2.Cancel(request_id=request_id)))
@@ -292,10 +296,10 @@ class Link:
         feed.on_new_link()
         if feed.accepted:
             self._follow(feed)
+            if feed.cancelled:
+                self.cancel(feed.request_id)
         else:
             self._send(gateway_link_pb2.FromGateway(submit=feed.submit))
-        if feed.cancelled:
-            self.cancel(feed.request_id)
 
     def _follow(self, feed: Feed) -> None:
         self._send(gateway_link_pb2.FromGateway(follow=feed.follow()))
@@ -318,6 +322,8 @@ class Link:
         for request_id in message.accepted:
             for feed in self.feeds.get(request_id, []).copy():
                 feed.accept()
+                if feed.cancelled:
+                    self.cancel(request_id)
                 if feed.abandoned:
                     self._remove(feed)
         for refusal in message.refusals:
@@ -328,7 +334,8 @@ class Link:
                 self._put(feed, delta)
 
     def _put(self, feed: Feed, delta: gateway_link_pb2.Delta) -> None:
-        feed.accept()  # only what is durable is relayed
+        if not feed.accepted:
+            return  # of another's, who was here before it, and has its id: its own come after the acknowledgement
         if not feed.put(delta):
             self._log.warning("delta_gap", request_id=delta.request_id, at=feed.received, got=delta.start)
             self._follow(feed)

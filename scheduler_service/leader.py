@@ -278,6 +278,8 @@ class Leader:
         id = submit.request_id
         await self.recall.fetch([id])
         if (known := self.ledger.live.get(id)) is not None and content(known.submit) == content(submit):
+            if known.stored:
+                outbox.accepted(id)
             await self.ledger.follow(id, 0, outbox)
             return
         try:

@@ -58,8 +58,6 @@ class Ledger:
         tracked = self.live[id]
         tracked.followers.add(outbox)
         outbox.follows.add(id)
-        if tracked.stored:
-            outbox.accepted(id)
 
     def leave(self, outbox: GatewayOutbox) -> None:
         for id in outbox.follows:
@@ -163,6 +161,7 @@ class Ledger:
         else:
             self._drop(id)
             for outbox in tracked.followers:
+                outbox.accepted(id)
                 _replay_ended(id, stored, 0, outbox)
 
     def _withdraw(self, id: str, tracked: Tracked, error: RequestError) -> None:
@@ -191,7 +190,6 @@ def _replay(id: str, log: bytes | bytearray, offset: int, outbox: GatewayOutbox,
 
 
 def _replay_ended(id: str, stored: Stored, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
-    outbox.accepted(id)
     if _replay(id, stored.log, offset, outbox, most):
         ending = pb.Ending.FromString(stored.ending or b"")
         outbox.delta(pb.Delta(request_id=id, start=stored.record.emitted, ending=ending))

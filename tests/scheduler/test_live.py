@@ -160,6 +160,27 @@ async def test_a_resubmission_is_accepted_once_more_and_runs_once(live: Live) ->
     assert len(leader.core.entries) == 1
 
 
+async def test_only_a_submission_is_acknowledged(live: Live) -> None:
+    """Whoever submits under an id must not take what is said of another's, followed by the same gateway, for it."""
+    _, worker, gateway = live
+    await gateway.submit("a")
+    await worker.until("a")
+    await worker.report(worker.row("a", 0, 7))
+    await gateway.until(lambda: gateway.tokens.get("a") == [7])
+    again = ScriptedGateway(gateway.target)
+    await again.follow("a")
+    await again.until(lambda: again.tokens.get("a") == [7])
+    await worker.report(worker.row("a", 1, 8, finish=STOP))
+    await again.until(lambda: "a" in again.endings)
+    await gateway.until(lambda: "a" in gateway.endings)
+    await again.close()
+    late = ScriptedGateway(gateway.target)
+    await late.follow("a")
+    await late.until(lambda: late.tokens.get("a") == [7, 8])
+    await late.close()
+    assert not again.accepted | late.accepted
+
+
 async def test_a_resubmission_of_an_ended_request_gets_its_answer(live: Live) -> None:
     _, worker, gateway = live
     await gateway.submit("a", deadline_unix_ms=10**15)

@@ -94,11 +94,11 @@ async def test_waiting_requests_are_read_while_the_new_leader_serves(redis_url: 
         for id in ("waits", "runs", "nobody"):
             await gateway.follow(id)
         await gateway.until(lambda: gateway.tokens.get("runs") == [7] and "nobody" in gateway.refused)
-        assert "waits" not in gateway.accepted
+        assert "waits" not in leader.ledger.live
         store.opened.set()
-        await gateway.until(lambda: "waits" in gateway.accepted)
         await worker.until("runs", "waits")
         assert not leader.recall.unread
+        assert leader.ledger.live["waits"].followers
         await gateway.close()
         await worker.close()
     await store.close()

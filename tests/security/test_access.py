@@ -136,6 +136,38 @@ async def test_anothers_request_at_another_gateway_is_not_cancelled(stack: Stack
         assert stack.link.received.empty()
 
 
+DUPLICATE = {"request_id": "theirs", "code": grpc.StatusCode.ALREADY_EXISTS.value[0], "message": "request_id: taken"}
+
+
+@pytest.mark.parametrize("how", ["cancel", "hang up"])
+async def test_submitting_under_anothers_id_cannot_cancel_it(stack: Stack, how: str) -> None:
+    async with stack.client("other") as client:
+        answer = asyncio.create_task(client.complete("b", request_id="theirs"))
+        await stack.link.next("submit")
+        if how == "cancel":
+            await client.cancel("theirs")
+        else:
+            answer.cancel()
+        await stack.link.send(refusals=[DUPLICATE])
+        await asyncio.gather(answer, return_exceptions=True)
+        another = asyncio.create_task(client.complete("c"))
+        await stack.link.next("submit")  # and nothing before it
+        another.cancel()
+
+
+async def test_who_submits_under_anothers_id_hears_nothing_of_its_output(stack: Stack) -> None:
+    """It was detached here, so its tokens still come to this gateway."""
+    async with stack.client("other") as client:
+        answer = asyncio.create_task(client.complete("b", request_id="theirs"))
+        submit = await stack.link.next("submit")
+        await stack.link.delta(submit, 7, [40])
+        await stack.link.delta(submit, 0, [40], ending=ending())
+        await stack.link.send(refusals=[DUPLICATE])
+        with pytest.raises(DuplicateRequest):
+            await answer
+        assert stack.link.received.empty()
+
+
 async def test_a_refused_caller_costs_no_message(stack: Stack) -> None:
     """The call is answered before anything of the request has come."""
     async with channel(stack.target) as link:
