@@ -14,7 +14,7 @@ from gateway.keys import Keys, Right
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.service import Inference
-from protos.serving import Server, stranger_options
+from protos.serving import Server, address, stranger_options
 from protos.settings import is_loopback
 from protos.v1 import inference_pb2, inference_pb2_grpc
 
@@ -72,12 +72,13 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         grpc_port = await server.start(settings.host, settings.grpc_port)
         admin_at = None
         if settings.admin_port is not None:
-            admin_at = f"{settings.admin_host}:{await admin.start(settings.admin_host, settings.admin_port)}"
+            admin_port = await admin.start(settings.admin_host, settings.admin_port)
+            admin_at = address(settings.admin_host, admin_port)
         async with asyncio.TaskGroup() as tasks:  # a link that fails ends the gateway: its starter starts it again
             linking = tasks.create_task(link.run(), name="scheduler link")
             try:
-                http_at = f"{settings.admin_host}:{http_port}"
-                yield Gateway(f"{settings.host}:{grpc_port}", http_at, admin_at, service, link, server)
+                http_at = address(settings.admin_host, http_port)
+                yield Gateway(address(settings.host, grpc_port), http_at, admin_at, service, link, server)
             finally:
                 await asyncio.gather(server.stop(STOP_GRACE_S), admin.stop(0))
                 await link.flush(STOP_GRACE_S)

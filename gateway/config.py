@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from gateway.feed import MOST_UNREAD
 from gateway.keys import Keys
-from protos.settings import ServiceSettings, is_loopback
+from protos.settings import Addresses, ServiceSettings, is_loopback
 from protos.tls import Files, Tls
 
 RETRY_AFTER_MS = 1000  # hint to a client that the gateway itself refuses
@@ -32,7 +32,7 @@ class Settings(ServiceSettings):
     admin_port: int | None = Field(
         None, ge=0, le=65535, description="serves what needs the right `admin`, no longer served on --grpc-port; 0: any"
     )
-    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT; of a pair both, with a comma")
+    scheduler: Addresses = Field("127.0.0.1:50052", description="HOST:PORT; of a pair both, with a comma")
     cert: Path | None = Field(None, description="PEM file: what clients are shown; default: --tls.cert")
     key: Path | None = Field(None, description="PEM file: the private key of --cert")
     api_keys: Path | None = Field(None, description="file with a line for each key, as `laps-sd key new` prints it")

@@ -49,7 +49,7 @@ class Metrics:
             secured = {"certfile": str(tls.cert), "keyfile": str(tls.key), "client_cafile": str(tls.ca)}
             secured["client_auth_required"] = True
         try:
-            self._server, _ = start_http_server(port, addr=host, registry=self.registry, **secured)
+            self._server, _ = start_http_server(port, addr=host.strip("[]"), registry=self.registry, **secured)
         except OSError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error}") from error
         return int(self._server.server_port)

@@ -67,6 +67,11 @@ def stranger_options(max_streams: int) -> dict[str, int]:
     }
 
 
+def address(host: str, port: int) -> str:
+    """HOST:PORT; of an IPv6 address, which has colons itself, in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 def channel(
     target: str, credentials: grpc.ChannelCredentials | None = None, max_message_bytes: int = LINK_MESSAGE_BYTES
 ) -> grpc.aio.Channel:
@@ -119,9 +124,9 @@ class Server:
     async def start(self, host: str, port: int) -> int:
         """Bind and serve; returns the port (another than asked for if that was 0). Raises OSError if it is taken."""
         try:
-            bound = self._bind(f"{host}:{port}")
+            bound = self._bind(address(host, port))
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+            raise OSError(f"cannot listen on {address(host, port)}: {error}") from error
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self.set_ready(False)
         await self.grpc.start()

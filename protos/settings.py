@@ -1,10 +1,11 @@
 """Settings that all services share, read from flags and environment, refused at the start with a sentence. No logic."""
 
+import re
 import sys
 from ipaddress import ip_address
-from typing import Self, TypeVar
+from typing import Annotated, Self, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp
 
 from protos.tls import Tls
@@ -47,6 +48,19 @@ def read(kind: type[Settings], service: str) -> Settings:
             words = problem["msg"].removeprefix("Value error, ")
             print(": ".join(filter(None, (service, where, words))), file=sys.stderr)  # noqa: T201
         sys.exit(BAD_SETTINGS)
+
+
+_ADDRESS = re.compile(r"([^\s:,\[\]]+|\[[^\s,\[\]]+\]):\d{1,5}")
+
+
+def addresses(text: str) -> str:
+    """HOST:PORT, of several with a comma between. Raises ValueError: what can never be reached is not to be tried."""
+    if not all(map(_ADDRESS.fullmatch, text.split(","))):
+        raise ValueError(f"{text!r} is not HOST:PORT, nor several of them with commas")
+    return text
+
+
+Addresses = Annotated[str, AfterValidator(addresses)]
 
 
 def is_loopback(host: str) -> bool:

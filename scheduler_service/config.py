@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
-from redis.asyncio.connection import parse_url
+from redis.asyncio import ConnectionPool
 
 from protos.settings import ServiceSettings
 from scheduler_service.core.admission import Bounds
@@ -66,7 +66,11 @@ class Settings(ServiceSettings):
     @field_validator("redis_url")
     @classmethod
     def _is_a_redis_url(cls, url: str) -> str:
-        parse_url(url)
+        try:
+            ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError):  # whose words may hold a part of a password
+            form = "redis://USER:PASSWORD@HOST:PORT/0, rediss:// likewise, or unix:///path/to.sock"
+            raise ValueError(f"is not of the form {form}; special characters are percent-encoded") from None
         return url
 
     @field_validator("tenants")

@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from protos.serving import PUBLIC_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals, trace
+from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals, trace
 from protos.settings import BAD_SETTINGS, is_loopback, read
 from protos.v1 import worker_link_pb2
 from worker_service.config import Settings
@@ -40,7 +40,7 @@ async def serve(settings: Settings, group: Group | None) -> None:
     server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, credentials, reflect=settings.reflection)
     async with stop_signals() as stopping:
         port = await server.start(settings.host, settings.health_port)
-        log.info("listening", health=f"{settings.host}:{port}")
+        log.info("listening", health=address(settings.host, port))
         attached: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
 
         async def stop() -> None:

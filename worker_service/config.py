@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from protos.settings import ServiceSettings
+from protos.settings import Addresses, ServiceSettings
 
 
 class Settings(ServiceSettings):
@@ -23,7 +23,7 @@ class Settings(ServiceSettings):
     )
 
     model: str = Field(description="a Hugging Face directory, as `laps-sd pull` makes it")
-    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT; of a pair both, with a comma")
+    scheduler: Addresses = Field("127.0.0.1:50052", description="HOST:PORT; of a pair both, with a comma")
     worker_id: str = Field(
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1, description="unique in a service"
     )

@@ -1,5 +1,6 @@
 """A port that others can reach is refused unless it tells friend from stranger."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from gateway.config import Settings as GatewaySettings
 from gateway.keys import Right, new_key
+from protos.serving import Server
 from protos.settings import ServiceSettings, is_loopback
 from scheduler_service.config import Settings as SchedulerSettings
 from worker_service.config import Settings as WorkerSettings
@@ -25,6 +27,15 @@ def make(kind: type[ServiceSettings], **values: Any) -> ServiceSettings:
 def test_loopback_needs_nothing(host: str) -> None:
     assert is_loopback(host)
     assert make(SchedulerSettings, host=host).host == host
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_an_ipv6_address_is_bound_with_or_without_its_brackets(host: str) -> None:
+    server = Server([], 1024)
+    port = await server.start(host, 0)
+    _, writer = await asyncio.open_connection("::1", port)
+    writer.close()
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "scheduler", ""])
@@ -67,6 +78,27 @@ def test_a_gateway_needs_keys_and_a_certificate(certs: Path, tmp_path: Path) -> 
         make(GatewaySettings, host="0.0.0.0", api_keys=keys)
     assert make(GatewaySettings, host="0.0.0.0", api_keys=keys, **shown).api_keys == keys
     assert make(GatewaySettings, host="0.0.0.0", api_keys=keys, tls={"ca": folder / "ca.crt", **shown}).tls
+
+
+@pytest.mark.parametrize("addresses", ["", "host", "host:", "a b:1", "a:1,", "a:1, b:2", "::1:5", "http://a:1"])
+@pytest.mark.parametrize(("kind", "values"), [(GatewaySettings, {}), (WorkerSettings, {"model": "/nowhere"})])
+def test_a_scheduler_that_nobody_can_dial_is_refused_at_the_start(
+    kind: type[ServiceSettings], values: dict[str, Any], addresses: str
+) -> None:
+    with pytest.raises(ValidationError, match="is not HOST:PORT"):
+        make(kind, scheduler=addresses, **values)
+
+
+def test_schedulers_are_addresses_with_commas() -> None:
+    addresses = "scheduler-1.example:50052,10.0.0.1:1,[::1]:2"
+    assert make(GatewaySettings, scheduler=addresses).scheduler == addresses
+
+
+@pytest.mark.parametrize("url", ["http://redis", "redis://u:se/cret@redis:6379", "redis://redis/0?nonsense=1"])
+def test_a_url_that_is_none_is_refused_without_its_words(url: str) -> None:
+    with pytest.raises(ValidationError, match="is not of the form redis://") as refused:
+        make(SchedulerSettings, redis_url=url)
+    assert "'se'" not in refused.value.errors()[0]["msg"]  # what redis-py quotes as no port
 
 
 def test_keys_that_cannot_be_read_are_refused_at_the_start(tmp_path: Path) -> None:
