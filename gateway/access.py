@@ -1,4 +1,5 @@
-"""Which call needs which right: decided before a message is read, for every service of the port. Knows no requests."""
+"""Who may make which call, and how many at a time: decided before a message is read, for every service of the port.
+Knows no requests."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -6,8 +7,10 @@ from typing import Any
 
 import grpc
 
+from gateway.config import RETRY_AFTER_MS
 from gateway.keys import ANYBODY, Caller, Keys, Right
-from protos.errors import Forbidden, RequestError
+from gateway.shares import Shares
+from protos.errors import Forbidden, QueueFull, RequestError
 from protos.serving import abort
 
 caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)  # of the call that is being answered
@@ -22,17 +25,34 @@ _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")  # no secrets: the interface i
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
     """Admits to `calls` alone, so that a new call is served nowhere until somebody says who may make it."""
 
-    def __init__(self, keys: Keys | None, calls: Mapping[str, Right]) -> None:
-        """Without keys whoever reaches the port may make all of its calls."""
+    def __init__(self, keys: Keys | None, calls: Mapping[str, Right], most: int) -> None:
+        """Without keys whoever reaches the port may make all of its calls. `most`: of all callers, at a time."""
         self._keys, self._calls = keys, calls
+        self._shares = Shares(most, "calls", RETRY_AFTER_MS)
 
     async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]
+        who = None
         if not details.method.startswith(_OPEN):
             try:
-                caller.set(self._admit(details))
+                who = self._admit(details)
             except RequestError as error:
                 return _refusal(error)
-        return await continuation(details)
+            caller.set(who)
+        handler = await continuation(details)
+        return handler and self._counted(handler, who if self._keys else None)
+
+    def _counted(self, handler: grpc.RpcMethodHandler, who: Caller | None) -> grpc.RpcMethodHandler:
+        """Of whatever kind the call is, it counts from its beginning: its message may never come. Who has no key is
+        known by its address."""
+
+        async def call(requests: Any, context: Any) -> None:
+            try:
+                with self._shares.place(f"tenant:{who.tenant}" if who else context.peer().rpartition(":")[0]):
+                    await _answer(handler, requests, context)
+            except QueueFull as error:
+                await abort(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(call, handler.request_deserializer, handler.response_serializer)
 
     def _admit(self, details: Any) -> Caller:
         """Raises Unauthenticated, Forbidden."""
@@ -44,6 +64,16 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
         if needed not in who.rights:
             raise Forbidden(f"authorization: this call needs the right {needed}, which the key does not have")
         return who
+
+
+async def _answer(handler: grpc.RpcMethodHandler, requests: Any, context: Any) -> None:
+    if handler.request_streaming:
+        await handler.stream_stream(requests, context)
+    elif (request := await context.read()) is not grpc.aio.EOF:
+        if handler.response_streaming:
+            await handler.unary_stream(request, context)
+        else:
+            await context.write(await handler.unary_unary(request, context))
 
 
 def _refusal(error: RequestError) -> grpc.RpcMethodHandler:

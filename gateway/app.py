@@ -89,13 +89,14 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
 
 def make_server(settings: Settings, calls: Mapping[str, Right]) -> Server:
     """A port of the public interface that serves `calls`."""
+    max_calls = 2 * CALLS_PER_REQUEST * settings.max_requests
     return Server(
         [SERVICE],
         settings.max_input_bytes + OTHER_FIELDS_BYTES,
         settings.server_credentials(),
         further_options=stranger_options(CALLS_PER_REQUEST * settings.max_requests),
-        max_calls=2 * CALLS_PER_REQUEST * settings.max_requests,
-        interceptors=[Access(Keys(settings.api_keys) if settings.api_keys else None, calls)],
+        max_calls=max_calls,
+        interceptors=[Access(Keys(settings.api_keys) if settings.api_keys else None, calls, max_calls)],
         reflect=settings.reflection,
     )
 

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -17,6 +17,7 @@ from gateway.config import RETRY_AFTER_MS, Settings
 from gateway.feed import Feed
 from gateway.link import Link
 from gateway.metrics import Metrics
+from gateway.shares import Shares
 from gateway.text import TextModel
 from protos.errors import (
     REQUEST_ID_KEY,
@@ -69,6 +70,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self._settings = settings
         self._link = link
         self._metrics = metrics
+        self._streams = Shares(settings.max_requests, "streams of this gateway", RETRY_AFTER_MS)
         self._running: set[asyncio.Task[Any] | None] = set()
         self._stalled = 0  # of them: nothing is kept for them, but the chunk that their client does not read
         self._idle = asyncio.Event()
@@ -131,7 +133,9 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             if max(running, len(self._link.feeds) + 1) > self._settings.max_requests:
                 problem = f"{self._settings.max_requests} live requests at this gateway"
                 raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
-            yield
+            # Without keys there are no tenants to tell apart.
+            with self._streams.place(caller.get().tenant) if self._settings.api_keys else nullcontext():
+                yield
             status = grpc.StatusCode.OK
         except RequestError as error:
             status = error.code

@@ -8,15 +8,26 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from gateway.keys import Right, new_key
+from gateway.shares import Shares
 from laps_sd.client import Client
-from protos.errors import BadInput, DuplicateRequest, Forbidden, RequestError, Unauthenticated, UnknownRequest
+from protos.errors import (
+    BadInput,
+    DuplicateRequest,
+    Forbidden,
+    QueueFull,
+    RequestError,
+    Unauthenticated,
+    UnknownRequest,
+)
 from protos.serving import channel
 from protos.v1 import gateway_link_pb2, inference_pb2, inference_pb2_grpc, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway
 
+MAX_REQUESTS = 10
 RIGHTS = {"acme": [Right.GENERATE], "other": [Right.GENERATE], "ops": [Right.ADMIN]}
 
 
@@ -34,7 +45,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     (tmp_path / "keys").write_text("\n".join(line for _, line in made.values()))
     scheduler = Scheduler()
     await scheduler.start()
-    async with gateway(scheduler, api_keys=tmp_path / "keys") as served:
+    async with gateway(scheduler, api_keys=tmp_path / "keys", max_requests=MAX_REQUESTS) as served:
         link = await scheduler.link()
         async with Client(served.grpc) as anybody:
             await anybody.ready(WAIT_S)  # health needs no key
@@ -166,6 +177,62 @@ async def test_who_submits_under_anothers_id_hears_nothing_of_its_output(stack: 
         with pytest.raises(DuplicateRequest):
             await answer
         assert stack.link.received.empty()
+
+
+async def test_a_tenants_streams_leave_places_for_others(stack: Stack) -> None:
+    """One request is enough for any number of them, so a bound on its requests is none on its streams."""
+    stack.scheduler.submitted["r"] = gateway_link_pb2.Submit(request_id="r", prompt=[1, 2], tenant="acme")
+    async with stack.client("acme") as acme, stack.client("other") as other:
+        streams = [asyncio.ensure_future(anext(acme.resume("r"))) for _ in range(MAX_REQUESTS)]
+        for _ in range(MAX_REQUESTS - 2):
+            await stack.link.next("follow")
+        done, _ = await asyncio.wait(streams, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(QueueFull, match="8 streams of this gateway are yours"):
+            await done.pop()
+        answer = asyncio.create_task(other.complete("a"))
+        await stack.link.delta(await stack.link.accept(), 0, [40], ending=ending())
+        await answer
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def test_strangers_who_stay_leave_calls_for_tenants(stack: Stack) -> None:
+    connections = [
+        grpc.aio.insecure_channel(stack.target, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(3)
+    ]
+    watches = [
+        health_pb2_grpc.HealthStub(connection).Watch(health_pb2.HealthCheckRequest())
+        for connection in connections
+        for _ in range(2 * MAX_REQUESTS)
+    ]
+    async with asyncio.timeout(WAIT_S):
+        answers = await asyncio.gather(*(watch.read() for watch in watches), return_exceptions=True)
+    refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    async with stack.client("acme") as client:
+        answer = asyncio.create_task(client.complete("a"))
+        await stack.link.delta(await stack.link.accept(), 0, [40], ending=ending())
+        await answer
+    for connection in connections:
+        await connection.close()
+
+
+def test_who_is_alone_takes_four_fifths_and_gives_them_back() -> None:
+    def take(who: str) -> int:
+        """How many it gets, and keeps."""
+        for number in range(100):
+            try:
+                kept.enter_context(shares.place(who))
+            except QueueFull:
+                return number
+        return 100
+
+    shares, kept = Shares(100, "places", 1), contextlib.ExitStack()
+    assert (take("one"), take("two"), take("three")) == (80, 16, 3)
+    kept.close()
+    assert take("two") == 80
+    kept.close()
 
 
 async def test_a_refused_caller_costs_no_message(stack: Stack) -> None:
