@@ -59,6 +59,9 @@ def certs(
 
     Each service's folder holds ca.crt, tls.crt and tls.key. Who has DIR/ca/ca.key can make more: keep it elsewhere.
     """
+    if taken := PURPOSES.keys() & set(host or ()):
+        problem = f"{', '.join(taken)}: every service gets these names, and would pass for that one, which has its own"
+        raise typer.BadParameter(problem, param_hint="--host")
     if shutil.which("openssl") is None:
         typer.echo("laps-sd: certificates are made by the program openssl, which is not on the PATH", err=True)
         raise typer.Exit(1)

@@ -38,6 +38,13 @@ def test_run_again_it_renews_certificates_and_keeps_authority_and_password(certs
     assert all(file.read_bytes() != content for file, content in renewed.items())
 
 
+def test_no_service_gets_the_name_that_another_is_known_by(tmp_path: Path) -> None:
+    """All get the names of `--host`, and a worker's certificate would pass for the gateway's."""
+    code, output = invoke(tmp_path, "--host", "gateway")
+    assert (code, "which has its own" in output) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_acl_file_holds_no_password(certs: Path) -> None:
     password = (certs / "scheduler" / "redis.password").read_text()
     assert len(password) >= 32

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -78,6 +79,24 @@ async def test_neither_plaintext_nor_a_stranger_gets_in(certs: Path, tmp_path: P
 
 async def test_a_workers_certificate_does_not_pass_for_the_schedulers(certs: Path) -> None:
     async with serving(tls(certs / "worker")) as target:
+        assert await status(target, tls(certs / "gateway").channel_credentials()) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_expired_certificate_gets_nobody_in_on_either_side(certs: Path, tmp_path: Path) -> None:
+    expired = Path(shutil.copytree(certs, tmp_path / "expired"))
+    make_certs(expired, days=-1)
+    async with serving(tls(certs / "scheduler")) as target:
+        assert await status(target, tls(expired / "gateway").channel_credentials()) is grpc.StatusCode.UNAVAILABLE
+    async with serving(tls(expired / "scheduler")) as target:
+        assert await status(target, tls(certs / "gateway").channel_credentials()) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_certificate_of_another_name_is_not_the_schedulers(
+    certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laps_sd.certs.LOCAL_NAMES", ())
+    make_certs(certs, ["elsewhere.example"])
+    async with serving(tls(certs / "scheduler")) as target:
         assert await status(target, tls(certs / "gateway").channel_credentials()) is grpc.StatusCode.UNAVAILABLE
 
 
