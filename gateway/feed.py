@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from math import inf
 
-from protos.errors import Lost, RequestError
+from protos.errors import Lost, NotServing, RequestError
 from protos.v1 import gateway_link_pb2, types_pb2
 
 
@@ -77,6 +77,11 @@ class Feed:
     @property
     def failed(self) -> bool:
         return self._error is not None
+
+    @property
+    def forsaken(self) -> bool:
+        """The service could not go on with it; its client is there still."""
+        return isinstance(self._error, NotServing)
 
     def accept(self) -> None:
         self.accepted = True

@@ -130,14 +130,15 @@ class Link:
         return await feed.take()
 
     def leave(self, feed: Feed) -> None:
-        """Its stream is over. Work that nobody here waits for any more is ended, unless it was to run on."""
+        """Its stream is over. Work that nobody here waits for any more is ended, unless it was to run on: because its
+        client said so, or because it was us who broke off, and told the client to try again."""
         feeds = self.feeds.get(feed.request_id, [])
         if feed not in feeds:
             return  # it ended
         feed.leave()
         if feed.ended or len(feeds) > 1:
             self._remove(feed)
-        elif feed.submit.on_disconnect != types_pb2.ON_DISCONNECT_DETACH:
+        elif feed.submit.on_disconnect != types_pb2.ON_DISCONNECT_DETACH and not feed.forsaken:
             if feed.bounded:
                 self._follow(feed)  # else nobody might tell us of its end
             self.cancel(feed.request_id)
@@ -286,7 +287,6 @@ class Link:
         await self._set_ready(False)
 
     def _lost(self) -> None:
-        # The feeds stay: whoever leaves one now marks it cancelled, which the next connection passes on.
         self.fail_all(NotServing(f"the scheduler could not be reached for {self._reconnect_timeout_s:g} s"))
 
     def _resume(self, feed: Feed) -> None:
