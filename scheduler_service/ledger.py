@@ -104,7 +104,7 @@ class Ledger:
         StoreUnavailable."""
         if (stored := await self._store.get(id)) is not None:
             return stored
-        ended = (write for _, write in self._ended if write.record.request.id == id)
+        ended = (write for _, write in reversed(self._ended) if write.record.request.id == id)
         return next((Stored(write.record, write.submit or b"", write.log, write.ending) for write in ended), None)
 
     # ---- what the store says ----
@@ -126,8 +126,9 @@ class Ledger:
 
     def everything(self) -> list[Write]:
         """All that the store has acknowledged and might have lost, each request whole."""
-        live = [tracked.whole() for tracked in self.live.values() if tracked.stored]
-        return live + [write for _, write in self._ended]
+        live = {id: tracked.whole() for id, tracked in self.live.items() if tracked.stored}
+        # An id that is live again is the new request's: the store had forgotten the one that ended.
+        return [*live.values(), *(write for _, write in self._ended if write.record.request.id not in live)]
 
     def _relay(self, id: str, tracked: Tracked, write: Write) -> None:
         if write.submit is not None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import redis
 
 from protos.v1 import types_pb2
 from scheduler_service.persister import BEAT_S
@@ -118,6 +119,34 @@ async def test_a_request_that_ended_since_and_that_nobody_remembers_ends_once_mo
         await second.until(lambda: "a" in second.endings)
         assert second.tokens["a"] == [7]
         for peer in (gateway, second, worker):
+            await peer.close()
+
+
+async def test_an_id_that_redis_had_forgotten_and_that_was_used_again_is_the_new_requests(
+    server: RedisServer, store: RedisStore
+) -> None:
+    async with scheduler(store) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a", 1)
+        await worker.until("a")
+        await worker.report(worker.row("a", 0, 7, finish=STOP))
+        await gateway.until(lambda: "a" in gateway.endings)
+        with redis.Redis.from_url(server.url) as admin:
+            admin.delete(store.keys.request("a"), store.keys.log("a"))
+        again = ScriptedGateway(target)
+        await worker.until()
+        await again.submit("a", 2)
+        await again.until(lambda: "a" in again.accepted)
+        server.kill()
+        server.set_back()
+        server.start()
+        await worker.until("a")
+        await worker.report(worker.row("a", 0, 8, finish=STOP))
+        await again.until(lambda: "a" in again.endings or "a" in again.refused)
+        assert again.tokens == {"a": [8]}
+        assert await output(store, "a") == [8]
+        for peer in (gateway, again, worker):
             await peer.close()
 
 
