@@ -1,5 +1,6 @@
 """`laps-sd key`: API keys for the gateway. What a key is worth, and how it is checked, is the gateway's business."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +26,10 @@ def new(
     try:
         made, line = new_key(tenant, right)
         if file is not None:
-            with file.open("a") as lines:
-                lines.write(line + "\n")
+            with file.open("a+b") as lines:
+                lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1))
+                unended = lines.read(1) not in (b"", b"\n")  # as an editor may leave it
+                lines.write(b"\n" * unended + line.encode() + b"\n")
     except (ValueError, OSError) as error:
         typer.echo(f"laps-sd: {error}", err=True)
         raise typer.Exit(1) from error

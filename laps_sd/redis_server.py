@@ -71,6 +71,11 @@ def check_reachable(url: str) -> None:
         elif parts.scheme in ("redis", "rediss") and parts.hostname:
             socket.create_connection((parts.hostname, parts.port or 6379), CONNECT_TIMEOUT_S).close()
         else:
-            raise NoServer("that is no URL of Redis; give redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH")
-    except (OSError, ValueError) as error:
+            raise ValueError
+    except ValueError:  # its words may hold a part of a password
+        forms = "redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH"
+        raise NoServer(
+            f"that is no URL of Redis; give {forms}, what is special in a password percent-encoded"
+        ) from None
+    except OSError as error:
         raise NoServer(f"no Redis at {place}: {error}") from error

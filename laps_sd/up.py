@@ -101,7 +101,10 @@ def up(
         ),
     ] = "inf",
     certs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Of `laps-sd certs`: mutual TLS between the services.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", exists=True, file_okay=False, help="Of `laps-sd certs`: mutual TLS between the services."
+        ),
     ] = None,
     drain_s: Annotated[float, typer.Option(min=0, help="How long running requests may go on after SIGTERM.")] = 30.0,
     log_level: Annotated[LogLevel, typer.Option()] = LogLevel.info,
@@ -154,7 +157,7 @@ def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
     finished = failed = False
     try:
         finished = asyncio.run(_until_signal(run(options, use, emit)))
-    except* (StackError, NoServer, GaveUp, NotServing) as failures:
+    except* (StackError, NoServer, GaveUp, NotServing, OSError) as failures:
         failed = True
         for failure in failures.exceptions:
             typer.echo(f"laps-sd: {failure}", err=True)

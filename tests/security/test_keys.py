@@ -119,6 +119,16 @@ def test_the_command_prints_a_key_once_and_adds_its_line(file: Path) -> None:
     assert Keys(file).caller(f"Bearer {key}") == Caller("acme", frozenset(Right))
 
 
+@pytest.mark.parametrize("before", ["", "# keys\n", "# a last line that an editor left without its end"])
+def test_the_command_adds_a_line_of_its_own(file: Path, before: str) -> None:
+    file.write_text(before)
+    for tenant in ("acme", "other"):
+        assert CliRunner().invoke(app, ["key", "new", tenant, "--file", str(file)]).exit_code == 0
+    added = [line.split()[1] for line in file.read_text().removeprefix(before).splitlines() if line]
+    assert added == ["acme", "other"]
+    Keys(file)
+
+
 def test_the_command_refuses_a_name_that_is_none() -> None:
     result = CliRunner().invoke(app, ["key", "new", "a tenant"])
     assert result.exit_code == 1

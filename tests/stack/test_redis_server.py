@@ -77,7 +77,8 @@ def test_a_redis_that_cannot_be_reached_is_refused_at_once(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://me:secret@127.0.0.1:1/0", "unix://me@/no.sock?password=secret", "x://:secret@h"]
+    "url",
+    ["redis://me:secret@127.0.0.1:1/0", "unix://me@/no.sock?password=secret", "x://:secret@h", "redis://me:secret/1@h"],
 )
 def test_what_is_said_of_a_url_holds_no_password(url: str) -> None:
     with pytest.raises(NoServer) as refused:

@@ -134,6 +134,7 @@ def test_two_stacks_never_share_the_data_of_one_redis(tmp_path: Path) -> None:
         (["--drafter", "/a/path"], "none of none, ngram, default, and no directory"),
         (["--workers", "0"], "--workers"),
         (["--dtype", "int3"], "--dtype"),
+        (["--certs", "/no/such"], "--certs"),
     ],
 )
 def test_wrong_flags_are_refused(flags: list[str], problem: str) -> None:
