@@ -2,10 +2,12 @@
 
 import asyncio
 import functools
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 import grpc
 import structlog
@@ -37,6 +39,7 @@ from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context: TypeAlias = Any  # grpc.aio.ServicerContext: grpc is not typed
+TURNS = max(1, (os.cpu_count() or 1) // 2)  # long inputs of a tenant encoded at a time: a megabyte takes some seconds
 STOPPED = "the gateway stopped before the answer was whole"
 Handler = Callable[["Inference", Request, Context], Awaitable[Response]]
 
@@ -71,6 +74,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self._link = link
         self._metrics = metrics
         self._streams = Shares(settings.max_requests, "streams of this gateway", RETRY_AFTER_MS)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant, while in use
         self._running: set[asyncio.Task[Any] | None] = set()
         self._stalled = 0  # of them: nothing is kept for them, but the chunk that their client does not read
         self._idle = asyncio.Event()
@@ -103,14 +107,20 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         async with self._stream():
             model = self._model(ready=True)
             timeout_s = self._timeout_s(context)
-            submit = await validate.submission(
-                request,
-                model,
-                tenant=caller.get().tenant,
-                timeout_s=timeout_s,
-                max_input_bytes=self._settings.max_input_bytes,
-            )
-            await self._answer(self._link.submit(submit), model, context, timeout_s)
+            turns = self._turns.setdefault(tenant := caller.get().tenant, asyncio.Semaphore(TURNS))
+            try:
+                async with asyncio.timeout(timeout_s):
+                    submit = await validate.submission(
+                        request,
+                        model,
+                        tenant=tenant,
+                        timeout_s=timeout_s,
+                        max_input_bytes=self._settings.max_input_bytes,
+                        turns=turns,
+                    )
+            except TimeoutError:
+                raise DeadlinePassed(f"not even begun within {timeout_s:g} s") from None
+            await self._answer(self._link.submit(submit), model, context, self._timeout_s(context))
 
     @answers_errors
     async def Resume(  # type: ignore[override] # noqa: N802

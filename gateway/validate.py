@@ -21,11 +21,19 @@ THREAD_ABOVE_BYTES = 4096  # smaller inputs take less than a millisecond or two 
 
 
 async def submission(
-    request: inference_pb2.GenerateRequest, model: TextModel, *, tenant: str, timeout_s: float, max_input_bytes: int
+    request: inference_pb2.GenerateRequest,
+    model: TextModel,
+    *,
+    tenant: str,
+    timeout_s: float,
+    max_input_bytes: int,
+    turns: asyncio.Semaphore,
 ) -> gateway_link_pb2.Submit:
-    """What the scheduler gets for a request that may live `timeout_s` seconds. Raises BadInput."""
+    """What the scheduler gets for a request that may live `timeout_s` seconds. `turns`: the tenant's long inputs that
+    may be encoded at a time. Raises BadInput."""
+    deadline_unix_ms = int((time.time() + timeout_s) * 1000)
     check_fields(request, model.vocab_size)
-    prompt = await encode_input(request, model, max_input_bytes)
+    prompt = await encode_input(request, model, max_input_bytes, turns)
     request_id = request.request_id or uuid.uuid4().hex
     submit = gateway_link_pb2.Submit(
         request_id=request_id,
@@ -33,7 +41,7 @@ async def submission(
         sampling=sampling(request, request_id),
         limits=limits(request, len(prompt), model.context_tokens),
         tenant=tenant,
-        deadline_unix_ms=int((time.time() + timeout_s) * 1000),
+        deadline_unix_ms=deadline_unix_ms,
         on_disconnect=request.on_disconnect or types_pb2.ON_DISCONNECT_CANCEL,
         **{"class": getattr(request, "class") or types_pb2.REQUEST_CLASS_DEFAULT},
     )
@@ -84,8 +92,10 @@ def _check_logits(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
         raise BadInput("logprobs", f"{request.logprobs} alternatives; at most {MAX_LOGPROBS}")
 
 
-async def encode_input(request: inference_pb2.GenerateRequest, model: TextModel, max_bytes: int) -> list[int]:
-    """The prompt's token ids. Long inputs are encoded in a thread, so that no other stream waits for them."""
+async def encode_input(
+    request: inference_pb2.GenerateRequest, model: TextModel, max_bytes: int, turns: asyncio.Semaphore
+) -> list[int]:
+    """The prompt's token ids. Long inputs are encoded in threads, so that no other stream waits for them."""
     field = request.WhichOneof("input")
     if field is None:
         raise BadInput("input", "give either prompt or chat")
@@ -95,7 +105,7 @@ async def encode_input(request: inference_pb2.GenerateRequest, model: TextModel,
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
     if size > THREAD_ABOVE_BYTES:
-        prompt = await asyncio.to_thread(_encode, request, model)
+        prompt = await _encode_in_turn(request, model, turns)
     else:
         prompt = _encode(request, model)
     if not prompt:
@@ -105,6 +115,21 @@ async def encode_input(request: inference_pb2.GenerateRequest, model: TextModel,
             field, f"{len(prompt)} tokens leave no room for one more in the context of {model.context_tokens}"
         )
     return prompt
+
+
+async def _encode_in_turn(
+    request: inference_pb2.GenerateRequest, model: TextModel, turns: asyncio.Semaphore
+) -> list[int]:
+    """The turn lasts as long as the thread, which nothing stops: who hangs up has not ended it."""
+    await turns.acquire()
+    encoding = asyncio.get_running_loop().run_in_executor(None, _encode, request, model)
+
+    def over(encoded: asyncio.Future[list[int]]) -> None:
+        turns.release()
+        encoded.exception()  # nobody may be left to hear of it, and no log needs to
+
+    encoding.add_done_callback(over)
+    return await asyncio.shield(encoding)
 
 
 def _encode(request: inference_pb2.GenerateRequest, model: TextModel) -> list[int]:

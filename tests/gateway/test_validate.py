@@ -69,14 +69,18 @@ BAD = [
 async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -> None:
     request = inference_pb2.GenerateRequest(**{"class" if k == "request_class" else k: v for k, v in fields.items()})
     with pytest.raises(BadInput) as refusal:
-        await validate.submission(request, MODEL, tenant="t", timeout_s=1, max_input_bytes=4000)
+        await validate.submission(
+            request, MODEL, tenant="t", timeout_s=1, max_input_bytes=4000, turns=asyncio.Semaphore()
+        )
     assert refusal.value.message.startswith(message)
 
 
 async def test_a_chat_for_a_model_without_template_is_refused() -> None:
     request = inference_pb2.GenerateRequest(chat=chat(("user", "hi")))
     with pytest.raises(BadInput, match=r"^chat: .*no chat template"):
-        await validate.encode_input(request, TextModel(model_info(template="")), max_bytes=4000)
+        await validate.encode_input(
+            request, TextModel(model_info(template="")), max_bytes=4000, turns=asyncio.Semaphore()
+        )
 
 
 async def test_bad_input_reaches_the_client_as_a_status_and_never_the_scheduler() -> None:
@@ -91,7 +95,8 @@ async def test_a_long_prompt_is_encoded_like_a_short_one() -> None:
     model = TextModel(model_info(context_tokens=100_000))
     request = inference_pb2.GenerateRequest(prompt=text)
     assert len(text) > validate.THREAD_ABOVE_BYTES
-    assert await validate.encode_input(request, model, max_bytes=1 << 20) == [model.encode_prompt("a")[0], *ids(text)]
+    encoded = await validate.encode_input(request, model, max_bytes=1 << 20, turns=asyncio.Semaphore())
+    assert encoded == [model.encode_prompt("a")[0], *ids(text)]
 
 
 def test_the_default_of_max_tokens_takes_what_the_context_leaves() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from structlog.testing import capture_logs
 
 from gateway.keys import Right, new_key
 from gateway.shares import Shares
+from gateway.text import TextModel
 from laps_sd.client import Client
 from protos.errors import (
     BadInput,
@@ -26,6 +28,7 @@ from protos.errors import (
 from protos.serving import channel
 from protos.v1 import gateway_link_pb2, inference_pb2, inference_pb2_grpc, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway
+from tests.waiting import until
 
 MAX_REQUESTS = 10
 RIGHTS = {"acme": [Right.GENERATE], "other": [Right.GENERATE], "ops": [Right.ADMIN]}
@@ -195,6 +198,40 @@ async def test_a_tenants_streams_leave_places_for_others(stack: Stack) -> None:
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def test_a_tenants_long_inputs_are_encoded_in_turn_and_nobody_elses_wait_for_them(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when their clients hang up: the thread goes on."""
+    encoding: list[str] = []
+    release = threading.Event()
+
+    def encode(model: TextModel, prompt: str) -> list[int]:
+        encoding.append(prompt[0])
+        if prompt[0] == "s":
+            release.wait(WAIT_S)
+        return [1, 2]
+
+    monkeypatch.setattr(TextModel, "encode_prompt", encode)
+    monkeypatch.setattr("gateway.service.TURNS", 1)
+    async with stack.client("acme") as acme, stack.client("other") as other:
+        slow = [asyncio.create_task(acme.complete("s" * 5000)) for _ in range(3)]
+        await until(lambda: _is(encoding == ["s"]))
+        slow[0].cancel()
+        answer = asyncio.create_task(other.complete("q" * 5000))
+        assert (await stack.link.next("submit")).tenant == "other"
+        assert encoding == ["s", "q"]
+        release.set()
+        for _ in slow[1:]:
+            assert (await stack.link.next("submit")).tenant == "acme"
+        for task in (*slow, answer):
+            task.cancel()
+        await asyncio.gather(*slow, answer, return_exceptions=True)
+
+
+async def _is(fact: bool) -> bool:
+    return fact
 
 
 async def test_strangers_who_stay_leave_calls_for_tenants(stack: Stack) -> None:
