@@ -109,6 +109,8 @@ def main() -> int:
     settings = read(Settings, "scheduler")
     log = configure_logs("scheduler", settings.log_level)
     started = time.monotonic()
+    if settings.redis_in_the_clear:
+        log.warning("redis_in_the_clear", advice="use rediss:// for a Redis on another machine")
     try:
         asyncio.run(serve(settings))
     except (StoreUnavailable, Fenced, OSError) as error:

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 from redis.asyncio import ConnectionPool
 
-from protos.settings import ServiceSettings
+from protos.settings import ServiceSettings, is_loopback
 from scheduler_service.core.admission import Bounds
 from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.predictor import PredictorKind
@@ -87,6 +88,12 @@ class Settings(ServiceSettings):
             return file if file is None or file.read_text() else None
         except OSError as error:
             raise ValueError(f"{file}: {error.strerror}") from error
+
+    @property
+    def redis_in_the_clear(self) -> bool:
+        """Whether prompts and a password go to another machine unencrypted."""
+        parts = urlsplit(self.redis_url)
+        return parts.scheme == "redis" and not is_loopback(parts.hostname or "localhost")
 
     def redis_options(self) -> dict[str, str]:
         """Beside the URL: the password, and under rediss:// our own certificate and whose we trust."""

@@ -107,6 +107,22 @@ async def test_the_store_speaks_mutual_tls_to_redis(
             await store.close()
 
 
+@pytest.mark.parametrize(
+    ("url", "clear"),
+    [
+        ("redis://10.0.0.1", True),
+        ("redis://me:secret@redis:6379/0", True),
+        ("rediss://redis:6379/0", False),
+        ("redis://127.0.0.1:6379/0", False),
+        ("redis://[::1]:6379", False),
+        ("redis://", False),
+        ("unix:///run/redis.sock", False),
+    ],
+)
+def test_a_scheduler_knows_when_it_talks_to_another_machine_in_the_clear(url: str, clear: bool) -> None:
+    assert settings(redis_url=url).redis_in_the_clear is clear
+
+
 def test_a_password_file_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="No such file"):
         settings(redis_password_file=tmp_path / "nothing")
