@@ -10,6 +10,7 @@ import grpc
 from protos.errors import REQUEST_ID_KEY, RETRY_AFTER_KEY
 from protos.v1 import inference_pb2 as pb
 from protos.v1 import inference_pb2_grpc, types_pb2
+from scheduler_service.config import Settings
 from tests.scheduler.faults.ends import Channel
 from tests.scheduler.faults.model import answer
 from tests.scheduler.faults.promise import Promise
@@ -17,6 +18,7 @@ from tests.scheduler.faults.schedule import Job
 
 CODE = grpc.StatusCode
 PAUSE_S = 0.15
+MAX_DEATHS: int = Settings.model_fields["max_deaths"].default
 
 
 class Client:
@@ -162,6 +164,12 @@ class Client:
             return "conflict"
         if code in (CODE.DATA_LOSS, CODE.NOT_FOUND) and self._promise.excused:
             return "lost"
+        if (
+            code is CODE.INTERNAL
+            and "do not send it again" in error.details()
+            and self._promise.worker_losses >= MAX_DEATHS
+        ):
+            return "isolated"  # by chance it was alone on each of them
         self._promise.violated(f"a client of {job.id} at {self._received} was told {code}: {error.details()}")
         return "failed"
 

@@ -26,6 +26,7 @@ class Promise:
     def __init__(self, now: Callable[[], float]) -> None:
         self.broken: list[str] = []
         self.excused = False  # the store lost what it had acknowledged, and the leader who knew it is gone, too
+        self.worker_losses = 0  # faults that took a worker away, or its link
         self.kept: dict[str, Kept] = {}
         self._seen: Mapping[str, Stored] = {}
         self._now = now

@@ -166,6 +166,7 @@ class World:
 
     def _link_fault(self, fault: Fault) -> None:
         pair, until = frozenset((fault.target, fault.other)), self.loop.now + fault.seconds
+        self.promise.worker_losses += fault.other.startswith("w")
         self.faults[fault.kind] += 1
         match fault.kind:
             case "cut":
@@ -183,6 +184,7 @@ class World:
         if not process.alive or process.frozen:
             return
         self.faults[f"{fault.kind} {process.name[0]}"] += 1
+        self.promise.worker_losses += process.name.startswith("w")
         match fault.kind:
             case "kill" | "vanish":
                 process.kill()
