@@ -166,7 +166,7 @@ class World:
 
     def _link_fault(self, fault: Fault) -> None:
         pair, until = frozenset((fault.target, fault.other)), self.loop.now + fault.seconds
-        self.promise.worker_losses += fault.other.startswith("w")
+        self.promise.worker_losses += any(end.startswith("w") for end in pair)
         self.faults[fault.kind] += 1
         match fault.kind:
             case "cut":
