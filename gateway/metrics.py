@@ -1,11 +1,19 @@
 """What Prometheus sees of the gateway: vLLM's names with the prefix `laps_sd_`. Counts only; decides nothing."""
 
+import socket
+import ssl
 import threading
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import WSGIApplication
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
+from protos.serving import address
 from protos.tls import Tls
+
+SILENT_S = 10.0  # a connection that says nothing for so long is closed
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -44,14 +52,11 @@ class Metrics:
 
         With `tls` to who shows a certificate of its CA; its files are read once.
         """
-        secured: dict[str, Any] = {}
-        if tls is not None:
-            secured = {"certfile": str(tls.cert), "keyfile": str(tls.key), "client_cafile": str(tls.ca)}
-            secured["client_auth_required"] = True
         try:
-            self._server, _ = start_http_server(port, addr=host.strip("[]"), registry=self.registry, **secured)
+            self._server = _Server(host.strip("[]"), port, make_wsgi_app(self.registry), tls)
         except OSError as error:
-            raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+            raise OSError(f"cannot listen on {address(host, port)}: {error}") from error
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
         return int(self._server.server_port)
 
     def stop(self) -> None:
@@ -61,3 +66,34 @@ class Metrics:
     def _close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, in which it also shakes hands: a stranger who says nothing holds up nobody."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, app: WSGIApplication, tls: Tls | None) -> None:
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._context = None
+        if tls is not None:
+            self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
+            self._context.verify_mode = ssl.CERT_REQUIRED
+            self._context.load_cert_chain(str(tls.cert), tls.key)
+        super().__init__((host, port), _Handler)
+        self.set_app(app)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, peer = super().get_request()
+        connection.settimeout(SILENT_S)
+        if self._context is not None:
+            connection = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, peer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A stranger's broken connection is no news."""
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """A scrape is no news."""

@@ -1,7 +1,9 @@
 """What only administrators need, on a port of its own: figures over gRPC, and the metrics."""
 
 import asyncio
+import socket
 import ssl
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -10,10 +12,14 @@ from pydantic import ValidationError
 
 from gateway.config import Settings
 from gateway.keys import Right, new_key
+from gateway.metrics import Metrics
 from laps_sd.client import Client
 from protos.errors import Forbidden
+from protos.tls import Tls
 from protos.v1 import types_pb2
 from tests.gateway.harness import WAIT_S, Scheduler, gateway
+
+NAMES = {"ca": "ca.crt", "cert": "tls.crt", "key": "tls.key"}
 
 
 @pytest.fixture
@@ -68,8 +74,7 @@ def read(url: str, context: ssl.SSLContext) -> bytes:
 async def test_metrics_from_elsewhere_need_a_certificate(scheduler: Scheduler, certs: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(new_key("ops", [Right.ADMIN])[1])
     await scheduler.start()
-    names = {"ca": "ca.crt", "cert": "tls.crt", "key": "tls.key"}
-    tls = {name: certs / "gateway" / file for name, file in names.items()}
+    tls = {name: certs / "gateway" / file for name, file in NAMES.items()}
     async with gateway(scheduler, admin_host="0.0.0.0", api_keys=tmp_path / "keys", tls=tls) as served:
         url = f"https://127.0.0.1:{served.http.rpartition(':')[2]}/metrics"
         context = ssl.create_default_context(cafile=tls["ca"])
@@ -78,6 +83,21 @@ async def test_metrics_from_elsewhere_need_a_certificate(scheduler: Scheduler, c
         context.load_cert_chain(certs / "worker" / "tls.crt", certs / "worker" / "tls.key")
         assert b"laps_sd_num_requests_live" in await asyncio.to_thread(read, url, context)
     await scheduler.stop()
+
+
+def test_a_stranger_who_connects_and_says_nothing_holds_up_neither_metrics_nor_their_end(certs: Path) -> None:
+    identity = Tls(**{name: certs / "gateway" / file for name, file in NAMES.items()})
+    context = ssl.create_default_context(cafile=identity.ca)
+    context.load_cert_chain(certs / "worker" / "tls.crt", certs / "worker" / "tls.key")
+    metrics = Metrics()
+    port = metrics.serve("127.0.0.1", 0, identity)
+    with socket.create_connection(("127.0.0.1", port)):
+        assert b"laps_sd_num_requests_live" in read(f"https://127.0.0.1:{port}/metrics", context)
+        metrics.stop()
+        stops = [thread for thread in threading.enumerate() if thread.name == "metrics stop"]
+        for thread in stops:
+            thread.join(WAIT_S)
+        assert not any(thread.is_alive() for thread in stops)
 
 
 def test_an_admin_port_that_others_reach_needs_keys_and_certificates() -> None:
