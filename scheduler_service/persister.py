@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import structlog
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from scheduler_service.ledger import Ledger
 from scheduler_service.store import LostWrites, Store, StoreUnavailable, Verdict, Write
@@ -14,7 +13,7 @@ from scheduler_service.store import LostWrites, Store, StoreUnavailable, Verdict
 Batch = Sequence[Write]
 MAX_WRITES_PER_COMMIT = 512
 BEAT_S = 0.25  # with nothing to write an empty commit is made, which shows that we live and whether anything is lost
-MAX_RETRY_S = 0.25
+RETRY_S, MAX_RETRY_S = 0.05, 0.25  # between attempts, of which each waits twice as long as the one before
 
 
 class Persister:
@@ -86,20 +85,23 @@ class Persister:
             self._planned -= planned
 
     async def _commit(self, writes: list[Write]) -> list[Verdict]:
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(StoreUnavailable),
-            wait=wait_exponential(multiplier=0.05, max=MAX_RETRY_S),
-            before_sleep=_warn,
-        ):
-            with attempt:
-                try:
-                    verdicts = await self._store.commit(self._epoch, self._commits + 1, writes)
-                except LostWrites as lost:
-                    await self._rewrite(str(lost))
-                    verdicts = await self._store.commit(self._epoch, self._commits + 1, writes)
-                self._commits += 1
-                return verdicts
-        raise AssertionError("retried for ever")
+        wait_s = RETRY_S
+        while True:
+            try:
+                return await self._commit_once(writes)
+            except StoreUnavailable as error:
+                structlog.get_logger().warning("store_unavailable", error=str(error))
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, MAX_RETRY_S)
+
+    async def _commit_once(self, writes: list[Write]) -> list[Verdict]:
+        try:
+            verdicts = await self._store.commit(self._epoch, self._commits + 1, writes)
+        except LostWrites as lost:
+            await self._rewrite(str(lost))
+            verdicts = await self._store.commit(self._epoch, self._commits + 1, writes)
+        self._commits += 1
+        return verdicts
 
     async def _rewrite(self, lost: str) -> None:
         """It was restarted, or somebody deleted keys. Nothing of this leader's is lost as long as it lives."""
@@ -110,7 +112,3 @@ class Persister:
         await self._store.rewrite(self._epoch, self._commits, [])
         self._rewritten()
 
-
-def _warn(state: RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome else None
-    structlog.get_logger().warning("store_unavailable", attempt=state.attempt_number, error=str(error))

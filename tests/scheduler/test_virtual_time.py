@@ -1,5 +1,6 @@
 """The live scheduler, on virtual time, decides as the simulator does with plan lag 1: what that measures holds here."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,3 +154,19 @@ async def test_the_event_log_of_a_troubled_life_replays_to_the_same_plans(policy
     plans = list(replay(path, lambda: Core(make_policy(policy), draft_len=fleet.draft_len, prefill_chunk=CHUNK)))
     assert len(plans) > 100
     assert all(logged == rebuilt for _, logged, rebuilt in plans)
+
+
+async def test_no_step_leaves_reference_cycles_behind() -> None:
+    """Else the scheduler, which hardly ever has Python search for them, would grow."""
+    jobs = workload(FLEETS["two workers, little memory"], requests=20)
+    live = Live({job.id: job for job in jobs}, FLEETS["two workers, little memory"])
+    async with live.leading(policy="gittins"):
+        await live.attach("w0")
+        await live.attach("w1")
+        gc.collect()
+        gc.disable()
+        try:
+            await live.run(jobs)
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
