@@ -24,8 +24,8 @@ from scheduler_service.workers import WorkerLink
 SERVICES = ("laps_sd.v1.WorkerLink", "laps_sd.v1.GatewayLink")
 TAKE_OVER_TIMEOUT_S = 30.0
 STOP_GRACE_S = 1.0
-# No step leaves reference cycles behind. Python, which searches for them whenever so many objects have come, must not do
-# so all the time: a search stops everything for 10 ms per thousand requests that wait.
+# New objects until Python searches for reference cycles. No step leaves any behind, and a whole search stops everything
+# for 10 ms per thousand requests that wait.
 OBJECTS_PER_SEARCH = 50_000
 
 

@@ -136,7 +136,7 @@ def _live(leader: "Leader", ids: Sequence[str]) -> list[types_pb.RequestStatus]:
         status.predicted_tokens = outlook.predicted_tokens(core, id)
         if leader.sessions:
             status.estimated_start = now + wait_s if entry.started is None else entry.started
-            status.estimated_end = now + wait_s + core.remaining_s(id)
+            status.estimated_end = now + wait_s + outlook.remaining_s(core, id)
         statuses.append(status)
     return statuses
 

@@ -110,7 +110,7 @@ class Leader:
             self.core.restore([stored.record])
             if self._event_log:
                 self._event_log.restored(stored.record)
-            self._wake_hungriest()
+            self._call_for(id)
         self.ledger.was_read(id, stored)
 
     async def run(self) -> None:
@@ -218,15 +218,13 @@ class Leader:
             self._event_log.plan(worker, plan)
         if (idle := placement.idle_beside_work(self.core)) is not None and idle != worker:
             self.sessions[idle].wake.set()  # nothing else would: it has nothing to report
-        entries = self.core.entries
-        forget = [id for id in session.sent if id not in entries or entries[id].home != worker]
-        for id in forget:
-            del session.sent[id]
+        forget = [id for id in plan.forget if session.sent.pop(id, None) is not None]
         admit = [self._admit(run.id, run.placement) for run in plan.rank if session.sent.get(run.id) != run.placement]
         session.sent.update((run.id, run.placement) for run in plan.rank)
         session.seq += 1
+        new = [payload.request_id for payload in admit]
         for other in self.sessions.values():
-            if other is not session and any(payload.request_id in other.sent for payload in admit):
+            if other is not session and not other.sent.keys().isdisjoint(new):
                 other.wake.set()  # its request was moved here: it has to forget it
         command = worker_pb.StepCommand(
             epoch=self.epoch,
@@ -243,19 +241,22 @@ class Leader:
         return command
 
     def _admit(self, id: str, placement: int) -> worker_pb.Admit:
-        tracked = self.ledger.live[id]
-        return worker_pb.Admit(
+        submit = self.ledger.live[id].submit
+        admit = worker_pb.Admit(
             request_id=id,
             placement=placement,
-            tokens=[*tracked.submit.prompt, *tracked.output],
-            prompt_len=len(tracked.submit.prompt),
-            sampling=tracked.submit.sampling,
-            limits=tracked.submit.limits,
-            tenant=tracked.submit.tenant,
+            tokens=submit.prompt,
+            prompt_len=len(submit.prompt),
+            sampling=submit.sampling,
+            limits=submit.limits,
+            tenant=submit.tenant,
         )
+        admit.tokens.extend(self.ledger.live[id].output)
+        return admit
 
-    def _wake_hungriest(self) -> None:
-        if (worker := placement.hungriest(self.core)) is not None:
+    def _call_for(self, id: str) -> None:
+        """A request has come: the worker that it concerns plans."""
+        if (worker := placement.called_for(self.core, id)) is not None:
             self.sessions[worker].wake.set()
 
     def _wake_all(self) -> None:
@@ -299,7 +300,7 @@ class Leader:
             self.ledger.join(id, outbox)
             self.insight.counts["submitted"] += 1
             self.persister.put([Write(submitted.record, submit=content(submit))])
-            self._wake_hungriest()
+            self._call_for(id)
 
     def _admissible(self, submit: gateway_pb.Submit, known: Tracked | None) -> None:
         if known is not None:

@@ -111,4 +111,3 @@ class Persister:
             await self._store.rewrite(self._epoch, -1 - first, whole[first : first + MAX_WRITES_PER_COMMIT])
         await self._store.rewrite(self._epoch, self._commits, [])
         self._rewritten()
-

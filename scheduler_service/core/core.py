@@ -164,6 +164,7 @@ class Core:
         worker = self.workers[up.worker] = Worker(up, up.blocks)
         for held in up.held:
             entry = self.entries.get(held.id)
+            worker.left[held.id] = None
             # A later placement than is known: the leader that made it died before it wrote that down.
             if entry and entry.home is None and not entry.probation and entry.placement <= held.placement:
                 entry.placement = held.placement
@@ -184,7 +185,7 @@ class Core:
         """They have no worker any more, and no KV; some may have killed it."""
         effects: list[Effect] = []
         for entry in entries:
-            self._ranking(entry).remove(entry.key)
+            self._leave(entry)
             entry.home, entry.key = None, ()
             waited = entry.state is State.WAITING
             entry.lose_kv()
@@ -266,7 +267,7 @@ class Core:
 
     def _end(self, entry: Entry, move: Move, finish: Finish | None, start: int | None = None) -> Ended:
         entry.move(move)
-        self._ranking(entry).remove(entry.key)
+        self._leave(entry)
         del self.entries[entry.request.id]
         self.tenants.leave(entry.request)
         self.isolation.leave(entry)
@@ -302,6 +303,12 @@ class Core:
     def _ranking(self, entry: Entry) -> FairRanking:
         return self.unplaced if entry.home is None else self.workers[entry.home].ranking
 
+    def _leave(self, entry: Entry) -> None:
+        """It is no longer where it was."""
+        self._ranking(entry).remove(entry.key)
+        if entry.home is not None:
+            self.workers[entry.home].left[entry.request.id] = None
+
     def _rank(self, entry: Entry, view: View | None = None) -> None:
         """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
         self.load.update(entry, self.believed_rounds(entry))
@@ -327,9 +334,10 @@ class Core:
 
     def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
         """Make `home` its worker. Its KV elsewhere is given up: what the old home still reports is stale."""
-        self._ranking(entry).remove(entry.key)
+        self._leave(entry)
         entry.key = ()
         entry.home = home
+        self.workers[home].left.pop(entry.request.id, None)
         if move:
             entry.lose_kv()
             entry.placement += 1
@@ -356,7 +364,9 @@ class Core:
         runs = tuple(self._run(entry, worker.up.max_draft) for entry in rank)
         worker.plan(run.id for run in runs)
         drop = tuple(entry.request.id for entry, copy in evict.items() if not copy)
-        return Plan(runs, drop, tuple(entry.request.id for entry, copy in evict.items() if copy))
+        offload = tuple(entry.request.id for entry, copy in evict.items() if copy)
+        forget, worker.left = tuple(worker.left), {}
+        return Plan(runs, drop, offload, forget)
 
     def _run(self, entry: Entry, longest: int) -> Run:
         probe = self._adaptive and entry.rounds % PROBE_ROUNDS == 0
@@ -368,15 +378,6 @@ class Core:
     def rankings(self) -> tuple[FairRanking, ...]:
         """Every live request is in one of them."""
         return (self.unplaced, *(worker.ranking for worker in self.workers.values()))
-
-    def remaining_s(self, id: str) -> float:
-        """Seconds that it still needs, by the estimate of LAPS-SD at the present costs of its worker, or of any."""
-        entry = self.entries[id]
-        worker = self.workers.get(entry.home or "", next(iter(self.workers.values()), None))
-        cost, slots = (worker.up.cost, worker.up.slots) if worker else (self.cost, self._slots)
-        left = max(1, view_of(self, entry).predicted_tokens - entry.emitted)
-        rounds = left / (entry.acceptance.per_round(self.acceptance.per_round, weight=1) + 1)
-        return rounds * cost.round_s(self.draft_len, slots) + entry.prefill_owed * cost.prefill_token_s
 
     def believed_rounds(self, entry: Entry) -> int:
         """That it still needs, by what is believed of its length given that it did not end yet."""

@@ -123,6 +123,7 @@ class Worker:
     planned: int = 0  # plans made for it
     listed: dict[str, int] = field(default_factory=dict)  # who may be under way there: the last plan that lists each
     apart: tuple[str, ...] = ()  # suspects that were given it to themselves
+    left: dict[str, None] = field(default_factory=dict)  # requests that have gone from it since its last plan
 
     def plan(self, ids: Iterable[str]) -> None:
         """The next plan lists these."""

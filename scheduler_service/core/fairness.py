@@ -160,6 +160,8 @@ class FairRanking:
         return sum(ranking.before(key) for ranking in self._rankings.values())
 
     def __iter__(self) -> Iterator[Key]:
+        if len(self._rankings) == 1:
+            return iter(next(iter(self._rankings.values())))
         return merge(*self._rankings.values())
 
     def __reversed__(self) -> Iterator[Key]:

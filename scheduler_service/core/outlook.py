@@ -51,8 +51,21 @@ def _waits_s(core: "Core", ahead: Sequence[int], most: int) -> list[float]:
         return [0.0] * len(ahead)
     sample = min(max(ahead, default=0), most)
     first = islice(heapq.merge(*core.rankings()), sample)
-    work_s = list(accumulate((core.remaining_s(key[-1]) for key in first), initial=0.0))
+    work_s = list(accumulate((remaining_s(core, key[-1]) for key in first), initial=0.0))
     return [n * work_s[min(n, sample)] / min(n, sample) / slots if n >= slots else 0.0 for n in ahead]
+
+
+def remaining_s(core: "Core", id: str) -> float:
+    """Seconds that it still needs, by the estimate of LAPS-SD at the present costs of its worker, or of any.
+    0 without workers."""
+    entry = core.entries[id]
+    worker = core.workers.get(entry.home or "", next(iter(core.workers.values()), None))
+    if worker is None:
+        return 0.0
+    left = max(1, predicted_tokens(core, id) - entry.emitted)
+    rounds = left / (entry.acceptance.per_round(core.acceptance.per_round, weight=1) + 1)
+    cost = worker.up.cost
+    return rounds * cost.round_s(core.draft_len, worker.up.slots) + entry.prefill_owed * cost.prefill_token_s
 
 
 def predicted_tokens(core: "Core", id: str) -> int:

@@ -1,5 +1,6 @@
 """Whom a worker runs: of its own, of those without a worker, of those that wait at another. Draws up no whole plan."""
 
+from bisect import insort
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -10,19 +11,28 @@ from scheduler_service.core.ranking import Key
 if TYPE_CHECKING:
     from scheduler_service.core.core import Core
 
+SPARES = 8  # listed at most beside those that run: more than end in a round or two, and each costs every plan
+
 
 def choose(core: "Core", name: str) -> list[Entry]:
-    """Who has the best claims to this worker, best first; those that are new there are placed."""
+    """Who has the best claims to this worker, best first; those that are new there are placed.
+
+    Of those that wait at others it takes whom its idle slots have room for, else one at a time: the others are about to
+    run the rest, and each move is a payload sent twice.
+    """
     worker = core.workers[name]
     rank: list[Entry] = []
-    for key in _best(core, worker, 2 * worker.up.slots):
+    slots = worker.up.slots
+    for key in _best(core, worker, _most_listed(worker)):
         entry = core.entries[key[-1]]
         if entry.home is None:
             core.place(entry, name)
         rank.append(entry)
-    while not worker.draining and (claimed := claimable(core, name, rank[: worker.up.slots])) is not None:
+    more = not worker.draining
+    while more and (claimed := claimable(core, name, rank[:slots])) is not None:
+        more = len(rank) < slots
         core.place(claimed, name)
-        rank = sorted([*rank, claimed], key=lambda entry: entry.key)
+        insort(rank, claimed, key=lambda entry: entry.key)
     return rank
 
 
@@ -32,6 +42,17 @@ def hungriest(core: "Core") -> str | None:
     return max(open, key=lambda name: core.workers[name].vacancy, default=None)
 
 
+def called_for(core: "Core", id: str) -> str | None:
+    """The worker that plans at once since this request has come: the hungriest, if the newcomer is to run there next or
+    spares are missing. Else the plan that answers its next report is early enough."""
+    if (name := hungriest(core)) is None:
+        return None
+    worker = core.workers[name]
+    spared = len(worker.ranking) >= _most_listed(worker)
+    waits = spared and worker.ranking.first(worker.up.slots)[-1] < core.entries[id].key
+    return None if waits else name
+
+
 def idle_beside_work(core: "Core") -> str | None:
     """A worker with a vacant slot, if it could claim a request that waits elsewhere: it should plan."""
     name = hungriest(core)
@@ -39,6 +60,10 @@ def idle_beside_work(core: "Core") -> str | None:
         return None
     offered = len(core.unplaced) > core.isolation.waiting or core.isolation.due(core)
     return name if offered or claimable(core, name, []) else None
+
+
+def _most_listed(worker: Worker) -> int:
+    return worker.up.slots + min(worker.up.slots, SPARES)
 
 
 def _best(core: "Core", worker: Worker, limit: int) -> list[Key]:

@@ -231,11 +231,13 @@ class Run:
 @value
 class Plan:
     """Desired state of one worker: `rank` best first, longer than its slots, so that vacant places fill themselves.
-    KV that others need the memory of is dropped, or offloaded to the host's memory."""
+    KV that others need the memory of is dropped, or offloaded to the host's memory. What ended or went elsewhere since
+    the last plan is to be forgotten, if it is known there."""
 
     rank: tuple[Run, ...]
     drop: tuple[str, ...]
     offload: tuple[str, ...] = ()
+    forget: tuple[str, ...] = ()
 
 
 class View(NamedTuple):

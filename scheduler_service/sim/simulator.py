@@ -112,7 +112,7 @@ class Simulation:
         return self.trace
 
     def _submit(self, job: Job, now: float) -> None:
-        """With plan lag, as live: whoever has the most room gets a new plan at once, for its next round."""
+        """With plan lag, as live: the worker that it concerns gets a new plan at once."""
         request = job.request(self._max_tokens)
         if self._predictor and request.expected is None:
             request = replace(request, expected=self._predictor.predict(job.features()))
@@ -121,7 +121,7 @@ class Simulation:
         except QueueIsFull:
             self.trace.refused.append(job)
             return
-        if self._fleet.plan_lag and (name := placement.hungriest(self.core)) is not None:
+        if self._fleet.plan_lag and (name := placement.called_for(self.core, request.id)) is not None:
             self._answer(name, now)
 
     def _answer(self, name: str, now: float) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from scheduler_service.core.outlook import waits_s
+from scheduler_service.core.outlook import remaining_s, waits_s
 from scheduler_service.core.types import CostChanged, Submitted
 from tests.scheduler.builders import COST, FakeWorker, core, request
 from tests.simulator.builders import NAMES
@@ -14,9 +14,9 @@ def test_estimates_of_time_follow_the_costs() -> None:
     worker = FakeWorker(core("fcfs"), dict.fromkeys("abc", 10))
     worker.submit(*"abc", predicted_tokens=10)
     worker.step()
-    before = [worker.core.remaining_s(id) for id in "ab"], waits_s(worker.core, ["c"])[0]
+    before = [remaining_s(worker.core, id) for id in "ab"], waits_s(worker.core, ["c"])[0]
     worker.core.observe(CostChanged("w", replace(COST, verify_s=3.0)), 1.0)
-    assert [worker.core.remaining_s(id) for id in "ab"] == [3 * seconds for seconds in before[0]]
+    assert [remaining_s(worker.core, id) for id in "ab"] == [3 * seconds for seconds in before[0]]
     assert waits_s(worker.core, ["c"])[0] == 3 * before[1]
 
 

@@ -3,7 +3,7 @@
 from math import inf
 
 from scheduler_service.config import Settings
-from scheduler_service.core.outlook import best, predicted_tokens, waits_s
+from scheduler_service.core.outlook import best, predicted_tokens, remaining_s, waits_s
 from scheduler_service.insight import MOST_LISTED
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore
@@ -30,7 +30,7 @@ def test_those_that_have_begun_are_listed_before_those_that_wait() -> None:
 
 def test_a_paused_request_waits_for_those_before_it() -> None:
     core = paused_and_running().core
-    assert waits_s(core, ["short", "long"]) == [0, core.remaining_s("short")]
+    assert waits_s(core, ["short", "long"]) == [0, remaining_s(core, "short")]
 
 
 def test_a_length_is_never_believed_below_what_there_is() -> None:
