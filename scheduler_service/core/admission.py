@@ -7,6 +7,10 @@ slots there are, and the tail is exponential: so the bound is met about once in 
 below, and in a flood everybody waits about as long as the unluckiest do at 0.9. How much a request asks for makes no
 difference to whether it is refused.
 
+**Tenants.** The backlog's bound is for all of them, but none is refused for it that has less than its share, by weight,
+of the requests that fit: or whoever asks the most often would get all places that become vacant, and fair shares of
+service be worth nothing. So k tenants may together have 1 + 1/2 + ... + 1/k times as much.
+
 **Classes.** One waits behind the better ones, but no longer than its least share (core/classes.py) takes to serve what
 it has; so a flood of a better class does not lock it out. BATCH has no latency to lose: only requests and tokens bound
 it. Of those a worse class may fill less, and each has a part that no other can take.
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 40  # mean requests
 BUSY = 12  # times what waits in a busy hour is the backlog at its bound
+MIN_REQUEST_S = 1e-9
 LIMIT = {RequestClass.INTERACTIVE: 0.9, RequestClass.DEFAULT: 0.8, RequestClass.BATCH: 0.5}  # of requests and tokens
 KEPT = 0.05  # of them, for each class
 SURE = 2.0  # spreads below its median an output hardly ever ends ...
@@ -63,11 +68,16 @@ def check(core: "Core", entry: Entry, now: float) -> None:
             raise QueueIsFull(f"{of_all} {what} of at most {most:.0f} are waiting or running", request_s(core))
     if core.workers:
         wait_s, most_s = waits_s(core)[request.klass], backlog_bound_s(core)
-        if wait_s > most_s and request.klass is not RequestClass.BATCH:
+        if wait_s > most_s and request.klass is not RequestClass.BATCH and not _is_owed(core, entry, most_s):
             room_s = wait_s - most_s + request_s(core)
             raise QueueIsFull(f"{wait_s:.1f} s of work are waiting, of at most {most_s:.1f} s", room_s)
         if request.deadline is not None:
             _check_deadline(core, entry, request.deadline - now)
+
+
+def _is_owed(core: "Core", entry: Entry, most_s: float) -> bool:
+    """A tenant's flood fills its own part of the backlog: it waits for its own turns, and others come in for theirs."""
+    return core.tenants.is_owed(entry.tenant, most_s / max(request_s(core), MIN_REQUEST_S))
 
 
 def _whole(number: float) -> float:

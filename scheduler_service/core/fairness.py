@@ -95,6 +95,12 @@ class Tenants:
             tenant.catch_up(self._clock_s)
         return tenant
 
+    def is_owed(self, tenant: Tenant, places: float) -> bool:
+        """Whether it has fewer live requests than its share of so many `places`, by weight among who has any."""
+        own = self._terms(tenant.name).weight
+        others = sum(one.weight for one in self._tenants.values() if one.requests and one is not tenant)
+        return bool(others) and tenant.requests < places * own / (own + others)
+
     def join(self, request: Request) -> Tenant:
         """It is live from now on. Returns whose it is."""
         tenant = self.find(request.tenant)

@@ -9,6 +9,7 @@ import pytest
 from protos.v1 import inference_pb2
 from scheduler_service.core import admission
 from scheduler_service.core.admission import BACKLOG, Bounds
+from scheduler_service.core.fairness import Terms
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted, TooLate, Unseen
 from scheduler_service.retries import MAX_AFTER_S, Retries
@@ -114,6 +115,22 @@ async def test_reservations_outlive_their_leader() -> None:
 # ---- backlog ----
 
 
+def test_a_tenants_flood_keeps_nobody_else_out() -> None:
+    queue = Queue(AUTO)
+    full = queue.fill(DEFAULT, tenant="flood")
+    assert full == pytest.approx(BACKLOG + 4, abs=1)
+    assert queue.fill(DEFAULT, tenant="second") == pytest.approx(full / 2, abs=1)
+    assert queue.fill(DEFAULT, tenant="third") == pytest.approx(full / 3, abs=1)
+    assert queue.fill(DEFAULT, tenant="flood") == 0
+
+
+def test_a_tenants_part_of_the_backlog_goes_by_its_weight() -> None:
+    queue = Queue(AUTO)
+    queue.core.tenants.terms = {"heavy": Terms(weight=3)}
+    full = queue.fill(DEFAULT, tenant="flood")
+    assert queue.fill(DEFAULT, tenant="heavy") == pytest.approx(full * 3 / 4, abs=1)
+
+
 def test_as_much_work_waits_as_so_many_mean_requests_bring() -> None:
     assert Queue(AUTO).fill(DEFAULT) == pytest.approx(BACKLOG + 4, abs=1)
 
@@ -212,6 +229,17 @@ def test_in_a_flood_who_is_admitted_waits_at_most_twice_as_long_as_in_a_busy_hou
     normal, flooded = simulated(busy, policy, AUTO), simulated(flood, policy, AUTO)
     assert len(flooded.refused) > 0.8 * 5000
     assert p99_s(flooded, flood[200:]) < 2 * p99_s(normal, busy)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "gittins"])
+def test_one_tenants_flood_is_hardly_felt_by_another(policy: str) -> None:
+    flood = [replace(job, tenant="flood") for job in jobs_at(10, 1500, seed=2)]
+    quiet = [replace(job, id=f"quiet-{job.id}", tenant="quiet") for job in jobs_at(0.3, 200, seed=5)]
+    quiet = [job for job in quiet if job.arrival_s < flood[-1].arrival_s]
+    alone = simulated(quiet, policy, AUTO)
+    beside = simulated(sorted([*flood, *quiet], key=lambda job: job.arrival_s), policy, AUTO)
+    assert not any(job.tenant == "quiet" for job in beside.refused)
+    assert p99_s(beside, quiet) < 2 * p99_s(alone, quiet)
 
 
 def test_after_a_flood_all_is_as_before() -> None:
