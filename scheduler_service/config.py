@@ -85,9 +85,11 @@ class Settings(ServiceSettings):
     @classmethod
     def _is_readable(cls, file: Path | None) -> Path | None:
         try:
-            return file if file is None or file.read_text() else None
+            if file is not None and not file.read_text().strip():
+                raise ValueError(f"{file}: empty")
         except OSError as error:
             raise ValueError(f"{file}: {error.strerror}") from error
+        return file
 
     @property
     def redis_in_the_clear(self) -> bool:

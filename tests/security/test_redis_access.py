@@ -123,6 +123,9 @@ def test_a_scheduler_knows_when_it_talks_to_another_machine_in_the_clear(url: st
     assert settings(redis_url=url).redis_in_the_clear is clear
 
 
-def test_a_password_file_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_password_file_of_no_use_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="No such file"):
         settings(redis_password_file=tmp_path / "nothing")
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ValidationError, match="empty"):
+        settings(redis_password_file=tmp_path / "empty")
