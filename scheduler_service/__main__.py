@@ -17,7 +17,7 @@ from protos.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from scheduler_service.config import Settings
 from scheduler_service.gateways import GatewayLink
 from scheduler_service.leader import Leader
-from scheduler_service.standby import turn
+from scheduler_service.standby import Outranked, turn
 from scheduler_service.store import Fenced, Pulse, RedisStore, Store, StoreUnavailable
 from scheduler_service.workers import WorkerLink
 
@@ -63,11 +63,13 @@ async def serve(settings: Settings) -> None:
 
 async def hold(settings: Settings, store: Store, server: Server, office: Office) -> None:
     """Lead, until cancelled; as a standby wait for it first, and again whenever another has taken over."""
+    seen, least_epoch = None, 0
     while True:
-        seen = await turn(store, settings.lease_s) if settings.standby else None
+        if settings.standby:
+            seen = await turn(store, settings.lease_s)
         leader = Leader(settings, store)
         try:
-            await take_over(leader, seen)
+            await take_over(leader, seen, least_epoch)
             office.leader = leader
             await server.set_ready(True)
             await leader.run()
@@ -76,6 +78,11 @@ async def hold(settings: Settings, store: Store, server: Server, office: Office)
                 raise
             structlog.get_logger().warning("stepped_down", reason=str(fenced))
             await retire(server, office)
+        except Outranked as outranked:
+            structlog.get_logger().warning("outranked", epoch=leader.epoch, by=outranked.epoch)
+            await retire(server, office)
+            # Above it, unless it leads: then the pulse is not the one that we have just left.
+            seen, least_epoch = Pulse(leader.epoch, None), outranked.epoch + 1
 
 
 async def retire(server: Server, office: Office) -> None:
@@ -86,7 +93,7 @@ async def retire(server: Server, office: Office) -> None:
         await leader.close()
 
 
-async def take_over(leader: Leader, seen: Pulse | None) -> None:
+async def take_over(leader: Leader, seen: Pulse | None, least_epoch: int = 0) -> None:
     async for attempt in AsyncRetrying(
         retry=retry_if_exception_type(StoreUnavailable),
         wait=wait_exponential(multiplier=0.05, max=1.0),
@@ -94,7 +101,7 @@ async def take_over(leader: Leader, seen: Pulse | None) -> None:
         reraise=True,
     ):
         with attempt:
-            await leader.lead(seen)
+            await leader.lead(seen, least_epoch)
 
 
 def make_server(settings: Settings) -> Server:

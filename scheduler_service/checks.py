@@ -16,6 +16,7 @@ from scheduler_service.store.rounds import MAX_TOKENS
 MAX_SLOTS = 1024
 MAX_COST_S = 1e4  # of anything in a worker's profile
 MIN_VERIFY_S = 1e-6
+MAX_SKEW_S = 24 * 3600  # between the clocks of two leaders
 MAX_DRAFT = 255  # what a stored round can tell, as the next one
 MAX_LOGIT_CHANGE = 100.0  # more than any sense needs, and nothing a worker's sums could overflow with
 MAX_LOGPROBS = 20
@@ -37,6 +38,12 @@ def hello(message: worker_pb.Hello) -> None:
     if not message.model.fingerprint or not message.model.context_tokens:
         raise BadInput("model", "must have a fingerprint and a context")
     cost(message.cost)
+
+
+def obeyed(epoch: int, now_s: float) -> None:
+    """The highest one that a worker has obeyed: some leader took it from its clock."""
+    if epoch > (now_s + MAX_SKEW_S) * 1000:
+        raise BadInput("max_epoch", f"{epoch} is more than a day ahead of this clock")
 
 
 def cost(message: worker_pb.CostProfile) -> None:

@@ -46,6 +46,7 @@ from scheduler_service.ledger import Ledger, Tracked
 from scheduler_service.persister import Persister
 from scheduler_service.recall import Recall
 from scheduler_service.retries import Retries
+from scheduler_service.standby import Outranked
 from scheduler_service.store import Pulse, Store, Stored, StoreUnavailable, Write
 from scheduler_service.store.rounds import encode
 from scheduler_service.tenants import read_terms
@@ -68,6 +69,7 @@ class Leader:
         )
         self.over = asyncio.Event()  # it leads no more: all of its streams end
         self.epoch = 0
+        self._obeyed = 0  # the highest epoch that a worker has told of
         self.model: gateway_pb.ModelInfo | None = None
         self.sessions: dict[str, WorkerSession] = {}
         self.outboxes: set[GatewayOutbox] = set()
@@ -82,10 +84,10 @@ class Leader:
         self._retries = Retries()
         self._log = structlog.get_logger()
 
-    async def lead(self, seen: Pulse | None = None) -> None:
+    async def lead(self, seen: Pulse | None = None, least_epoch: int = 0) -> None:
         """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable; Fenced if the pulse is
         no longer what was `seen`."""
-        self.epoch = await self.store.lead(int(self.clock() * 1000), seen)
+        self.epoch = await self.store.lead(max(int(self.clock() * 1000), least_epoch), seen)
         self.persister = Persister(
             self.store, self.epoch, self.settings.max_pending_steps, self.ledger, rewritten=self.recall.again
         )
@@ -114,7 +116,7 @@ class Leader:
         self.ledger.was_read(id, stored)
 
     async def run(self) -> None:
-        """Until cancelled, or Fenced is raised. What is ready to be stored is stored; deadlines pass."""
+        """Until cancelled. What is ready to be stored is stored; deadlines pass. Raises Fenced, Outranked."""
         await first_of(lambda: self.persisting, self._tick, self.learning.run, self.recall.run)
 
     async def close(self) -> None:
@@ -127,6 +129,8 @@ class Leader:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            if self._obeyed > self.epoch:
+                raise Outranked(self._obeyed)
             self._apply(self._observe(Tick()), {})
             for session in self.sessions.values():
                 self._mind(session)
@@ -142,6 +146,10 @@ class Leader:
 
     async def attach(self, hello: worker_pb.Hello) -> WorkerSession:
         """A worker's new connection; its old one, if any, is void. Raises RequestError if it does not belong here."""
+        checks.obeyed(hello.max_epoch, self.clock())
+        self._obeyed = max(self._obeyed, hello.max_epoch)
+        if self._obeyed > self.epoch:
+            raise NotServing("a leader of a higher epoch was obeyed")
         with suppress(StoreUnavailable):  # then its KV of them is computed again
             await self.recall.fetch(held.request_id for held in hello.held)
         if self.model is not None and hello.model.fingerprint != self.model.fingerprint:

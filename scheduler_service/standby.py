@@ -8,6 +8,14 @@ POLLS = 10  # in the time that a leader may be silent
 MAX_POLL_S = 0.25  # for one that steps down
 
 
+class Outranked(Exception):
+    """A worker has obeyed a leader of a higher `epoch`. Either that one leads, or the store has lost its epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"a worker has obeyed a leader of epoch {epoch}")
+        self.epoch = epoch
+
+
 async def turn(store: Store, lease_s: float) -> Pulse:
     """Returns once nobody leads: whoever did has stepped down, or committed nothing for `lease_s`. What was last seen
     goes to Store.lead, which finds out whether it changed since.
