@@ -26,6 +26,7 @@ class Persister:
         self._store, self._epoch, self._max_pending = store, epoch, max_pending
         self._ledger, self._rewritten = ledger, rewritten
         self._commits = 0  # acknowledged
+        self._lost = False  # the store had lost something; the answer that says it holds it again may get lost, too
         self._pending: deque[tuple[Batch, bool]] = deque()
         self._planned = 0
         self._work = asyncio.Event()
@@ -98,9 +99,13 @@ class Persister:
         try:
             verdicts = await self._store.commit(self._epoch, self._commits + 1, writes)
         except LostWrites as lost:
+            self._lost = True
             await self._rewrite(str(lost))
             verdicts = await self._store.commit(self._epoch, self._commits + 1, writes)
         self._commits += 1
+        if self._lost:
+            self._lost = False
+            self._rewritten()
         return verdicts
 
     async def _rewrite(self, lost: str) -> None:
@@ -110,4 +115,3 @@ class Persister:
         for first in range(0, len(whole), MAX_WRITES_PER_COMMIT):
             await self._store.rewrite(self._epoch, -1 - first, whole[first : first + MAX_WRITES_PER_COMMIT])
         await self._store.rewrite(self._epoch, self._commits, [])
-        self._rewritten()

@@ -1,0 +1,48 @@
+"""What is written to a store that loses things, and who is told of it."""
+
+import asyncio
+from collections.abc import Sequence
+
+from scheduler_service.ledger import Ledger
+from scheduler_service.persister import Persister
+from scheduler_service.store import MemoryStore, StoreUnavailable, Verdict, Write
+from tests.scheduler.live import WAIT_S
+
+
+class Forgetful(MemoryStore):
+    """Loses its commits, and the answer that it holds everything again."""
+
+    told = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = asyncio.Event()
+
+    async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
+        verdicts = await super().commit(epoch, number, writes)
+        self.written.set()
+        return verdicts
+
+    async def rewrite(self, epoch: int, number: int, writes: Sequence[Write]) -> None:
+        await super().rewrite(epoch, number, writes)
+        if not writes and not self.told:
+            self.told = True
+            raise StoreUnavailable("timed out")
+
+    def forget(self) -> None:
+        self._commit = 0
+
+
+async def test_a_store_that_went_back_is_read_again_though_the_answer_to_its_rewriting_was_lost() -> None:
+    """(Simulated faults, seed 403967.)"""
+    store, rewritten = Forgetful(), asyncio.Event()
+    ledger = Ledger(store, lambda: 0.0, lambda id: None)
+    persister = Persister(store, await store.lead(1), 1, ledger, rewritten.set)
+    running = asyncio.create_task(persister.run())
+    async with asyncio.timeout(WAIT_S):
+        await store.written.wait()
+        store.forget()
+        await rewritten.wait()
+    assert store.told
+    running.cancel()
+    await asyncio.wait([running])
