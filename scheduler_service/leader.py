@@ -368,9 +368,11 @@ class Leader:
 
     def _write(self, effect: Effect, row: worker_pb.Row | None) -> Write:
         record, id = effect.record, effect.record.request.id
-        start, log, ending = None, b"", None
+        tracked = self.ledger.live[id]
+        start, log, ending, brief = None, b"", None, False
         if row is not None and row.tokens and getattr(effect, "start", None) is not None:
-            self.ledger.live[id].output.extend(row.tokens)
+            tracked.output.extend(row.tokens)
+            brief = not row.prefilled and record.goes_on(tracked.written)
             start, log = row.start, encode(row.tokens, row.drafted, row.accepted, row.logprobs.SerializeToString())
         if isinstance(effect, Ended):
             message = row.error if row is not None else ""
@@ -379,12 +381,13 @@ class Leader:
                 self._log.error("kills_workers", request_id=id, deaths=record.deaths)
             ending = translate.to_ending(record, effect.finish, self.clock(), message).SerializeToString()
             if record.state is State.FINISHED:
-                self.learning.finished(self.ledger.live[id].submit, record)
+                self.learning.finished(tracked.submit, record)
             self.insight.counts[record.state.value] += 1
             for session in self.sessions.values():
                 if id in session.sent:
                     session.wake.set()
-        return Write(record, start=start, log=log, ending=ending)
+        tracked.written = record
+        return Write(record, start=start, log=log, ending=ending, brief=brief)
 
     def _forget(self, id: str) -> None:
         """It is not ours to run, and nothing more is written of it."""

@@ -20,14 +20,19 @@ MAX_ENDED = 4096
 
 @dataclass(slots=True)
 class Tracked:
-    """A live request. `record` and `log` are what is durable; `output` runs ahead of them."""
+    """A live request. `record` and `log` are what is durable; `written`, the last record handed to the
+    store, and `output` run ahead of them."""
 
     submit: pb.Submit
     record: Record
+    written: Record = field(init=False)
     output: list[int] = field(default_factory=list)
     log: bytearray = field(default_factory=bytearray)
     stored: bool = False
     followers: set[GatewayOutbox] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.written = self.record
 
     def whole(self, ending: bytes | None = None) -> Write:
         """All that is durable of it."""

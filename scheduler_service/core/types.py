@@ -190,6 +190,20 @@ class Record:
     deaths: int = 0  # of workers that ran it alone, one after the other
     probation: int = 0  # rounds until nobody suspects it any more of such a death
 
+    def goes_on(self, before: "Record") -> bool:
+        """Whether it differs from `before` in nothing but output, acceptance and key."""
+        return (
+            self.state is before.state
+            and self.placement == before.placement
+            and self.prefilled == before.prefilled
+            and self.perceptible == before.perceptible
+            and self.level == before.level
+            and self.preemptions == before.preemptions
+            and self.started == before.started
+            and self.deaths == before.deaths
+            and self.probation == before.probation
+        )
+
 
 @value
 class Changed:

@@ -3,6 +3,7 @@
 -- ARGV: epoch, number of the commit, 1 to replace whatever is stored of these requests, seconds that an ended request
 --   is kept, number of levels, and the changes in MessagePack (a thousand arguments would cost the client more than all
 --   of its scheduling): {id, arrival, create, output tokens before, after, log, level, score, with KV, ended, fields}.
+--   Without fields nothing has changed but the output.
 -- Returns a verdict per change: 1 applied (or applied before), 2 not: the id is another request's, or it has ended.
 -- Errors, and then nothing was written: FENCED, another leader took over; LOST, what was acknowledged is not there.
 local mine, number, whole = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
@@ -40,20 +41,21 @@ if again then return verdicts end
 
 for _, change in ipairs(changes) do
   local hash, log, id, after, output, level, score, with_kv, ended, fields = unpack(change)
-  local was = tonumber(redis.call('HGET', hash, 'level'))
+  local brief = #fields == 0
+  local was = not brief and tonumber(redis.call('HGET', hash, 'level'))
   if was and was ~= level then redis.call('ZREM', KEYS[2 + was], id) end
-  if whole or not was then -- perhaps its hash was evicted, and a queue still names it
+  if whole or not (was or brief) then -- perhaps its hash was evicted, and a queue still names it
     for queue = 1, levels do redis.call('ZREM', KEYS[2 + queue], id) end
   end
   if whole then redis.call('DEL', hash, log) end
   redis.call('HSET', hash, 'emitted', after, 'level', level, unpack(fields))
   if output ~= '' then redis.call('APPEND', log, output) end
-  redis.call(with_kv and 'SADD' or 'SREM', KEYS[2], id)
+  if not brief then redis.call(with_kv and 'SADD' or 'SREM', KEYS[2], id) end
   if ended then
     redis.call('ZREM', KEYS[2 + level], id)
     redis.call('EXPIRE', hash, ttl)
     redis.call('EXPIRE', log, ttl)
-  else
+  elseif not brief then
     redis.call('ZADD', KEYS[2 + level], score, id)
   end
 end

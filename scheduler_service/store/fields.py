@@ -9,6 +9,7 @@ from typing import TypeAlias
 from scheduler_service.core.beliefs import Acceptance, Expected, Length
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Record, Request, RequestClass
+from scheduler_service.store.rounds import decode
 
 Fields: TypeAlias = dict[str, str | bytes | int]
 
@@ -43,6 +44,7 @@ def of_record(record: Record) -> Fields:
         "drafted": acceptance.drafted,
         "accepted": acceptance.accepted,
         "rejected": acceptance.rejected,
+        "counted": record.emitted,
         "means": struct.pack(f"<{len(acceptance.means)}d", *acceptance.means),  # text would cost too much
         "perceptible": int(record.perceptible),
         "key": repr(record.key),
@@ -53,8 +55,8 @@ def of_record(record: Record) -> Fields:
     }
 
 
-def to_record(id: str, fields: Mapping[str, bytes]) -> Record:
-    """Raises KeyError, ValueError or struct.error if a field is missing or malformed."""
+def to_record(id: str, fields: Mapping[str, bytes], log: bytes) -> Record:
+    """Raises KeyError, ValueError or struct.error if a field or the log is missing or malformed."""
     request = Request(
         id=id,
         arrival=float(fields["arrival"]),
@@ -73,6 +75,10 @@ def to_record(id: str, fields: Mapping[str, bytes]) -> Record:
         rejected=int(fields["rejected"]),
         means=tuple(mean for (mean,) in struct.iter_unpack("<d", fields["means"])),
     )
+    counted = int(fields.get("counted", fields["emitted"]))  # output tokens whose rounds `acceptance` counts
+    for round in decode(log) if counted < int(fields["emitted"]) else ():
+        if round.start >= counted:
+            acceptance = acceptance.after(round.drafted, round.accepted, len(round.tokens))
     return Record(
         request=request,
         state=State(fields["state"].decode()),

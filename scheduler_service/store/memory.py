@@ -118,5 +118,7 @@ def _apply(requests: dict[str, Stored], write: Write, again: bool) -> Verdict | 
     before = record.emitted if write.start is None else write.start
     if stored is None or stored.record.emitted != before:
         return None
+    if write.brief:
+        record = replace(record, key=stored.record.key)
     requests[record.request.id] = Stored(record, stored.submit, stored.log + write.log, write.ending)
     return Verdict.APPLIED

@@ -27,13 +27,18 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One change of one request, or (to be rewritten) all of it. The same request is one of the same id and arrival."""
+    """One change of one request, or (to be rewritten) all of it. The same request is one of the same id and arrival.
+
+    `brief`: nothing of the record has changed since the last write but output, acceptance and key, and that by this one
+    round. What is stored tells the first two, and keeps the key.
+    """
 
     record: Record
     submit: bytes | None = None  # with the first write of a request: its payload
     start: int | None = None  # with tokens: output tokens before them
     log: bytes = b""  # with tokens: their rounds, as rounds.encode
     ending: bytes | None = None  # with the last write: how it ended; the request then expires
+    brief: bool = False
 
 
 @dataclass(frozen=True, slots=True)

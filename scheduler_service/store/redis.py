@@ -109,7 +109,7 @@ class RedisStore:
             record, ended = write.record, write.ending is not None
             id = record.request.id
             keys += (self.keys.request(id), self.keys.log(id))
-            pairs: fields.Fields = fields.of_record(record)
+            pairs: fields.Fields = {} if write.brief else fields.of_record(record)
             if write.submit is not None:
                 pairs |= fields.of_request(record.request) | {"submit": write.submit}
             if write.ending is not None:
@@ -158,7 +158,7 @@ def _stored(id: str, raw: dict[bytes, bytes], log: bytes | None) -> Stored | Non
     if not raw:
         return None
     submit, ending = raw.pop(b"submit"), raw.pop(b"ending", None)
-    record = fields.to_record(id, {name.decode(): value for name, value in raw.items()})
+    record = fields.to_record(id, {name.decode(): value for name, value in raw.items()}, log or b"")
     return Stored(record, submit, log or b"", ending)
 
 

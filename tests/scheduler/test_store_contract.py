@@ -145,6 +145,17 @@ async def test_of_two_that_saw_the_same_pulse_one_leads(store: Store) -> None:
             await store.lead(5000, before)
 
 
+async def test_a_round_that_changes_nothing_else_is_told_by_its_tokens(store: Store) -> None:
+    reign = await created(store, "a")
+    runs = tokens("a", 0, 10, 11, state=State.RUNNING)
+    goes_on = replace(runs.record, emitted=3, acceptance=runs.record.acceptance.after(4, 0, 1), key=7.0)
+    brief = Write(goes_on, start=2, log=encode([12], 4, 0), brief=True)
+    assert await reign.commit(runs, brief) == [Verdict.APPLIED] * 2
+    assert (stored := await store.get("a")) is not None
+    assert stored.record == replace(goes_on, key=runs.record.key)
+    assert [round.tokens for round in decode(stored.log)] == [(10, 11), (12,)]
+
+
 @pytest.mark.parametrize("lost", [tokens("a", 1, 10), tokens("b", 0, 10), Write(record("a", 1))])
 async def test_a_write_whose_past_is_not_there_writes_nothing_of_its_commit(store: Store, lost: Write) -> None:
     reign = await created(store, "a")
