@@ -140,10 +140,11 @@ class Ledger:
             tracked.stored = True
             for outbox in tracked.followers:
                 outbox.accepted(id)
-        delta = pb.Delta(request_id=id, start=tracked.record.emitted)
         if write.start is not None:
             tracked.log += write.log
-            delta.CopyFrom(_delta(id, next(decode(write.log)), write.start))
+            delta = _delta(id, next(decode(write.log)), write.start)
+        else:
+            delta = pb.Delta(request_id=id, start=tracked.record.emitted)
         tracked.record = write.record
         if write.ending is not None:
             delta.ending.MergeFromString(write.ending)

@@ -214,7 +214,7 @@ class Core:
                 entry.offloaded = 0
                 ran[row.id] = entry, row
         if self._overtaking:
-            self._overtaking.served([(entry.request, self.believed_rounds(entry)) for entry, _ in ran.values()])
+            self._overtaking.served([(entry.request, self.load.rounds(id)) for id, (entry, _) in ran.items()])
         for entry, row in ran.values():
             effects.append(self._round_done(entry, row, now - step.duration_s))
         for id in sorted(worker.running - ran.keys()):

@@ -63,6 +63,10 @@ class Load:
             of_class.prefill += work[1] - before[1]
             self._work[request.id] = work
 
+    def rounds(self, id: str) -> int:
+        """Request-rounds that are left of it, as believed when its claim was last looked at."""
+        return self._work[id][0]
+
     def release(self, request: Request) -> None:
         """Raises KeyError unless it is live: each reservation is given back once."""
         rounds, prefill = self._work.pop(request.id)
