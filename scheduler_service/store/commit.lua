@@ -1,7 +1,8 @@
 -- One commit of a leader: all of its changes in one atomic step, or none.
--- KEYS: leader, the set of requests with KV, one sorted set per queue level, then per change its hash and its log.
+-- KEYS: leader, the set of requests with KV, one sorted set per queue level.
 -- ARGV: epoch, number of the commit, 1 to replace whatever is stored of these requests, seconds that an ended request
---   is kept, number of levels, and the changes in MessagePack (a thousand arguments would cost the client more than all
+--   is kept, number of levels, what the names of a request's hash and of its log begin with (both end with its id, and
+--   share the slot of the KEYS), and the changes in MessagePack (a thousand arguments would cost the client more than all
 --   of its scheduling): {id, arrival, create, output tokens before, after, log, level, score, with KV, ended, fields}.
 --   Without fields nothing has changed but the output.
 -- Returns a verdict per change: 1 applied (or applied before), 2 not: the id is another request's, or it has ended.
@@ -18,9 +19,9 @@ end
 
 local ttl, levels = ARGV[4], tonumber(ARGV[5])
 local changes, verdicts, lengths, arrivals = {}, {}, {}, {}
-for i, change in ipairs(cmsgpack.unpack(ARGV[6])) do
-  local hash, log = KEYS[levels + 2 * i + 1], KEYS[levels + 2 * i + 2]
+for i, change in ipairs(cmsgpack.unpack(ARGV[8])) do
   local id, arrival, create, before, after, output, level, score, with_kv, ended, fields = unpack(change)
+  local hash, log = ARGV[6] .. id, ARGV[7] .. id
   local stored = redis.call('HMGET', hash, 'arrival', 'emitted', 'ending')
   local known = arrivals[hash] or stored[1]
   local taken = (known and known ~= arrival) or ((stored[3] or lengths[hash] == 'over') and not again)

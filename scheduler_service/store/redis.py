@@ -103,12 +103,10 @@ class RedisStore:
         await self._write(epoch, number, writes, whole=True)
 
     async def _write(self, epoch: int, number: int, writes: Sequence[Write], *, whole: bool) -> list[Verdict]:
-        keys = [self.keys.leader, self.keys.with_kv, *self.keys.queues]
         changes = []
         for write in writes:
             record, ended = write.record, write.ending is not None
             id = record.request.id
-            keys += (self.keys.request(id), self.keys.log(id))
             pairs: fields.Fields = {} if write.brief else fields.of_record(record)
             if write.submit is not None:
                 pairs |= fields.of_request(record.request) | {"submit": write.submit}
@@ -118,7 +116,9 @@ class RedisStore:
             start = record.emitted if write.start is None else write.start
             change = (id, fields.of_arrival(record.request), write.submit is not None, start, record.emitted, write.log)
             changes.append((*change, record.level, repr(record.key), with_kv, ended, [*chain(*pairs.items())]))
-        args = [epoch, number, int(whole), self._keep_s, LEVELS, msgpack.packb(changes, use_bin_type=False)]
+        keys = [self.keys.leader, self.keys.with_kv, *self.keys.queues]
+        changed = msgpack.packb(changes, use_bin_type=False)
+        args = [epoch, number, int(whole), self._keep_s, LEVELS, self.keys.request(""), self.keys.log(""), changed]
         return [Verdict(verdict) for verdict in await _guarded(self._commit(keys=keys, args=args))]
 
     async def index(self) -> Index:
