@@ -279,7 +279,8 @@ class World:
             return [f"{len(leading)} schedulers lead"]
         ((name, leader),) = leading
         left = [f"{name} still has {id}" for id in leader.core.entries | leader.ledger.live]
-        if leader.recall.unread or leader.recall._rolled_back or leader.ledger._early or leader.persister.behind:
+        unheard = leader.persister._lost or leader.recall._rolled_back  # that the store holds everything, or what
+        if unheard or leader.recall.unread or leader.ledger._early or leader.persister.behind:
             left.append(f"{name} has not read {leader.recall.unread} or not written {leader.persister.behind}")
         left += [f"{name} still relays {outbox.follows}" for outbox in leader.outboxes if outbox.follows]
         for worker, engine in self.engines.items():
