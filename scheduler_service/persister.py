@@ -27,6 +27,7 @@ class Persister:
         self._ledger, self._rewritten = ledger, rewritten
         self._commits = 0  # acknowledged
         self._lost = False  # the store had lost something; the answer that says it holds it again may get lost, too
+        self._parts = -1  # the number of the last part of a rewriting
         self._pending: deque[tuple[Batch, bool]] = deque()
         self._planned = 0
         self._work = asyncio.Event()
@@ -112,6 +113,9 @@ class Persister:
         """It was restarted, or somebody deleted keys. Nothing of this leader's is lost as long as it lives."""
         whole = self._ledger.everything()
         structlog.get_logger().error("store_lost_writes", what=lost, rewriting=len(whole))
-        for first in range(0, len(whole), MAX_WRITES_PER_COMMIT):
-            await self._store.rewrite(self._epoch, -1 - first, whole[first : first + MAX_WRITES_PER_COMMIT])
-        await self._store.rewrite(self._epoch, self._commits, [])
+        follows = self._commits
+        while len(whole) > MAX_WRITES_PER_COMMIT:
+            self._parts -= 1
+            await self._store.rewrite(self._epoch, self._parts, follows, whole[:MAX_WRITES_PER_COMMIT])
+            follows, whole = self._parts, whole[MAX_WRITES_PER_COMMIT:]
+        await self._store.rewrite(self._epoch, self._commits, follows, whole)

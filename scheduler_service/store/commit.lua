@@ -1,21 +1,25 @@
 -- One commit of a leader: all of its changes in one atomic step, or none.
 -- KEYS: leader, the set of requests with KV, one sorted set per queue level.
--- ARGV: epoch, number of the commit, 1 to replace whatever is stored of these requests, seconds that an ended request
---   is kept, number of levels, what the names of a request's hash and of its log begin with (both end with its id, and
+-- ARGV: epoch, number of the commit, what it follows if it replaces whatever is stored of these requests (Store.rewrite),
+--   seconds that an ended request is kept, number of levels, what the names of a request's hash and of its log begin with (both end with its id, and
 --   share the slot of the KEYS), and the changes in MessagePack (a thousand arguments would cost the client more than all
 --   of its scheduling): {id, arrival, create, output tokens before, after, log, level, score, with KV, ended, fields}.
 --   Without fields nothing has changed but the output.
 -- Returns a verdict per change: 1 applied (or applied before), 2 not: the id is another request's, or it has ended.
 -- Errors, and then nothing was written: FENCED, another leader took over; LOST, what was acknowledged is not there.
-local mine, number, whole = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
+local mine, number, follows = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local whole = follows ~= nil
 local leader = redis.call('HMGET', KEYS[1], 'epoch', 'commit')
 local epoch, last = tonumber(leader[1] or '0'), tonumber(leader[2] or '-1') -- no commit: it has stepped down
 if epoch > mine then return redis.error_reply('FENCED another leader has taken over') end
--- Repeated, since its answer was lost. What replaces is replaced again: it may be an old one's number that is stored.
-local again = not whole and epoch == mine and last == number
-if not whole and not again and (epoch ~= mine or last ~= number - 1) then
-  return redis.error_reply('LOST earlier commits')
+local again = not whole and epoch == mine and last == number -- repeated, since its answer was lost
+if not whole then
+  follows = number - 1
+elseif follows >= 0 and (epoch ~= mine or last <= follows) then
+  follows = last -- it is the first part: of what went before nothing counts
+  epoch = mine
 end
+if not again and (epoch ~= mine or last ~= follows) then return redis.error_reply('LOST earlier commits') end
 
 local ttl, levels = ARGV[4], tonumber(ARGV[5])
 local changes, verdicts, lengths, arrivals = {}, {}, {}, {}

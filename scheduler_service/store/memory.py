@@ -47,8 +47,12 @@ class MemoryStore:
             self._commit = number
         return verdicts
 
-    async def rewrite(self, epoch: int, number: int, writes: Sequence[Write]) -> None:
+    async def rewrite(self, epoch: int, number: int, follows: int, writes: Sequence[Write]) -> None:
         self._fence(epoch)
+        last = -1 if self._commit is None else self._commit
+        begins = follows >= 0 and (epoch != self._epoch or last <= follows)
+        if not begins and (epoch, follows) != (self._epoch, last):
+            raise LostWrites("earlier commits")
         requests = dict(self.requests)
         for write in writes:
             requests.pop(write.record.request.id, None)

@@ -80,9 +80,11 @@ class Store(Protocol):
         repeated under its number, and written once. Raises LostWrites if an earlier commit, or output before that
         of a write, is not there."""
 
-    async def rewrite(self, epoch: int, number: int, writes: Sequence[Write]) -> None:
-        """Whole requests, in place of whatever is stored of them. The next commit follows `number`; one below 0 says
-        that more is to be rewritten first."""
+    async def rewrite(self, epoch: int, number: int, follows: int, writes: Sequence[Write]) -> None:
+        """Whole requests, in place of whatever is stored of them. What was lost is rewritten in parts: the first
+        follows the last commit that was acknowledged, each other one the part before it. The last one's number is that
+        of the commit, so that commits go on; each other has one of its own, below -1. Raises LostWrites if it does not
+        follow what is there: then it is late, and others came before it."""
 
     async def index(self) -> Index: ...
 

@@ -97,12 +97,12 @@ class RedisStore:
         await _guarded(self._step_down(keys=[self.keys.leader], args=[epoch]))
 
     async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
-        return await self._write(epoch, number, writes, whole=False)
+        return await self._write(epoch, number, "", writes)
 
-    async def rewrite(self, epoch: int, number: int, writes: Sequence[Write]) -> None:
-        await self._write(epoch, number, writes, whole=True)
+    async def rewrite(self, epoch: int, number: int, follows: int, writes: Sequence[Write]) -> None:
+        await self._write(epoch, number, follows, writes)
 
-    async def _write(self, epoch: int, number: int, writes: Sequence[Write], *, whole: bool) -> list[Verdict]:
+    async def _write(self, epoch: int, number: int, follows: int | str, writes: Sequence[Write]) -> list[Verdict]:
         changes = []
         for write in writes:
             record, ended = write.record, write.ending is not None
@@ -118,7 +118,7 @@ class RedisStore:
             changes.append((*change, record.level, repr(record.key), with_kv, ended, [*chain(*pairs.items())]))
         keys = [self.keys.leader, self.keys.with_kv, *self.keys.queues]
         changed = msgpack.packb(changes, use_bin_type=False)
-        args = [epoch, number, int(whole), self._keep_s, LEVELS, self.keys.request(""), self.keys.log(""), changed]
+        args = [epoch, number, follows, self._keep_s, LEVELS, self.keys.request(""), self.keys.log(""), changed]
         return [Verdict(verdict) for verdict in await _guarded(self._commit(keys=keys, args=args))]
 
     async def index(self) -> Index:

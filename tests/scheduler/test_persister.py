@@ -23,9 +23,9 @@ class Forgetful(MemoryStore):
         self.written.set()
         return verdicts
 
-    async def rewrite(self, epoch: int, number: int, writes: Sequence[Write]) -> None:
-        await super().rewrite(epoch, number, writes)
-        if not writes and not self.told:
+    async def rewrite(self, epoch: int, number: int, follows: int, writes: Sequence[Write]) -> None:
+        await super().rewrite(epoch, number, follows, writes)
+        if not self.told:
             self.told = True
             raise StoreUnavailable("timed out")
 

@@ -120,9 +120,10 @@ async def test_each_leader_has_a_higher_epoch_even_if_the_clock_went_back(store:
 async def test_an_earlier_leader_is_fenced(store: Store) -> None:
     old = await created(store, "a")
     await store.lead(2000)
-    for write in (old.store.commit, old.store.rewrite):
-        with pytest.raises(Fenced):
-            await write(old.epoch, 2, [tokens("a", 0, 10)])
+    with pytest.raises(Fenced):
+        await store.commit(old.epoch, 2, [tokens("a", 0, 10)])
+    with pytest.raises(Fenced):
+        await store.rewrite(old.epoch, 1, 1, [replace(submission("a"), start=0)])
     assert await output(store) == []
 
 
@@ -208,15 +209,39 @@ async def test_what_was_lost_is_rewritten_whole_and_commits_go_on(store: Store) 
         replace(tokens("b", 0, 20), submit=b"payload b", ending=b"over"),
         submission("c"),
     ]
-    await store.rewrite(ours.epoch, -1, whole)
+    last = ours.number - 1
+    await store.rewrite(ours.epoch, -2, last, whole[:2])
     with pytest.raises(LostWrites):
         await ours.again()  # that was not all yet
-    await store.rewrite(ours.epoch, ours.number - 1, [])
+    await store.rewrite(ours.epoch, last, -2, whole[2:])
     assert await ours.again(tokens("a", 3, 13, level=2)) == [Verdict.APPLIED]
     assert [await output(store, id) for id in "abc"] == [[10, 11, 12, 13], [20], []]
     assert await live_ids(store) == ["c", "a"]
     with pytest.raises(Fenced):
         await before.commit()
+
+
+async def test_a_late_rewriting_undoes_no_commit_that_came_after_it(store: Store) -> None:
+    """(Simulated faults, seed 601306.)"""
+    reign = await created(store, "a")
+    whole = [replace(submission("a"), start=0)]
+    await store.rewrite(reign.epoch, 1, 1, whole)
+    await store.rewrite(reign.epoch, 1, 1, whole)  # its answer was lost
+    await reign.commit(tokens("a", 0, 10))
+    with pytest.raises(LostWrites):
+        await store.rewrite(reign.epoch, 1, 1, whole)
+    assert await output(store) == [10]
+
+
+async def test_a_late_last_part_of_a_rewriting_does_not_end_another(store: Store) -> None:
+    """The store was lost once more before it came. (Simulated faults, seed 646214.)"""
+    reign = await created(store, "a", "b")
+    await store.rewrite(reign.epoch, -2, 1, [replace(submission("a"), start=0)])
+    await store.rewrite(reign.epoch, -3, 1, [replace(submission("a"), start=0)])
+    with pytest.raises(LostWrites):
+        await store.rewrite(reign.epoch, 1, -2, [])
+    with pytest.raises(LostWrites):
+        await reign.commit()
 
 
 async def test_what_was_learned_last_is_read_back(store: Store) -> None:

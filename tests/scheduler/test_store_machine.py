@@ -153,14 +153,23 @@ class Twins(RuleBasedStateMachine):
         else:
             self.numbers[epoch] = number
 
-    @rule(back=EPOCHS, more=st.booleans(), moves=st.lists(MOVES, max_size=3, unique_by=lambda move: move[0]))
-    def rewrite(self, back: int, more: bool, moves: list[Any]) -> None:
+    @rule(
+        back=EPOCHS,
+        part=st.sampled_from([None, -2, -3]),
+        follows=st.sampled_from([0, 1, -2, -3]),
+        moves=st.lists(MOVES, max_size=3, unique_by=lambda move: move[0]),
+    )
+    def rewrite(self, back: int, part: int | None, follows: int, moves: list[Any]) -> None:
+        """The last part, or another one; after a part, or the last commit, or the one before it."""
         epoch = self.reign(back)
+        last = self.numbers[epoch]
         writes = [self._whole(self.write(move)) for move in moves]
+        after = follows if follows < 0 else max(0, last - follows)
+        before = self.memory.requests
         try:
-            self.both(lambda store: store.rewrite(epoch, -1 if more else self.numbers[epoch], writes))
-        except Fenced:
-            return
+            self.both(lambda store: store.rewrite(epoch, last if part is None else part, after, writes))
+        except (Fenced, LostWrites):
+            assert self.memory.requests is before
 
     @staticmethod
     def _whole(write: Write) -> Write:
