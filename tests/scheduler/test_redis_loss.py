@@ -70,14 +70,18 @@ async def test_streams_go_on_and_redis_holds_all_of_them_after_it_lost_its_last_
         await worker.close()
 
 
+@pytest.mark.parametrize("part", [1, 512])
 async def test_a_redis_that_lost_everything_is_filled_again_though_nothing_happens(
-    server: RedisServer, store: RedisStore
+    server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
+    monkeypatch.setattr("scheduler_service.persister.MAX_WRITES_PER_COMMIT", part)
     async with scheduler(store) as (leader, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)
-        await gateway.submit("a")
-        await worker.until("a")
+        for id in ("a", "b", "c"):
+            await gateway.submit(id)
+        await gateway.until(lambda: gateway.accepted >= {"a", "b", "c"})
+        await worker.until("a", "b")
         await worker.report(worker.row("a", 0, 7, 8))
         await gateway.until(lambda: gateway.tokens.get("a") == [7, 8])
         server.kill()
@@ -85,7 +89,7 @@ async def test_a_redis_that_lost_everything_is_filled_again_though_nothing_happe
         server.start()
 
         async def filled() -> bool:
-            return await output(store, "a") == [7, 8]
+            return [await output(store, id) for id in ("a", "b", "c")] == [[7, 8], [], []]
 
         await until(filled, timeout_s=10 * BEAT_S + 5)
         assert await store.lead(1) == leader.epoch + 1  # its epoch too is there again
