@@ -1,7 +1,7 @@
 """What must not be left when all requests have ended: on workers, in the scheduler, in Redis, among the processes."""
 
-import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 
 import psutil
 import redis.asyncio as aioredis
@@ -9,6 +9,7 @@ import redis.asyncio as aioredis
 from protos.errors import RequestError
 from protos.v1 import types_pb2
 from tests.chaos.cluster import Cluster
+from tests.waiting import until
 
 SETTLE_S = 180.0  # a worker may just be starting, on a busy machine
 FOR_EVER = -1  # what TTL says of a key without one
@@ -18,18 +19,19 @@ STAY = ("leader", "learned")
 async def leftovers(cluster: Cluster) -> list[str]:
     """Empty: nothing. What goes away by itself within `SETTLE_S` is not counted."""
     found = ["nobody could be asked"]
-    try:
-        async with asyncio.timeout(SETTLE_S), cluster.client() as client:
-            while found:
-                try:
-                    found = _of_scheduler(await client.stats(), len(cluster.named("worker")))
-                    found += await _of_redis(cluster)
-                except RequestError as error:
-                    found = [f"{error.code.name}: {error.message}"]
-                if found:
-                    await asyncio.sleep(0.2)
-    except TimeoutError:
-        pass
+    async with cluster.client() as client:
+
+        async def nothing() -> bool:
+            nonlocal found
+            try:
+                found = _of_scheduler(await client.stats(), len(cluster.named("worker")))
+                found += await _of_redis(cluster)
+            except RequestError as error:
+                found = [f"{error.code.name}: {error.message}"]
+            return not found
+
+        with suppress(TimeoutError):
+            await until(nothing, SETTLE_S)
     return found + list(_of_processes(cluster))
 
 
