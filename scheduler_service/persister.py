@@ -87,7 +87,7 @@ class Persister:
             self._planned -= planned
 
     async def _commit(self, writes: list[Write]) -> list[Verdict]:
-        wait_s = RETRY_S
+        wait_s = RETRY_S  # not tenacity, which leaves reference cycles behind each commit
         while True:
             try:
                 return await self._commit_once(writes)
