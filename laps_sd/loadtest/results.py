@@ -15,7 +15,7 @@ from scheduler_service.sim.results import percentile, times_ms
 SLO_NAMES = ("ttft", "tpot", "e2el")
 # The p99 of how late requests are sent, in seconds or as a share of the mean latency, whichever is more: beyond it the
 # driver, not the server, shaped the load.
-MOST_LATE_S, MOST_LATE_SHARE = 0.025, 0.01
+MOST_LATE_S, MOST_LATE_SHARE = 0.025, 0.03
 
 
 def parse_slos(texts: Iterable[str]) -> dict[str, float]:
