@@ -36,6 +36,7 @@ class Seen:
     ended_s: float = 0.0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    placement: int = 0  # under which its rows count, once a plan has named it
 
 
 @dataclass(slots=True)
@@ -82,7 +83,13 @@ def read_events(path: Path) -> Recording:
     """Of a log of one scheduler's life with one worker. A last line that was cut short is left out."""
     recording = Recording()
     ran: set[str] = set()
-    for now, kind, event in _events(path):
+    for line in _lines(path):
+        if "plan" in line:
+            _planned(recording, line["plan"])
+            continue
+        if "event" not in line:
+            continue
+        now, kind, event = line["now"], line["kind"], line["event"]
         if kind == "Submitted":
             request = event["request"]
             seen = Seen(request["max_tokens"], _expectation(request["expected"]), arrived_s=now)
@@ -94,11 +101,20 @@ def read_events(path: Path) -> Recording:
     return recording
 
 
-def _events(path: Path) -> Iterator[tuple[float, str, Mapping[str, Any]]]:
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open() as lines:
-        for line in lines:
-            if line.endswith("\n") and "event" in (row := json.loads(line)):
-                yield row["now"], row["kind"], row["event"]
+        yield from (json.loads(line) for line in lines if line.endswith("\n"))
+
+
+def _planned(recording: Recording, plan: Mapping[str, Any]) -> None:
+    """What a plan gives away (`Core.plan`) makes the rows of the round in hand stale."""
+    requests = recording.requests
+    for run in plan["rank"]:
+        if run["id"] in requests:
+            requests[run["id"]].placement = run["placement"]
+    for id in (*plan["drop"], *plan["offload"]):
+        if id in requests:
+            requests[id].placement += 1
 
 
 def _expectation(row: Mapping[str, Any] | None) -> Expected | None:
@@ -114,7 +130,7 @@ def _step(recording: Recording, now: float, event: Mapping[str, Any], ran_before
     resumed = 0
     for row in rows:
         seen = recording.requests.get(row["id"])
-        if seen is None or row["start"] != seen.output_tokens:
+        if seen is None or row["start"] != seen.output_tokens or row["placement"] < seen.placement:
             continue  # not of this log, or stale
         resumed += bool(seen.drafted) and not row["prefilled"] and row["id"] not in ran_before
         if row["new"]:

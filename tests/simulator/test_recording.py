@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.core.beliefs import Expected, Length
-from scheduler_service.core.types import CostProfile, Request, Round, StepDone, Submitted, WorkerUp
+from scheduler_service.core.types import CostProfile, Plan, Request, Round, Run, StepDone, Submitted, WorkerUp
 from scheduler_service.event_log import EventLog
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.recording import Recording, Seen, Shape, explained_lengths, fitted, read_events
@@ -41,6 +41,20 @@ def test_rounds_that_emitted_are_recorded_with_their_drafts(log: Path) -> None:
     assert (requests["a"].drafted, requests["a"].accepted, requests["a"].output_tokens) == ([0, 4], [0, 1], 3)
     assert (requests["b"].drafted, requests["b"].accepted, requests["b"].output_tokens) == ([2, 1], [2, 0], 4)
     assert (requests["a"].expected, requests["b"].expected) == (EXPECTED, None)
+
+
+def test_a_round_of_what_a_plan_gave_away_meanwhile_is_not_recorded(tmp_path: Path) -> None:
+    """Its KV is dropped at the end of the round in hand, whose tokens then come once more."""
+    events = EventLog(tmp_path / "events.jsonl")
+    events.event(0.0, Submitted(Request("a", 0.0, 7, 32)))
+    events.plan("w", Plan((Run("a", 1, 4, 256),), ()))
+    events.plan("w", Plan((), drop=("a",)))
+    events.event(1.0, StepDone("w", (row("a", 0, 3, 4, 2),), 9, 0.01))
+    events.plan("w", Plan((Run("a", 2, 4, 256),), ()))
+    events.event(2.0, StepDone("w", (Round("a", 2, 0, 2, 4, 1, 0, 0, 1),), 9, 0.01))
+    events.close()
+    seen = read_events(tmp_path / "events.jsonl").requests["a"]
+    assert (seen.output_tokens, seen.accepted) == (2, [1])
 
 
 def test_steps_are_counted_by_what_their_time_depends_on(log: Path) -> None:
