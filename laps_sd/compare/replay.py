@@ -39,31 +39,30 @@ def jobs_of(run: Mapping[str, Any], draft_len: int) -> list[Job]:
 
 
 def costs_of(runs: Sequence[Mapping[str, Any]]) -> StepCosts:
-    """Of all their steps together, so that a slow hour of the machine is nobody's own."""
     return fitted(step for run in runs for step in run["steps"])
 
 
-def predicted(run: Mapping[str, Any], policy: str, costs: StepCosts, draft_len: int) -> dict[str, float]:
-    """What `laps-sd simulate` would say of the requests of `run` under `policy`."""
+def predicted_mean_ms(run: Mapping[str, Any], policy: str, draft_len: int) -> float:
+    """What `laps-sd simulate` would say of the requests of `run` under `policy`, at the costs of its own steps: near
+    saturation a machine that is a hundredth slower than in another run makes a tenth of its latencies."""
     jobs = jobs_of(run, draft_len)
     fleet = Fleet(
         slots=run["run"]["slots"],
         draft_len=draft_len,
-        costs=costs,
+        costs=costs_of([run]),
         kv_budget_tokens=run["kv_tokens"],
         plan_lag=1,
         prefill_chunk=PREFILL_CHUNK,
     )
-    return summarise(simulate(jobs, simulated_policy(*parts(policy), jobs, draft_len), fleet))
+    return summarise(simulate(jobs, simulated_policy(*parts(policy), jobs, draft_len), fleet))["mean_e2el_ms"]
 
 
 def at_steady_speed(run: Mapping[str, Any], policy: str, draft_len: int) -> float:
     """The simulator's mean latency over the live one, had the machine been equally fast all along: what is left of a
     difference then is the simulator's own. Of a run without failed requests."""
-    costs = costs_of([run])
     steady = [row["steady_s"] for row in run["requests"]]
     requests = [row | {"due_s": arrival_s} for row, (arrival_s, _) in zip(run["requests"], steady, strict=True)]
-    simulated_ms = predicted({**run, "requests": requests}, policy, costs, draft_len)["mean_e2el_ms"]
+    simulated_ms = predicted_mean_ms({**run, "requests": requests}, policy, draft_len)
     return simulated_ms / (1e3 * math.fsum(latency_s for _, latency_s in steady) / len(steady))
 
 

@@ -36,6 +36,7 @@ HEADINGS = (
     "simulated",
     "simulated ms",
     "paused",
+    "busy",
     "idle",
 )
 
@@ -51,8 +52,9 @@ def rows(cell: Mapping[str, Any]) -> Iterator[list[str]]:
             f"{row['predicted_ratio']:.3f}" if "ratio" in row else "",
             f"{row['predicted_mean_ms']:,.0f}",
             f"{row['preemptions_per_request']:.2f}",
+            f"{row['busy_share']:.0%}",
             f"{row['idle_share']:.1%}",
         ]
     if oracle := cell["oracle"]:
         empty = [""] * 6
-        yield [ORACLE, *empty, f"{oracle['predicted_ratio']:.3f}", f"{oracle['predicted_mean_ms']:,.0f}", "", ""]
+        yield [ORACLE, *empty, f"{oracle['predicted_ratio']:.3f}", f"{oracle['predicted_mean_ms']:,.0f}", "", "", ""]

@@ -42,10 +42,9 @@ def summarise(found: Iterable[Found], draft_len: int, *, faulty: bool = False) -
 
 
 def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str, Any]:
-    costs = replay.costs_of([run for runs in policies.values() for run in runs.values()])
     base = policies.get(BASE, {})
     simulated = {
-        name: {each: replay.predicted(run, name, costs, draft_len)["mean_e2el_ms"] for each, run in runs.items()}
+        name: {each: replay.predicted_mean_ms(run, name, draft_len) for each, run in runs.items()}
         for name, runs in policies.items()
     }
     rows = {name: _policy(name, policies, simulated) for name in sorted(policies, key=_place)}
@@ -57,8 +56,8 @@ def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str,
         "requests": sum(len(run["requests"]) for run in base.values()),
         "policies": rows,
         "against_ours": dict(_against_ours(policies)),
-        "oracle": _oracle(base, costs, draft_len),
-        "step_costs": asdict(costs),
+        "oracle": _oracle(base, simulated.get(BASE, {}), draft_len),
+        "step_costs": asdict(replay.costs_of([run for runs in policies.values() for run in runs.values()])),
         "lengths": _lengths(policies),
     }
 
@@ -83,6 +82,7 @@ def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Map
         "e2el_ms_by_kind": by_kind(e2el, kinds),
         "output_throughput": means.fmean(run["results"]["output_throughput"] for run in runs.values()),
         "preemptions_per_request": means.fmean(run["results"]["preemptions_per_request"] for run in runs.values()),
+        "busy_share": means.fmean(_busy_share(run) for run in runs.values()),
         "idle_share": max(run["scheduler"]["idle_share"] for run in runs.values()),
         "report_to_command_p99_ms": max(run["scheduler"]["report_to_command_p99_ms"] for run in runs.values()),
         "explained": means.fmean(run["predictor"]["explained"] for run in runs.values()),
@@ -99,6 +99,12 @@ def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Map
     return row
 
 
+def _busy_share(run: Found) -> float:
+    """Of the time from the first arrival to the last end: the model's steps. What a load really came to."""
+    *_, seconds = zip(*run["steps"], strict=True)
+    return min(1.0, math.fsum(seconds) / run["results"]["duration"])
+
+
 def _against_ours(policies: Mapping[str, Runs]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Ours over each of the others."""
     ours = policies.get(OURS, {})
@@ -108,15 +114,12 @@ def _against_ours(policies: Mapping[str, Runs]) -> Iterator[tuple[str, dict[str,
             yield name, asdict(found) | {"verdict": found.verdict}
 
 
-def _oracle(base: Runs, costs: Any, draft_len: int) -> dict[str, float] | None:
+def _oracle(base: Runs, simulated: Mapping[int, float], draft_len: int) -> dict[str, float] | None:
     """What who knows true lengths gains, in the simulator alone."""
     if not base:
         return None
-    oracle, first = (
-        math.fsum(replay.predicted(run, name, costs, draft_len)["mean_e2el_ms"] for run in base.values())
-        for name in (replay.ORACLE, BASE)
-    )
-    return {"predicted_mean_ms": oracle / len(base), "predicted_ratio": oracle / first}
+    oracle = math.fsum(replay.predicted_mean_ms(run, replay.ORACLE, draft_len) for run in base.values())
+    return {"predicted_mean_ms": oracle / len(base), "predicted_ratio": oracle / math.fsum(simulated.values())}
 
 
 def _latencies(runs: Runs, name: str, repetitions: Sequence[int]) -> Latencies:

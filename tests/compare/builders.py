@@ -41,7 +41,12 @@ def found(run: Run, latencies_s: list[float], *, faults: tuple[str, ...] = (), t
     ]
     return {
         "run": run.as_json(),
-        "results": {"request_throughput": 1.0, "output_throughput": 5.0, "preemptions_per_request": 0.0}
+        "results": {
+            "request_throughput": 1.0,
+            "duration": 2.0,
+            "output_throughput": 5.0,
+            "preemptions_per_request": 0.0,
+        }
         | {"mean_e2el_ms": 1e3 * sum(latencies_s) / len(latencies_s)},
         "conditions": {},
         "faults": list(faults),
