@@ -5,18 +5,18 @@ deterministic: equal inputs give equal plans. Nothing here waits, reads a clock 
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from scheduler_service.core import admission, kv, placement
 from scheduler_service.core.admission import UNBOUNDED, Bounds
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
-from scheduler_service.core.classes import Classes
+from scheduler_service.core.classes import Classes, ClassTurn
 from scheduler_service.core.deadlines import Deadlines
 from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, choose_draft_lengths
 from scheduler_service.core.entry import Entry, Worker
-from scheduler_service.core.fairness import FairRanking, Tenants
+from scheduler_service.core.fairness import FairRanking, Tenant, Tenants
 from scheduler_service.core.isolation import Isolation
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.load import Load
@@ -45,11 +45,10 @@ from scheduler_service.core.types import (
     Submitted,
     Tick,
     Unseen,
-    View,
     WorkerDown,
     WorkerUp,
 )
-from scheduler_service.core.views import view_of
+from scheduler_service.core.views import EntryView
 
 REKEYED = 8  # requests per plan whose claims follow what was learned: a decision's time stays bounded
 
@@ -215,6 +214,7 @@ class Core:
                 ran[row.id] = entry, row
         if self._overtaking:
             self._overtaking.served([(entry.request, self.load.rounds(id)) for id, (entry, _) in ran.items()])
+        self._charge(ran.values())
         for entry, row in ran.values():
             effects.append(self._round_done(entry, row, now - step.duration_s))
         for id in sorted(worker.running - ran.keys()):
@@ -231,6 +231,16 @@ class Core:
                 self._rank(entry)
         return tuple(effects)
 
+    def _charge(self, ran: Iterable[tuple[Entry, Round]]) -> None:
+        """To tenants and classes, for the round that these have run."""
+        share_s, token_s = self.round_s / self._slots, self.cost.prefill_token_s
+        service_s: defaultdict[tuple[ClassTurn, Tenant], float] = defaultdict(float)
+        for entry, row in ran:  # the whole worker prefills for it
+            service_s[entry.turn, entry.tenant] += (share_s if row.new else 0.0) + row.prefilled * token_s
+        for (turn, tenant), seconds in service_s.items():
+            tenant.charge(seconds)
+            self._classes.charge(turn.klass, seconds)
+
     def _round_done(self, entry: Entry, row: Round, began: float) -> Effect:
         if entry.state is not State.RUNNING:
             entry.move(Move.RUN)
@@ -241,10 +251,6 @@ class Core:
             self.isolation.served(entry)
         if row.finish:
             self.workers[entry.home or ""].listed.pop(row.id, None)
-        share_s = self.round_s / self._slots if row.new else 0.0
-        service_s = share_s + row.prefilled * self.cost.prefill_token_s  # the whole worker prefills for it
-        entry.tenant.charge(service_s)
-        self._classes.charge(entry.request.klass, service_s)
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         if row.prefilled:  # the whole batch waits for it, and it may take rounds of a slot
             batch_s = row.prefilled * self.cost.prefill_token_s * self._slots + (0 if row.new else self.round_s)
@@ -258,11 +264,8 @@ class Core:
         if row.finish is not None:
             self._learn(entry)
             return self._end(entry, Move.FINISH, row.finish, row.start)
-        view = view_of(self, entry)
-        if not entry.perceptible and self.policy.perceives(view):
-            entry.perceptible = True
-            view = view._replace(perceptible=True)
-        self._rank(entry, view)
+        entry.perceptible = entry.perceptible or self.policy.perceives(EntryView(self, entry))
+        self._rank(entry)
         return Advanced(entry.record(), row.start)
 
     def _end(self, entry: Entry, move: Move, finish: Finish | None, start: int | None = None) -> Ended:
@@ -309,10 +312,10 @@ class Core:
         if entry.home is not None:
             self.workers[entry.home].left[entry.request.id] = None
 
-    def _rank(self, entry: Entry, view: View | None = None) -> None:
+    def _rank(self, entry: Entry) -> None:
         """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
         self.load.update(entry, self.believed_rounds(entry))
-        key = self.key(entry, view)
+        key = self.key(entry)
         if key == entry.key:
             return
         ranking = self._ranking(entry)
@@ -321,9 +324,9 @@ class Core:
         ranking.add(key)
         entry.key = key
 
-    def key(self, entry: Entry, view: View | None = None) -> Key:
+    def key(self, entry: Entry) -> Key:
         """Where it belongs among all others, by its class, tenant and claim as they are now."""
-        entry.claim = self.policy.claim(view or view_of(self, entry), self.cost, self.draft_len, self._slots)
+        entry.claim = self.policy.claim(EntryView(self, entry), self.cost, self.draft_len, self._slots)
         # A running request keeps its place against an equal claim: only a strictly higher one preempts.
         waits = entry.state is not State.RUNNING
         # Without preemption who has begun goes first. Not who ran last: with plans a round late two would take turns.

@@ -6,9 +6,9 @@ Times are seconds, sizes tokens or blocks. Nothing here holds the true output le
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Expected, Length
+from scheduler_service.core.beliefs import Acceptance, Expected, Length
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.value import value
 
@@ -254,19 +254,44 @@ class Plan:
     forget: tuple[str, ...] = ()
 
 
-class View(NamedTuple):
-    """All that a policy may see of a request. A tuple, since one is made for every row of every report."""
+class View(Protocol):
+    """All that a policy may see of a request, as it is when the policy asks."""
 
-    request: Request
-    attained_s: float  # nominal seconds of service so far (DESIGN: never wall time)
-    emitted: int
-    acceptance: Acceptance
-    predicted_tokens: int  # of output in all; never below what was emitted
-    prefill_s: float  # nominal seconds of its whole prompt
-    perceptible: bool
-    length: Length = SOME_LENGTH  # of its output, from what finished requests taught
-    prior_accepted: float = 2.0  # tokens a round, before it showed its own: as predicted, else as finished ones had
-    resume_s: float = 0.0  # nominal seconds until it can draft: prefill still owed, and getting its KV back
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def emitted(self) -> int: ...
+
+    @property
+    def acceptance(self) -> Acceptance: ...
+
+    @property
+    def perceptible(self) -> bool: ...
+
+    @property
+    def length(self) -> Length:
+        """What finished requests, or a predictor, taught of its output."""
+
+    @property
+    def attained_s(self) -> float:
+        """Nominal seconds of service so far (DESIGN: never wall time)."""
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Of output in all; never below what was emitted."""
+
+    @property
+    def prefill_s(self) -> float:
+        """Nominal seconds of its whole prompt."""
+
+    @property
+    def prior_accepted(self) -> float:
+        """Tokens a round, before it showed its own: as predicted, else as finished ones had."""
+
+    @property
+    def resume_s(self) -> float:
+        """Nominal seconds until it can draft: prefill still owed, and getting its KV back."""
 
 
 class Unseen(NamedTuple):

@@ -1,5 +1,8 @@
 """Short ways to make the core's data in tests, and a worker that runs plans without a model."""
 
+from dataclasses import dataclass, fields
+
+from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.types import (
@@ -13,6 +16,7 @@ from scheduler_service.core.types import (
     StepDone,
     Submitted,
     Tick,
+    View,
     WorkerUp,
 )
 
@@ -36,6 +40,26 @@ def worker_up(
 
 def core(policy: str = "laps-sd", *settings: str, **options: object) -> Core:
     return Core(make_policy(policy, settings), **options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A `View` that stays as it is."""
+
+    request: Request
+    emitted: int = 0
+    acceptance: Acceptance = Acceptance()  # noqa: RUF009
+    perceptible: bool = False
+    length: Length = SOME_LENGTH
+    attained_s: float = 0.0
+    predicted_tokens: int = 100
+    prefill_s: float = 0.0
+    prior_accepted: float = 2.0
+    resume_s: float = 0.0
+
+    @classmethod
+    def of(cls, view: View) -> "Seen":
+        return cls(**{field.name: getattr(view, field.name) for field in fields(cls)})
 
 
 class FakeWorker:

@@ -21,7 +21,7 @@ from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.types import Record
-from scheduler_service.core.views import view_of
+from scheduler_service.core.views import EntryView
 from scheduler_service.event_log import replay
 from scheduler_service.learning import Learning
 from scheduler_service.predictor import PredictorKind
@@ -305,8 +305,8 @@ async def test_live_a_short_kind_is_expected_to_be_shorter(redis_url: str, names
             await gateway.submit(id, *prompt, max_tokens=100)
         await gateway.until(lambda: gateway.accepted >= {"short", "long"})
         core = leader.core
-        assert view_of(core, core.entries["short"]).predicted_tokens < 10
-        assert view_of(core, core.entries["long"]).predicted_tokens > 40
+        assert EntryView(core, core.entries["short"]).predicted_tokens < 10
+        assert EntryView(core, core.entries["long"]).predicted_tokens > 40
         await gateway.close()
         await worker.close()
     await store.close()

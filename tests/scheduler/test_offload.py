@@ -6,7 +6,7 @@ from itertools import pairwise
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Held, RequestClass, StepDone, Submitted, WorkerDown
-from scheduler_service.core.views import view_of
+from scheduler_service.core.views import EntryView
 from tests.scheduler.builders import COST, FakeWorker, core, request, worker_up
 
 DEAR_PREFILL = replace(COST, prefill_token_s=1.0, offload_block_s=0.01)
@@ -33,7 +33,7 @@ def test_a_request_whose_kv_is_offloaded_waits_at_home_and_owes_no_prefill() -> 
     long = worker.core.entries["long"]
     assert (long.state, long.home, long.blocks, long.prefill_owed) == (State.WAITING, "w", 0, 0)
     assert long.offloaded == 5  # its 59 tokens, and the reserve
-    assert view_of(worker.core, long).resume_s == 5 * COST.offload_block_s
+    assert EntryView(worker.core, long).resume_s == 5 * COST.offload_block_s
 
 
 def test_it_runs_on_without_prefill_and_the_hosts_memory_is_free_again() -> None:

@@ -5,20 +5,11 @@ import pytest
 from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.policies import Claim, Policy, make_policy
 from scheduler_service.core.types import View
-from tests.scheduler.builders import COST, request
+from tests.scheduler.builders import COST, Seen, request
 
 
 def view(**changes: object) -> View:
-    values: dict[str, object] = {
-        "request": request("a", arrival=5.0),
-        "attained_s": 0.0,
-        "emitted": 0,
-        "acceptance": Acceptance(),
-        "predicted_tokens": 100,
-        "prefill_s": 0.0,
-        "perceptible": False,
-    }
-    return View(**values | changes)  # type: ignore[arg-type]
+    return Seen(**{"request": request("a", arrival=5.0)} | changes)  # type: ignore[arg-type]
 
 
 def claim(policy: Policy, seen: View) -> Claim:

@@ -18,6 +18,7 @@ from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import Simulation, Trace, simulate
 from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job
+from tests.scheduler.builders import Seen
 from tests.simulator.builders import NAMES, SECOND, ends, job, policy, run
 
 P = ParamSpec("P")
@@ -159,9 +160,9 @@ def test_the_oracle_alone_does_see_it() -> None:
 
 def test_nothing_that_a_policy_is_given_depends_on_the_true_length_of_what_did_not_run() -> None:
     """Two workloads that differ only in the output of a job that waits give equal claims while it waits."""
-    seen: list[list[View]] = []
+    seen: list[list[Seen]] = []
     for tokens in (3, 50):
-        views: list[View] = []
+        views: list[Seen] = []
         jobs = [job("first", tokens=60), job("waits", tokens=tokens)]
         simulate(jobs, Recorder(views), Fleet(costs=SECOND))
         seen.append([view for view in views if view.request.id == "waits" and not view.emitted])
@@ -170,10 +171,10 @@ def test_nothing_that_a_policy_is_given_depends_on_the_true_length_of_what_did_n
 
 @dataclass(frozen=True, slots=True)
 class Recorder(Fcfs):
-    views: list[View]
+    views: list[Seen]
 
     def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
-        self.views.append(view)
+        self.views.append(Seen.of(view))
         return Fcfs.claim(self, view, cost, draft_len, slots)
 
 
