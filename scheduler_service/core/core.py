@@ -326,7 +326,7 @@ class Core:
 
     def key(self, entry: Entry) -> Key:
         """Where it belongs among all others, by its class, tenant and claim as they are now."""
-        entry.claim = self.policy.claim(EntryView(self, entry), self.cost, self.draft_len, self._slots)
+        entry.claim = self.policy.claim(EntryView(self, entry), self.round_s)
         # A running request keeps its place against an equal claim: only a strictly higher one preempts.
         waits = entry.state is not State.RUNNING
         # Without preemption who has begun goes first. Not who ran last: with plans a round late two would take turns.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scheduler_service.core.policies import Claim, Policy, make_policy
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import View
 from scheduler_service.sim.workload import Job
 
 
@@ -19,11 +19,9 @@ class Oracle(Policy):
 
     rounds: Callable[[str], int]
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
+    def claim(self, view: View, round_s: float) -> Claim:
         left = self.rounds(view.request.id) - view.acceptance.rounds
-        return Claim(
-            1, 0, left * cost.round_s(draft_len, slots) + (view.prefill_s if not view.acceptance.rounds else 0.0)
-        )
+        return Claim(1, 0, left * round_s + (view.prefill_s if not view.acceptance.rounds else 0.0))
 
 
 def simulated_policy(name: str, settings: Iterable[str], jobs: Sequence[Job], draft_len: int) -> Policy:

@@ -20,7 +20,7 @@ from rich.progress import track
 
 from scheduler_service import core, sim
 from scheduler_service.core.policies import Claim, LapsSd
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import View
 from scheduler_service.sim.bench import one_seed
 from scheduler_service.sim.generate import KINDS, MIX, Synthetic, generate
 from scheduler_service.sim.journal import Journal, code_digest
@@ -219,11 +219,11 @@ class Watched(LapsSd):
     rounds: Callable[[str], int]  # the true number of rounds of a request in all, by its id
     errors: dict[str, float] = field(default_factory=dict)
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
-        claim = LapsSd.claim(self, view, cost, draft_len, slots)
+    def claim(self, view: View, round_s: float) -> Claim:
+        claim = LapsSd.claim(self, view, round_s)
         id = view.request.id
         if view.perceptible and id not in self.errors:
-            true_s = self.rounds(id) * cost.round_s(draft_len, slots) + view.prefill_s
+            true_s = self.rounds(id) * round_s + view.prefill_s
             self.errors[id] = abs(claim.key - true_s) / true_s  # its key is the estimated total
         return claim
 

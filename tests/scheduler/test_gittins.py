@@ -10,12 +10,12 @@ from scheduler_service.core.core import REKEYED
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.policies.gittins import rank
 from scheduler_service.core.types import Submitted, View
-from tests.scheduler.builders import COST, FakeWorker, core, request
+from tests.scheduler.builders import FakeWorker, core, request
 from tests.scheduler.test_policies import view
 
 
 def key(seen: View, *settings: str) -> float:
-    return make_policy("gittins", settings).claim(seen, COST, draft_len=4, slots=1).key
+    return make_policy("gittins", settings).claim(seen, round_s=1.0).key
 
 
 def simulated_rank(age: float, spread: float) -> float:

@@ -5,7 +5,7 @@ import pytest
 from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.policies import Claim, Policy, make_policy
 from scheduler_service.core.types import View
-from tests.scheduler.builders import COST, Seen, request
+from tests.scheduler.builders import Seen, request
 
 
 def view(**changes: object) -> View:
@@ -13,7 +13,7 @@ def view(**changes: object) -> View:
 
 
 def claim(policy: Policy, seen: View) -> Claim:
-    return policy.claim(seen, COST, draft_len=4, slots=1)
+    return policy.claim(seen, round_s=1.0)
 
 
 def test_fcfs_orders_by_arrival_alone() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.policies import Claim, Fcfs, Policy, make_policy
-from scheduler_service.core.types import CostProfile, Plan, View
+from scheduler_service.core.types import Plan, View
 from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.oracle import Oracle
@@ -173,9 +173,9 @@ def test_nothing_that_a_policy_is_given_depends_on_the_true_length_of_what_did_n
 class Recorder(Fcfs):
     views: list[Seen]
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
+    def claim(self, view: View, round_s: float) -> Claim:
         self.views.append(Seen.of(view))
-        return Fcfs.claim(self, view, cost, draft_len, slots)
+        return Fcfs.claim(self, view, round_s)
 
 
 GOLDEN = {

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import View
 
 
 class Claim(NamedTuple):
@@ -37,8 +37,8 @@ class Policy:
         """Whether the request becomes perceptible now; asked after each of its rounds until it says yes once."""
         return False
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
-        """`draft_len` and `slots`: the reference round in which nominal seconds are counted."""
+    def claim(self, view: View, round_s: float) -> Claim:
+        """`round_s`: nominal seconds of a round."""
         raise NotImplementedError
 
 

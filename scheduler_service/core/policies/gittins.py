@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from scheduler_service.core.policies.base import Claim, Policy, check_overtaking
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import View
 
 AGES = 96  # cells of a table
 REACH = 4.0  # in spreads to both sides of the median
@@ -44,11 +44,11 @@ class Gittins(Policy):
     def overtaking_bound(self) -> int:
         return self.overtaking
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
+    def claim(self, view: View, round_s: float) -> Claim:
         median = math.exp(view.length.location)
         tokens = median * rank(view.emitted / median, max(self.least_spread, view.length.spread))
         rounds = tokens / (view.acceptance.per_round(view.prior_accepted, self.acceptance_rounds) + 1)
-        left_s = rounds * cost.round_s(draft_len, slots) + view.resume_s
+        left_s = rounds * round_s + view.resume_s
         # All wait at the same pace: that it arrived early weighs as much, and need not be told anew every second.
         return Claim(1, 0, left_s + self.ageing * view.request.arrival)
 

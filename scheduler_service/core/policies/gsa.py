@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scheduler_service.core.policies.base import Claim, Policy
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,6 @@ class Gsa(Policy):
     def levels(self) -> int:
         return self.phases
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
+    def claim(self, view: View, round_s: float) -> Claim:
         phase = 1 + (view.emitted // self.first_phase_tokens).bit_length()
         return Claim(min(phase, self.phases), 0, view.request.arrival)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from scheduler_service.core.beliefs import MAX_WINDOW
 from scheduler_service.core.policies.base import Claim, Policy, check_overtaking
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,7 @@ class LapsSd(Policy):
     def perceives(self, view: View) -> bool:
         return view.acceptance.stable(self.window, self.epsilon)
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
-        round_s = cost.round_s(draft_len, slots)
+    def claim(self, view: View, round_s: float) -> Claim:
         if not view.perceptible:
             return Claim(self._level(view.attained_s, round_s), 1, view.request.arrival)
         total_s = self._estimate(view, round_s)

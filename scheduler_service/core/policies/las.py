@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scheduler_service.core.policies.base import Claim, Policy
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Las(Policy):
         if self.quantum_rounds < 1:
             raise ValueError("policy-set: quantum_rounds must be at least 1")
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
-        quantum_s = self.quantum_rounds * cost.round_s(draft_len, slots)
+    def claim(self, view: View, round_s: float) -> Claim:
+        quantum_s = self.quantum_rounds * round_s
         # Attained service is a sum of floats: one just short of a quantum's edge is at the edge.
         return Claim(1, 0, (view.attained_s / quantum_s + 1e-9) // 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scheduler_service.core.policies.base import Claim, Policy
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Mlfq(Policy):
     def levels(self) -> int:
         return self.queues
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
-        quantum_s = self.first_quantum_rounds * cost.round_s(draft_len, slots)
+    def claim(self, view: View, round_s: float) -> Claim:
+        quantum_s = self.first_quantum_rounds * round_s
         level = 1
         while quantum_s < view.prefill_s and level < self.queues:
             level, quantum_s = level + 1, 2 * quantum_s

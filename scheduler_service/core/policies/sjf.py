@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scheduler_service.core.policies.base import Claim, Policy
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import View
 
 
 @dataclass(frozen=True, slots=True)
 class Sjf(Policy):
     preemptive: ClassVar[bool] = False
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
+    def claim(self, view: View, round_s: float) -> Claim:
         return Claim(1, 0, view.predicted_tokens)

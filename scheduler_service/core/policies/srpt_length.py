@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scheduler_service.core.policies.base import Claim, Policy
-from scheduler_service.core.types import CostProfile, View
+from scheduler_service.core.types import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,6 @@ class SrptLength(Policy):
         if not 0 <= self.length_margin <= 10:
             raise ValueError("policy-set: length_margin must be from 0 to 10")
 
-    def claim(self, view: View, cost: CostProfile, draft_len: int, slots: int) -> Claim:
+    def claim(self, view: View, round_s: float) -> Claim:
         total = max(view.predicted_tokens, view.emitted * (1 + self.length_margin))
         return Claim(1, 0, total - view.emitted)
