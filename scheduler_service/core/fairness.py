@@ -155,11 +155,25 @@ class FairRanking:
         if not len(ranking):
             del self._rankings[key[TURNS]]
 
+    def move(self, old: Key, new: Key) -> None:
+        """`new` for `old`, of the same request. Raises KeyError if `old` is not there."""
+        if old[TURNS] == new[TURNS]:
+            self._rankings[new[TURNS]].move(old, new)
+        else:
+            self.remove(old)
+            self.add(new)
+
     def first(self, count: int) -> list[Key]:
         """The best `count`, or all if there are fewer."""
         if len(self._rankings) == 1:
             return next(iter(self._rankings.values())).first(count)
         return list(islice(self, count))
+
+    def beyond(self, count: int) -> Iterator[Key]:
+        """All but the best `count`, in order."""
+        if len(self._rankings) == 1:
+            return next(iter(self._rankings.values())).beyond(count)
+        return islice(self, count, None)
 
     def before(self, key: Key) -> int:
         """How many go before `key`."""

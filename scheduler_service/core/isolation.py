@@ -70,6 +70,8 @@ class Isolation:
 
     def held(self, worker: Worker) -> list[Entry]:
         """The suspects that have this worker to themselves; []: it is one as any other."""
+        if not worker.apart:
+            return []
         found = map(self.suspects.get, worker.apart)
         return [entry for entry in found if entry is not None and entry.home == worker.up.worker]
 

@@ -1,7 +1,6 @@
 """Whom a worker runs: of its own, of those without a worker, of those that wait at another. Draws up no whole plan."""
 
 from bisect import insort
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.entry import Entry, Worker
@@ -84,7 +83,7 @@ def claimable(core: "Core", name: str, batch: list[Entry]) -> Entry | None:
         apart = bool(core.isolation.held(donor))  # then its slots are not for the others that it has
         if other == name or (donor.vacancy >= 0 and not apart):
             continue
-        for key in islice(donor.ranking, 0 if apart else donor.up.slots, None):
+        for key in donor.ranking.beyond(0 if apart else donor.up.slots):
             entry = core.entries[key[-1]]
             if (best and key >= best.key) or not (idle or key < batch[-1].key):
                 break

@@ -48,6 +48,18 @@ class Ranking:
         else:
             del self._chunks[at], self._lasts[at]
 
+    def move(self, old: Key, new: Key) -> None:
+        """`new` for `old`, where it stands if that is its place. Raises KeyError if `old` is not there."""
+        at = bisect_left(self._lasts, old)
+        chunk = self._chunks[at] if at < len(self._chunks) else []
+        index = bisect_left(chunk, old)
+        inside = 0 < index < len(chunk) - 1 and chunk[index] == old
+        if inside and chunk[index - 1] < new < chunk[index + 1]:
+            chunk[index] = new
+        else:
+            self.remove(old)
+            self.add(new)
+
     def first(self, count: int) -> list[Key]:
         """The best `count`, or all if there are fewer."""
         keys: list[Key] = []
@@ -56,6 +68,12 @@ class Ranking:
             if len(keys) == count:
                 break
         return keys
+
+    def beyond(self, count: int) -> Iterator[Key]:
+        """All but the best `count`."""
+        for chunk in self._chunks:
+            yield from chunk[count:]
+            count = max(0, count - len(chunk))
 
     def before(self, key: Key) -> int:
         """How many go before `key`."""
