@@ -64,7 +64,7 @@ def report(message: worker_pb.StepReport) -> None:
             raise BadInput("rows", f"{row.accepted} accepted of {row.drafted} drafted, of at most {MAX_DRAFT}")
         if len(row.tokens) > MAX_TOKENS:
             raise BadInput("rows", f"{len(row.tokens)} tokens in a round, of at most {MAX_TOKENS}")
-        if len(row.logprobs.tokens) not in (0, len(row.tokens)):
+        if row.HasField("logprobs") and len(row.logprobs.tokens) not in (0, len(row.tokens)):
             raise BadInput("rows", f"{len(row.logprobs.tokens)} log-probabilities of {len(row.tokens)} tokens")
         if row.finish and row.finish not in _ENDINGS:
             raise BadInput("rows", f"finish {row.finish} is not a worker's to say")

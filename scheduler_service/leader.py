@@ -373,7 +373,8 @@ class Leader:
         if row is not None and row.tokens and getattr(effect, "start", None) is not None:
             tracked.output.extend(row.tokens)
             brief = not row.prefilled and record.goes_on(tracked.written)
-            start, log = row.start, encode(row.tokens, row.drafted, row.accepted, row.logprobs.SerializeToString())
+            logprobs = row.logprobs.SerializeToString() if row.HasField("logprobs") else b""
+            start, log = row.start, encode(row.tokens, row.drafted, row.accepted, logprobs)
         if isinstance(effect, Ended):
             message = row.error if row is not None else ""
             if record.state is State.FAILED and row is None:

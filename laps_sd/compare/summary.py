@@ -102,7 +102,7 @@ def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Map
 def _busy_share(run: Found) -> float:
     """Of the time from the first arrival to the last end: the model's steps. What a load really came to."""
     *_, seconds = zip(*run["steps"], strict=True)
-    return min(1.0, math.fsum(seconds) / run["results"]["duration"])
+    return min(1.0, math.fsum(seconds) / float(run["results"]["duration"]))
 
 
 def _against_ours(policies: Mapping[str, Runs]) -> Iterator[tuple[str, dict[str, Any]]]:

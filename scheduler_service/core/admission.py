@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from scheduler_service.core import outlook
 from scheduler_service.core.classes import LEAST
 from scheduler_service.core.entry import Entry
-from scheduler_service.core.load import Pace
 from scheduler_service.core.types import QueueIsFull, Request, RequestClass, TooLate
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def _whole(number: float) -> float:
 
 def request_s(core: "Core") -> float:
     """Seconds that all workers together take for a mean one of the requests that came last; 0 without workers."""
-    pace = _pace(core)
+    pace = core.load.pace
     return pace.work_s(core.load.mean_rounds, core.load.mean_prefill) if pace else 0.0
 
 
@@ -100,13 +99,13 @@ def backlog_bound_s(core: "Core") -> float:
 def busy_rounds(core: "Core") -> float:
     """Request-rounds that wait in a busy hour. Who comes when there are more, in a flood, is not overtaken more often
     for that (core/overtaking.py): by size alone long requests would starve, since short ones never stop coming."""
-    pace = _pace(core)
+    pace = core.load.pace
     return backlog_bound_s(core) / BUSY / pace.round_s if pace else inf
 
 
 def waits_s(core: "Core") -> dict[RequestClass, float]:
     """Seconds until all that each class has is served, with what goes before it; infinite without workers."""
-    pace = _pace(core)
+    pace = core.load.pace
     if pace is None:
         return dict.fromkeys(RequestClass, inf)
     before_s = core.unseen.requests * request_s(core)
@@ -116,10 +115,6 @@ def waits_s(core: "Core") -> dict[RequestClass, float]:
         before_s += own_s
         waits[klass] = min(before_s, own_s / LEAST[klass]) if LEAST[klass] else before_s
     return waits
-
-
-def _pace(core: "Core") -> Pace | None:
-    return core.load.pace(core.workers.values(), core.draft_len)
 
 
 def _check_deadline(core: "Core", entry: Entry, left_s: float) -> None:

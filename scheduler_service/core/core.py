@@ -78,7 +78,7 @@ class Core:
         self._overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
         self._refit_at = 1  # finished requests
         self._to_rekey = 0
-        self._carousel: deque[str] = deque()  # live requests, the one re-keyed longest ago first
+        self._carousel: deque[str] = deque()  # live requests that a refit changes, the one re-keyed longest ago first
         self.tenants = Tenants()
         self.isolation = Isolation(max_deaths)
         self.load = Load()
@@ -119,6 +119,7 @@ class Core:
                 return self._displace(entry for entry in homed if entry.state is not State.RUNNING)
             case CostChanged(name, cost):
                 self.workers[name].up = replace(self.workers[name].up, cost=cost)
+                self._staff()
                 return ()
             case Tick():
                 return tuple(self._end(entry, Move.EXPIRE, None) for entry in self._deadlines.passed(now))
@@ -147,7 +148,7 @@ class Core:
         self.load.reserve(entry, self.believed_rounds(entry))
         self._deadlines.add(entry)
         self.isolation.join(entry)
-        if self.policy.learns:
+        if self.policy.learns and not self.length.is_settled(entry.request.predicted_tokens, entry.request.expected):
             self._carousel.append(entry.request.id)
         if self._overtaking:
             self._overtaking.arrived(entry.request, self.believed_rounds(entry), admission.busy_rounds(self))
@@ -161,6 +162,7 @@ class Core:
             self._cost, self._slots = up.cost, up.slots
             self.round_s = up.cost.round_s(self.draft_len, up.slots)
         worker = self.workers[up.worker] = Worker(up, up.blocks)
+        self._staff()
         for held in up.held:
             entry = self.entries.get(held.id)
             worker.left[held.id] = None
@@ -178,7 +180,11 @@ class Core:
         accused = self.isolation.accuse(worker, self.entries) if died else set()
         effects = self._displace([self.entries[key[-1]] for key in worker.ranking], accused)
         del self.workers[name]
+        self._staff()
         return effects
+
+    def _staff(self) -> None:
+        self.load.staff(self.workers.values(), self.draft_len)
 
     def _displace(self, entries: Iterable[Entry], accused: Set[Entry] = frozenset()) -> tuple[Effect, ...]:
         """They have no worker any more, and no KV; some may have killed it."""
@@ -318,10 +324,10 @@ class Core:
         key = self.key(entry)
         if key == entry.key:
             return
-        ranking = self._ranking(entry)
         if entry.key:
-            ranking.remove(entry.key)
-        ranking.add(key)
+            self._ranking(entry).move(entry.key, key)
+        else:
+            self._ranking(entry).add(key)
         entry.key = key
 
     def key(self, entry: Entry) -> Key:

@@ -39,6 +39,7 @@ class Load:
         self.mean_rounds = self.mean_prefill = 0.0  # of the work of the last requests that came
         self._came = 0
         self._work: dict[str, tuple[int, int]] = {}  # rounds and prefill of each live request
+        self._nominal: Pace | None = None  # of all workers, by their costs
         self._nominal_s = self._elapsed_s = 1.0  # by the costs, and by the clock, of rounds with no slot vacant
 
     def reserve(self, entry: Entry, rounds: int) -> None:
@@ -97,13 +98,18 @@ class Load:
         """Nominal seconds of work done in a second, while no slot is vacant: 1 if the costs tell the truth."""
         return min(max(self._nominal_s / max(self._elapsed_s, 1e-9), 0.01), 100.0)
 
-    def pace(self, workers: Iterable[Worker], draft_len: int) -> Pace | None:
-        """None: there are no workers."""
+    def staff(self, workers: Iterable[Worker], draft_len: int) -> None:
+        """Work is done by these from now on, at these costs."""
         costs = [(worker.up.cost, worker.up.slots) for worker in workers]
-        if not costs:
-            return None
         rounds_per_s = sum(slots / cost.round_s(draft_len, slots) for cost, slots in costs)
-        return Pace(1 / rounds_per_s / self.speed, _together_s(cost for cost, _ in costs) / self.speed)
+        self._nominal = Pace(1 / rounds_per_s, _together_s(cost for cost, _ in costs)) if costs else None
+
+    @property
+    def pace(self) -> Pace | None:
+        """None: there are no workers."""
+        if self._nominal is None:
+            return None
+        return Pace(self._nominal.round_s / self.speed, self._nominal.prefill_s / self.speed)
 
 
 def _together_s(costs: Iterable[CostProfile]) -> float:
