@@ -29,7 +29,7 @@ class Insight:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.command_delays_s: deque[float] = deque(maxlen=4096)
+        self.command_delays_s: deque[float] = deque(maxlen=1024)
         self.refusals: Counter[str] = Counter()  # for want of room or time, by tenant
 
     def refused(self, tenant: str) -> None:

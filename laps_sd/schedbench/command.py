@@ -22,10 +22,11 @@ from laps_sd.stack import HOST, Options, claim_ports, own_redis, scheduler_comma
 from laps_sd.supervise import Child, GaveUp
 from protos.health import PLAINTEXT, is_serving
 from protos.serving import channel
-from protos.v1 import inference_pb2
+from protos.v1 import inference_pb2, types_pb2
 from protos.v1.gateway_link_pb2_grpc import GatewayLinkStub
 
 READY_S = 30.0
+LEFT_OF = 8  # requests, the one that waits: of a queue as it is after a while, when shorter ones go first
 SERVICE = "laps_sd.v1.WorkerLink"
 WARM_UP_S = 2.0
 CALM = 0.5  # of capacity, where delays are measured: at capacity they are those of a queue
@@ -43,6 +44,7 @@ class Cell:
     waiting: int
     commands_per_s: float
     commands_per_cpu_s: float  # of the scheduler's main process
+    ended_per_command: float  # requests, each followed by another
     redis_share: float  # of the CPU time of both
     p50_ms: float
     p99_ms: float
@@ -72,7 +74,8 @@ class Processes:
 
 
 async def cell(workers: int, waiting: int, options: Options, slots: int, seconds: float) -> Cell:
-    """Start both, fill the queue, run at capacity, then at half of it. Raises ConnectionError, GaveUp or NoServer."""
+    """Start both, serve until the predictor is warm, fill the queue, run at capacity, then at half of it. Raises
+    ConnectionError, GaveUp or NoServer."""
     live = workers * slots + waiting
     async with started(options, live) as processes, asyncio.TaskGroup() as tasks:
         peers = [Worker(processes.target, number, slots) for number in range(workers)]
@@ -80,21 +83,27 @@ async def cell(workers: int, waiting: int, options: Options, slots: int, seconds
         running = [tasks.create_task(peer.run()) for peer in peers]
         await asyncio.gather(*(peer.attached.wait() for peer in peers))
         running.append(tasks.create_task(gateway.run()))
+        await gateway.fill(workers * slots)
+        for peer in peers:
+            peer.go.set()
+        await learned(processes.target)
+        for peer in peers:
+            peer.go.clear()
         empty = processes.memory()
-        await gateway.fill(live)
-        bytes_each = [(full - none) / live for none, full in zip(empty, processes.memory(), strict=True)]
+        await gateway.fill(live, draws=LEFT_OF)
+        bytes_each = [(full - none) / max(1, waiting) for none, full in zip(empty, processes.memory(), strict=True)]
         for peer in peers:
             peer.go.set()
         await asyncio.sleep(WARM_UP_S)
-        began = processes.cpu_s()
+        began, ended = processes.cpu_s(), gateway.ended
         commands = len(await delays_s(peers, seconds))
         cpu_s, redis_s = (after - before for before, after in zip(began, processes.cpu_s(), strict=True))
+        ended = gateway.ended - ended
         for peer in peers:
             peer.round_s = workers * seconds / commands / CALM
         await asyncio.sleep(WARM_UP_S)
         delays = sorted(await delays_s(peers, seconds))
-        async with channel(processes.target) as link:
-            inside = await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest())
+        inside = await stats(processes.target)
         for task in running:
             task.cancel()
     return Cell(
@@ -102,6 +111,7 @@ async def cell(workers: int, waiting: int, options: Options, slots: int, seconds
         waiting=waiting,
         commands_per_s=commands / seconds,
         commands_per_cpu_s=commands / cpu_s,
+        ended_per_command=ended / commands,
         redis_share=redis_s / (redis_s + cpu_s),
         p50_ms=1000 * delays[len(delays) // 2],
         p99_ms=1000 * delays[int(0.99 * len(delays))],
@@ -111,6 +121,20 @@ async def cell(workers: int, waiting: int, options: Options, slots: int, seconds
         bytes_per_request=bytes_each[0],
         redis_bytes_per_request=bytes_each[1],
     )
+
+
+async def stats(target: str) -> types_pb2.ServerStats:
+    async with channel(target) as link:
+        answer: types_pb2.ServerStats = await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest())
+    return answer
+
+
+async def learned(target: str) -> None:
+    """Returns once lengths are predicted from what has ended. Raises ConnectionError."""
+    async for attempt in AsyncRetrying(stop=stop_after_delay(READY_S), wait=wait_fixed(0.1), reraise=True):
+        with attempt:
+            if (await stats(target)).predictor.status != "warm":
+                raise ConnectionError(f"the predictor has learned nothing within {READY_S:g} s")
 
 
 async def delays_s(peers: Sequence[Worker], seconds: float) -> list[float]:
@@ -149,8 +173,8 @@ async def started(options: Options, live: int) -> AsyncIterator[Processes]:
 
 
 def table(cells: Sequence[Cell]) -> Table:
-    drawn = Table("workers", "waiting", "commands / CPU s", "commands / s", "Redis", "p50 ms", "p99 ms", "max ms")
-    for name in ("inside p50 ms", "inside p99 ms", "KiB / request", "in Redis"):
+    drawn = Table("workers", "waiting", "commands / CPU s", "commands / s", "ended / command", "Redis")
+    for name in ("p50 ms", "p99 ms", "max ms", "inside p50 ms", "inside p99 ms", "KiB / request", "in Redis"):
         drawn.add_column(name)
     for column in drawn.columns:
         column.justify = "right"
@@ -160,6 +184,7 @@ def table(cells: Sequence[Cell]) -> Table:
             f"{one.waiting:,}",
             f"{one.commands_per_cpu_s:,.0f}",
             f"{one.commands_per_s:,.0f}",
+            f"{one.ended_per_command:.2f}",
             f"{one.redis_share:.0%}",
             *(f"{ms:.1f}" for ms in (one.p50_ms, one.p99_ms, one.max_ms, one.inside_p50_ms, one.inside_p99_ms)),
             f"{one.bytes_per_request / 1024:.1f}",

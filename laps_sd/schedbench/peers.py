@@ -145,18 +145,21 @@ class Gateway:
     def __init__(self, target: str, seed: int) -> None:
         self.live = self.ended = 0
         self._goal = 0
+        self._draws = 1
         self._target, self._random = target, Random(seed)
         self._numbers = itertools.count()
         self._missing = asyncio.Event()
         self._full = asyncio.Event()
         self._window = asyncio.Semaphore(UNACKNOWLEDGED)
 
-    async def fill(self, live: int) -> None:
-        """Returns when so many are alive, all of them durable."""
-        self._goal = live
+    async def fill(self, live: int, draws: int = 1) -> None:
+        """Returns when so many are alive, all of them durable. Each is the longest of so many draws; those that follow
+        are drawn once."""
+        self._goal, self._draws = live, draws
         self._full.clear()
         self._missing.set()
         await self._full.wait()
+        self._draws = 1
         async with asyncio.timeout(FILL_S):
             for _ in range(UNACKNOWLEDGED):
                 await self._window.acquire()
@@ -196,7 +199,7 @@ class Gateway:
 
     def _request(self) -> gateway_link_pb2.Submit:
         mean = math.log(MEAN_TOKENS) - SIGMA**2 / 2
-        tokens = round(self._random.lognormvariate(mean, SIGMA))
+        tokens = round(max(self._random.lognormvariate(mean, SIGMA) for _ in range(self._draws)))
         return gateway_link_pb2.Submit(
             request_id=f"request-{next(self._numbers)}",
             prompt=[self._random.randrange(VOCABULARY)] * PROMPT_TOKENS,

@@ -42,6 +42,7 @@ def test_the_page_of_the_docs_has_every_cell_and_judges_the_goals(
     monkeypatch.setattr("sys.argv", ["page", str(tmp_path)])
     figures = dict.fromkeys(("commands_per_cpu_s", "p50_ms", "p99_ms", "max_ms", "inside_p99_ms"), 7.0)
     alone = figures | {"workers": 64, "waiting": 10_000, "redis_share": 0.2, "bytes_per_request": 2048}
+    alone |= {"ended_per_command": 0.5}
     scheduler = {"slots": 32, "seconds": 10.0, "policy": "default", "python": "3", "cells": [alone]}
     (folder / "scheduler.json").write_text(json.dumps(scheduler))
     page.main()
@@ -50,7 +51,7 @@ def test_the_page_of_the_docs_has_every_cell_and_judges_the_goals(
     assert "| 2 slots, load 0.85: `gittins` at least 39% below fcfs | 50.0% | yes |" in text
     assert "- 2 slots, load 0.85: mean latency -50 % against fcfs (-50 to -50)" in text
     assert "9 code to draw from, of MBPP (Austin et al. 2021, CC BY 4.0)" in text
-    assert "| 64 | 10,000 | 7 | 20 % | 7.0 |" in text
+    assert "| 64 | 10,000 | 7 | 0.50 | 20 % | 7.0 |" in text
     assert {file.name for file in folder.glob("*.svg")} == {"ratios.svg", "latencies.svg", "predicted.svg"}
 
 
