@@ -195,8 +195,3 @@ class FleetLength:
             return self.hinted.belief(max(1, hint))
         known = expected.length if expected is not None else None
         return known or self.unhinted.belief(USUAL_TOKENS)
-
-    @staticmethod
-    def is_settled(hint: int | None, expected: Expected | None = None) -> bool:
-        """Whether `belief` stays as it is, whatever is observed."""
-        return hint is None and expected is not None and expected.length is not None

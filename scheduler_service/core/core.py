@@ -148,7 +148,7 @@ class Core:
         self.load.reserve(entry, self.believed_rounds(entry))
         self._deadlines.add(entry)
         self.isolation.join(entry)
-        if self.policy.learns and not self.length.is_settled(entry.request.predicted_tokens, entry.request.expected):
+        if self.policy.learns and not entry.request.foreseen:
             self._carousel.append(entry.request.id)
         if self._overtaking:
             self._overtaking.arrived(entry.request, self.believed_rounds(entry), admission.busy_rounds(self))

@@ -46,6 +46,12 @@ class Request:
         """That it may come to: prompt and output."""
         return self.prompt_tokens + self.max_tokens
 
+    @property
+    def foreseen(self) -> bool:
+        """Whether a predictor has told all that is believed of it, so that nothing others teach changes that."""
+        told = self.expected
+        return self.predicted_tokens is None and told is not None and None not in (told.length, told.acceptance)
+
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from scheduler_service.core.beliefs import Acceptance, FleetLength, Length, Trust
+from scheduler_service.core.beliefs import Acceptance, Expected, FleetLength, Length, Trust
 from scheduler_service.core.core import REKEYED
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.policies.gittins import rank
@@ -111,6 +111,18 @@ def test_what_was_learned_reaches_those_who_wait_a_few_per_plan() -> None:
             break
     assert max(counts) <= REKEYED
     assert sum(counts) == len(worker.core.entries)
+
+
+def test_what_a_predictor_told_of_those_who_wait_stays_as_it_is() -> None:
+    worker = FakeWorker(core("gittins"), dict.fromkeys("abcdefgh", 4))
+    worker.submit(*worker.lengths)
+    told = Expected(Length(9.0, 0.5), 0.6)
+    worker.core.observe(Submitted(request("told", expected=told)), worker.now)
+    key = worker.core.entries["told"].key
+    worker.run(32)
+    assert worker.core.length.finished == 8
+    assert worker.core.entries["told"].length == told.length
+    assert worker.core.entries["told"].key == key
 
 
 def test_a_newcomer_starts_with_what_was_learned() -> None:

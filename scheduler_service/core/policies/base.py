@@ -38,7 +38,7 @@ class Policy:
         return False
 
     def claim(self, view: View, round_s: float) -> Claim:
-        """`round_s`: nominal seconds of a round."""
+        """`round_s`: nominal seconds of a round, of a full batch at the reference draft length."""
         raise NotImplementedError
 
 
