@@ -1,5 +1,6 @@
 """Live requests as the store has them, and who follows them: what became durable is relayed. It plans nothing."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from scheduler_service.store.rounds import LoggedRound, decode
 
 ENDED_KEPT_S = 10.0  # longer than a store that syncs every second can lose
 MAX_ENDED = 4096
+AT_ONCE = 32  # writes told of before others get a turn
 
 
 @dataclass(slots=True)
@@ -116,7 +118,9 @@ class Ledger:
 
     async def durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
         """What is durable may be told. The store answers: what it holds for long enough by now it does not lose."""
-        for write, verdict in written:
+        for count, (write, verdict) in enumerate(written, 1):
+            if count % AT_ONCE == 0:
+                await asyncio.sleep(0)  # a worker waits for its command
             id = write.record.request.id
             tracked = self.live.get(id)
             if tracked is None or tracked.record.request.arrival != write.record.request.arrival:

@@ -11,7 +11,7 @@ from scheduler_service.ledger import Ledger
 from scheduler_service.store import LostWrites, Store, StoreUnavailable, Verdict, Write
 
 Batch = Sequence[Write]
-MAX_WRITES_PER_COMMIT = 512
+MAX_WRITES_PER_COMMIT = 256  # both scheduler and Redis do nothing else meanwhile
 BEAT_S = 0.25  # with nothing to write an empty commit is made, which shows that we live and whether anything is lost
 RETRY_S, MAX_RETRY_S = 0.05, 0.25  # between attempts, of which each waits twice as long as the one before
 

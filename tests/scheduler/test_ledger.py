@@ -1,8 +1,10 @@
-"""What a leader keeps of requests that ended: as long as the store might have lost them, and no longer."""
+"""What a leader keeps of requests that ended, as long as the store might have lost them; and how it tells of them."""
+
+import asyncio
 
 from protos.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.lifecycle import State
-from scheduler_service.ledger import ENDED_KEPT_S, Ledger, Tracked
+from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, Ledger, Tracked
 from scheduler_service.store import MemoryStore, Verdict, Write
 from tests.scheduler.test_store_contract import record
 
@@ -49,3 +51,16 @@ async def test_what_has_just_ended_is_known_though_the_store_has_lost_it() -> No
     stored = await book.stored("a")
     assert stored is not None
     assert stored.record.state is State.FINISHED
+
+
+async def test_while_much_is_told_commands_get_their_turns() -> None:
+    book = Book()
+    ended = [record(f"r{i}", state=State.FINISHED) for i in range(4 * AT_ONCE)]
+    book.live = {one.request.id: Tracked(pb.Submit(request_id=one.request.id), one, stored=True) for one in ended}
+    telling = asyncio.create_task(book.durable([(Write(one, ending=b""), Verdict.APPLIED) for one in ended]))
+    turns = []
+    while not telling.done():
+        await asyncio.sleep(0)
+        turns.append(len(book.live))
+    assert len(set(turns)) >= 4
+    assert not book.live
