@@ -42,14 +42,14 @@ def costs_of(runs: Sequence[Mapping[str, Any]]) -> StepCosts:
     return fitted(step for run in runs for step in run["steps"])
 
 
-def predicted_mean_ms(run: Mapping[str, Any], policy: str, draft_len: int) -> float:
-    """What `laps-sd simulate` would say of the requests of `run` under `policy`, at the costs of its own steps: near
-    saturation a machine that is a hundredth slower than in another run makes a tenth of its latencies."""
+def predicted_mean_ms(run: Mapping[str, Any], policy: str, draft_len: int, costs: StepCosts | None = None) -> float:
+    """What `laps-sd simulate` would say of the requests of `run` under `policy`, by default at the costs of its own
+    steps: near saturation a machine that is a hundredth slower than in another run makes a tenth of its latencies."""
     jobs = jobs_of(run, draft_len)
     fleet = Fleet(
         slots=run["run"]["slots"],
         draft_len=draft_len,
-        costs=costs_of([run]),
+        costs=costs or costs_of([run]),
         kv_budget_tokens=run["kv_tokens"],
         plan_lag=1,
         prefill_chunk=PREFILL_CHUNK,

@@ -35,6 +35,7 @@ HEADINGS = (
     "over fcfs (95 %)",
     "simulated",
     "simulated ms",
+    "at equal speed",
     "paused",
     "busy",
     "idle",
@@ -51,10 +52,12 @@ def rows(cell: Mapping[str, Any]) -> Iterator[list[str]]:
             "1" if name == BASE else span(row) if "ratio" in row else "",
             f"{row['predicted_ratio']:.3f}" if "ratio" in row else "",
             f"{row['predicted_mean_ms']:,.0f}",
+            f"{row['equal_speed_ratio']:.3f}" if "equal_speed_ratio" in row else "",
             f"{row['preemptions_per_request']:.2f}",
             f"{row['busy_share']:.0%}",
             f"{row['idle_share']:.1%}",
         ]
     if oracle := cell["oracle"]:
         empty = [""] * 6
-        yield [ORACLE, *empty, f"{oracle['predicted_ratio']:.3f}", f"{oracle['predicted_mean_ms']:,.0f}", "", "", ""]
+        ratio = f"{oracle['predicted_ratio']:.3f}"
+        yield [ORACLE, *empty, "", f"{oracle['predicted_mean_ms']:,.0f}", ratio, "", "", ""]

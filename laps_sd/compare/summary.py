@@ -12,6 +12,7 @@ import numpy as np
 from laps_sd.compare import replay
 from laps_sd.compare.design import BASE, BURST, Cell, Run
 from laps_sd.compare.statistics import Latencies, by_kind, quantiles_ms, ratio, times_ms
+from scheduler_service.sim.costs import StepCosts
 
 OURS = "gittins"
 # The simulator's ratio and mean should be as near to the live ones as that; the model may be idle for that long.
@@ -47,7 +48,12 @@ def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str,
         name: {each: replay.predicted_mean_ms(run, name, draft_len) for each, run in runs.items()}
         for name, runs in policies.items()
     }
+    costs = replay.costs_of([run for runs in policies.values() for run in runs.values()])
     rows = {name: _policy(name, policies, simulated) for name in sorted(policies, key=_place)}
+    if base:
+        first = _at_costs(base, BASE, costs, draft_len)
+        for name, row in rows.items():
+            row["equal_speed_ratio"] = _at_costs(base, name, costs, draft_len) / first
     for name, row in rows.items():
         each = [replay.at_steady_speed(run, name, draft_len) for run in policies[name].values()]
         row["predicted_at_steady_speed"] = means.fmean(each)
@@ -56,8 +62,8 @@ def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str,
         "requests": sum(len(run["requests"]) for run in base.values()),
         "policies": rows,
         "against_ours": dict(_against_ours(policies)),
-        "oracle": _oracle(base, simulated.get(BASE, {}), draft_len),
-        "step_costs": asdict(replay.costs_of([run for runs in policies.values() for run in runs.values()])),
+        "oracle": _oracle(base, costs, draft_len),
+        "step_costs": asdict(costs),
         "lengths": _lengths(policies),
     }
 
@@ -99,6 +105,11 @@ def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Map
     return row
 
 
+def _at_costs(base: Runs, policy: str, costs: StepCosts, draft_len: int) -> float:
+    """The requests of the base's runs under another policy, simulated at the same costs for all."""
+    return math.fsum(replay.predicted_mean_ms(run, policy, draft_len, costs) for run in base.values())
+
+
 def _busy_share(run: Found) -> float:
     """Of the time from the first arrival to the last end: the model's steps. What a load really came to."""
     *_, seconds = zip(*run["steps"], strict=True)
@@ -114,12 +125,12 @@ def _against_ours(policies: Mapping[str, Runs]) -> Iterator[tuple[str, dict[str,
             yield name, asdict(found) | {"verdict": found.verdict}
 
 
-def _oracle(base: Runs, simulated: Mapping[int, float], draft_len: int) -> dict[str, float] | None:
+def _oracle(base: Runs, costs: StepCosts, draft_len: int) -> dict[str, float] | None:
     """What who knows true lengths gains, in the simulator alone."""
     if not base:
         return None
-    oracle = math.fsum(replay.predicted_mean_ms(run, replay.ORACLE, draft_len) for run in base.values())
-    return {"predicted_mean_ms": oracle / len(base), "predicted_ratio": oracle / math.fsum(simulated.values())}
+    oracle, first = (_at_costs(base, name, costs, draft_len) for name in (replay.ORACLE, BASE))
+    return {"predicted_mean_ms": oracle / len(base), "predicted_ratio": oracle / first}
 
 
 def _latencies(runs: Runs, name: str, repetitions: Sequence[int]) -> Latencies:

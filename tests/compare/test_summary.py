@@ -74,5 +74,5 @@ def test_the_simulator_predicts_from_recorded_rounds_and_steps() -> None:
     (cell, _) = summarise([*CAPACITY, of("fcfs", SLOW)], 4)["cells"]
     row = cell["policies"]["fcfs"]
     assert row["predicted_mean_ms"] == pytest.approx(50, rel=0.05)
-    assert cell["oracle"]["predicted_ratio"] == pytest.approx(1)
+    assert cell["oracle"]["predicted_ratio"] == row["equal_speed_ratio"] == pytest.approx(1)
     assert cell["step_costs"]["t_verify_ms"] + cell["step_costs"]["t_token_ms"] == pytest.approx(10)
