@@ -39,6 +39,7 @@ def jobs_of(run: Mapping[str, Any], draft_len: int) -> list[Job]:
 
 
 def costs_of(runs: Sequence[Mapping[str, Any]]) -> StepCosts:
+    """What comes nearest to the steps of all these runs."""
     return fitted(step for run in runs for step in run["steps"])
 
 

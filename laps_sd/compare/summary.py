@@ -50,11 +50,10 @@ def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str,
     }
     costs = replay.costs_of([run for runs in policies.values() for run in runs.values()])
     rows = {name: _policy(name, policies, simulated) for name in sorted(policies, key=_place)}
-    if base:
-        first = _at_costs(base, BASE, costs, draft_len)
-        for name, row in rows.items():
-            row["equal_speed_ratio"] = _at_costs(base, name, costs, draft_len) / first
+    at_equal_speed = _at_equal_speed(base, [*policies, replay.ORACLE], costs, draft_len)
     for name, row in rows.items():
+        if base:
+            row["equal_speed_ratio"] = at_equal_speed[name] / at_equal_speed[BASE]
         each = [replay.at_steady_speed(run, name, draft_len) for run in policies[name].values()]
         row["predicted_at_steady_speed"] = means.fmean(each)
     return asdict(cell) | {
@@ -62,7 +61,7 @@ def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str,
         "requests": sum(len(run["requests"]) for run in base.values()),
         "policies": rows,
         "against_ours": dict(_against_ours(policies)),
-        "oracle": _oracle(base, costs, draft_len),
+        "oracle": _oracle(at_equal_speed),
         "step_costs": asdict(costs),
         "lengths": _lengths(policies),
     }
@@ -105,9 +104,13 @@ def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Map
     return row
 
 
-def _at_costs(base: Runs, policy: str, costs: StepCosts, draft_len: int) -> float:
-    """The requests of the base's runs under another policy, simulated at the same costs for all."""
-    return math.fsum(replay.predicted_mean_ms(run, policy, draft_len, costs) for run in base.values())
+def _at_equal_speed(base: Runs, policies: Sequence[str], costs: StepCosts, draft_len: int) -> dict[str, float]:
+    """Mean latencies that the requests of the base's runs would have under each policy, simulated at `costs`. Nothing
+    without such runs."""
+    return {
+        name: means.fmean(replay.predicted_mean_ms(run, name, draft_len, costs) for run in base.values())
+        for name in (policies if base else ())
+    }
 
 
 def _busy_share(run: Found) -> float:
@@ -125,12 +128,12 @@ def _against_ours(policies: Mapping[str, Runs]) -> Iterator[tuple[str, dict[str,
             yield name, asdict(found) | {"verdict": found.verdict}
 
 
-def _oracle(base: Runs, costs: StepCosts, draft_len: int) -> dict[str, float] | None:
+def _oracle(at_equal_speed: Mapping[str, float]) -> dict[str, float] | None:
     """What who knows true lengths gains, in the simulator alone."""
-    if not base:
+    if not at_equal_speed:
         return None
-    oracle, first = (_at_costs(base, name, costs, draft_len) for name in (replay.ORACLE, BASE))
-    return {"predicted_mean_ms": oracle / len(base), "predicted_ratio": oracle / first}
+    mean_ms = at_equal_speed[replay.ORACLE]
+    return {"predicted_mean_ms": mean_ms, "predicted_ratio": mean_ms / at_equal_speed[BASE]}
 
 
 def _latencies(runs: Runs, name: str, repetitions: Sequence[int]) -> Latencies:

@@ -60,6 +60,7 @@ def test_what_is_late_is_measured_by_what_it_changes() -> None:
         return bool(summarise(records, {}, ours=False)["kept_up"])
 
     assert kept_up(answer_s=60.0)
+    assert kept_up(answer_s=4.0)  # as sixty short requests at once, which take a fortieth of their latency to send
     assert not kept_up(answer_s=1.0)
 
 
