@@ -5,18 +5,19 @@ deterministic: equal inputs give equal plans. Nothing here waits, reads a clock 
 """
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from scheduler_service.core import admission, kv, placement
 from scheduler_service.core.admission import UNBOUNDED, Bounds
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
-from scheduler_service.core.classes import Classes, ClassTurn
+from scheduler_service.core.charges import charge
+from scheduler_service.core.classes import Classes
 from scheduler_service.core.deadlines import Deadlines
 from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, choose_draft_lengths
 from scheduler_service.core.entry import Entry, Worker
-from scheduler_service.core.fairness import FairRanking, Tenant, Tenants
+from scheduler_service.core.fairness import FairRanking, Tenants
 from scheduler_service.core.isolation import Isolation
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.load import Load
@@ -220,7 +221,7 @@ class Core:
                 ran[row.id] = entry, row
         if self._overtaking:
             self._overtaking.served([(entry.request, self.load.rounds(id)) for id, (entry, _) in ran.items()])
-        self._charge(ran.values())
+        charge(self._classes, ran.values(), self.round_s / self._slots, self.cost.prefill_token_s)
         for entry, row in ran.values():
             effects.append(self._round_done(entry, row, now - step.duration_s))
         for id in sorted(worker.running - ran.keys()):
@@ -236,16 +237,6 @@ class Core:
                 entry.overdue = True
                 self._rank(entry)
         return tuple(effects)
-
-    def _charge(self, ran: Iterable[tuple[Entry, Round]]) -> None:
-        """To tenants and classes, for the round that these have run."""
-        share_s, token_s = self.round_s / self._slots, self.cost.prefill_token_s
-        service_s: defaultdict[tuple[ClassTurn, Tenant], float] = defaultdict(float)
-        for entry, row in ran:  # the whole worker prefills for it
-            service_s[entry.turn, entry.tenant] += (share_s if row.new else 0.0) + row.prefilled * token_s
-        for (turn, tenant), seconds in service_s.items():
-            tenant.charge(seconds)
-            self._classes.charge(turn.klass, seconds)
 
     def _round_done(self, entry: Entry, row: Round, began: float) -> Effect:
         if entry.state is not State.RUNNING:
