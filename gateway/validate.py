@@ -46,7 +46,7 @@ async def submission(
         **{"class": getattr(request, "class") or types_pb2.REQUEST_CLASS_DEFAULT},
     )
     if request.HasField("predicted_tokens"):
-        submit.predicted_tokens = min(request.predicted_tokens, submit.limits.max_tokens)
+        submit.predicted_tokens = request.predicted_tokens
     return submit
 
 

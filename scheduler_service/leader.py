@@ -382,7 +382,7 @@ class Leader:
                 self._log.error("kills_workers", request_id=id, deaths=record.deaths)
             ending = translate.to_ending(record, effect.finish, self.clock(), message).SerializeToString()
             if record.state is State.FINISHED:
-                self.learning.finished(tracked.submit, record)
+                self.learning.finished(tracked.submit, effect)
             self.insight.counts[record.state.value] += 1
             for session in self.sessions.values():
                 if id in session.sent:

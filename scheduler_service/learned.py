@@ -51,7 +51,7 @@ class Learned:
 
 
 def decode(packed: bytes) -> Learned:
-    """Raises Unreadable. Of features of another version only the fleet's beliefs are taken."""
+    """Raises Unreadable. Of features of another version only the fleet's means are taken."""
     try:
         arrays = unpack(packed)
         header: dict[str, Any] = json.loads(str(arrays["header"]))
@@ -62,7 +62,7 @@ def decode(packed: bytes) -> Learned:
             _ACCEPTANCE.validate_python(header["acceptance"]),
         )
         if header["features"] != FEATURES_VERSION:
-            return Learned(length, acceptance)
+            return Learned(FleetLength(length.finished, length.tokens), acceptance)
         window = Window.of_arrays(_part(arrays, "window."))
         model = Model.of_arrays(part) if (part := _part(arrays, "model.")) else None
         return Learned(length, acceptance, window.snapshot(), model, int(header["version"]))

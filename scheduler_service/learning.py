@@ -10,7 +10,7 @@ from protos.serving import first_of
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from scheduler_service.core.beliefs import Expected
 from scheduler_service.core.core import Core
-from scheduler_service.core.types import Record, RequestClass
+from scheduler_service.core.types import Ended, RequestClass
 from scheduler_service.learned import Learned, Unreadable, decode
 from scheduler_service.predictor import PredictorKind
 from scheduler_service.predictor.features import of_prompt
@@ -61,11 +61,11 @@ class Learning:
     def expect(self, submit: gateway_pb.Submit) -> Expected | None:
         return self._predictor.predict(_features(submit)) if self._predictor else None
 
-    def finished(self, submit: gateway_pb.Submit, record: Record) -> None:
+    def finished(self, submit: gateway_pb.Submit, ended: Ended) -> None:
         """It ran to its end."""
         if self._predictor:
-            seen = record.acceptance
-            self._predictor.observe(_features(submit), record.emitted, seen.drafted, seen.accepted)
+            emitted, seen = ended.record.emitted, ended.record.acceptance
+            self._predictor.observe(_features(submit), emitted, seen.drafted, seen.accepted, cut=ended.cut)
             if self._predictor.due:
                 self._due.set()
 
@@ -125,4 +125,5 @@ class Learning:
 
 def _features(submit: gateway_pb.Submit) -> Features:
     klass = getattr(submit, "class") or RequestClass.DEFAULT
-    return of_prompt(submit.prompt, submit.limits.max_tokens, klass)
+    limits = submit.limits
+    return of_prompt(submit.prompt, limits.max_tokens, klass, stop=limits.stop, ignore_eos=limits.ignore_eos)

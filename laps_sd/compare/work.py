@@ -80,7 +80,7 @@ class Work:
             measured = live.measure(options, plan, self._drawn.lesson(), self._folder.taught, self._folder.log)
             took_s = time.monotonic() - began
             self._took_s.append(took_s)
-            figures = live.as_json(measured, plan)
+            figures = live.as_json(measured, plan, self._settings.pace)
             kept = {"capacity": capacity, "took_s": round(took_s, 1), "attempt": attempt}
             self._folder.add(run, figures | kept)
             mean_s = figures["results"]["mean_e2el_ms"] / 1e3

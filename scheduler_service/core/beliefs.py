@@ -89,20 +89,31 @@ class FleetAcceptance:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Output tokens of one request, log-normal: ln(tokens) has mean `location` and standard deviation `spread`."""
+    """Output tokens of one request, were there no bound on them. Log-normal: ln(tokens) has mean `location` and
+    standard deviation `spread`."""
 
     location: float
     spread: float
 
-    def left(self, emitted: int) -> float:
-        """Expected tokens still to come of a request that did not end by `emitted`."""
-        if not emitted:
-            return math.exp(self.location + self.spread**2 / 2)
-        age = (math.log(emitted) - self.location) / self.spread
+    def left(self, emitted: int, most: int) -> float:
+        """Expected tokens still to come of a request that did not end by `emitted`, and is cut off at `most`."""
+        if emitted >= most:
+            return 0.0
+        age, bound = self._age(emitted), self._age(most)
         if age > FAR:
-            return self.spread / FAR * emitted
-        beyond = math.erfc((age - self.spread) / math.sqrt(2)) / math.erfc(age / math.sqrt(2))
-        return math.exp(self.location + self.spread**2 / 2) * beyond - emitted
+            return min(self.spread / FAR * emitted, most - emitted)
+        mean = math.exp(self.location + self.spread**2 / 2)
+        between = mean * (upper(age - self.spread) - upper(bound - self.spread))  # of those that end on the way
+        return min((between + most * upper(bound)) / upper(age) - emitted, most - emitted)
+
+    def _age(self, tokens: int) -> float:
+        """In spreads after the median."""
+        return (math.log(tokens) - self.location) / self.spread if tokens else -math.inf
+
+
+def upper(x: float) -> float:
+    """P(Z > x) of a standard normal."""
+    return math.erfc(x / math.sqrt(2)) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +148,23 @@ class Trust:
     xy: float = 0.0
     yy: float = 0.0
 
-    def observe(self, predicted: int, true: int) -> None:
-        """Welford's update of means and squared deviations."""
-        x, y = math.log(predicted), math.log(true)
+    def observe(self, predicted: int, true: int, *, cut: bool = False) -> None:
+        """Welford's update of means and squared deviations. `cut`: it would have been longer, and counts as what is now
+        believed of the longer ones (a step of expectation-maximisation: Tobin's censored regression)."""
+        x, y, unsure = math.log(predicted), math.log(true), 0.0
+        if cut:
+            known = self.belief(predicted)
+            z = min((y - known.location) / known.spread, FAR)
+            hazard = math.exp(-z * z / 2) / math.sqrt(2 * math.pi) / upper(z)
+            y = max(y, known.location + known.spread * hazard)
+            unsure = known.spread**2 * max(0.0, 1 + z * hazard - hazard**2)
         self.n = self.n * self.fading + 1
         dx, dy = x - self.x, y - self.y
         self.x += dx / self.n
         self.y += dy / self.n
         self.xx = self.xx * self.fading + dx * (x - self.x)
         self.xy = self.xy * self.fading + dx * (y - self.y)
-        self.yy = self.yy * self.fading + dy * (y - self.y)
+        self.yy = self.yy * self.fading + dy * (y - self.y) + unsure
 
     def belief(self, predicted: int) -> Length:
         x = math.log(predicted)
@@ -168,13 +186,14 @@ class FleetLength:
     hinted: Trust = field(default_factory=Trust)
     unhinted: Trust = field(default_factory=lambda: Trust(prior_spread=SOME_LENGTH.spread))
 
-    def observe(self, tokens: int, hint: int | None = None) -> None:
+    def observe(self, tokens: int, hint: int | None = None, *, cut: bool = False) -> None:
+        """Of one that ended with so many; `cut`: at its bound."""
         self.finished += 1
         self.tokens += tokens
         if tokens:
-            self.unhinted.observe(USUAL_TOKENS, tokens)
+            self.unhinted.observe(USUAL_TOKENS, tokens, cut=cut)
             if hint is not None:
-                self.hinted.observe(max(1, hint), tokens)
+                self.hinted.observe(max(1, hint), tokens, cut=cut)
 
     def predict(self, hint: int | None, max_tokens: int, expected: Expected | None = None) -> int:
         """A client's hint, else the expected median, else the mean of finished requests, else max_tokens; always in

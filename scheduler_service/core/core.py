@@ -259,8 +259,9 @@ class Core:
         if row.finish is Finish.ERROR:
             return self._end(entry, Move.FAIL, row.finish, row.start)
         if row.finish is not None:
-            self._learn(entry)
-            return self._end(entry, Move.FINISH, row.finish, row.start)
+            ended = self._end(entry, Move.FINISH, row.finish, row.start)
+            self._learn(entry, cut=ended.cut)
+            return ended
         entry.perceptible = entry.perceptible or self.policy.perceives(EntryView(self, entry))
         self._rank(entry)
         return Advanced(entry.record(), row.start)
@@ -277,8 +278,8 @@ class Core:
             self._overtaking.ended(entry.request)
         return Ended(entry.record(), finish, start)
 
-    def _learn(self, entry: Entry) -> None:
-        self.length.observe(entry.emitted, entry.request.predicted_tokens)
+    def _learn(self, entry: Entry, *, cut: bool) -> None:
+        self.length.observe(entry.emitted, entry.request.predicted_tokens, cut=cut)
         self.acceptance.observe(entry.acceptance)
         if self.policy.learns and self.length.finished >= self._refit_at:
             self._refit_at = self.length.finished + 1 + min(100, self.length.finished // 10)
@@ -381,8 +382,7 @@ class Core:
 
     def believed_rounds(self, entry: Entry) -> int:
         """That it still needs, by what is believed of its length given that it did not end yet."""
-        left = min(entry.length.left(entry.emitted), max(0, entry.request.max_tokens - entry.emitted))
-        return math.ceil(left / self.tokens_per_round)
+        return math.ceil(entry.length.left(entry.emitted, entry.request.max_tokens) / self.tokens_per_round)
 
     @property
     def tokens_per_round(self) -> float:

@@ -234,6 +234,11 @@ class Ended:
     finish: Finish | None
     start: int | None = None
 
+    @property
+    def cut(self) -> bool:
+        """Whether its bound ended it: else it would have been longer."""
+        return self.finish is Finish.LENGTH and self.record.emitted >= self.record.request.max_tokens
+
 
 Effect = Changed | Advanced | Ended
 

@@ -10,8 +10,10 @@ ENDS = 128  # tokens of a prompt that are looked at, at each of its ends: instru
 PLACES = 4  # tokens at either end whose place matters
 
 
-def of_prompt(tokens: Sequence[int], max_tokens: int, klass: int) -> Features:
-    """Live: the prompt's token ids."""
+def of_prompt(
+    tokens: Sequence[int], max_tokens: int, klass: int, *, stop: Sequence[str] = (), ignore_eos: bool = False
+) -> Features:
+    """Live: the prompt's token ids, and what may end the answer."""
     seen = [*tokens[:ENDS], *tokens[-ENDS:]] if len(tokens) > 2 * ENDS else tokens
     distinct = set(seen)
     weight = 2 / math.sqrt(max(1, len(distinct)))  # so that long prompts do not outweigh short ones
@@ -19,6 +21,8 @@ def of_prompt(tokens: Sequence[int], max_tokens: int, klass: int) -> Features:
     features |= {f"first {place} {token}": 0.5 for place, token in enumerate(seen[:PLACES])}
     features |= {f"last {place} {token}": 0.5 for place, token in enumerate(reversed(seen[-PLACES:]))}
     features |= {f"pair {one} {two}": 0.3 for one, two in pairwise(seen[: 2 * PLACES])}
+    ends = [f"stop {text}" for text in stop] or ["no stop"]
+    features |= dict.fromkeys([*ends, *(["ignore_eos"] if ignore_eos else [])], 2 / math.sqrt(len(ends)))
     return features | _size("prompt", len(tokens)) | _size("max_tokens", max_tokens) | {f"class {klass}": 1.0}
 
 

@@ -16,15 +16,16 @@ HEADS = 3  # location, scale and acceptance
 NORMAL_90 = 1.2816  # the 90 % quantile of a standard normal
 LONGEST = math.log(1e6)  # ln(tokens)
 LEAST_SCALE = 0.05  # of ln(tokens): a length is not known better than to 5 %
+TURN = (math.sqrt(5) - 1) / 2
 SURPRISES = 400  # kept for the interval: enough for 2 % of coverage, few enough to follow a drift
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Three linear heads, `weights` (HEADS, COLUMNS) and `offsets` (HEADS,): the location of ln(tokens), the logarithm
-    of its scale, and the accepted share of drafts. `surprises`: the errors of its last examples over their scale, each
-    predicted without the example. `tells` (2,): whether it knows lengths, and acceptance, better than their means do.
-    `finished`: requests that had been seen when it was fitted."""
+    """Three linear heads, `weights` (HEADS, COLUMNS) and `offsets` (HEADS,): the location of ln(tokens), were there no
+    bound on them, the logarithm of its scale, and the accepted share of drafts. `surprises`: the errors of its last
+    examples over their scale, each predicted without the example. `tells` (2,): whether it knows lengths, and
+    acceptance, better than their means do. `finished`: requests that had been seen when it was fitted."""
 
     weights: NDArray[np.float32]
     offsets: NDArray[np.float64]
@@ -70,10 +71,16 @@ class Calibration:
     """
 
     def __init__(self, surprises: Sequence[float]) -> None:
+        self._turn = 0.0  # in [0, 1), evenly spread
         self._recent = list(surprises[-SURPRISES:])
         self._sorted = sorted(self._recent)
 
-    def observe(self, surprise: float) -> None:
+    def observe(self, surprise: float, *, cut: bool = False) -> None:
+        """`cut`: it would have been larger, had the request not met its bound. It counts as one of the larger ones,
+        each in its turn (redistribution to the right: Efron, "The two sample problem with censored data", 1967)."""
+        if cut and (larger := len(self._sorted) - bisect.bisect_right(self._sorted, surprise)):
+            self._turn = (self._turn + TURN) % 1
+            surprise = self._sorted[-1 - int(self._turn * larger)]
         if len(self._recent) == SURPRISES:
             del self._sorted[bisect.bisect_left(self._sorted, self._recent.pop(0))]
         self._recent.append(surprise)

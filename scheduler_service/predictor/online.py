@@ -50,13 +50,13 @@ class OnlinePredictor:
             min(max(0.01, acceptance), 0.99) if tells_acceptance else None,
         )
 
-    def observe(self, features: Features, tokens: int, drafted: int, accepted: int) -> None:
+    def observe(self, features: Features, tokens: int, drafted: int, accepted: int, *, cut: bool = False) -> None:
         """One without output teaches nothing."""
         if tokens < 1:
             return
-        example = Example(hashed(features), tokens, drafted, accepted)
+        example = Example(hashed(features), tokens, drafted, accepted, cut)
         if self._model is not None:  # the model does not know it yet: an honest test
-            self._calibration.observe(self._model.surprise(example))
+            self._calibration.observe(self._model.surprise(example), cut=cut)
         self._examples.append(example)
         self._finished += 1
 
@@ -75,7 +75,7 @@ class OnlinePredictor:
         self._calibration = Calibration(model.surprises.tolist())
         newer = min(self._finished - model.finished, len(self._examples))
         for example in list(self._examples)[len(self._examples) - newer :]:
-            self._calibration.observe(model.surprise(example))
+            self._calibration.observe(model.surprise(example), cut=example.cut)
 
     def refit(self) -> None:
         from scheduler_service.predictor.fit import fit

@@ -36,8 +36,8 @@ class Predictor(Protocol):
     def predict(self, features: Features) -> Expected | None:
         """None while it is cold."""
 
-    def observe(self, features: Features, tokens: int, drafted: int, accepted: int) -> None:
-        """A request finished: its output tokens and its drafts."""
+    def observe(self, features: Features, tokens: int, drafted: int, accepted: int, *, cut: bool = False) -> None:
+        """A request finished: its output tokens and its drafts. `cut`: at its bound."""
 
     def refit(self) -> None:
         """Learn from what was observed. Takes up to seconds of processor time."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from scheduler_service.predictor.port import Features
 
-FEATURES_VERSION = 1  # to be raised when features, their hashing or the model's arrays change their meaning
+FEATURES_VERSION = 3  # to be raised when features, their hashing or the model's arrays change their meaning
 WINDOW = 4096  # requests
 COLUMNS = 2**16  # so many that words seldom collide: 512 explain a fifth less of the variance of real lengths
 UNREADABLE = (ValueError, KeyError)  # what reading bytes raises that are damaged or mean something else
@@ -40,12 +40,13 @@ def hashed(features: Features) -> Row:
 
 
 class Example(NamedTuple):
-    """One finished request."""
+    """One finished request. `cut`: its bound ended it, so that it would have had more tokens."""
 
     row: Row
     tokens: int
     drafted: int
     accepted: int
+    cut: bool = False
 
 
 class Snapshot(NamedTuple):
@@ -60,9 +61,9 @@ EMPTY = Snapshot((), 0)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Of n requests, the oldest first. `counts` (n, 3): output tokens, drafted and accepted ones. Request i has the
-    entries from starts[i] to starts[i + 1] of `columns` and `values`. `finished`: requests seen until now, those that
-    the window forgot included."""
+    """Of n requests, the oldest first. `counts` (n, 4): output tokens, drafted and accepted ones, and 1 if its bound
+    has cut it. Request i has the entries from starts[i] to starts[i + 1] of `columns` and `values`. `finished`:
+    requests seen until now, those that the window forgot included."""
 
     counts: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -72,7 +73,7 @@ class Window:
 
     def __post_init__(self) -> None:
         n = len(self.counts)
-        if n > WINDOW or self.counts.shape != (n, 3) or self.finished < n or self.starts.shape != (n + 1,):
+        if n > WINDOW or self.counts.shape != (n, 4) or self.finished < n or self.starts.shape != (n + 1,):
             raise ValueError(f"window: {n} counts, {len(self.starts)} starts of {self.finished} requests")
         if self.starts[0] != 0 or not len(self.columns) == len(self.values) == self.starts[-1]:
             raise ValueError(f"window: {len(self.columns)} columns and {len(self.values)} values")
@@ -81,7 +82,7 @@ class Window:
     def of(cls, snapshot: Snapshot) -> "Window":
         rows = [example.row for example in snapshot.examples]
         return cls(
-            np.array([example[1:] for example in snapshot.examples], np.int64).reshape(-1, 3),
+            np.array([example[1:] for example in snapshot.examples], np.int64).reshape(-1, 4),
             np.cumsum([0, *(len(row.columns) for row in rows)]),
             np.concatenate([np.zeros(0, np.uint16), *(row.columns for row in rows)]),
             np.concatenate([np.zeros(0, np.float32), *(row.values for row in rows)]),

@@ -177,10 +177,13 @@ def fitted(steps: Iterable[Sequence[float]]) -> StepCosts:
     )
 
 
-def explained_lengths(expected: Iterable[tuple[Expected | None, int]]) -> float:
-    """Share of the variance of ln(output tokens) that the expected medians explain, in (-inf, 1]; whoever has no
-    expectation counts as expected at the mean."""
-    pairs = [(each.length.location if each and each.length else None, math.log(tokens)) for each, tokens in expected]
+def explained_lengths(expected: Iterable[tuple[Expected | None, int, int]]) -> float:
+    """Share of the variance of ln(output tokens) that the expected medians explain, in (-inf, 1], given what is
+    expected, the tokens, and the bound on them; whoever has no expectation counts as expected at the mean."""
+    pairs = [
+        (min(each.length.location, math.log(most)) if each and each.length else None, math.log(tokens))
+        for each, tokens, most in expected
+    ]
     if not pairs:
         return 0.0
     mean = math.fsum(true for _, true in pairs) / len(pairs)

@@ -168,17 +168,17 @@ class Simulation:
                     self.trace.gaps_s.append(now - last)
             if isinstance(effect, Ended):
                 del self._last_s[id]
-                self._learn(record)
+                self._learn(effect)
                 self.trace.outcomes.append(Outcome(self._jobs[id], record, self._first_s.pop(id), now))
                 if len(self.trace.outcomes) % self._sample_every == 0:
                     self._progress(len(self.trace.outcomes))
 
-    def _learn(self, record: Record) -> None:
+    def _learn(self, ended: Ended) -> None:
         """At the same points in every run of equal inputs; live, a process of its own does it."""
         if self._predictor:
-            seen = record.acceptance
+            record, seen = ended.record, ended.record.acceptance
             features = self._jobs[record.request.id].features()
-            self._predictor.observe(features, record.emitted, seen.drafted, seen.accepted)
+            self._predictor.observe(features, record.emitted, seen.drafted, seen.accepted, cut=ended.cut)
             if self._predictor.due:
                 self._predictor.refit()
 

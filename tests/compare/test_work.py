@@ -46,7 +46,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Services:
     services = Services()
     monkeypatch.setattr(live, "measure", services.measure)
     monkeypatch.setattr(live, "teach", lambda *given: {"results": {"failed": 0}})
-    monkeypatch.setattr(live, "as_json", lambda measured, plan: measured)
+    monkeypatch.setattr(live, "as_json", lambda measured, *given: measured)
     return services
 
 

@@ -1,12 +1,14 @@
 """What is believed of acceptance and length."""
 
+import math
 from random import Random
+from statistics import NormalDist, fmean
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.beliefs import MAX_WINDOW, Acceptance, FleetLength
+from scheduler_service.core.beliefs import MAX_WINDOW, Acceptance, FleetLength, Length
 
 
 def observed(*rounds: tuple[int, int]) -> Acceptance:
@@ -74,3 +76,23 @@ def test_length_is_the_hint_else_the_fleets_mean_else_the_limit() -> None:
 def test_a_predicted_length_never_exceeds_the_limit() -> None:
     assert FleetLength(1, 500).predict(None, 100) == 100
     assert FleetLength().predict(500, 100) == 100
+
+
+@settings(deadline=None)
+@given(st.floats(1, 7), st.floats(0.2, 2), st.integers(0, 300), st.integers(1, 2000))
+def test_what_is_left_is_the_mean_over_all_lengths_beyond_and_ends_at_the_bound(
+    location: float, spread: float, emitted: int, more: int
+) -> None:
+    """Against equally likely lengths."""
+    normal = NormalDist(location, spread)
+    alive = 1 - normal.cdf(math.log(emitted)) if emitted else 1.0
+    left = Length(location, spread).left(emitted, emitted + more)
+    assert 0 <= left <= more
+    if alive > 1e-4:
+        shares = (1 - alive * (i + 0.5) / 2000 for i in range(2000))
+        drawn = fmean(min(math.exp(normal.inv_cdf(share)), emitted + more) - emitted for share in shares)
+        assert left == pytest.approx(drawn, rel=0.03, abs=0.1)
+
+
+def test_nothing_is_left_at_the_bound() -> None:
+    assert Length(9.0, 0.5).left(64, 64) == 0

@@ -1,6 +1,7 @@
 """The index over beliefs, and what finished requests teach."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -18,10 +19,11 @@ def key(seen: View, *settings: str) -> float:
     return make_policy("gittins", settings).claim(seen, round_s=1.0).key
 
 
-def simulated_rank(age: float, spread: float) -> float:
-    """Least mean work per completion over many stops, by drawing sizes."""
+def simulated_rank(age: float, spread: float, most: float = math.inf) -> float:
+    """Least mean work per completion over many stops, by drawing sizes, none above `most`."""
     rng = Random(1)
-    left = sorted(size - age for size in (rng.lognormvariate(0, spread) for _ in range(200_000)) if size > age)
+    drawn = (min(rng.lognormvariate(0, spread), most) for _ in range(200_000))
+    left = sorted(size - age for size in drawn if size > age)
     best, work = math.inf, 0.0
     for done, size in enumerate(left, 1):
         work += size
@@ -33,6 +35,21 @@ def simulated_rank(age: float, spread: float) -> float:
 @pytest.mark.parametrize(("age", "spread"), [(0.0, 0.5), (0.5, 0.5), (2.0, 0.5), (0.0, 1.0), (1.0, 1.0), (4.0, 1.0)])
 def test_the_table_is_the_gittins_index_of_a_log_normal(age: float, spread: float) -> None:
     assert rank(age, spread) == pytest.approx(simulated_rank(age, spread), rel=0.06)
+
+
+@pytest.mark.parametrize(("emitted", "most"), [(0, 50), (0, 100), (50, 100), (90, 120), (90, 1000)])
+def test_a_bound_cuts_the_length_that_the_index_is_of(emitted: int, most: int) -> None:
+    """In medians of 100 tokens."""
+    seen = view(request=request("a", max_tokens=most), emitted=emitted, length=Length(math.log(100), 0.8))
+    expected = 100 * simulated_rank(emitted / 100, 0.8, most / 100)
+    assert key(replace(seen, prior_accepted=0.0)) == pytest.approx(expected, rel=0.06)
+
+
+def test_no_belief_is_surer_than_the_least_spread_bound_or_not() -> None:
+    """A hint that was sure and wrong must not put whoever outlives it before all others."""
+    outlived = {"emitted": 125, "request": request("a", max_tokens=4096)}
+    sure, least = (view(length=Length(math.log(100), spread), **outlived) for spread in (0.05, 0.2))
+    assert key(sure) == key(least)
 
 
 def test_a_sure_length_ranks_by_what_remains() -> None:
@@ -86,6 +103,29 @@ def test_useless_predictions_are_believed_no_longer() -> None:
 
 def test_before_anything_finished_a_hint_is_taken_at_its_word() -> None:
     assert FleetLength().belief(250) == Length(pytest.approx(math.log(250)), pytest.approx(0.7))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hint", [None, 150])
+def test_answers_that_bounds_have_cut_are_believed_to_have_been_longer(hint: int | None) -> None:
+    """Two thirds of them at 16 or 64 tokens, where the median is 150."""
+    rng, fleet = Random(2), FleetLength()
+    for _ in range(3000):
+        tokens, most = max(1, round(rng.lognormvariate(5, 0.8))), rng.choice((16, 64, 2000))
+        fleet.observe(min(tokens, most), hint, cut=tokens > most)
+    assert fleet.belief(hint).location == pytest.approx(5, abs=0.15)
+    assert fleet.belief(hint).spread == pytest.approx(0.8, abs=0.15)
+
+
+def test_hints_are_worth_what_they_say_where_bounds_are_below_them() -> None:
+    """Right but for a spread of 0.3; two thirds of the answers are cut long before."""
+    rng, fleet = Random(2), FleetLength()
+    for _ in range(3000):
+        hint, most = rng.choice((50, 200, 800)), rng.choice((16, 32, 4000))
+        tokens = max(1, round(hint * rng.lognormvariate(0, 0.3)))
+        fleet.observe(min(tokens, most), hint, cut=tokens > most)
+    for hint in (50, 800):
+        assert fleet.belief(hint).location == pytest.approx(math.log(hint), abs=0.2)
+        assert fleet.belief(hint).spread == pytest.approx(0.3, abs=0.1)
 
 
 def test_without_hints_the_lengths_of_finished_requests_are_believed() -> None:

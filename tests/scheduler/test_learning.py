@@ -20,7 +20,7 @@ from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import Record
+from scheduler_service.core.types import Ended, Finish, Record
 from scheduler_service.core.views import EntryView
 from scheduler_service.event_log import replay
 from scheduler_service.learning import Learning
@@ -74,10 +74,25 @@ def finish(learning: Learning, requests: int = LEAST_NEW) -> None:
     for index in range(requests):
         prompt, tokens = ((SHORT, rng.randint(4, 8)), (LONG, rng.randint(200, 400)))[index % 2]
         acceptance = Acceptance(2, 8, rng.randint(2, 6))
-        record = Record(request("r"), State.FINISHED, 1, tokens, 3, acceptance, True, 1, 0.0, 0, 0.0)
+        record = Record(request("r", max_tokens=500), State.FINISHED, 1, tokens, 3, acceptance, True, 1, 0.0, 0, 0.0)
         learning._core.length.observe(tokens)
         learning._core.acceptance.observe(acceptance)
-        learning.finished(submit(prompt), record)
+        learning.finished(submit(prompt), Ended(record, Finish.STOP))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish", "cut"), [(500, Finish.LENGTH, True), (500, Finish.STOP, False), (499, Finish.LENGTH, False)]
+)
+async def test_only_an_answer_that_its_bound_has_ended_counts_as_cut(
+    store: Store, tokens: int, finish: Finish, cut: bool
+) -> None:
+    """An end-of-sequence token may be the last one that is allowed; a full context is no bound of the client's."""
+    learning = new(store)
+    record = Record(request("r", max_tokens=500), State.FINISHED, 1, tokens, 3, Acceptance(), True, 1, 0.0, 0, 0.0)
+    learning.finished(submit(SHORT), Ended(record, finish))
+    assert learning._predictor is not None
+    (example,) = learning._predictor.known().examples
+    assert example.cut is cut
 
 
 def median(learning: Learning, prompt: tuple[int, ...]) -> float:

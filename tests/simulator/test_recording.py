@@ -90,9 +90,9 @@ def test_no_cost_is_negative_and_no_steps_are_refused() -> None:
 
 
 def test_what_predictions_explain_is_one_at_best_and_nothing_for_silence() -> None:
-    sure = [(Expected(Length(float(x), 1.0)), round(2.718281828**x)) for x in (4, 5, 6)]
+    sure = [(Expected(Length(float(x), 1.0)), round(2.718281828**x), 1000) for x in (4, 5, 6)]
     assert explained_lengths(sure) == pytest.approx(1, abs=1e-3)
-    assert explained_lengths([(None, 10), (None, 100)]) == pytest.approx(0)
+    assert explained_lengths([(None, 10, 1000), (None, 100, 1000)]) == pytest.approx(0)
 
 
 def test_slow_moments_of_a_machine_are_taken_out_of_latencies() -> None:

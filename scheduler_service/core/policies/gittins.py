@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+from scheduler_service.core.beliefs import Length, upper
 from scheduler_service.core.policies.base import Claim, Policy, check_overtaking
 from scheduler_service.core.types import View
 
@@ -45,8 +46,11 @@ class Gittins(Policy):
         return self.overtaking
 
     def claim(self, view: View, round_s: float) -> Claim:
-        median = math.exp(view.length.location)
-        tokens = median * rank(view.emitted / median, max(self.least_spread, view.length.spread))
+        length = Length(view.length.location, max(self.least_spread, view.length.spread))
+        median = math.exp(length.location)
+        # Of a length that is cut at a bound the index is that of the uncut one, or all that is left if that is less.
+        left = length.left(view.emitted, view.request.max_tokens)
+        tokens = min(median * rank(view.emitted / median, length.spread), left)
         rounds = tokens / (view.acceptance.per_round(view.prior_accepted, self.acceptance_rounds) + 1)
         left_s = rounds * round_s + view.resume_s
         # All wait at the same pace: that it arrived early weighs as much, and need not be told anew every second.
@@ -56,7 +60,8 @@ class Gittins(Policy):
 def rank(age: float, spread: float) -> float:
     """Least expected work per completion of a log-normal size with median 1 that did not end by `age`; in medians.
 
-    It is constant within a cell of the table: a request that runs meets its rivals anew only when it is markedly older.
+    It is constant within a cell of the table: a request that runs, and whose bound is far, meets its rivals anew only
+    when it is markedly older.
     """
     steps = _table(round(max(0.05, min(3.0, spread)) * 20))
     cell = (math.log(age) / spread + REACH) * AGES / (2 * REACH) if age > 0 else 0.0
@@ -74,9 +79,9 @@ def _table(twentieths: int) -> tuple[float, ...]:
     spread = twentieths / 20
     logs = [spread * REACH * (2 * cell / AGES - 1) for cell in range(AGES + 1)]
     ages = [0.0, *(math.exp(log) for log in logs[1:])]
-    alive = [1.0, *(_upper(log / spread) for log in logs[1:])]  # P(S > age)
+    alive = [1.0, *(upper(log / spread) for log in logs[1:])]  # P(S > age)
     beyond = [math.exp(spread**2 / 2)]  # E[S; S > age]
-    beyond += [beyond[0] * _upper(log / spread - spread) for log in logs[1:]]
+    beyond += [beyond[0] * upper(log / spread - spread) for log in logs[1:]]
     ranks: list[float] = []
     for i, age in enumerate(ages):
         best = beyond[i] / alive[i] - age  # never stop before the end
@@ -86,8 +91,3 @@ def _table(twentieths: int) -> tuple[float, ...]:
             best = min(best, work / ends)
         ranks.append(best)
     return tuple(ranks)
-
-
-def _upper(x: float) -> float:
-    """P(Z > x) of a standard normal."""
-    return math.erfc(x / math.sqrt(2)) / 2
