@@ -23,6 +23,7 @@ PROMPTS ?=
 REQUESTS ?= 1100
 REPETITIONS ?= 3
 POLICIES ?= fcfs,srpt-length,laps-sd,gittins
+PACE ?=
 ALSO ?= sjf@2:0.85 las@2:0.85 mlfq@2:0.85
 
 # Of sim-faults.
@@ -71,7 +72,7 @@ bench: env
 	@mkdir -p docs/benchmarks
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/laps-sd compare --out $(BENCH) --model $(MODEL) --slots 2,4 --load 0.7,0.85,0.95,burst --policies $(POLICIES) \
-	    $(ALSO:%=--also %) --requests $(REQUESTS) --repetitions $(REPETITIONS) $(PROMPTS:%=--workload %) \
+	    $(ALSO:%=--also %) --requests $(REQUESTS) --repetitions $(REPETITIONS) $(if $(PACE),--pace $(PACE)) $(PROMPTS:%=--workload %) \
 	    --minutes $(PART_MINUTES) --json docs/benchmarks/record.json --recordings docs/benchmarks/recordings
 	$(BIN)/python -m laps_sd.compare.page
 

@@ -74,6 +74,7 @@ class Options:
     event_log: Path | None = None  # of the scheduler: every event and plan
     max_requests: int | None = None  # live ones at the gateway; None: its own default
     log_level: str = "info"
+    pace: str | None = None  # JSON, as of the worker; None: as fast as it goes
 
 
 def to_stderr(line: bytes) -> None:
@@ -192,6 +193,8 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
         arguments += ["--kv-tokens", str(options.kv_tokens)]
     if options.host_kv_tokens is not None:
         arguments += ["--host-kv-tokens", str(options.host_kv_tokens)]
+    if options.pace is not None:
+        arguments += ["--pace", options.pace]
     if options.devices > 1:
         # Each process of torchrun on a leash of its own: it would outlive a torchrun that is killed.
         torchrun = _python("torch.distributed.run", "--standalone", "--nproc-per-node", options.devices, "--no-python")

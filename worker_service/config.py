@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from protos.settings import Addresses, ServiceSettings
+from worker_service.pace import PossibleCost
 
 
 class Settings(ServiceSettings):
@@ -38,6 +39,9 @@ class Settings(ServiceSettings):
     drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
     max_draft: int = Field(8, ge=0, le=64, description="most tokens drafted for a request in one round")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
+    pace: PossibleCost | None = Field(
+        None, description='JSON: be as fast as this cost profile, {"verify_s": 0.013, ...}, not faster; for comparisons'
+    )
     step_timeout_s: float = Field(
         30.0, gt=0, description="a step that takes so much longer than expected hangs: the worker ends with 1"
     )

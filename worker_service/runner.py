@@ -15,6 +15,7 @@ from worker_service.engine.engine import Engine
 from worker_service.engine.profile import measure
 from worker_service.engine.refine import RefinedProfile
 from worker_service.engine.types import CostProfile, Held, Limits, Run, Sampling, StepResult
+from worker_service.pace import Pace
 
 _MAX_PENDING = 1024  # commands that came during one round; a scheduler sends few
 
@@ -85,9 +86,10 @@ class _Session:
 class Runner:
     """Owns the engine. `attach` and `detach` frame a connection; between them rounds run as commands say."""
 
-    def __init__(self, engine: Engine, slots: int, threads: int) -> None:
+    def __init__(self, engine: Engine, slots: int, threads: int, pace: Pace | None = None) -> None:
         """`threads`: of torch in the model's thread; 0: all cores."""
         self._engine, self._slots, self._threads = engine, slots, threads
+        self._pace = pace or Pace()
         self._wake = threading.Condition()
         self._pending: deque[Command] = deque()  # not yet applied, oldest first
         self._session: _Session | None = None
@@ -144,7 +146,7 @@ class Runner:
         failure: BaseException | None = None
         try:
             self._engine.bind_thread(self._threads)
-            measured = measure(self._engine, self._slots)
+            measured = self._pace.profile(measure(self._engine, self._slots))
             self._profile = RefinedProfile(measured)
             self.warmed.set_result(measured)
             self._run()
@@ -165,11 +167,12 @@ class Runner:
         free_since = perf_counter()  # since when the model has nothing to do
         while (turn := self._next_turn(free_since)) is not None:
             session, command, begun, idle_s = turn
-            self.task = Task(self._expected_s(command.rank[: self._slots]))
-            result = self._engine.step(command.rank, self._slots)
+            runs = command.rank[: self._slots]
+            drafts, prefill = [run.draft_len for run in runs], sum(run.prefill_tokens for run in runs)
+            self.task = Task(self.cost.round_s(drafts, prefill))
+            result, free_since = self._pace.hold(begun, self._engine.step(command.rank, self._slots))
             session.step += 1
             session.exhausted = not result.ran
-            free_since = perf_counter()
             other_s = free_since - begun - result.draft_s - result.verify_s
             cost = self._profile.observe(result)
             session.report(Report(session.step, command.seq, result, other_s, idle_s, cost))
@@ -203,13 +206,6 @@ class Runner:
             begun = perf_counter()
             if runnable:  # idle: it could run, and was not allowed to
                 idle_s += begun - waited_from
-
-    def _expected_s(self, runs: Sequence[Run]) -> float:
-        """Of a round of these at most, by what rounds cost so far."""
-        cost, drafts = self.cost, [run.draft_len for run in runs]
-        drafting_s = max(drafts) * cost.draft_s + sum(drafts) * cost.verify_token_s
-        prefill_s = sum(run.prefill_tokens for run in runs) * cost.prefill_token_s
-        return drafting_s + prefill_s + cost.verify_s + (len(runs) - 1) * cost.verify_slope_s
 
     def _news(self, known: _Session | None) -> bool:
         return bool(self._stopping or self._pending or self._detaching or self._session is not known)

@@ -13,6 +13,7 @@ from rich.console import Console
 from laps_sd.compare import identity, live, prompts
 from laps_sd.compare.design import BASE, Cell, Drawn, Run, Settings, check_load, parts, runs
 from laps_sd.compare.folder import Folder, OtherSettings, runs_of
+from laps_sd.compare.pace import for_worker, pace_of
 from laps_sd.compare.replay import write_recordings
 from laps_sd.compare.work import Work
 from laps_sd.generate import INTERRUPTED
@@ -63,6 +64,15 @@ def compare(
     drafter: Annotated[str, typer.Option(metavar="none|ngram|PATH|default", help="As of `laps-sd up`.")] = "default",
     draft_len: Annotated[int, typer.Option(min=0, max=64, help="Tokens drafted per round, the same for all.")] = 4,
     dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where it is native.")] = Dtype.auto,
+    pace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=N,...",
+            help="Be as fast as a machine with these costs, not faster: named as the flags of `laps-sd simulate` "
+            "(t_verify_ms, t_verify_slope, t_token_ms, t_draft_ms, t_prefill_ms_per_token). On a machine that is not "
+            "always equally fast, something above what its steps cost.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of prompts, bounds, arrivals and orders.")] = 0,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Begin no run that would end later; 0: only tell what there is.")
@@ -88,10 +98,16 @@ def compare(
         loads = [check_load(text.strip()) for text in load.split(",")]
         extras = [_extra(text) for text in also or ()]
         names = list(dict.fromkeys([BASE, *(_canonical(text) for text in policies.split(","))]))
+        device = pace_of(pace) if pace is not None else None
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--policies, --load, --also") from None
+        raise typer.BadParameter(str(error), param_hint="--policies, --load, --also, --pace") from None
     options = Options(
-        model=model, drafter=check_drafter(drafter), draft_len=draft_len, dtype=dtype.value, max_backlog_s="inf"
+        model=model,
+        drafter=check_drafter(drafter),
+        draft_len=draft_len,
+        dtype=dtype.value,
+        max_backlog_s="inf",
+        pace=for_worker(device) if device else None,
     )
     draw = _report() if html_file else None
     try:
@@ -108,6 +124,7 @@ def compare(
         paragraphs=tuple(kind for kind in paragraphs.split(",") if kind != "none"),
         taught=taught or (QUICK_TAUGHT if quick else 300),
         seed=seed,
+        pace=device,
         prompts=prompts.digest(pool),
         code=identity.serving_code(),
     )
@@ -176,6 +193,9 @@ def tell(
             if Run.of_json(run["run"]) == Run.of_json(run["run"]).capacity
         },
         "took_s": sum(run["took_s"] for run in found),
+        "latest_s": max((run["latest_s"] for run in found if tolerant or not run["faults"]), default=None)
+        if settings.pace
+        else None,
     }
     if len(summary["cells"]) == 1:
         summary["policies"] = {name: row["results"] for name, row in summary["cells"][0]["policies"].items()}

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from laps_sd.loadtest.plan import Planned, arrivals
+from scheduler_service.sim.costs import StepCosts
 from worker_service.prompts import Prompt
 
 BASE = "fcfs"  # what the others are compared with, and whose burst is the capacity
@@ -19,7 +20,7 @@ END_OF_PARAGRAPH = "\n\n"
 class Settings:
     """Equal for runs that may be compared. `max_tokens`: each request gets one of these; of the kinds in `paragraphs`
     an answer ends with its first paragraph, too. `taught`: answers to other prompts that the predictor learns from
-    before. `prompts`, `code`: digests."""
+    before. `pace`: what a step costs; None: as fast as it goes. `prompts`, `code`: digests."""
 
     model: str
     dtype: str
@@ -30,6 +31,7 @@ class Settings:
     paragraphs: tuple[str, ...]
     taught: int
     seed: int
+    pace: StepCosts | None
     prompts: str
     code: str
 

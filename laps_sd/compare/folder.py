@@ -26,7 +26,9 @@ class Folder:
         file = path / SETTINGS
         if not file.exists():
             write(file, asked)
-        elif differ := sorted(name for name, value in read(file).items() if asked.get(name) != value):
+            return
+        kept = read(file)
+        if differ := sorted(name for name in asked.keys() | kept.keys() if asked.get(name) != kept.get(name)):
             raise OtherSettings(
                 f"{path} holds runs with another {', '.join(differ)}: they cannot be compared with these. Take another "
                 "folder, or the settings (and the code) that it was made with"

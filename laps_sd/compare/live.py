@@ -12,6 +12,7 @@ from typing import Any
 
 from laps_sd.client import Client
 from laps_sd.compare.host import Conditions, watched
+from laps_sd.compare.pace import MOST_LATE_S, MOST_LATE_SHARE, latest_s
 from laps_sd.loadtest import drivers
 from laps_sd.loadtest.plan import Planned
 from laps_sd.loadtest.record import Record
@@ -21,6 +22,7 @@ from laps_sd.loadtest.target import Server
 from laps_sd.stack import Options, Stack
 from laps_sd.up import run_stack
 from protos.v1 import types_pb2
+from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.recording import Recording, explained_lengths, fitted, read_events
 from scheduler_service.sim.workload import expected_row
 
@@ -104,12 +106,13 @@ def warm_up(lesson: Sequence[Planned], slots: int) -> list[Planned]:
     return [replace(planned, due_s=0.0, max_tokens=WARM_UP_TOKENS, stop=()) for planned in lesson[: 2 * slots]]
 
 
-def faults(measured: Measured) -> list[str]:
+def faults(measured: Measured, pace: StepCosts | None = None) -> list[str]:
     """Why these figures are not those of the policy."""
     results = summarise(measured.records, {}, ours=True)
     return [
         *measured.conditions.faults(),
         *_run_faults(results),
+        *_pace_faults(measured, pace, results["mean_e2el_ms"] / 1e3),
         *(["the predictor had forgotten what it was taught"] if measured.cold else []),
         *(["the scheduler did not see all of it: a service died"] if _unseen(measured) else []),
     ]
@@ -130,7 +133,21 @@ def _run_faults(results: dict[str, Any]) -> Iterator[str]:
         yield f"the driver fell behind its schedule, by {results['p99_send_lateness_ms']:.0f} ms at the p99"
 
 
-def as_json(measured: Measured, plan: Sequence[Planned]) -> dict[str, Any]:
+def _latest_s(measured: Measured, pace: StepCosts | None) -> float | None:
+    """Of the steps since the first request; the warm-up's do not count."""
+    if pace is None:
+        return None
+    seen = [measured.recording.requests.get(record.request_id) for record in measured.records]
+    return latest_s(pace, measured.recording, min((each.arrived_s for each in seen if each), default=0.0))
+
+
+def _pace_faults(measured: Measured, pace: StepCosts | None, mean_s: float) -> Iterator[str]:
+    late_s = _latest_s(measured, pace)
+    if late_s is not None and late_s > max(MOST_LATE_S, MOST_LATE_SHARE * mean_s):
+        yield f"the machine could not keep the pace: a step was {late_s:.1f} s late"
+
+
+def as_json(measured: Measured, plan: Sequence[Planned], pace: StepCosts | None = None) -> dict[str, Any]:
     """Everything that is kept of a run. Times are milliseconds but for `due_s` and `steady_s`: arrival and latency at
     the steady speed of recording.py, where `steps` is explained, too."""
     stats, recording = measured.stats, measured.recording
@@ -145,7 +162,8 @@ def as_json(measured: Measured, plan: Sequence[Planned]) -> dict[str, Any]:
     return {
         "results": summarise(measured.records, {}, ours=True),
         "conditions": asdict(measured.conditions),
-        "faults": faults(measured),
+        "faults": faults(measured, pace),
+        "latest_s": _latest_s(measured, pace),
         "scheduler": {
             "idle_share": worker.idle_share,
             "outside_forward_share": worker.outside_forward_share,
@@ -154,7 +172,9 @@ def as_json(measured: Measured, plan: Sequence[Planned]) -> dict[str, Any]:
         },
         "predictor": {
             "finished": stats.predictor.finished,
-            "explained": explained_lengths((each.expected, max(1, each.output_tokens)) for each in seen if each),
+            "explained": explained_lengths(
+                (each.expected, max(1, each.output_tokens), each.max_tokens) for each in seen if each
+            ),
         },
         "kv_tokens": recording.kv_tokens,
         "steps": steps,

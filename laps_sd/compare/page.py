@@ -200,13 +200,14 @@ def _svg(figure: Figure) -> str:
 # ---- docs/benchmarks.md ----
 
 
-def render(summary: Summary, scheduler: Mapping[str, Any] | None = None) -> str:
-    """`scheduler`: the JSON of `laps-sd bench scheduler`."""
+def render(summary: Summary, scheduler: Mapping[str, Any] | None = None, unpaced: Summary | None = None) -> str:
+    """`scheduler`: the JSON of `laps-sd bench scheduler`; `unpaced`: another comparison, as fast as the machine was."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("benchmarks.md.jinja").read_text()
     page: str = environment.from_string(text).render(
         summary=summary,
         scheduler=scheduler,
+        unpaced=unpaced,
         sources=SOURCES,
         ours=OURS,
         base=BASE,
@@ -218,15 +219,18 @@ def render(summary: Summary, scheduler: Mapping[str, Any] | None = None) -> str:
 
 
 def main() -> None:
-    """The records in docs/benchmarks to the page and its plots; another folder of docs may be named."""
+    """The records in docs/benchmarks to the page and its plots; another folder of docs may be named. What has no
+    record, of the scheduler alone or of an unpaced comparison, is not on the page."""
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
     folder = docs / "benchmarks"
     summary = json.loads((folder / "record.json").read_text())
     for _, name, svg in plots(summary):
         (folder / name).write_text(svg)
-    alone = folder / "scheduler.json"
-    scheduler = json.loads(alone.read_text()) if alone.exists() else None
-    (docs / "benchmarks.md").write_text(render(summary, scheduler))
+    scheduler, unpaced = (
+        json.loads(file.read_text()) if (file := folder / name).exists() else None
+        for name in ("scheduler.json", "unpaced.json")
+    )
+    (docs / "benchmarks.md").write_text(render(summary, scheduler, unpaced))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ SETTINGS = Settings(
     paragraphs=("chat",),
     taught=40,
     seed=0,
+    pace=None,
     prompts="p",
     code="c",
 )
@@ -56,5 +57,6 @@ def found(run: Run, latencies_s: list[float], *, faults: tuple[str, ...] = (), t
         "steps": [[0, 1, 1, 0, 0, 100, 1.0]],
         "requests": requests,
         "capacity": 1.0,
+        "latest_s": None,
         "took_s": 1.0,
     }

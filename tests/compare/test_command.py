@@ -13,7 +13,9 @@ from tests.compare.builders import SETTINGS, found
 
 
 def compare(folder: Path, *words: str) -> Result:
-    return CliRunner().invoke(app, ["compare", "--out", str(folder / "out"), "--minutes", "0", *words])
+    return CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["compare", "--out", str(folder / "out"), "--minutes", "0", *words]
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,9 @@ def compare(folder: Path, *words: str) -> Result:
         (["--slots", "two"], "whole numbers"),
         (["--also", "sjf"], "sjf@2:0.85"),
         (["--max-tokens", "0"], "whole numbers"),
+        (["--pace", "t_token_ms=1"], "needs t_verify_ms"),
+        (["--pace", "t_verify_ms=13,t_nap_ms=1"], "t_nap_ms"),
+        (["--pace", "t_verify_ms=soon"], "finite"),
         (["--requests", "6000"], "only 700 prompts of kind"),
         (["--workload", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--drafter", "nowhere"], "no directory"),

@@ -1,11 +1,17 @@
 """What makes a run one that measured something else, from what came of it. No service runs."""
 
+from collections.abc import Sequence
+from itertools import accumulate, cycle
+
+import pytest
+
 from laps_sd.compare.host import Conditions
 from laps_sd.compare.live import Measured, faults, learned, warm_up
+from laps_sd.compare.pace import latest_s, pace_of
 from laps_sd.loadtest.plan import Planned
 from laps_sd.loadtest.record import Record
 from protos.v1 import types_pb2
-from scheduler_service.sim.recording import Recording, Seen
+from scheduler_service.sim.recording import Recording, Seen, Shape
 
 
 def measured(*, sent_s: float = 0.0, error: str = "", seen: int = 4, cold: bool = False) -> Measured:
@@ -28,6 +34,49 @@ def test_each_fault_is_said() -> None:
     ):
         (fault,) = faults(run)
         assert words in fault
+
+
+PACE = pace_of("t_verify_ms=10,t_token_ms=1")
+ALONE = Shape(drafts=4, batch=1, verified=5, prefilled=0, resumed=0)  # 15 ms at this pace
+
+
+def steps(*took_s: float, begin_s: float = 1.0, delays_s: Sequence[float] = (0.0,)) -> list[tuple[Shape, float, float]]:
+    """One after the other, reported with these delays in turn."""
+    ends = accumulate(took_s, initial=begin_s)
+    next(ends)
+    return [(ALONE, end + delay, took) for end, took, delay in zip(ends, took_s, cycle(delays_s), strict=False)]
+
+
+def test_a_machine_too_slow_for_its_pace_is_a_fault() -> None:
+    run = measured()
+    run.recording.timeline = steps(0.615, 0.615)
+    assert faults(run, PACE) == ["the machine could not keep the pace: a step was 1.2 s late"]
+
+
+def test_what_was_late_may_be_made_up_for() -> None:
+    run = measured()
+    run.recording.timeline = steps(0.615, *[0.005] * 30, 0.615)
+    assert faults(run, PACE) == []
+
+
+def test_after_a_wait_nothing_is_late_any_more() -> None:
+    """The device of the pace, which was ahead, had run dry before."""
+    run = measured()
+    run.recording.timeline = [*steps(0.315), *steps(0.315, begin_s=1.4)]
+    assert latest_s(PACE, run.recording) == pytest.approx(0.3)
+
+
+def test_reports_that_come_late_by_turns_hide_no_lateness() -> None:
+    run = measured()
+    run.recording.timeline = steps(*[0.0155] * 2000, delays_s=(0.0, 0.006))
+    assert latest_s(PACE, run.recording) == pytest.approx(1.0)
+
+
+def test_the_warm_up_may_be_late() -> None:
+    run = measured()
+    run.recording.timeline = steps(2.0)
+    run.recording.requests["r"].arrived_s = 3.5
+    assert faults(run, PACE) == []
 
 
 def test_the_warm_up_is_short_and_of_the_lesson() -> None:

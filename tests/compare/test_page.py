@@ -1,12 +1,14 @@
 """Pages are made from the JSON alone."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from laps_sd.compare import page
 from laps_sd.compare.design import BASE, BURST, Cell, Run
+from laps_sd.compare.pace import pace_of
 from laps_sd.compare.summary import summarise
 from tests.compare.builders import SETTINGS, found
 
@@ -33,26 +35,41 @@ def record() -> dict[str, object]:
     return kept
 
 
-def test_the_page_of_the_docs_has_every_cell_and_judges_the_goals(
-    record: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "benchmarks"
-    folder.mkdir()
-    (folder / "record.json").write_text(json.dumps(record))
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "benchmarks").mkdir()
     monkeypatch.setattr("sys.argv", ["page", str(tmp_path)])
+    return tmp_path
+
+
+def test_the_page_of_the_docs_has_every_cell_and_judges_the_goals(record: dict[str, object], docs: Path) -> None:
+    folder = docs / "benchmarks"
+    (folder / "record.json").write_text(json.dumps(record))
     figures = dict.fromkeys(("commands_per_cpu_s", "p50_ms", "p99_ms", "max_ms", "inside_p99_ms"), 7.0)
     alone = figures | {"workers": 64, "waiting": 10_000, "redis_share": 0.2, "bytes_per_request": 2048}
     alone |= {"ended_per_command": 0.5}
     scheduler = {"slots": 32, "seconds": 10.0, "policy": "default", "python": "3", "cells": [alone]}
     (folder / "scheduler.json").write_text(json.dumps(scheduler))
     page.main()
-    text = (tmp_path / "benchmarks.md").read_text()
+    text = (docs / "benchmarks.md").read_text()
     assert "| gittins | 1,500 |" in text
     assert "| 2 slots, load 0.85: `gittins` at least 39% below fcfs | 50.0% | yes |" in text
     assert "- 2 slots, load 0.85: mean latency -50 % against fcfs (-50 to -50)" in text
     assert "9 code to draw from, of MBPP (Austin et al. 2021, CC BY 4.0)" in text
     assert "| 64 | 10,000 | 7 | 0.50 | 20 % | 7.0 |" in text
     assert {file.name for file in folder.glob("*.svg")} == {"ratios.svg", "latencies.svg", "predicted.svg"}
+
+
+def test_the_page_tells_the_pace_and_what_is_without_one(record: dict[str, object], docs: Path) -> None:
+    folder = docs / "benchmarks"
+    (folder / "unpaced.json").write_text(json.dumps(record))
+    settings = {**record["settings"], "pace": asdict(pace_of("t_verify_ms=13,t_verify_slope=0.035"))}  # type: ignore[dict-item]
+    (folder / "record.json").write_text(json.dumps({**record, "settings": settings, "latest_s": 0.123}))
+    page.main()
+    text = (docs / "benchmarks.md").read_text()
+    assert "Every step takes 13.0 ms, 3.5 % more a further request" in text
+    assert "none was more than 0.12 s late" in text
+    assert "| 2 slots, load 0.85 | 0.500 (0.500 to 0.500) [1.000] |" in text
 
 
 def test_the_html_stands_alone(record: dict[str, object]) -> None:

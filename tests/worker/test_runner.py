@@ -12,7 +12,8 @@ import pytest
 from tests.worker.harness import Tiny
 from tests.worker.scripted import DEADLINE_S, PROMPT, a_runner
 from worker_service.engine.hooks import LogitsContext
-from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.engine.types import CostProfile, Limits, Run, Sampling, StepResult
+from worker_service.pace import Pace
 from worker_service.runner import Admission, Command, Report
 
 
@@ -55,6 +56,37 @@ def reporter() -> tuple[Callable[[Report], None], Callable[[], Report]]:
         return done[read - 1]
 
     return report, following
+
+
+class Watched(Pace):
+    """Notes when each round began, and when it ended."""
+
+    def __init__(self) -> None:
+        super().__init__(CostProfile(0.0, 1e-3, 0.0, 0.0, 0.0))
+        self.rounds: list[tuple[float, float]] = []
+
+    def hold(self, begun: float, result: StepResult) -> tuple[StepResult, float]:
+        held, ended = super().hold(begun, result)
+        self.rounds.append((begun, ended))
+        return held, ended
+
+
+async def test_a_paced_round_begins_where_the_one_before_ended_unless_it_had_to_wait(tiny: Tiny) -> None:
+    """By this a pace tells lateness, which is made up for, from idle time, which is not."""
+    pace = Watched()
+    async with a_runner(tiny, pace=pace) as runner:
+        assert runner.cost.verify_s == 1e-3
+        report, following = reporter()
+        runner.attach(4, report)
+        for command, name in enumerate("ab", 1):
+            admit = [admission(name)]
+            runner.post(Command(command, 3 * command, [Run(name, 0, 64)], admit=admit))
+            rounds = [await asyncio.to_thread(following) for _ in range(3)]
+            assert rounds[-1].result.rows[0].finish is not None
+            await asyncio.to_thread(wait_until, lambda: runner.task is None)
+    (a1, a1_end), (a2, a2_end), (a3, a3_end), (b1, _), *_ = pace.rounds
+    assert (a2, a3) == (a1_end, a2_end)
+    assert a1 < a2 < a3 < a3_end < b1
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

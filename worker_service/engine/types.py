@@ -1,5 +1,6 @@
-"""What goes into the engine and what comes out: plain data. No tensors and no logic live here."""
+"""What goes into the engine and what comes out: plain data. No tensors live here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -108,3 +109,9 @@ class CostProfile:
     prefill_token_s: float
     verify_token_s: float  # per draft token verified
     offload_block_s: float = 0.0  # per block of KV, to the host's memory and back; 0: there is none for it
+
+    def round_s(self, drafted: Sequence[int], prefilled: int) -> float:
+        """Of a round with so many tokens drafted for each of its requests, and so many of prompts computed."""
+        drafting_s = max(drafted) * self.draft_s + sum(drafted) * self.verify_token_s
+        prefill_s = prefilled * self.prefill_token_s
+        return drafting_s + prefill_s + self.verify_s + (len(drafted) - 1) * self.verify_slope_s
