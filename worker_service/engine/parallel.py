@@ -97,6 +97,8 @@ class Group:
         """The leader lets the others end. Raises ParallelError if they cannot be told."""
         if self.ranks.leads:
             self.call("")
+        # While it is referred to, its threads outlive the interpreter: one that frees a tensor then aborts the process.
+        del self._calls
         dist.destroy_process_group()
 
     def _broadcast(self, data: bytes) -> bytes:
