@@ -36,7 +36,7 @@ FIRST ?= 0
 
 help:
 	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
-	@echo "make test   all tests, against a real Redis and the real model"
+	@echo "make test   all tests but the long ones below, against a real Redis and the real model"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
@@ -74,6 +74,7 @@ bench: env
 	$(BIN)/laps-sd compare --out $(BENCH) --model $(MODEL) --slots 2,4 --load 0.7,0.85,0.95,burst --policies $(POLICIES) \
 	    $(ALSO:%=--also %) --requests $(REQUESTS) --repetitions $(REPETITIONS) $(if $(PACE),--pace $(PACE)) $(PROMPTS:%=--workload %) \
 	    --minutes $(PART_MINUTES) --json docs/benchmarks/record.json --recordings docs/benchmarks/recordings
+	$(BIN)/python -m laps_sd.compare.arrivals
 	$(BIN)/python -m laps_sd.compare.page
 
 bench-scheduler: env

@@ -84,7 +84,8 @@ def compare(
         bool, typer.Option("--quick", help="A first taste: few requests, one repetition. No evidence.")
     ] = False,
     recordings: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the requests as they went, for `laps-sd simulate`.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the requests as they went under fcfs, for `laps-sd simulate`."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
@@ -149,7 +150,7 @@ def compare(
     pool_of = {"files": [file.name for file in workload or []], "kinds": dict(prompts.counted(pool))}
     tell(folder, settings, pool_of, tolerant=work.tolerant, json_file=json_file, html_file=html_file, draw=draw)
     if recordings:
-        write_recordings(recordings, (run for run in runs_of(folder.path) if run["run"]["policy"] == BASE), draft_len)
+        _record(recordings, folder, draft_len, tolerant=work.tolerant)
     if left:
         hours = left * work.pace_s / 3600
         about = f", about {hours:.1f} hours" if hours else ""
@@ -203,6 +204,14 @@ def tell(
         json_file.write_text(json.dumps(summary, indent=1) + "\n")
     if html_file and draw:
         html_file.write_text(draw(summary), encoding="utf-8")
+
+
+def _record(recordings: Path, folder: Folder, draft_len: int, *, tolerant: bool) -> None:
+    """Of the base's runs that count: what a request came to is the same under every policy."""
+    from laps_sd.compare.summary import faults_of  # it loads numpy
+
+    runs = (run for run in runs_of(folder.path) if run["run"]["policy"] == BASE)
+    write_recordings(recordings, (run for run in runs if not faults_of(run, faulty=tolerant)), draft_len)
 
 
 def _without_place(word: str) -> str:

@@ -5,8 +5,9 @@
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import jinja2
@@ -200,37 +201,48 @@ def _svg(figure: Figure) -> str:
 # ---- docs/benchmarks.md ----
 
 
-def render(summary: Summary, scheduler: Mapping[str, Any] | None = None, unpaced: Summary | None = None) -> str:
-    """`scheduler`: the JSON of `laps-sd bench scheduler`; `unpaced`: another comparison, as fast as the machine was."""
+def render(
+    summary: Summary,
+    scheduler: Mapping[str, Any] | None = None,
+    unpaced: Summary | None = None,
+    arrivals: Mapping[str, Any] | None = None,
+) -> str:
+    """`scheduler`: the JSON of `laps-sd bench scheduler`; `unpaced`: another comparison, as fast as the machine was;
+    `arrivals`: what laps_sd.compare.arrivals makes of the summary."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("benchmarks.md.jinja").read_text()
     page: str = environment.from_string(text).render(
         summary=summary,
         scheduler=scheduler,
         unpaced=unpaced,
+        arrivals=arrivals,
         sources=SOURCES,
         ours=OURS,
         base=BASE,
         headings=HEADINGS,
         plots=[(title, name) for title, name, _ in plots(summary)],
-        **{tool.__name__: tool for tool in (rows, headlines, goals, sentences, span)},
+        **{tool.__name__: tool for tool in (rows, headlines, goals, sentences, span, least_to_most)},
     )
     return page
 
 
+def least_to_most(ratios: Sequence[float]) -> str:
+    return f"{fmean(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+
+
 def main() -> None:
     """The records in docs/benchmarks to the page and its plots; another folder of docs may be named. What has no
-    record, of the scheduler alone or of an unpaced comparison, is not on the page."""
+    record, of the scheduler alone, of an unpaced comparison or of other arrivals, is not on the page."""
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
     folder = docs / "benchmarks"
     summary = json.loads((folder / "record.json").read_text())
     for _, name, svg in plots(summary):
         (folder / name).write_text(svg)
-    scheduler, unpaced = (
+    scheduler, unpaced, arrivals = (
         json.loads(file.read_text()) if (file := folder / name).exists() else None
-        for name in ("scheduler.json", "unpaced.json")
+        for name in ("scheduler.json", "unpaced.json", "arrivals.json")
     )
-    (docs / "benchmarks.md").write_text(render(summary, scheduler, unpaced))
+    (docs / "benchmarks.md").write_text(render(summary, scheduler, unpaced, arrivals))
 
 
 if __name__ == "__main__":

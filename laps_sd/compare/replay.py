@@ -12,7 +12,7 @@ from scheduler_service.sim.oracle import simulated_policy
 from scheduler_service.sim.recording import fitted
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import UNBOUNDED, Fleet
 from scheduler_service.sim.workload import Job, expectation, write_workload
 
 ORACLE = "oracle"
@@ -46,16 +46,26 @@ def costs_of(runs: Sequence[Mapping[str, Any]]) -> StepCosts:
 def predicted_mean_ms(run: Mapping[str, Any], policy: str, draft_len: int, costs: StepCosts | None = None) -> float:
     """What `laps-sd simulate` would say of the requests of `run` under `policy`, by default at the costs of its own
     steps: near saturation a machine that is a hundredth slower than in another run makes a tenth of its latencies."""
-    jobs = jobs_of(run, draft_len)
-    fleet = Fleet(
-        slots=run["run"]["slots"],
+    fleet = fleet_of(run["run"]["slots"], costs or costs_of([run]), draft_len, run["kv_tokens"])
+    return mean_ms(jobs_of(run, draft_len), policy, fleet)
+
+
+def fleet_of(slots: int, costs: StepCosts, draft_len: int, kv_tokens: int = UNBOUNDED) -> Fleet:
+    """The one worker that a comparison runs."""
+    return Fleet(
+        slots=slots,
         draft_len=draft_len,
-        costs=costs or costs_of([run]),
-        kv_budget_tokens=run["kv_tokens"],
+        costs=costs,
+        kv_budget_tokens=kv_tokens,
         plan_lag=1,
         prefill_chunk=PREFILL_CHUNK,
     )
-    return summarise(simulate(jobs, simulated_policy(*parts(policy), jobs, draft_len), fleet))["mean_e2el_ms"]
+
+
+def mean_ms(jobs: Sequence[Job], policy: str, fleet: Fleet) -> float:
+    """Mean latency of these under `policy`, a name with settings behind colons, or the oracle."""
+    simulated = simulated_policy(*parts(policy), jobs, fleet.reference_draft)
+    return summarise(simulate(jobs, simulated, fleet))["mean_e2el_ms"]
 
 
 def at_steady_speed(run: Mapping[str, Any], policy: str, draft_len: int) -> float:
@@ -71,4 +81,8 @@ def write_recordings(folder: Path, runs: Iterable[Mapping[str, Any]], draft_len:
     """A workload file for each run: anybody can simulate what was served."""
     folder.mkdir(parents=True, exist_ok=True)
     for run in runs:
-        write_workload(folder / f"{Run.of_json(run['run']).name}.jsonl.gz", jobs_of(run, draft_len))
+        write_workload(recording_of(folder, Run.of_json(run["run"])), jobs_of(run, draft_len))
+
+
+def recording_of(folder: Path, run: Run) -> Path:
+    return folder / f"{run.name}.jsonl.gz"

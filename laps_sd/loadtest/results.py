@@ -50,7 +50,7 @@ def summarise(records: Sequence[Record], slos: Mapping[str, float], *, ours: boo
     begin = min((record.due_s for record in measured), default=0.0)
     duration = max((record.end_s for record in measured), default=0.0) - begin
     inputs, outputs = sum(r.input_tokens for r in done), sum(r.output_tokens for r in done)
-    late_s = percentile(sorted(record.lateness_s for record in records), 0.99)
+    late_s = percentile(sorted(record.lateness_s for record in measured), 0.99)
     e2el = times_ms("e2el", (r.e2el_s for r in done))
     return {
         "completed": len(done),
@@ -63,12 +63,12 @@ def summarise(records: Sequence[Record], slos: Mapping[str, float], *, ours: boo
         "output_throughput": _per(outputs, duration),
         "total_token_throughput": _per(inputs + outputs, duration),
         "max_output_tokens_per_s": _busiest_second(done),
-        "max_concurrent_requests": _most_at_once(records),
+        "max_concurrent_requests": _most_at_once(measured),
         **times_ms("ttft", (r.ttft_s for r in done)),
         **times_ms("tpot", (tpot_s for r in done if (tpot_s := r.tpot_s) is not None)),
         **times_ms("itl", (gap_s for r in done for gap_s in r.itls_s)),
         **e2el,
-        **times_ms("client_queue", (r.free_s - r.due_s for r in measured)),
+        **times_ms("client_queue", (r.free_s - r.due_s for r in done)),
         **(_speculation(done) if ours else {}),
         "p99_send_lateness_ms": 1e3 * late_s,
         "kept_up": late_s <= max(MOST_LATE_S, MOST_LATE_SHARE * e2el["mean_e2el_ms"] / 1e3),

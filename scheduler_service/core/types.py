@@ -286,7 +286,7 @@ class View(Protocol):
 
     @property
     def attained_s(self) -> float:
-        """Nominal seconds of service so far (DESIGN: never wall time)."""
+        """Nominal seconds of service so far (never wall time)."""
 
     @property
     def predicted_tokens(self) -> int:

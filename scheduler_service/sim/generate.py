@@ -113,7 +113,7 @@ def at_load(
     workers: int = 1,
     arrival_cv: float = 1.0,
 ) -> list[Job]:
-    """`jobs` with new arrivals at `load`, in their order; as in DESIGN, section 6."""
+    """`jobs` with new arrivals at `load`, in their order."""
     if math.isinf(load):
         return [replace(job, arrival_s=0.0) for job in jobs]
     draft_len = max(job.draft_len for job in jobs)

@@ -1,4 +1,5 @@
-"""The store on Redis (7.0 or Valkey). Every key is built here, and every write is one fenced script."""
+"""The store on Redis (7.0 or Valkey). Every key is built here, or from a prefix of here by commit.lua; every write is
+one fenced script."""
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -15,7 +16,7 @@ from scheduler_service.core.lifecycle import State
 from scheduler_service.store import fields
 from scheduler_service.store.port import Fenced, Index, LostWrites, Pulse, Stored, StoreUnavailable, Verdict, Write
 
-LEVELS = 16  # more queues than any policy has
+LEVELS = 16  # as many queues as a policy may have
 
 _LEAD = """
 local stored = redis.call('HMGET', KEYS[1], 'epoch', 'commit')

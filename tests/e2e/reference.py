@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-TIE = 1e-3  # two best logits closer than this are a tie: either token is right (DESIGN, exactness)
+TIE = 1e-3  # two best logits closer than this are a tie: either token is right (docs/exactness.md)
 
 
 class Reference:

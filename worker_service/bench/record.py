@@ -1,4 +1,4 @@
-"""From answers to the record of a bench: plain data, as DESIGN's interface has it. Nothing is run or drawn here."""
+"""From answers to the record of a bench: plain data. Nothing is run or drawn here."""
 
 import os
 import platform

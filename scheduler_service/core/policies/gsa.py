@@ -23,8 +23,8 @@ class Gsa(Policy):
     first_phase_tokens: int = 16
 
     def __post_init__(self) -> None:
-        if not 1 <= self.phases <= 32:
-            raise ValueError("policy-set: phases must be from 1 to 32")
+        if not 1 <= self.phases <= 16:
+            raise ValueError("policy-set: phases must be from 1 to 16")
         if self.first_phase_tokens < 1:
             raise ValueError("policy-set: first_phase_tokens must be at least 1")
 
