@@ -143,8 +143,9 @@ class SimWorker:
         finish = None
         if not owed:
             job = self._jobs[run.id]
-            drafts = job.drafts(entry.rounds, run.draft_len)
-            accepted = job.accepts(entry.rounds, drafts)
+            round = job.round(entry.rounds, start)
+            drafts = job.drafts(round, run.draft_len)
+            accepted = job.accepts(round, drafts)
             new = accepted + 1
             if new >= job.output_tokens - start:
                 new = job.output_tokens - start

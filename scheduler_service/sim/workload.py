@@ -72,6 +72,11 @@ class Job:
         """What a predictor may know of it."""
         return of_category(self.category, self.prompt_tokens, self.klass)
 
+    def round(self, counted: int, emitted: int) -> int:
+        """Which of its rounds comes next. The core has not `counted` a recorded first one that computed the prompt and
+        drafted nothing, though it emitted a token."""
+        return counted + (emitted > 0 and self.drafted[:1] == (0,))
+
     def drafts(self, round: int, allowed: int) -> int:
         """How many tokens are drafted in that round where `allowed` may be."""
         return min(allowed, self.drafted[round % len(self.drafted)]) if self.drafted else allowed

@@ -179,6 +179,11 @@ def test_a_recorded_round_costs_what_its_drafter_proposed() -> None:
     assert ends(run([job("a", tokens=4, accepted=(2, 0), drafted=(2, 0))], costs=costs)) == pytest.approx({"a": 0.022})
 
 
+def test_a_recorded_round_that_computed_the_prompt_and_drafted_nothing_is_not_run_twice() -> None:
+    costs = StepCosts(t_draft_ms=0.0, t_verify_ms=10.0, t_verify_slope=0.0, t_token_ms=0.0, t_prefill_ms_per_token=0.0)
+    assert ends(run([job("a", tokens=4, accepted=(0, 2), drafted=(0, 2))], costs=costs)) == pytest.approx({"a": 0.02})
+
+
 def test_a_recorded_prediction_goes_before_the_order_of_arrival() -> None:
     expected = {"long": Expected(Length(5.0, 0.1)), "short": Expected(Length(0.5, 0.1))}
     jobs = [job(id, tokens=tokens, expected=expected[id]) for id, tokens in (("long", 9), ("short", 2))]
