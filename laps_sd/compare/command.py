@@ -148,9 +148,8 @@ def compare(
         typer.echo("laps-sd: stopped; the same command goes on from here", err=True)
         raise typer.Exit(INTERRUPTED) from None
     pool_of = {"files": [file.name for file in workload or []], "kinds": dict(prompts.counted(pool))}
-    tell(folder, settings, pool_of, tolerant=work.tolerant, json_file=json_file, html_file=html_file, draw=draw)
-    if recordings:
-        _record(recordings, folder, draft_len, tolerant=work.tolerant)
+    outputs = {"json_file": json_file, "html_file": html_file, "recordings": recordings}
+    tell(folder, settings, pool_of, tolerant=work.tolerant, draw=draw, **outputs)
     if left:
         hours = left * work.pace_s / 3600
         about = f", about {hours:.1f} hours" if hours else ""
@@ -165,6 +164,7 @@ def tell(
     tolerant: bool,
     json_file: Path | None,
     html_file: Path | None,
+    recordings: Path | None,
     draw: Any,
 ) -> None:
     """Everything that the folder holds, whichever runs were asked for now. `about`: its prompts."""
@@ -180,6 +180,12 @@ def tell(
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
     console.print(shown(summary), highlight=False)
+    if recordings:
+        left_out = {each["run"] for each in summary["left_out"]}
+        base = [run for run in found if run["run"]["policy"] == BASE]
+        write_recordings(
+            recordings, (run for run in base if Run.of_json(run["run"]).name not in left_out), settings.draft_len
+        )
     if not (json_file or html_file):
         return
     summary |= {
@@ -204,14 +210,6 @@ def tell(
         json_file.write_text(json.dumps(summary, indent=1) + "\n")
     if html_file and draw:
         html_file.write_text(draw(summary), encoding="utf-8")
-
-
-def _record(recordings: Path, folder: Folder, draft_len: int, *, tolerant: bool) -> None:
-    """Of the base's runs that count: what a request came to is the same under every policy."""
-    from laps_sd.compare.summary import faults_of  # it loads numpy
-
-    runs = (run for run in runs_of(folder.path) if run["run"]["policy"] == BASE)
-    write_recordings(recordings, (run for run in runs if not faults_of(run, faulty=tolerant)), draft_len)
 
 
 def _without_place(word: str) -> str:

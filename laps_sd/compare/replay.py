@@ -12,7 +12,7 @@ from scheduler_service.sim.oracle import simulated_policy
 from scheduler_service.sim.recording import fitted
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import UNBOUNDED, Fleet
+from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job, expectation, write_workload
 
 ORACLE = "oracle"
@@ -50,7 +50,7 @@ def predicted_mean_ms(run: Mapping[str, Any], policy: str, draft_len: int, costs
     return mean_ms(jobs_of(run, draft_len), policy, fleet)
 
 
-def fleet_of(slots: int, costs: StepCosts, draft_len: int, kv_tokens: int = UNBOUNDED) -> Fleet:
+def fleet_of(slots: int, costs: StepCosts, draft_len: int, kv_tokens: int) -> Fleet:
     """The one worker that a comparison runs."""
     return Fleet(
         slots=slots,

@@ -29,7 +29,8 @@ def summarise(found: Iterable[Found], draft_len: int, *, faulty: bool = False) -
     left_out = []
     every = {Run.of_json(each["run"]): each for each in found}
     for run, each in every.items():
-        faults = faults_of(each, faulty=faulty)
+        whole = all(row["steady_s"] and not row["error"] for row in each["requests"])
+        faults = [] if faulty and whole else each["faults"]
         capacity = every.get(run.capacity)
         if run != run.capacity and (not capacity or capacity["results"]["request_throughput"] != each["capacity"]):
             faults = [*faults, "the capacity was measured anew since"]
@@ -39,13 +40,6 @@ def summarise(found: Iterable[Found], draft_len: int, *, faulty: bool = False) -
             cells[run.cell][run.policy][run.repetition] = each
     ordered = sorted(cells, key=lambda cell: (cell.slots, cell.load == BURST, cell.load))
     return {"cells": [_cell(cell, cells[cell], draft_len) for cell in ordered], "left_out": left_out}
-
-
-def faults_of(run: Found, *, faulty: bool) -> list[str]:
-    """Why it does not count. If `faulty`, only one that is not whole does not."""
-    whole = all(row["steady_s"] and not row["error"] for row in run["requests"])
-    faults: list[str] = [] if faulty and whole else run["faults"]
-    return faults
 
 
 def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str, Any]:

@@ -73,3 +73,13 @@ def test_one_cell_has_results_of_the_policies_by_name(tmp_path: Path, monkeypatc
     assert written["policies"]["las"]["mean_e2el_ms"] == 1500
     assert written["command"] == "laps-sd compare --json out.json"
     assert written["prompts"] == {"files": [], "kinds": {"chat": 700, "code": 700, "reasoning": 700}}
+
+
+def test_only_what_counts_of_fcfs_is_recorded(tmp_path: Path) -> None:
+    compare(tmp_path)
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    folder = Folder(tmp_path / "out", SETTINGS.__class__(**settings))
+    for repetition, policy, faults in ((1, BASE, ()), (1, "las", ()), (2, BASE, ("a standstill",))):
+        folder.add(run := Run(Cell(2, BURST), policy, repetition), found(run, [1.0, 2.0], faults=faults))
+    compare(tmp_path, "--recordings", str(tmp_path / "recordings"))
+    assert [file.name for file in (tmp_path / "recordings").iterdir()] == ["slots2-burst-repetition1-fcfs.jsonl.gz"]
