@@ -14,6 +14,18 @@ def test_warm_up_is_left_out_of_the_figures() -> None:
     assert results["output_throughput"] == pytest.approx(8 / 11)
 
 
+def test_a_warm_up_that_was_late_or_crowded_tells_nothing_of_the_rest() -> None:
+    late = [Record(n, 0.0, 5.0, sent_s=5.0, end_s=6.0, measured=False) for n in range(3)]
+    results = summarise([*late, Record(9, 9.0, 9.0, sent_s=9.0, end_s=10.0)], {}, ours=False)
+    assert (results["p99_send_lateness_ms"], results["max_concurrent_requests"], results["kept_up"]) == (0, 1, True)
+
+
+def test_a_refused_request_waited_for_no_turn() -> None:
+    refused = Record(0, 0.0, 7.0, sent_s=7.0, end_s=7.0, error="RESOURCE_EXHAUSTED: full")
+    answered = Record(1, 0.0, 1.0, sent_s=1.0, end_s=2.0)
+    assert summarise([refused, answered], {}, ours=False)["mean_client_queue_ms"] == 1000
+
+
 def test_goodput_counts_who_meets_every_slo() -> None:
     quick, slow_start, slow_end = [(0.1, 1), (0.2, 1)], [(0.3, 1), (0.1, 1)], [(0.1, 1), (0.9, 1)]
     records = records_of(planned(0, 0, 0), Scripted(quick, slow_start, slow_end))
