@@ -155,6 +155,7 @@ async def started(options: Options, live: int) -> AsyncIterator[Processes]:
     with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder, own_redis(options, Path(folder)) as (url, redis):
         command = scheduler_command(options, port, url)
         bounds = ["--max-live", str(2 * live), "--max-live-tokens", str(10**12)]
+        bounds += ["--step-timeout-s", "3600"]  # its workers stand still while the queue fills and have not failed
         command = replace(command, arguments=[*command.arguments, *bounds])
         async with asyncio.TaskGroup() as tasks:
             children = [Child(each, lambda _: None) for each in (*redis, command)]
