@@ -95,6 +95,10 @@ class Length:
     location: float
     spread: float
 
+    def at_least(self, spread: float) -> "Length":
+        """As if it were no surer than that."""
+        return self if self.spread >= spread else Length(self.location, spread)
+
     def left(self, emitted: int, most: int) -> float:
         """Expected tokens still to come of a request that did not end by `emitted`, and is cut off at `most`."""
         if emitted >= most:

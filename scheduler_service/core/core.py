@@ -5,7 +5,6 @@ deterministic: equal inputs give equal plans. Nothing here waits, reads a clock 
 """
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from scheduler_service.core.load import Load
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import Claim, Policy
 from scheduler_service.core.ranking import Key
+from scheduler_service.core.refit import Refit
 from scheduler_service.core.types import (
     Advanced,
     AlreadySubmitted,
@@ -51,8 +51,6 @@ from scheduler_service.core.types import (
 )
 from scheduler_service.core.views import EntryView
 
-REKEYED = 8  # requests per plan whose claims follow what was learned: a decision's time stays bounded
-
 
 class Core:
     """`draft_len`: tokens proposed per round; None: as many as pay. `prefill_chunk`: prompt tokens computed in one.
@@ -77,9 +75,7 @@ class Core:
         self.length = FleetLength()
         self.acceptance = FleetAcceptance.at(self.draft_len)
         self._overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
-        self._refit_at = 1  # finished requests
-        self._to_rekey = 0
-        self._carousel: deque[str] = deque()  # live requests that a refit changes, the one re-keyed longest ago first
+        self._refit = Refit()
         self.tenants = Tenants()
         self.isolation = Isolation(max_deaths)
         self.load = Load()
@@ -138,8 +134,14 @@ class Core:
         """All that a claim depends on."""
         entry.turn = self._classes.turn(entry.request.klass)
         entry.draft_len = self.draft_len
-        entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
+        self._foresee(entry)
         return entry
+
+    def _foresee(self, entry: Entry) -> None:
+        """Its length, by what is known now."""
+        known = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
+        entry.length = known.at_least(self.policy.surest)
+        entry.left_tokens = entry.length.left(entry.emitted, entry.request.max_tokens)
 
     def _adopt(self, entry: Entry) -> Entry:
         """It is live from now on: what it may come to is reserved until it ends."""
@@ -150,7 +152,7 @@ class Core:
         self._deadlines.add(entry)
         self.isolation.join(entry)
         if self.policy.learns and not entry.request.foreseen:
-            self._carousel.append(entry.request.id)
+            self._refit.join(entry.request.id)
         if self._overtaking:
             self._overtaking.arrived(entry.request, self.believed_rounds(entry), admission.busy_rounds(self))
         self._rank(entry)
@@ -272,6 +274,7 @@ class Core:
         del self.entries[entry.request.id]
         self.tenants.leave(entry.request)
         self.isolation.leave(entry)
+        self._refit.leave(entry.request.id)
         entry.turn.leave()
         self.load.release(entry.request)
         if self._overtaking:
@@ -281,21 +284,16 @@ class Core:
     def _learn(self, entry: Entry, *, cut: bool) -> None:
         self.length.observe(entry.emitted, entry.request.predicted_tokens, cut=cut)
         self.acceptance.observe(entry.acceptance)
-        if self.policy.learns and self.length.finished >= self._refit_at:
-            self._refit_at = self.length.finished + 1 + min(100, self.length.finished // 10)
-            self._to_rekey = len(self._carousel)
+        if self.policy.learns:
+            self._refit.learned(self.length, self.acceptance)
 
     # ---- order ----
 
     def _rekey(self) -> None:
-        """Let some claims follow the last refit. A refit never re-keys everybody at once."""
-        for _ in range(min(REKEYED, self._to_rekey)):
-            self._to_rekey -= 1
-            id = self._carousel.popleft()
-            if (entry := self.entries.get(id)) is not None:
-                self._carousel.append(id)
-                entry.length = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
-                self._rank(entry)
+        """Let some claims follow what was learned."""
+        for id in self._refit.due():
+            self._foresee(self.entries[id])
+            self._rank(self.entries[id])
 
     @property
     def cost(self) -> CostProfile:
@@ -312,6 +310,7 @@ class Core:
 
     def _rank(self, entry: Entry) -> None:
         """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
+        entry.left_tokens = entry.length.left(entry.emitted, entry.request.max_tokens)
         self.load.update(entry, self.believed_rounds(entry))
         key = self.key(entry)
         if key == entry.key:
@@ -382,7 +381,7 @@ class Core:
 
     def believed_rounds(self, entry: Entry) -> int:
         """That it still needs, by what is believed of its length given that it did not end yet."""
-        return math.ceil(entry.length.left(entry.emitted, entry.request.max_tokens) / self.tokens_per_round)
+        return math.ceil(entry.left_tokens / self.tokens_per_round)
 
     @property
     def tokens_per_round(self) -> float:

@@ -26,6 +26,7 @@ class Entry:
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_len: int = 0  # that it was last planned to use
     length: Length = SOME_LENGTH
+    left_tokens: float = 0.0  # of output, as believed
     perceptible: bool = False
     overdue: bool = False  # overtaken as often as the policy allows
     preemptions: int = 0

@@ -285,6 +285,10 @@ class View(Protocol):
         """What finished requests, or a predictor, taught of its output."""
 
     @property
+    def left_tokens(self) -> float:
+        """Of output, still to come by that belief."""
+
+    @property
     def attained_s(self) -> float:
         """Nominal seconds of service so far (never wall time)."""
 

@@ -38,6 +38,10 @@ class EntryView:
         return self._entry.length
 
     @property
+    def left_tokens(self) -> float:
+        return self._entry.left_tokens
+
+    @property
     def attained_s(self) -> float:
         return self._entry.rounds * self._core.round_s + self._entry.prefilled * self._core.cost.prefill_token_s
 

@@ -57,6 +57,10 @@ class Seen:
     prior_accepted: float = 2.0
     resume_s: float = 0.0
 
+    @property
+    def left_tokens(self) -> float:
+        return self.length.left(self.emitted, self.request.max_tokens)
+
     @classmethod
     def of(cls, view: View) -> "Seen":
         return cls(**{field.name: getattr(view, field.name) for field in fields(cls)})

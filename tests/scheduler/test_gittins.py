@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from scheduler_service.core.beliefs import Acceptance, Expected, FleetLength, Length, Trust
-from scheduler_service.core.core import REKEYED
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.policies.gittins import rank
+from scheduler_service.core.refit import AT_ONCE
 from scheduler_service.core.types import Submitted, View
 from tests.scheduler.builders import FakeWorker, core, request
 from tests.scheduler.test_policies import view
@@ -45,11 +45,13 @@ def test_a_bound_cuts_the_length_that_the_index_is_of(emitted: int, most: int) -
     assert key(replace(seen, prior_accepted=0.0)) == pytest.approx(expected, rel=0.06)
 
 
-def test_no_belief_is_surer_than_the_least_spread_bound_or_not() -> None:
+@pytest.mark.parametrize(("policy", "spread"), [("gittins", 0.2), ("gittins:least_spread=1.0", 1.0), ("fcfs", 0.05)])
+def test_no_belief_is_surer_than_the_policy_takes_for_true(policy: str, spread: float) -> None:
     """A hint that was sure and wrong must not put whoever outlives it before all others."""
-    outlived = {"emitted": 125, "request": request("a", max_tokens=4096)}
-    sure, least = (view(length=Length(math.log(100), spread), **outlived) for spread in (0.05, 0.2))
-    assert key(sure) == key(least)
+    name, *settings = policy.split(":")
+    one = core(name, *settings)
+    one.observe(Submitted(request("sure", expected=Expected(Length(4.0, 0.05), 0.6))), 0.0)
+    assert one.entries["sure"].length == Length(4.0, spread)
 
 
 def test_a_sure_length_ranks_by_what_remains() -> None:
@@ -149,7 +151,7 @@ def test_what_was_learned_reaches_those_who_wait_a_few_per_plan() -> None:
         counts.append(len(changed) - sum(counts))
         if len(changed) == len(worker.core.entries):
             break
-    assert max(counts) <= REKEYED
+    assert max(counts) <= AT_ONCE
     assert sum(counts) == len(worker.core.entries)
 
 

@@ -33,6 +33,11 @@ class Policy:
         """How many times the work ahead of a request may be served before it (`core.overtaking`); 0: no bound."""
         return 0
 
+    @property
+    def surest(self) -> float:
+        """The least spread of a belief about a length (`core.beliefs.Length`) that it takes for true."""
+        return 0.0
+
     def perceives(self, view: View) -> bool:
         """Whether the request becomes perceptible now; asked after each of its rounds until it says yes once."""
         return False

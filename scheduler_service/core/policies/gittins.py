@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from scheduler_service.core.beliefs import Length, upper
+from scheduler_service.core.beliefs import upper
 from scheduler_service.core.policies.base import Claim, Policy, check_overtaking
 from scheduler_service.core.types import View
 
@@ -45,12 +45,14 @@ class Gittins(Policy):
     def overtaking_bound(self) -> int:
         return self.overtaking
 
+    @property
+    def surest(self) -> float:
+        return self.least_spread
+
     def claim(self, view: View, round_s: float) -> Claim:
-        length = Length(view.length.location, max(self.least_spread, view.length.spread))
-        median = math.exp(length.location)
+        median = math.exp(view.length.location)
         # Of a length that is cut at a bound the index is that of the uncut one, or all that is left if that is less.
-        left = length.left(view.emitted, view.request.max_tokens)
-        tokens = min(median * rank(view.emitted / median, length.spread), left)
+        tokens = min(median * rank(view.emitted / median, view.length.spread), view.left_tokens)
         rounds = tokens / (view.acceptance.per_round(view.prior_accepted, self.acceptance_rounds) + 1)
         left_s = rounds * round_s + view.resume_s
         # All wait at the same pace: that it arrived early weighs as much, and need not be told anew every second.

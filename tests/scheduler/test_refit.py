@@ -1,0 +1,76 @@
+"""Which requests hear of what finished ones have taught, and when."""
+
+from scheduler_service.core.beliefs import Acceptance, FleetAcceptance, FleetLength
+from scheduler_service.core.refit import AT_ONCE, Refit
+
+
+def ended(refit: Refit, length: FleetLength, acceptance: FleetAcceptance, tokens: int, accepted: int = 2) -> None:
+    length.observe(tokens)
+    acceptance.observe(Acceptance(10, 40, 10 * accepted, 10))
+    refit.learned(length, acceptance)
+
+
+def told(refit: Refit) -> list[str]:
+    """Until nobody is due any more."""
+    return [id for ids in iter(refit.due, []) for id in ids]
+
+
+def taught(*ids: str) -> tuple[Refit, FleetLength, FleetAcceptance]:
+    """Thousands have finished with 100 tokens, and everybody knows."""
+    refit, length, acceptance = Refit(), FleetLength(), FleetAcceptance.at(4)
+    for id in ids:
+        refit.join(id)
+    for _ in range(5000):
+        ended(refit, length, acceptance, 100)
+        told(refit)
+    return refit, length, acceptance
+
+
+def test_a_lesson_is_told_to_a_few_at_a_time_and_once_to_each() -> None:
+    refit, ids = Refit(), [f"r{i}" for i in range(3 * AT_ONCE + 1)]
+    for id in ids:
+        refit.join(id)
+    assert refit.due() == []
+    ended(refit, FleetLength(), FleetAcceptance.at(4), 7)
+    assert refit.due() == ids[:AT_ONCE]
+    assert told(refit) == ids[AT_ONCE:]
+
+
+def test_who_was_told_longest_ago_is_told_first() -> None:
+    refit, length, acceptance = Refit(), FleetLength(), FleetAcceptance.at(4)
+    for id in (ids := [f"r{i}" for i in range(2 * AT_ONCE)]):
+        refit.join(id)
+    ended(refit, length, acceptance, 7)
+    refit.due()
+    ended(refit, length, acceptance, 7000)
+    assert told(refit) == [*ids[AT_ONCE:], *ids[:AT_ONCE]]
+
+
+def test_what_confirms_the_belief_is_told_to_nobody() -> None:
+    refit, length, acceptance = taught("a")
+    for _ in range(1000):
+        ended(refit, length, acceptance, 100)
+    assert refit.due() == []
+
+
+def test_lengths_that_change_are_told() -> None:
+    refit, length, acceptance = taught("a")
+    for _ in range(1000):
+        ended(refit, length, acceptance, 400)
+    assert refit.due() == ["a"]
+
+
+def test_acceptance_that_changes_is_told() -> None:
+    refit, length, acceptance = taught("a")
+    for _ in range(5000):
+        ended(refit, length, acceptance, 100, accepted=4)
+    assert refit.due() == ["a"]
+
+
+def test_who_has_left_is_not_told() -> None:
+    refit, length, acceptance = Refit(), FleetLength(), FleetAcceptance.at(4)
+    refit.join("gone")
+    refit.join("here")
+    ended(refit, length, acceptance, 7)
+    refit.leave("gone")
+    assert told(refit) == ["here"]
