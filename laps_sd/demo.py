@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from laps_sd import terminal
 from laps_sd.client import Client, Collector, Completion
 from laps_sd.stack import Options, Stack
 from laps_sd.up import Device, Dtype, run_stack
@@ -22,7 +23,6 @@ from protos.v1 import types_pb2
 
 ANSWER_TIMEOUT_S = 300.0
 REFRESH_S = 0.2
-PIPE_WIDTH = 120  # of the table where there is no terminal to ask
 
 # Short and long, chat and code and reasoning; some repeat themselves, which is where n-gram drafts are accepted.
 PROMPTS = (
@@ -64,9 +64,7 @@ def demo(
     dtype: Annotated[Dtype, typer.Option()] = Dtype.auto,
 ) -> None:
     """Bring up two workers of two slots, stream twelve prompts at once, show what happened, take all down again."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
+    console = terminal.console()
     started = time.monotonic()
     answers = [Answer(prompt, max_tokens) for prompt, max_tokens in PROMPTS]
     stats = types_pb2.ServerStats()

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from laps_sd import terminal
 from laps_sd.draft_len import parse_draft_len
 from scheduler_service.core.policies import POLICIES, Policy
 from scheduler_service.predictor import PredictorKind, make_predictor
@@ -186,4 +187,4 @@ def _print(results: dict[str, dict[str, float]]) -> None:
             f"{row['mean_ttft_ms'] / 1e3:.2f}",
             f"{row['preemptions_per_request']:.2f}",
         )
-    Console().print(table)
+    terminal.console().print(table)

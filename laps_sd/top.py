@@ -16,12 +16,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from laps_sd import terminal
 from laps_sd.client import Client
 from laps_sd.generate import ApiKey, Ca, Server
 from protos.errors import NotServing, RequestError
 from protos.v1 import types_pb2
 
-PIPE_WIDTH = 120  # characters, where there is no terminal to ask
 MOST_LISTED = 256  # requests that the server tells of
 MOST_TENANTS = 10  # shown
 BAR_WIDTH = 16
@@ -73,12 +73,9 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each frame.")] = False,
 ) -> None:
     """Watch a running service: its queues, requests, workers, rates. A key needs the right `admin`. Ctrl-C ends it."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
     try:
         client = Client(server, api_key=api_key, ca=ca)
-        asyncio.run(_watch(client, console, every_s, requests, once=once, as_json=as_json))
+        asyncio.run(_watch(client, terminal.console(), every_s, requests, once=once, as_json=as_json))
     except RequestError as error:
         typer.echo(f"laps-sd: {error.code.name}: {error.message}", err=True)
         raise typer.Exit(1) from error

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from laps_sd import terminal
 from laps_sd.compare import identity, live, prompts
 from laps_sd.compare.design import BASE, Cell, Drawn, Run, Settings, check_load, parts, runs
 from laps_sd.compare.folder import Folder, OtherSettings, runs_of
@@ -25,7 +25,6 @@ from worker_service.prompts import PromptError
 # Round bounds, as clients write them, small ones more often: DECISIONS.md, "A comparison bounds answers".
 MAX_TOKENS = "16,16,16,16,32,32,32,64,64,128,256,512"
 QUICK_REQUESTS, QUICK_TAUGHT = 36, 48
-PIPE_WIDTH = 140  # of tables where there is no terminal to ask
 
 
 def compare(
@@ -176,10 +175,7 @@ def tell(
         typer.echo("laps-sd: there is no run yet", err=True)
         return
     summary = summarise(found, settings.draft_len, faulty=tolerant)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
-    console.print(shown(summary), highlight=False)
+    terminal.console().print(shown(summary), highlight=False)
     if recordings:
         left_out = {each["run"] for each in summary["left_out"]}
         base = [run for run in found if run["run"]["policy"] == BASE]

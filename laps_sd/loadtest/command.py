@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from laps_sd import terminal
 from laps_sd.client import Client
 from laps_sd.generate import INTERRUPTED, ApiKey, Ca
 from laps_sd.generate import Server as ServerOption
@@ -144,7 +144,7 @@ def loadtest(
         raise typer.Exit(INTERRUPTED) from None
 
     results = summarise(records, slos, ours=openai is None) | {"clipped": cut, "warmup": warmup}
-    Console().print(table(results))
+    terminal.console().print(table(results))
     if timeline.missing:
         typer.echo(f"laps-sd: no figures of the server's own: {timeline.missing}", err=True)
     if json_file:

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import psutil
 import typer
-from rich.console import Console
 from rich.table import Table
 from tenacity import AsyncRetrying, stop_after_delay, wait_fixed
 
+from laps_sd import terminal
 from laps_sd.redis_server import NoServer
 from laps_sd.schedbench.peers import Gateway, Worker
 from laps_sd.stack import HOST, Options, claim_ports, own_redis, scheduler_command
@@ -155,7 +155,8 @@ async def started(options: Options, live: int) -> AsyncIterator[Processes]:
     with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder, own_redis(options, Path(folder)) as (url, redis):
         command = scheduler_command(options, port, url)
         bounds = ["--max-live", str(2 * live), "--max-live-tokens", str(10**12)]
-        bounds += ["--step-timeout-s", "3600"]  # its workers stand still while the queue fills and have not failed
+        # Workers stand still while the queue fills, and have not failed.
+        bounds += ["--step-timeout-s", "3600", "--worker-timeout-s", "3600"]
         command = replace(command, arguments=[*command.arguments, *bounds])
         async with asyncio.TaskGroup() as tasks:
             children = [Child(each, lambda _: None) for each in (*redis, command)]
@@ -218,7 +219,7 @@ def scheduler(
             first = first.exceptions[0]
         typer.echo(f"laps-sd: {first}", err=True)
         raise typer.Exit(1) from None
-    Console().print(table(cells))
+    terminal.console().print(table(cells))
     if json_file is not None:
         made = {"slots": slots, "seconds": seconds, "policy": policy, "python": platform.python_version()}
         json_file.write_text(json.dumps({**made, "cells": [asdict(one) for one in cells]}, indent=2) + "\n")
