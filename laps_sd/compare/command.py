@@ -176,14 +176,6 @@ def tell(
         return
     summary = summarise(found, settings.draft_len, faulty=tolerant)
     terminal.console().print(shown(summary), highlight=False)
-    if recordings:
-        left_out = {each["run"] for each in summary["left_out"]}
-        base = [run for run in found if run["run"]["policy"] == BASE]
-        write_recordings(
-            recordings, (run for run in base if Run.of_json(run["run"]).name not in left_out), settings.draft_len
-        )
-    if not (json_file or html_file):
-        return
     summary |= {
         "command": shlex.join(["laps-sd", *map(_without_place, sys.argv[1:])]),
         "prompts": about,
@@ -206,6 +198,12 @@ def tell(
         json_file.write_text(json.dumps(summary, indent=1) + "\n")
     if html_file and draw:
         html_file.write_text(draw(summary), encoding="utf-8")
+    if recordings:
+        left_out = {each["run"] for each in summary["left_out"]}
+        base = [run for run in found if run["run"]["policy"] == BASE]
+        write_recordings(
+            recordings, (run for run in base if Run.of_json(run["run"]).name not in left_out), settings.draft_len
+        )
 
 
 def _without_place(word: str) -> str:
