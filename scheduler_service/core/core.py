@@ -134,14 +134,14 @@ class Core:
         """All that a claim depends on."""
         entry.turn = self._classes.turn(entry.request.klass)
         entry.draft_len = self.draft_len
-        self._foresee(entry)
+        self._believe_length(entry)
         return entry
 
-    def _foresee(self, entry: Entry) -> None:
+    def _believe_length(self, entry: Entry) -> None:
         """Its length, by what is known now."""
         known = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
         entry.length = known.at_least(self.policy.surest)
-        entry.left_tokens = entry.length.left(entry.emitted, entry.request.max_tokens)
+        entry.foresee()
 
     def _adopt(self, entry: Entry) -> Entry:
         """It is live from now on: what it may come to is reserved until it ends."""
@@ -246,6 +246,7 @@ class Core:
         if entry.started is None:
             entry.started = began
         entry.emitted += row.new
+        entry.foresee()
         if row.new:
             self.isolation.served(entry)
         if row.finish:
@@ -292,7 +293,7 @@ class Core:
     def _rekey(self) -> None:
         """Let some claims follow what was learned."""
         for id in self._refit.due():
-            self._foresee(self.entries[id])
+            self._believe_length(self.entries[id])
             self._rank(self.entries[id])
 
     @property
@@ -310,7 +311,6 @@ class Core:
 
     def _rank(self, entry: Entry) -> None:
         """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
-        entry.left_tokens = entry.length.left(entry.emitted, entry.request.max_tokens)
         self.load.update(entry, self.believed_rounds(entry))
         key = self.key(entry)
         if key == entry.key:

@@ -26,7 +26,7 @@ class Entry:
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_len: int = 0  # that it was last planned to use
     length: Length = SOME_LENGTH
-    left_tokens: float = 0.0  # of output, as believed
+    left_tokens: float = 0.0  # of output, by that belief: `foresee`
     perceptible: bool = False
     overdue: bool = False  # overtaken as often as the policy allows
     preemptions: int = 0
@@ -55,6 +55,10 @@ class Entry:
     @property
     def tokens(self) -> int:
         return self.request.prompt_tokens + self.emitted
+
+    def foresee(self) -> None:
+        """What is left of it, now that its belief or its output has changed."""
+        self.left_tokens = self.length.left(self.emitted, self.request.max_tokens)
 
     def worth(self, price_s: float) -> bool:
         """Whether it was served long enough, since its KV came, to have been worth `price_s` of its batch."""

@@ -10,7 +10,7 @@ from itertools import islice
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 
 AT_ONCE = 8  # requests per plan
-MOVED = 0.05  # of ln(tokens): what is believed has to move so far to be worth the work
+MOVED = 0.05  # in logarithms of tokens: so far has any part of what is believed to move to be worth the work
 HINTS = (None, 64, 1024)  # tokens: where it is looked at
 
 
@@ -36,7 +36,8 @@ class Refit:
             return
         self._look_at = length.finished + 1 + min(100, length.finished // 10)
         beliefs = map(length.belief, HINTS)
-        known = [math.log(acceptance.per_round + 1), *(x for each in beliefs for x in (each.location, each.spread))]
+        known = [math.log(acceptance.per_round + 1), math.log(acceptance.drafts_per_round + 1)]
+        known += [part for each in beliefs for part in (each.location, each.spread)]
         if not self._known or max(abs(new - old) for new, old in zip(known, self._known, strict=True)) > MOVED:
             self._known = known
             self._left = len(self._ids)

@@ -48,7 +48,7 @@ class Request:
 
     @property
     def foreseen(self) -> bool:
-        """Whether a predictor has told all that is believed of it, so that nothing others teach changes that."""
+        """Whether a predictor has told both its length and its acceptance; of others only their drafts count then."""
         told = self.expected
         return self.predicted_tokens is None and told is not None and None not in (told.length, told.acceptance)
 

@@ -74,3 +74,12 @@ def test_who_has_left_is_not_told() -> None:
     ended(refit, length, acceptance, 7)
     refit.leave("gone")
     assert told(refit) == ["here"]
+
+
+def test_drafts_that_change_are_told_though_as_many_are_accepted() -> None:
+    refit, length, acceptance = taught("a")
+    for _ in range(5000):
+        length.observe(100)
+        acceptance.observe(Acceptance(10, 80, 20, 10))
+        refit.learned(length, acceptance)
+    assert refit.due() == ["a"]

@@ -35,7 +35,8 @@ class Policy:
 
     @property
     def surest(self) -> float:
-        """The least spread of a belief about a length (`core.beliefs.Length`) that it takes for true."""
+        """The least spread of a belief about a length (`core.beliefs.Length`) that is taken for true: in claims, and
+        in what admission counts on."""
         return 0.0
 
     def perceives(self, view: View) -> bool:
