@@ -72,6 +72,15 @@ def test_the_page_tells_the_pace_and_what_is_without_one(record: dict[str, objec
     assert "| 2 slots, load 0.85 | 0.500 (0.500 to 0.500) [1.000] |" in text
 
 
+def test_a_policy_that_ran_in_fewer_repetitions_says_so(record: dict[str, object], docs: Path) -> None:
+    record["cells"][0]["policies"]["gittins"]["repetitions"] = 3  # type: ignore[index]
+    (docs / "benchmarks" / "record.json").write_text(json.dumps(record))
+    page.main()
+    text = (docs / "benchmarks.md").read_text()
+    assert "in 1 repetition; others, and set against the same of fcfs: gittins 3." in text
+    assert "in 1 repetition." in text
+
+
 def test_the_html_stands_alone(record: dict[str, object]) -> None:
     text = page.html(record)
     assert text.count("<svg") == 3
