@@ -84,7 +84,11 @@ def compare(
     ] = False,
     recordings: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write the requests as they went under fcfs, for `laps-sd simulate`."),
+        typer.Option(
+            file_okay=False,
+            metavar="FOLDER",
+            help="Write the requests as they went under fcfs, for `laps-sd simulate`.",
+        ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,

@@ -33,6 +33,7 @@ def compare(folder: Path, *words: str) -> Result:
         (["--requests", "6000"], "only 700 prompts of kind"),
         (["--workload", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--drafter", "nowhere"], "no directory"),
+        (["--recordings", __file__], "is a file"),
     ],
 )
 def test_wrong_flags_are_refused_by_name(tmp_path: Path, words: list[str], says: str) -> None:
