@@ -15,11 +15,11 @@ from protos.settings import read
 from protos.tls import PeerNames
 from protos.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from scheduler_service.config import Settings
-from scheduler_service.gateways import GatewayLink
 from scheduler_service.leader import Leader
-from scheduler_service.standby import Outranked, turn
+from scheduler_service.links.gateways import GatewayLink
+from scheduler_service.links.workers import WorkerLink
+from scheduler_service.standby import HigherEpoch, wait_to_lead
 from scheduler_service.store import Fenced, Pulse, RedisStore, Store, StoreUnavailable
-from scheduler_service.workers import WorkerLink
 
 SERVICES = ("laps_sd.v1.WorkerLink", "laps_sd.v1.GatewayLink")
 TAKE_OVER_TIMEOUT_S = 30.0
@@ -29,7 +29,7 @@ STOP_GRACE_S = 1.0
 OBJECTS_PER_SEARCH = 50_000
 
 
-class Office:
+class LeaderSlot:
     """Who leads in this process, if anybody: one leader after the other, all behind the same port."""
 
     def __init__(self) -> None:
@@ -46,48 +46,48 @@ async def serve(settings: Settings) -> None:
     store = RedisStore(
         settings.redis_url, namespace=settings.namespace, keep_s=settings.keep_s, options=settings.redis_options()
     )
-    office = Office()
+    slot = LeaderSlot()
     server = make_server(settings)
-    worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(office), server.grpc)
-    gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(office), server.grpc)
+    worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(slot), server.grpc)
+    gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(slot), server.grpc)
     async with stop_signals() as stopping:
         port = await server.start(settings.host, settings.port)
         structlog.get_logger().info("listening", host=settings.host, port=port, standby=settings.standby)
         try:
-            await first_of(stopping.wait, lambda: hold(settings, store, server, office))
+            await first_of(stopping.wait, lambda: hold(settings, store, server, slot))
         finally:
-            await retire(server, office)
+            await retire(server, slot)
             await server.stop(STOP_GRACE_S)
             await store.close()
 
 
-async def hold(settings: Settings, store: Store, server: Server, office: Office) -> None:
+async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlot) -> None:
     """Lead, until cancelled; as a standby wait for it first, and again whenever another has taken over."""
     seen, least_epoch = None, 0
     while True:
         if settings.standby:
-            seen = await turn(store, settings.lease_s)
+            seen = await wait_to_lead(store, settings.lease_s)
         leader = Leader(settings, store)
         try:
             await take_over(leader, seen, least_epoch)
-            office.leader = leader
+            slot.leader = leader
             await server.set_ready(True)
             await leader.run()
         except Fenced as fenced:
             if not settings.standby:
                 raise
             structlog.get_logger().warning("stepped_down", reason=str(fenced))
-            await retire(server, office)
-        except Outranked as outranked:
-            structlog.get_logger().warning("outranked", epoch=leader.epoch, by=outranked.epoch)
-            await retire(server, office)
+            await retire(server, slot)
+        except HigherEpoch as higher:
+            structlog.get_logger().warning("higher_epoch_obeyed", epoch=leader.epoch, by=higher.epoch)
+            await retire(server, slot)
             # Above it, unless it leads: then the pulse is not the one that we have just left.
-            seen, least_epoch = Pulse(leader.epoch, None), outranked.epoch + 1
+            seen, least_epoch = Pulse(leader.epoch, None), higher.epoch + 1
 
 
-async def retire(server: Server, office: Office) -> None:
+async def retire(server: Server, slot: LeaderSlot) -> None:
     """Whoever leads here leads no more."""
-    leader, office.leader = office.leader, None
+    leader, slot.leader = slot.leader, None
     await server.set_ready(False)
     if leader is not None:
         await leader.close()

@@ -64,9 +64,11 @@ class EventLog:
         self._write(worker=worker, plan=_PLAN.dump_python(plan, mode="json"))
 
     def _write(self, **line: object) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        if not self._file.closed:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
+        """What a stream still does while it ends is not written."""
         self._file.close()
 
 

@@ -1,9 +1,8 @@
 """What others may ask of the scheduler: the state of a request, and figures of the service. It changes nothing."""
 
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from heapq import nlargest
-from typing import TYPE_CHECKING
 
 from protos.errors import UnknownRequest
 from protos.v1 import gateway_link_pb2 as gateway_pb
@@ -13,90 +12,64 @@ from scheduler_service.core import admission, outlook
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import policy_name
-from scheduler_service.core.types import Effect, Finish, StepDone
+from scheduler_service.leader import Leader
 from scheduler_service.predictor.port import Status
+from scheduler_service.session import WorkerSession
 
-MOST_LISTED = 256  # live requests and tenants in Stats: what it costs stays bounded
-MOST_TENANTS = 1024  # whose refusals are counted
-
-if TYPE_CHECKING:
-    from scheduler_service.leader import Leader
-    from scheduler_service.workers import WorkerSession
+MOST_LISTED = 256  # live requests and tenants in Stats, so that the cost of an answer stays bounded
 
 
-class Insight:
-    """Counters of one scheduler process, and the delays of its last commands."""
+def stats(leader: Leader, requests: int = 0) -> types_pb.ServerStats:
+    """Figures of the service, and up to `requests` live requests, at most MOST_LISTED, the best claims first."""
+    entries = leader.core.entries.values()
+    states = Counter(entry.state for entry in entries)
+    levels = Counter(entry.claim.level for entry in entries)
+    delays = sorted(leader.counters.command_delays_s)
+    counts, model = leader.counters, leader.workers.model
+    return types_pb.ServerStats(
+        policy=policy_name(leader.core.policy),
+        model=model.name if model else "",
+        waiting=states[State.WAITING],
+        running=states[State.RUNNING],
+        paused=states[State.PAUSED],
+        queue_lengths=[levels[level] for level in range(1, leader.core.policy.levels + 1)],
+        workers=[_worker_status(leader, session) for session in leader.sessions.values()],
+        submitted=counts.submitted,
+        finished=counts.ended[State.FINISHED],
+        cancelled=counts.ended[State.CANCELLED],
+        preemptions=counts.preemptions,
+        output_tokens=counts.tokens,
+        num_drafts=counts.drafts,
+        num_draft_tokens=counts.drafted,
+        num_accepted_tokens=counts.accepted,
+        report_to_command_p50_ms=_percentile_ms(delays, 0.50),
+        report_to_command_p99_ms=_percentile_ms(delays, 0.99),
+        epoch=leader.epoch,
+        predictor=_predictor_status(leader.learning.status),
+        now=leader.clock(),
+        context_tokens=model.context_tokens if model else 0,
+        requests=_live(leader, outlook.best(leader.core, min(requests, MOST_LISTED))),
+        classes=_classes(leader.core),
+        tenants=_tenants(leader),
+        refused=counts.refused,
+        expired=counts.ended[State.EXPIRED],
+        backlog_bound_s=admission.backlog_bound_s(leader.core),
+    )
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.command_delays_s: deque[float] = deque(maxlen=1024)
-        self.refusals: Counter[str] = Counter()  # for want of room or time, by tenant
 
-    def refused(self, tenant: str) -> None:
-        self.counts["refused"] += 1
-        if tenant in self.refusals or len(self.refusals) < MOST_TENANTS:
-            self.refusals[tenant] += 1
-
-    def step_done(self, step: StepDone, effects: Iterable[Effect]) -> None:
-        counted = {effect.record.request.id for effect in effects if getattr(effect, "start", None) is not None}
-        self.counts["preemptions"] += sum(1 for effect in effects if effect.record.state is State.PAUSED)
-        for row in step.rounds:
-            if row.id in counted and row.finish is not Finish.ERROR:
-                self.counts["tokens"] += row.new
-                self.counts["drafts"] += row.drafted > 0
-                self.counts["drafted"] += row.drafted
-                self.counts["accepted"] += row.accepted
-
-    def stats(self, leader: "Leader", requests: int = 0) -> types_pb.ServerStats:
-        """With up to `requests` live requests, at most MOST_LISTED."""
-        entries = leader.core.entries.values()
-        states = Counter(entry.state for entry in entries)
-        levels = Counter(entry.claim.level for entry in entries)
-        delays = sorted(self.command_delays_s)
-        counts = self.counts
-        return types_pb.ServerStats(
-            policy=policy_name(leader.core.policy),
-            model=leader.model.name if leader.model else "",
-            waiting=states[State.WAITING],
-            running=states[State.RUNNING],
-            paused=states[State.PAUSED],
-            queue_lengths=[levels[level] for level in range(1, leader.core.policy.levels + 1)],
-            workers=[_worker_status(leader, session) for session in leader.sessions.values()],
-            submitted=counts["submitted"],
-            finished=counts["finished"],
-            cancelled=counts["cancelled"],
-            preemptions=counts["preemptions"],
-            output_tokens=counts["tokens"],
-            num_drafts=counts["drafts"],
-            num_draft_tokens=counts["drafted"],
-            num_accepted_tokens=counts["accepted"],
-            report_to_command_p50_ms=_percentile_ms(delays, 0.50),
-            report_to_command_p99_ms=_percentile_ms(delays, 0.99),
-            epoch=leader.epoch,
-            predictor=_predictor_status(leader.learning.status),
-            now=leader.clock(),
-            context_tokens=leader.model.context_tokens if leader.model else 0,
-            requests=_live(leader, outlook.best(leader.core, min(requests, MOST_LISTED))),
-            classes=_classes(leader.core),
-            tenants=self._tenants(leader.core),
-            refused=counts["refused"],
-            expired=counts["expired"],
-            backlog_bound_s=admission.backlog_bound_s(leader.core),
-        )
-
-    def _tenants(self, core: Core) -> list[types_pb.TenantStatus]:
-        tenants: dict[str, types_pb.TenantStatus] = {}
-        for entry in core.entries.values():
-            name = entry.request.tenant
-            status = tenants.get(name) or tenants.setdefault(name, types_pb.TenantStatus(tenant=name))
-            status.tokens += entry.request.most_tokens
-            if entry.state is State.WAITING:
-                status.waiting += 1
-            else:
-                status.running += 1
-        for name, refused in self.refusals.items():
-            tenants.setdefault(name, types_pb.TenantStatus(tenant=name)).refused = refused
-        return nlargest(MOST_LISTED, tenants.values(), key=lambda one: (one.waiting + one.running, one.refused))
+def _tenants(leader: Leader) -> list[types_pb.TenantStatus]:
+    tenants: dict[str, types_pb.TenantStatus] = {}
+    for entry in leader.core.entries.values():
+        name = entry.request.tenant
+        status = tenants.get(name) or tenants.setdefault(name, types_pb.TenantStatus(tenant=name))
+        status.tokens += entry.request.most_tokens
+        if entry.state is State.WAITING:
+            status.waiting += 1
+        else:
+            status.running += 1
+    for name, refused in leader.counters.refused_by_tenant.items():
+        tenants.setdefault(name, types_pb.TenantStatus(tenant=name)).refused = refused
+    return nlargest(MOST_LISTED, tenants.values(), key=lambda one: (one.waiting + one.running, one.refused))
 
 
 def _classes(core: Core) -> list[types_pb.ClassStatus]:
@@ -112,7 +85,7 @@ def _classes(core: Core) -> list[types_pb.ClassStatus]:
     ]
 
 
-async def request_status(leader: "Leader", id: str) -> types_pb.RequestStatus:
+async def request_status(leader: Leader, id: str) -> types_pb.RequestStatus:
     """Why am I waiting? Raises UnknownRequest, StoreUnavailable."""
     now = leader.clock()
     if id in leader.core.entries:
@@ -125,7 +98,7 @@ async def request_status(leader: "Leader", id: str) -> types_pb.RequestStatus:
     return status
 
 
-def _live(leader: "Leader", ids: Sequence[str]) -> list[types_pb.RequestStatus]:
+def _live(leader: Leader, ids: Sequence[str]) -> list[types_pb.RequestStatus]:
     now, core = leader.clock(), leader.core
     statuses = []
     for id, wait_s in zip(ids, outlook.waits_s(core, ids), strict=True):
@@ -141,7 +114,7 @@ def _live(leader: "Leader", ids: Sequence[str]) -> list[types_pb.RequestStatus]:
     return statuses
 
 
-def _worker_status(leader: "Leader", session: "WorkerSession") -> types_pb.WorkerStatus:
+def _worker_status(leader: Leader, session: WorkerSession) -> types_pb.WorkerStatus:
     worker = leader.core.workers[session.worker]
     return types_pb.WorkerStatus(
         worker_id=session.worker,

@@ -11,7 +11,7 @@ from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownReq
 from protos.idempotence import content
 from protos.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.types import Record
-from scheduler_service.gateways import GatewayOutbox
+from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.store import Store, Stored, StoreUnavailable, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode
 
@@ -42,11 +42,11 @@ class Tracked:
 
 
 class Ledger:
-    """`forget` is told of requests that turn out not to be ours to run."""
+    """`drop` is told of requests that turn out not to be ours to run."""
 
-    def __init__(self, store: Store, clock: Callable[[], float], forget: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], drop: Callable[[str], None]) -> None:
         self.live: dict[str, Tracked] = {}
-        self._store, self._clock, self._forget = store, clock, forget
+        self._store, self._clock, self._drop_from_core = store, clock, drop
         # Follows of requests that are still to be read: offset, who asks, tokens at most.
         self._early: dict[str, list[tuple[int, GatewayOutbox, int]]] = {}
         self._ended: deque[tuple[float, Write]] = deque(maxlen=MAX_ENDED)
@@ -182,7 +182,7 @@ class Ledger:
 
     def _drop(self, id: str) -> None:
         del self.live[id]
-        self._forget(id)
+        self._drop_from_core(id)
 
 
 def _unknown(id: str) -> UnknownRequest:

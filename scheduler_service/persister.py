@@ -1,66 +1,75 @@
-"""Writes to the store in the background and in order, then says what became durable; gives it again what it lost."""
+"""Writes to the store in the background and in order, says what became durable, and repeats what the store lost."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import structlog
 
-from scheduler_service.ledger import Ledger
 from scheduler_service.store import LostWrites, Store, StoreUnavailable, Verdict, Write
 
 Batch = Sequence[Write]
-MAX_WRITES_PER_COMMIT = 256  # both scheduler and Redis do nothing else meanwhile
-BEAT_S = 0.25  # with nothing to write an empty commit is made, which shows that we live and whether anything is lost
-RETRY_S, MAX_RETRY_S = 0.05, 0.25  # between attempts, of which each waits twice as long as the one before
+MAX_WRITES_PER_COMMIT = 256  # the scheduler and Redis do nothing else while they handle one commit
+BEAT_S = 0.25  # an empty commit after so long without one shows that the leader lives, and whether the store lost any
+RETRY_S, MAX_RETRY_S = 0.05, 0.25  # pauses between attempts: each is twice as long as the one before
+
+
+class Durable(Protocol):
+    """Keeps account of what the store has acknowledged."""
+
+    async def durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
+        """These writes were committed, in this order."""
+
+    def everything(self) -> list[Write]:
+        """All that the store has acknowledged and may have lost, each request whole."""
 
 
 class Persister:
-    """One batch per report. `ledger` is told of every write, in order, after the commit that holds it; `rewritten` is
-    called when a store that had lost something holds everything again."""
+    """`max_pending`: reports of one worker that may wait for the store until its planning has to wait, too.
+    `rewritten` is called when a store that had lost something holds everything again."""
 
-    def __init__(
-        self, store: Store, epoch: int, max_pending: int, ledger: Ledger, rewritten: Callable[[], None]
-    ) -> None:
-        self._store, self._epoch, self._max_pending = store, epoch, max_pending
+    def __init__(self, store: Store, max_pending: int, ledger: Durable, rewritten: Callable[[], None]) -> None:
+        self._store, self._max_pending = store, max_pending
         self._ledger, self._rewritten = ledger, rewritten
-        self._commits = 0  # acknowledged
-        self._lost = False  # the store had lost something; the answer that says it holds it again may get lost, too
+        self._epoch = 0
+        self._commits = 0  # acknowledged by the store
+        self._lost = False  # the store had lost something, and has not said yet that it holds everything again
         self._parts = -1  # the number of the last part of a rewriting
-        self._pending: deque[tuple[Batch, bool]] = deque()
-        self._planned = 0
+        self._pending: deque[tuple[Batch, str | None]] = deque()
+        self._reports: Counter[str] = Counter()  # pending batches that are reports, by worker
         self._work = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-
-    @property
-    def full(self) -> bool:
-        """Planning has to wait: as many reports are on their way as the settings allow."""
-        return not self._room.is_set()
-
-    async def room(self) -> None:
-        await self._room.wait()
+        self._progress = asyncio.Event()  # replaced after each commit
 
     @property
     def behind(self) -> int:
-        """How many batches are on their way."""
+        """How many batches wait for the store."""
         return len(self._pending)
 
-    def put(self, batch: Batch, *, planned: bool = False) -> None:
-        """Never waits. `planned`: a report's, which counts against `max_pending`.
+    def full(self, worker: str) -> bool:
+        """Planning for this worker has to wait: `max_pending` of its reports are on their way to the store."""
+        return self._reports[worker] >= self._max_pending
 
-        Bounded by its callers: a worker reports at most `max_lag` rounds without a new plan, and each live request is
-        submitted and ended once.
+    async def room(self, worker: str) -> None:
+        """Returns when planning for this worker may go on."""
+        while self.full(worker):
+            await self._progress.wait()
+
+    def put(self, batch: Batch, worker: str | None = None) -> None:
+        """Never waits. `worker`: whose report it is, if it is one.
+
+        The callers bound how much waits: a worker reports at most `max_lag` rounds without a new plan, and each live
+        request is submitted and ended once.
         """
-        self._pending.append((batch, planned))
-        self._planned += planned
+        self._pending.append((batch, worker))
+        if worker is not None:
+            self._reports[worker] += 1
         self._work.set()
-        if self._planned >= self._max_pending:
-            self._room.clear()
 
-    async def run(self) -> None:
-        """Until cancelled. Raises Fenced when another leader took over."""
+    async def run(self, epoch: int) -> None:
+        """Commit as the leader of this epoch, until cancelled. Raises Fenced when another leader took over."""
+        self._epoch, self._commits, self._lost, self._parts = epoch, 0, False, -1
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
@@ -68,11 +77,9 @@ class Persister:
             await self._commit_some()
             if not self._pending:
                 self._work.clear()
-            if self._planned < self._max_pending:
-                self._room.set()
 
     async def _commit_some(self) -> None:
-        """As many batches as fit into one commit: under load each costs less, and none waits for company."""
+        """As many batches as fit into one commit: under load each costs less, and none waits for more to come."""
         writes: list[Write] = []
         taken = 0
         for batch, _ in self._pending:
@@ -83,11 +90,16 @@ class Persister:
         verdicts = await self._commit(writes)
         await self._ledger.durable(list(zip(writes, verdicts, strict=True)))
         for _ in range(taken):
-            _, planned = self._pending.popleft()
-            self._planned -= planned
+            _, worker = self._pending.popleft()
+            if worker is not None:
+                self._reports[worker] -= 1
+                if not self._reports[worker]:
+                    del self._reports[worker]
+        self._progress.set()
+        self._progress = asyncio.Event()
 
     async def _commit(self, writes: list[Write]) -> list[Verdict]:
-        wait_s = RETRY_S  # not tenacity, which leaves reference cycles behind each commit
+        wait_s = RETRY_S  # not tenacity: it leaves reference cycles behind after each commit
         while True:
             try:
                 return await self._commit_once(writes)
@@ -110,7 +122,7 @@ class Persister:
         return verdicts
 
     async def _rewrite(self, lost: str) -> None:
-        """It was restarted, or somebody deleted keys. Nothing of this leader's is lost as long as it lives."""
+        """The store was restarted, or somebody deleted keys. As long as this leader lives it writes all of it again."""
         whole = self._ledger.everything()
         structlog.get_logger().error("store_lost_writes", what=lost, rewriting=len(whole))
         follows = self._commits

@@ -1,14 +1,14 @@
-"""How a scheduler waits for its turn to lead: it watches the leader's commits. It writes nothing, talks to nobody."""
+"""How a scheduler waits until it may lead: it watches the leader's commits. It writes nothing and talks to nobody."""
 
 import asyncio
 
 from scheduler_service.store import Pulse, Store, StoreUnavailable
 
 POLLS = 10  # in the time that a leader may be silent
-MAX_POLL_S = 0.25  # for one that steps down
+MAX_POLL_S = 0.25  # so that a leader that steps down is replaced soon
 
 
-class Outranked(Exception):
+class HigherEpoch(Exception):
     """A worker has obeyed a leader of a higher `epoch`. Either that one leads, or the store has lost its epoch."""
 
     def __init__(self, epoch: int) -> None:
@@ -16,13 +16,13 @@ class Outranked(Exception):
         self.epoch = epoch
 
 
-async def turn(store: Store, lease_s: float) -> Pulse:
-    """Returns once nobody leads: whoever did has stepped down, or committed nothing for `lease_s`. What was last seen
-    goes to Store.lead, which finds out whether it changed since.
+async def wait_to_lead(store: Store, lease_s: float) -> Pulse:
+    """Returns once nobody leads: the leader has stepped down, or committed nothing for `lease_s`. The pulse that was
+    seen last goes to Store.lead, which finds out whether it changed since.
 
-    A poll that the store does not answer begins the wait anew: a store that comes back gives the leader, who may have
-    to rewrite all of it, as long to be heard of as anybody else. Time is counted in polls of our own: a standby, or a
-    whole machine, that stood still for a while has seen nothing of it.
+    When the store does not answer a poll the wait begins anew: after an outage the leader may have to rewrite
+    everything, and gets `lease_s` to be heard of. Time is counted in polls of our own: a standby that stood still for a
+    while, alone or with its whole machine, has not seen the leader be silent.
     """
     pause_s = min(lease_s / POLLS, MAX_POLL_S)
     seen, silent_s = None, 0.0

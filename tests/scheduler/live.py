@@ -13,10 +13,10 @@ from protos.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.config import Settings
-from scheduler_service.gateways import GatewayLink
 from scheduler_service.leader import Leader
+from scheduler_service.links.gateways import GatewayLink
+from scheduler_service.links.workers import WorkerLink
 from scheduler_service.store import RedisStore, Store, StoreUnavailable, Verdict, Write
-from scheduler_service.workers import WorkerLink
 
 WAIT_S = 10.0
 MODEL = gateway_pb.ModelInfo(name="scripted", fingerprint="f", context_tokens=256, vocab_size=100)

@@ -8,44 +8,44 @@ import grpc
 import pytest
 
 from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
-from scheduler_service.__main__ import Office, hold, make_server
+from scheduler_service.__main__ import LeaderSlot, hold, make_server
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
+from scheduler_service.links.workers import WorkerLink
 from scheduler_service.store import Fenced, MemoryStore, Pulse
-from scheduler_service.workers import WorkerLink
 from tests.scheduler.live import WAIT_S, ScriptedWorker
 from tests.waiting import until
 
 MINUTE_MS, DAY_MS = 60_000, 24 * 3600 * 1000
 
 
-async def led(office: Office, *before: Leader | None) -> Leader:
+async def led(slot: LeaderSlot, *before: Leader | None) -> Leader:
     """By whom, once it is somebody else than before."""
 
     async def changed() -> bool:
-        return office.leader not in (None, *before)
+        return slot.leader not in (None, *before)
 
     await until(changed)
-    assert office.leader is not None
-    return office.leader
+    assert slot.leader is not None
+    return slot.leader
 
 
 @asynccontextmanager
-async def held(store: MemoryStore, *, standby: bool) -> AsyncIterator[tuple[Office, str, asyncio.Task[None]]]:
+async def held(store: MemoryStore, *, standby: bool) -> AsyncIterator[tuple[LeaderSlot, str, asyncio.Task[None]]]:
     """A scheduler, once it leads."""
     settings = Settings(_cli_parse_args=False, standby=standby, lease_s=0.5)  # type: ignore[call-arg]
-    office, server = Office(), make_server(settings)
-    add_WorkerLinkServicer_to_server(WorkerLink(office), server.grpc)
+    slot, server = LeaderSlot(), make_server(settings)
+    add_WorkerLinkServicer_to_server(WorkerLink(slot), server.grpc)
     port = await server.start("127.0.0.1", 0)
-    holding = asyncio.create_task(hold(settings, store, server, office))
+    holding = asyncio.create_task(hold(settings, store, server, slot))
     try:
-        await led(office)
-        yield office, f"127.0.0.1:{port}", holding
+        await led(slot)
+        yield slot, f"127.0.0.1:{port}", holding
     finally:
         holding.cancel()
         await asyncio.wait([holding], timeout=WAIT_S)
-        if office.leader is not None:
-            await office.leader.close()
+        if slot.leader is not None:
+            await slot.leader.close()
         await server.stop(0)
 
 
@@ -63,11 +63,11 @@ async def answer(target: str, max_epoch: int) -> grpc.StatusCode | int:
 @pytest.mark.parametrize("standby", [False, True])
 async def test_a_store_that_has_lost_its_epoch_gets_one_above_what_workers_obeyed(standby: bool) -> None:
     """Empty Redis, and a leader whose clock is behind that of the one before it. (Simulated faults, seed 400802.)"""
-    async with held(MemoryStore(), standby=standby) as (office, target, _):
-        leader = await led(office)
+    async with held(MemoryStore(), standby=standby) as (slot, target, _):
+        leader = await led(slot)
         obeyed = leader.epoch + MINUTE_MS
         assert await answer(target, obeyed) is grpc.StatusCode.UNAVAILABLE
-        leader = await led(office, leader)
+        leader = await led(slot, leader)
         assert leader.epoch > obeyed
         assert await answer(target, obeyed) == leader.epoch
 
@@ -83,7 +83,7 @@ async def test_whom_a_worker_has_obeyed_and_who_leads_is_not_driven_out() -> Non
 
 
 async def test_an_epoch_that_no_clock_can_have_given_is_bad_input() -> None:
-    async with held(MemoryStore(), standby=False) as (office, target, _):
-        leader = await led(office)
+    async with held(MemoryStore(), standby=False) as (slot, target, _):
+        leader = await led(slot)
         assert await answer(target, leader.epoch + 2 * DAY_MS) is grpc.StatusCode.INVALID_ARGUMENT
         assert await answer(target, leader.epoch) == leader.epoch

@@ -17,10 +17,10 @@ import structlog
 
 from gateway.link import Link
 from scheduler_service.core.types import Cancelled
-from scheduler_service.leader import Leader
 from scheduler_service.ledger import Ledger
 from scheduler_service.persister import Persister
-from scheduler_service.recall import Recall
+from scheduler_service.recovery import Recovery
+from scheduler_service.requests import Requests
 from scheduler_service.store import MemoryStore, Verdict, memory
 from tests.scheduler.faults.ends import current
 from tests.scheduler.faults.loop import Process, VirtualLoop
@@ -124,21 +124,21 @@ def an_end_is_no_end() -> AbstractContextManager[Any]:
 
 
 def nothing_is_read_back() -> AbstractContextManager[Any]:
-    async def begin(self: Recall) -> None:
+    async def begin(self: Recovery) -> None:
         return
 
-    return mock.patch.object(Recall, "begin", begin)
+    return mock.patch.object(Recovery, "begin", begin)
 
 
 def a_lost_gateway_cancels() -> AbstractContextManager[Any]:
-    unlink = Leader.unlink
+    unlink = Requests.unlink
 
-    def and_cancel(self: Leader, outbox: Any) -> None:
+    def and_cancel(self: Requests, outbox: Any) -> None:
         for id in sorted(outbox.follows):
-            self._apply(self._observe(Cancelled(id)), {})
+            self._durable.apply(Cancelled(id))
         unlink(self, outbox)
 
-    return mock.patch.object(Leader, "unlink", and_cancel)
+    return mock.patch.object(Requests, "unlink", and_cancel)
 
 
 def submitted_only_once() -> AbstractContextManager[Any]:

@@ -4,8 +4,8 @@ import asyncio
 
 from protos.v1 import types_pb2
 from protos.v1 import worker_link_pb2 as pb
+from scheduler_service.session import WorkerSession
 from scheduler_service.store import MemoryStore
-from scheduler_service.workers import WorkerSession
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 
 LAG = 3

@@ -57,7 +57,7 @@ async def test_planning_stops_at_the_bound_while_redis_is_down(live: Live, store
         await worker.report(worker.row("a", start, 7))
 
     async def full() -> bool:
-        return leader.persister.full
+        return leader.persister.full(worker.name)
 
     await until(full)  # commands for several reports may come as one: their number says nothing
     with pytest.raises(TimeoutError):

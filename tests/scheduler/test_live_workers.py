@@ -12,7 +12,7 @@ from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
 from scheduler_service.event_log import replay
-from scheduler_service.gateways import GatewayOutbox
+from scheduler_service.outbox import GatewayOutbox
 from tests.scheduler.live import Live, ScriptedGateway, ScriptedWorker, Switch, drain, scheduler
 
 STOP = types_pb.FINISH_REASON_STOP
@@ -26,7 +26,7 @@ async def test_a_burst_that_one_worker_lists_whole_reaches_the_idle_one_too(stor
                 await worker.next_command()
         for id in "ab":  # before anybody plans
             submit = gateway_pb.Submit(request_id=id, prompt=[1], limits=types_pb.Limits(max_tokens=9))
-            await leader.submit(submit, GatewayOutbox())
+            await leader.requests.submit(submit, GatewayOutbox())
         await asyncio.gather(first.until("a"), second.until("b"))
         for peer in (first, second):
             await peer.close()
@@ -54,7 +54,7 @@ async def test_a_lost_workers_request_continues_on_another(store: Switch) -> Non
 
 async def test_who_has_nothing_to_hear_hears_a_heartbeat(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("gateways", "workers"):
-        monkeypatch.setattr(f"scheduler_service.{module}.BEAT_S", 0.01)
+        monkeypatch.setattr(f"scheduler_service.links.{module}.BEAT_S", 0.01)
     _, worker, gateway = live
     await gateway.submit("a")  # from here on they wait anew
     while await worker.read() != worker_pb.ToWorker():

@@ -4,7 +4,7 @@ from math import inf
 
 from scheduler_service.config import Settings
 from scheduler_service.core.outlook import best, predicted_tokens, remaining_s, waits_s
-from scheduler_service.insight import MOST_LISTED
+from scheduler_service.insight import MOST_LISTED, stats
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core
@@ -46,6 +46,6 @@ def test_stats_list_as_many_requests_as_asked_for_within_a_bound() -> None:
     leader = Leader(settings, MemoryStore())
     ids = [f"{i:03d}" for i in range(MOST_LISTED + 10)]
     FakeWorker(leader.core, dict.fromkeys(ids, 10)).submit(*ids)
-    assert not leader.insight.stats(leader).requests
-    assert [status.position for status in leader.insight.stats(leader, 3).requests] == [0, 1, 2]
-    assert len(leader.insight.stats(leader, 100_000).requests) == MOST_LISTED
+    assert not stats(leader).requests
+    assert [status.position for status in stats(leader, 3).requests] == [0, 1, 2]
+    assert len(stats(leader, 100_000).requests) == MOST_LISTED

@@ -37,8 +37,8 @@ async def test_a_store_that_went_back_is_read_again_though_the_answer_to_its_rew
     """(Simulated faults, seed 403967.)"""
     store, rewritten = Forgetful(), asyncio.Event()
     ledger = Ledger(store, lambda: 0.0, lambda id: None)
-    persister = Persister(store, await store.lead(1), 1, ledger, rewritten.set)
-    running = asyncio.create_task(persister.run())
+    persister = Persister(store, 1, ledger, rewritten.set)
+    running = asyncio.create_task(persister.run(await store.lead(1)))
     async with asyncio.timeout(WAIT_S):
         await store.written.wait()
         store.forget()

@@ -45,7 +45,7 @@ async def test_what_it_will_not_write_is_not_told_and_comes_when_it_does(url: st
                 await worker.report(worker.row("a", start, start))
 
             async def waits() -> bool:
-                return leader.persister.full
+                return leader.persister.full(worker.name)
 
             await until(waits)
             assert await output(store, "a") == [7]

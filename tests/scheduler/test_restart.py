@@ -97,7 +97,7 @@ async def test_waiting_requests_are_read_while_the_new_leader_serves(redis_url: 
         assert "waits" not in leader.ledger.live
         store.opened.set()
         await worker.until("runs", "waits")
-        assert not leader.recall.unread
+        assert not leader.recovery.unread
         assert leader.ledger.live["waits"].followers
         await gateway.close()
         await worker.close()

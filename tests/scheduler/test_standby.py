@@ -1,11 +1,11 @@
-"""When a standby's turn comes, on a store whose answers are scripted."""
+"""When a standby may lead, on a store whose answers are scripted."""
 
 import asyncio
 from itertools import chain, repeat
 
 import pytest
 
-from scheduler_service.standby import turn
+from scheduler_service.standby import wait_to_lead
 from scheduler_service.store import MemoryStore, Pulse, StoreUnavailable
 
 LEASE_S = 0.1
@@ -31,13 +31,13 @@ async def waited(*pulses: Pulse | None) -> tuple[Pulse, float]:
     clock = asyncio.get_running_loop().time
     began = clock()
     async with asyncio.timeout(10):
-        seen = await turn(Scripted(*pulses), LEASE_S)
+        seen = await wait_to_lead(Scripted(*pulses), LEASE_S)
     return seen, clock() - began
 
 
 async def test_a_leader_that_has_stepped_down_is_followed_at_once() -> None:
     store = Scripted(Pulse(7, None))
-    assert await turn(store, lease_s=3600) == (7, None)
+    assert await wait_to_lead(store, lease_s=3600) == (7, None)
     assert store.asked == 1
 
 

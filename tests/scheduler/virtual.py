@@ -16,9 +16,9 @@ from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.config import Settings
 from scheduler_service.core.types import Event, Plan, StepDone, Tick
-from scheduler_service.gateways import GatewayLink
 from scheduler_service.leader import Leader
-from scheduler_service.learning import Learning
+from scheduler_service.links.gateways import GatewayLink
+from scheduler_service.links.workers import WorkerLink
 from scheduler_service.predictor.fit import fit
 from scheduler_service.predictor.model import Model
 from scheduler_service.predictor.window import Snapshot, Window
@@ -27,7 +27,6 @@ from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job
 from scheduler_service.store import MemoryStore, Store
 from scheduler_service.trainer import Trainer
-from scheduler_service.workers import WorkerLink
 from tests.scheduler.virtual_worker import Stream, WireWorker
 
 WAIT_S = 10.0  # of real time, until a mistake is called one
@@ -110,14 +109,13 @@ class Live:
             "prefill_chunk": fleet.prefill_chunk,
         } | settings
         chosen = Settings(_cli_parse_args=False, **settings)  # type: ignore[call-arg]
-        self.leader = leader = Leader(chosen, self.store, clock=lambda: self.now)
-        leader.learning = Learning(chosen.predictor, leader.core, self.store, TrainerAtOnce())
+        self.leader = leader = Leader(chosen, self.store, lambda: self.now, TrainerAtOnce())
         await leader.lead()
         listen(leader.core, self.lines)
         self.gateway = Gateway(lambda: self.now)
-        background = (leader.learning.run, leader.recall.run)
+        background = (leader.learning.run, leader.recovery.run)
         self._tasks = [leader.persisting, *(asyncio.create_task(run()) for run in background)]
-        await self._until(lambda: not leader.recall.unread)
+        await self._until(lambda: not leader.recovery.unread)
         self._start(GatewayLink(lambda: leader).Link, self.gateway.stream)
         for id in leader.core.entries:
             self.gateway.follow(id)
@@ -154,7 +152,7 @@ class Live:
 
     async def tick(self) -> None:
         """What is past its deadline expires."""
-        self.leader._apply(self.leader._observe(Tick()), {})
+        self.leader.durable.apply(Tick())
         await self.settle()
 
     async def end_round(self, worker: WireWorker) -> None:

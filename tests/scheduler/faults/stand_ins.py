@@ -14,8 +14,8 @@ from gateway.metrics import Metrics
 from gateway.text import TextModel
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from scheduler_service.config import Settings
-from scheduler_service.gateways import GatewayOutbox
 from scheduler_service.leader import Leader
+from scheduler_service.outbox import GatewayOutbox
 from tests.scheduler.faults.ends import Channel, SimServer, current
 from tests.scheduler.faults.loop import PROCESS
 from tests.scheduler.faults.storage import StorePort
@@ -90,10 +90,10 @@ def _monotonic() -> float:
 _time, _real_monotonic = time.time, time.monotonic
 
 
-class _SimOffice(scheduler.Office):
+class _SimLeaderSlot(scheduler.LeaderSlot):
     def __init__(self) -> None:
         super().__init__()
-        _world().offices[current().name] = self
+        _world().slots[current().name] = self
 
 
 class _NumberedOutbox(GatewayOutbox):
@@ -122,8 +122,8 @@ def simulated() -> Iterator[None]:
         "scheduler_service.__main__.stop_signals": _signals,
         "scheduler_service.__main__.RedisStore": lambda *_, **__: StorePort(_world().storage),
         "scheduler_service.__main__.Leader": partial(Leader, clock=_wall),
-        "scheduler_service.__main__.Office": _SimOffice,
-        "scheduler_service.gateways.GatewayOutbox": _NumberedOutbox,
+        "scheduler_service.__main__.LeaderSlot": _SimLeaderSlot,
+        "scheduler_service.links.gateways.GatewayOutbox": _NumberedOutbox,
         "time.time": _wall,
         "time.monotonic": _monotonic,
     }

@@ -50,7 +50,7 @@ class World:
         self.network = Network(self.loop, self.rng, self.promise.violated)
         self.storage = StoreServer(self.loop, self.rng, self.promise)
         self.processes: dict[str, Process] = {}
-        self.offices: dict[str, Any] = {}  # who leads in each scheduler
+        self.slots: dict[str, Any] = {}  # who leads in each scheduler
         self.outboxes = 0
         self.gateways: dict[str, gateway.app.Gateway] = {}
         self.engines: dict[str, CountingEngine] = {}
@@ -271,17 +271,15 @@ class World:
         if frozen := [name for name, process in self.processes.items() if process.frozen]:
             return [f"{frozen} are stopped"]
         leading = [
-            (name, office.leader)
-            for name, office in self.offices.items()
-            if self.processes[name].alive and office.leader
+            (name, slot.leader) for name, slot in self.slots.items() if self.processes[name].alive and slot.leader
         ]
         if len(leading) != 1:
             return [f"{len(leading)} schedulers lead"]
         ((name, leader),) = leading
         left = [f"{name} still has {id}" for id in leader.core.entries | leader.ledger.live]
-        unheard = leader.persister._lost or leader.recall._rolled_back  # that the store holds everything, or what
-        if unheard or leader.recall.unread or leader.ledger._early or leader.persister.behind:
-            left.append(f"{name} has not read {leader.recall.unread} or not written {leader.persister.behind}")
+        unheard = leader.persister._lost or leader.recovery._rolled_back  # that the store holds everything, or what
+        if unheard or leader.recovery.unread or leader.ledger._early or leader.persister.behind:
+            left.append(f"{name} has not read {leader.recovery.unread} or not written {leader.persister.behind}")
         left += [f"{name} still relays {outbox.follows}" for outbox in leader.outboxes if outbox.follows]
         for worker, engine in self.engines.items():
             known = leader.core.workers.get(worker)

@@ -1,6 +1,6 @@
 """The online predictor on real prompts and answer lengths: asked before it is told, request by request. Serves nobody.
 
-`python -m scheduler_service.predictor_trial --help`. It prints a line of Markdown for each run.
+`python -m laps_sd.predictor_trial --help`. It prints a line of Markdown for each run.
 """
 
 import argparse
@@ -51,8 +51,8 @@ def main() -> None:
     predictor, took = OnlinePredictor(), defaultdict[str, list[float]](list)
     asked = list(ask(predictor, rows, tokenize, took))
     second_half = asked[len(asked) // 2 :]
-    print("| requests | explained | by the set | in the interval | spread | predict ms | observe ms | refit s |")  # noqa: T201
-    print("|---|---|---|---|---|---|---|---|")  # noqa: T201
+    print("| requests | explained | by the set | in the interval | spread | predict ms | observe ms | refit s |")
+    print("|---|---|---|---|---|---|---|---|")
     known = [one.expected for one in second_half if one.expected]
     cells = [
         f"{len(rows)}",
@@ -64,7 +64,7 @@ def main() -> None:
         f"{1e3 * statistics.median(took['observe']):.2f}",
         f"{took['refit'][-1]:.2f} (first {took['refit'][0]:.2f})" if took["refit"] else "-",
     ]
-    print("| " + " | ".join(cells) + " |")  # noqa: T201
+    print("| " + " | ".join(cells) + " |")
 
 
 def read(file: Path, lengths: Sequence[str]) -> Iterator[tuple[str, str, int]]:

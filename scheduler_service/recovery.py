@@ -1,4 +1,5 @@
-"""What an earlier leader left in the store: requests with KV at once, the rest in the background or when asked for."""
+"""Reads back what an earlier leader left in the store: requests with KV at once, the others in the background, or when
+somebody asks for them."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -8,22 +9,23 @@ import structlog
 
 from scheduler_service.store import Store, Stored, StoreUnavailable
 
-CHUNK = 64  # requests read at once: what a step may have to wait for
+CHUNK = 64  # requests read at once; a step may have to wait for one such read
 RETRY_S = 0.25
 
 
-class Recall:
-    """`take` gets each request as it is stored, or None if it is not any more; `known` tells whether it is ours."""
+class Recovery:
+    """`take` gets each request as it is stored, or None if it is stored no longer. `known`: whether a request is live
+    here already."""
 
     def __init__(self, store: Store, take: Callable[[str, Stored | None], None], known: Callable[[str], bool]) -> None:
-        self.unread: dict[str, None] = {}  # in the order of their claims
+        self.unread: dict[str, None] = {}  # ids, the best claim first
         self._store, self._take, self._known = store, take, known
         self._rolled_back = False
         self._due = asyncio.Event()
         self._log = structlog.get_logger()
 
     async def begin(self) -> None:
-        """All that a worker may hold KV of. Raises StoreUnavailable, and then nothing was taken over."""
+        """Take over all requests of which a worker may hold KV. Raises StoreUnavailable, and then took over none."""
         index = await self._store.index()
         with_kv = await self._store.read(index.with_kv)
         self.unread = dict.fromkeys([*index.with_kv, *index.waiting])
@@ -31,12 +33,12 @@ class Recall:
         self._due.set()
 
     def again(self) -> None:
-        """The store went back in time: requests may be live there that ended since and that nobody here remembers."""
+        """The store went back in time. Requests that ended since may be live there, and nobody here remembers them."""
         self._rolled_back = True
         self._due.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read the others, until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -45,22 +47,22 @@ class Recall:
                     index = await self._store.index()
                     self.unread |= {id: None for ids in index for id in ids if not self._known(id)}
                     self._rolled_back = False
-                left = len(self.unread)
+                waiting = len(self.unread)
                 while self.unread:
                     await self.fetch(list(islice(self.unread, CHUNK)))
-                self._log.info("recalled", waiting=left)
+                self._log.info("recovered", waiting=waiting)
             except StoreUnavailable:
                 await asyncio.sleep(RETRY_S)
                 self._due.set()
 
     async def fetch(self, ids: Iterable[str]) -> None:
-        """Take over those of them that were left and not read yet. Raises StoreUnavailable."""
+        """Take over those of `ids` that were not read yet. Raises StoreUnavailable."""
         if wanted := [id for id in ids if id in self.unread]:
             self._taken(wanted, await self._store.read(wanted))
 
     def _taken(self, ids: list[str], read: list[Stored | None]) -> None:
         for id, stored in zip(ids, read, strict=True):
-            if id in self.unread:  # else somebody asked for it meanwhile
+            if id in self.unread:  # else another call has read it meanwhile
                 del self.unread[id]
                 if not self._known(id):
                     self._take(id, stored)

@@ -1,9 +1,8 @@
 """The gateways' end of the scheduler: one multiplexed stream each. Requests are kept elsewhere."""
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -14,77 +13,16 @@ from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import gateway_link_pb2_grpc as rpc
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
-from scheduler_service.insight import request_status
+from scheduler_service import insight
+from scheduler_service.leader import Leader
+from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.store import StoreUnavailable
 
-if TYPE_CHECKING:
-    from scheduler_service.leader import Leader
-
 Answer = TypeVar("Answer")
-MAX_PENDING = 16_384  # items for one gateway; one that reads so slowly is cut off, and follows again by offset
-MAX_ITEMS = 4096  # of a message: far below what gRPC takes
-
-
-class GatewayOutbox:
-    """What one gateway is to be told. Everything of one step goes into one message. Never waits."""
-
-    def __init__(self) -> None:
-        self.follows: set[str] = set()
-        self._messages = deque([pb.ToGateway()])  # the last one grows
-        self._items = 0  # of it
-        self._pending = 0
-        self._wake = asyncio.Event()
-        self._overflowed = asyncio.Event()
-
-    def accepted(self, id: str) -> None:
-        self._put().accepted.append(id)
-
-    def refuse(self, id: str, error: RequestError) -> None:
-        self.follows.discard(id)
-        self._put().refusals.add(
-            request_id=id, code=error.code.value[0], message=error.message, retry_after_ms=error.retry_after_ms
-        )
-
-    def delta(self, delta: pb.Delta) -> None:
-        self._put().deltas.append(delta)
-        if delta.HasField("ending"):
-            self.follows.discard(delta.request_id)
-
-    def repeat(self, delta: pb.Delta) -> None:
-        """Of a request that is followed anew: so much is what the gateway asked for, however slowly it reads."""
-        self.delta(delta)
-        self._pending -= 1
-
-    def serving(self, serving: pb.Serving) -> None:
-        self._put().serving.CopyFrom(serving)
-
-    def _put(self) -> pb.ToGateway:
-        self._pending += 1
-        if self._pending > MAX_PENDING:
-            self._overflowed.set()
-        self._wake.set()
-        self._items += 1
-        if self._items > MAX_ITEMS:
-            self._messages.append(pb.ToGateway())
-            self._items = 1
-        return self._messages[-1]
-
-    async def take(self) -> pb.ToGateway:
-        await self._wake.wait()
-        message = self._messages.popleft()
-        if not self._messages:
-            self._messages.append(pb.ToGateway())
-            self._items = self._pending = 0
-            self._wake.clear()
-        return message
-
-    async def overflow(self) -> None:
-        """Returns if the gateway reads too slowly."""
-        await self._overflowed.wait()
 
 
 class GatewayLink(rpc.GatewayLinkServicer):
-    def __init__(self, leads: Callable[[], "Leader"]) -> None:
+    def __init__(self, leads: Callable[[], Leader]) -> None:
         """`leads`: who does; raises NotServing while nobody does here."""
         self._leads = leads
         self._log = structlog.get_logger()
@@ -97,7 +35,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
             await abort(context, error)
             return
         outbox = GatewayOutbox()
-        leader.link(outbox)
+        leader.requests.link(outbox)
         self._log.info("gateway_linked")
         try:
             await first_of(
@@ -110,22 +48,22 @@ class GatewayLink(rpc.GatewayLinkServicer):
             self._log.warning("gateway_cut_off", reason=error.message)
             await abort(context, error)
         finally:
-            leader.unlink(outbox)
+            leader.requests.unlink(outbox)
             self._log.info("gateway_unlinked")
 
     async def GetRequest(self, request: inference_pb.GetRequestRequest, context: Any) -> types_pb.RequestStatus:  # noqa: N802
-        return await self._answer(context, lambda leader: request_status(leader, request.request_id))
+        return await self._answer(context, lambda leader: insight.request_status(leader, request.request_id))
 
     async def GetSubmission(self, request: inference_pb.GetRequestRequest, context: Any) -> pb.Submit:  # noqa: N802
-        return await self._answer(context, lambda leader: leader.submission(request.request_id))
+        return await self._answer(context, lambda leader: leader.requests.submission(request.request_id))
 
     async def Stats(self, request: inference_pb.StatsRequest, context: Any) -> types_pb.ServerStats:  # noqa: N802
-        async def stats(leader: "Leader") -> types_pb.ServerStats:
-            return leader.insight.stats(leader, request.requests)
+        async def stats(leader: Leader) -> types_pb.ServerStats:
+            return insight.stats(leader, request.requests)
 
         return await self._answer(context, stats)
 
-    async def _answer(self, context: Any, ask: Callable[["Leader"], Awaitable[Answer]]) -> Answer:
+    async def _answer(self, context: Any, ask: Callable[[Leader], Awaitable[Answer]]) -> Answer:
         try:
             return await ask(self._leads())
         except RequestError as error:
@@ -135,12 +73,12 @@ class GatewayLink(rpc.GatewayLinkServicer):
         raise AssertionError("abort raises")
 
 
-async def _read(leader: "Leader", outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
+async def _read(leader: Leader, outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
     while isinstance(message := await stream.read(), pb.FromGateway):
         match message.WhichOneof("m"):
             case "submit":
                 try:
-                    await leader.submit(message.submit, outbox)
+                    await leader.requests.submit(message.submit, outbox)
                 except StoreUnavailable as error:
                     outbox.refuse(message.submit.request_id, _away(error))
             case "follow":
@@ -150,14 +88,14 @@ async def _read(leader: "Leader", outbox: GatewayOutbox, stream: Stream[pb.FromG
                     await _follow(leader, follow, outbox)
             case "cancel":
                 try:
-                    await leader.cancel(message.cancel.request_id)
+                    await leader.requests.cancel(message.cancel.request_id)
                 except StoreUnavailable as error:
                     raise _away(error) from error  # the next link says it again
 
 
-async def _follow(leader: "Leader", follow: pb.Follow, outbox: GatewayOutbox) -> None:
+async def _follow(leader: Leader, follow: pb.Follow, outbox: GatewayOutbox) -> None:
     try:
-        await leader.follow(follow, outbox)
+        await leader.requests.follow(follow, outbox)
     except StoreUnavailable as error:
         outbox.refuse(follow.request_id, _away(error))
 

@@ -1,0 +1,45 @@
+"""What one scheduler process has counted since it began to lead. Nothing here is stored, and nothing decides by it."""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.types import Changed, Effect, Finish, StepDone
+
+MAX_TENANTS = 1024  # refusals are counted for so many tenants
+MAX_DELAYS = 1024  # so many of the last commands count for the percentiles of report_to_command
+
+
+class Counters:
+    def __init__(self) -> None:
+        self.submitted = self.refused = self.preemptions = 0
+        self.tokens = self.drafts = self.drafted = self.accepted = 0
+        self.ended: Counter[State] = Counter()
+        self.refused_by_tenant: Counter[str] = Counter()  # for lack of room or time
+        self.command_delays_s: deque[float] = deque(maxlen=MAX_DELAYS)  # from a report to the command that answers it
+
+    def refuse(self, tenant: str) -> None:
+        """A request of this tenant was refused for lack of room or time."""
+        self.refused += 1
+        if tenant in self.refused_by_tenant or len(self.refused_by_tenant) < MAX_TENANTS:
+            self.refused_by_tenant[tenant] += 1
+
+    def step_done(self, step: StepDone, effects: Iterable[Effect]) -> None:
+        """`effects`: what the core made of `step`. Rows without an effect were stale, and do not count."""
+        counted = set()
+        for effect in effects:
+            if isinstance(effect, Changed):
+                self.preemptions += effect.record.state is State.PAUSED
+            elif effect.start is not None:
+                counted.add(effect.record.request.id)
+        tokens = drafts = drafted = accepted = 0
+        for row in step.rounds:
+            if row.id in counted and row.finish is not Finish.ERROR:
+                tokens += row.new
+                drafts += row.drafted > 0
+                drafted += row.drafted
+                accepted += row.accepted
+        self.tokens += tokens
+        self.drafts += drafts
+        self.drafted += drafted
+        self.accepted += accepted

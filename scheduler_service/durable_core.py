@@ -1,0 +1,127 @@
+"""The core, and the way from what it decides to the store: the only place where an event changes the state.
+
+An event goes into the core, and each effect becomes a write for the store. Nobody waits for that write here: the
+persister makes it durable, and the ledger then tells the gateways. No transport lives here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from protos.idempotence import content
+from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import worker_link_pb2 as worker_pb
+from scheduler_service import translate
+from scheduler_service.core.core import Core
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.types import Cancelled, Effect, Ended, Event, Plan, StepDone, Submitted, Tick
+from scheduler_service.counters import Counters
+from scheduler_service.event_log import EventLog
+from scheduler_service.learning import Learning
+from scheduler_service.ledger import Ledger, Tracked
+from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.persister import Persister
+from scheduler_service.session import Sessions
+from scheduler_service.store import Stored, Write
+from scheduler_service.store.rounds import encode
+
+Rows = Mapping[str, worker_pb.Row]
+NO_ROWS: Rows = {}
+
+
+class DurableCore:
+    """`clock`: seconds since the Unix epoch. `sessions`: the workers that are told when a request of theirs ends."""
+
+    def __init__(
+        self,
+        core: Core,
+        clock: Callable[[], float],
+        *,
+        ledger: Ledger,
+        persister: Persister,
+        learning: Learning,
+        counters: Counters,
+        sessions: Sessions,
+        event_log: EventLog | None,
+    ) -> None:
+        self.core, self.clock = core, clock
+        self._ledger, self._persister, self._learning = ledger, persister, learning
+        self._counters, self._sessions, self._event_log = counters, sessions, event_log
+        self._log = structlog.get_logger()
+
+    def observe(self, event: Event) -> tuple[Effect, ...]:
+        """Change the core, and store nothing. Raises what Core.observe raises."""
+        now = self.clock()
+        effects = self.core.observe(event, now)
+        if self._event_log and (effects or not isinstance(event, Tick)):
+            self._event_log.event(now, event)
+        return effects
+
+    def apply(self, event: Event) -> None:
+        """Change the core, and store what came of it."""
+        self._store(self.observe(event), NO_ROWS)
+
+    def step_done(self, step: StepDone, rows: Rows, worker: str) -> None:
+        """The report of a round. `rows`: those of the report, by request id. A row to which the core answers with no
+        effect was stale, and its tokens are dropped."""
+        effects = self.observe(step)
+        self._counters.step_done(step, effects)
+        self._store(effects, rows, worker)
+
+    def submit(self, submit: gateway_pb.Submit, outbox: GatewayOutbox) -> None:
+        """A new request, followed by that gateway. Raises QueueIsFull, TooLate; then nothing has changed."""
+        request = translate.to_request(submit, self.clock(), self._learning.expect(submit))
+        (submitted,) = self.observe(Submitted(request))
+        self._ledger.live[request.id] = Tracked(submit, submitted.record)
+        self._ledger.join(request.id, outbox)
+        self._counters.submitted += 1
+        self._persister.put([Write(submitted.record, submit=content(submit))])
+
+    def restore(self, stored: Stored) -> None:
+        """A live request that an earlier leader left."""
+        self._ledger.adopt(stored)
+        self.core.restore([stored.record])
+        if self._event_log:
+            self._event_log.restored(stored.record)
+
+    def drop(self, id: str) -> None:
+        """The request is not ours to run: another one has its id. Nothing more is stored under that id."""
+        self.observe(Cancelled(id))
+        self._sessions.wake_holder(id)
+
+    def plan(self, worker: str) -> Plan:
+        plan = self.core.plan(worker)
+        if self._event_log:
+            self._event_log.plan(worker, plan)
+        return plan
+
+    def _store(self, effects: Sequence[Effect], rows: Rows, worker: str | None = None) -> None:
+        if effects:
+            writes = [self._write(effect, rows.get(effect.record.request.id)) for effect in effects]
+            self._persister.put(writes, worker)
+
+    def _write(self, effect: Effect, row: worker_pb.Row | None) -> Write:
+        record = effect.record
+        tracked = self._ledger.live[record.request.id]
+        start, log, ending, brief = None, b"", None, False
+        if row is not None and row.tokens and getattr(effect, "start", None) is not None:
+            tracked.output.extend(row.tokens)
+            brief = not row.prefilled and record.goes_on(tracked.written)
+            logprobs = row.logprobs.SerializeToString() if row.HasField("logprobs") else b""
+            start, log = row.start, encode(row.tokens, row.drafted, row.accepted, logprobs)
+        if isinstance(effect, Ended):
+            ending = self._end(effect, tracked, row).SerializeToString()
+        tracked.written = record
+        return Write(record, start=start, log=log, ending=ending, brief=brief)
+
+    def _end(self, ended: Ended, tracked: Tracked, row: worker_pb.Row | None) -> gateway_pb.Ending:
+        record = ended.record
+        message = row.error if row is not None else ""
+        if record.state is State.FAILED and row is None:
+            message = f"{record.deaths} workers died while they ran this request alone: do not send it again"
+            self._log.error("kills_workers", request_id=record.request.id, deaths=record.deaths)
+        if record.state is State.FINISHED:
+            self._learning.finished(tracked.submit, ended)
+        self._counters.ended[record.state] += 1
+        self._sessions.wake_holder(record.request.id)
+        return translate.to_ending(record, ended.finish, self.clock(), message)

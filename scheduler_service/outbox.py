@@ -1,0 +1,80 @@
+"""What each gateway is to be told. Nothing here waits for a gateway, and nothing sends."""
+
+import asyncio
+from collections import deque
+
+from protos.errors import RequestError
+from protos.v1 import gateway_link_pb2 as pb
+
+MAX_PENDING = 16_384  # items for one gateway; one that reads more slowly is cut off, and follows again by offset
+MAX_ITEMS = 4096  # in one message, which keeps it far below the size that gRPC accepts
+
+
+class GatewayOutbox:
+    """The messages for one gateway. Everything that one step brings goes into one message."""
+
+    def __init__(self) -> None:
+        self.follows: set[str] = set()  # requests whose output goes to this gateway
+        self._messages = deque([pb.ToGateway()])  # the last one grows
+        self._items = 0  # in the last message
+        self._pending = 0
+        self._wake = asyncio.Event()
+        self._overflowed = asyncio.Event()
+
+    def accepted(self, id: str) -> None:
+        """The request is durable."""
+        self._put().accepted.append(id)
+
+    def refuse(self, id: str, error: RequestError) -> None:
+        self.follows.discard(id)
+        self._put().refusals.add(
+            request_id=id, code=error.code.value[0], message=error.message, retry_after_ms=error.retry_after_ms
+        )
+
+    def delta(self, delta: pb.Delta) -> None:
+        """Output of a request, its ending, or both."""
+        self._put().deltas.append(delta)
+        if delta.HasField("ending"):
+            self.follows.discard(delta.request_id)
+
+    def repeat(self, delta: pb.Delta) -> None:
+        """Stored output that the gateway asked for: it does not count towards MAX_PENDING."""
+        self.delta(delta)
+        self._pending -= 1
+
+    def serving(self, serving: pb.Serving) -> None:
+        """The newest state of the service replaces the one before it, if that was not sent yet."""
+        self._put().serving.CopyFrom(serving)
+
+    def _put(self) -> pb.ToGateway:
+        self._pending += 1
+        if self._pending > MAX_PENDING:
+            self._overflowed.set()
+        self._wake.set()
+        self._items += 1
+        if self._items > MAX_ITEMS:
+            self._messages.append(pb.ToGateway())
+            self._items = 1
+        return self._messages[-1]
+
+    async def take(self) -> pb.ToGateway:
+        """The next message, as soon as there is one."""
+        await self._wake.wait()
+        message = self._messages.popleft()
+        if not self._messages:
+            self._messages.append(pb.ToGateway())
+            self._items = self._pending = 0
+            self._wake.clear()
+        return message
+
+    async def overflow(self) -> None:
+        """Returns once more than MAX_PENDING items waited: the gateway reads too slowly."""
+        await self._overflowed.wait()
+
+
+class Outboxes(set[GatewayOutbox]):
+    """One for each gateway that is linked."""
+
+    def announce(self, serving: pb.Serving) -> None:
+        for outbox in self:
+            outbox.serving(serving)

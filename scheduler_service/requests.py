@@ -1,0 +1,125 @@
+"""What gateways may ask of the leader: to run a request, to follow it, to cancel it. No transport lives here."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from protos.errors import DeadlinePassed, DuplicateRequest, NotServing, QueueFull, RequestError
+from protos.idempotence import content
+from protos.v1 import gateway_link_pb2 as pb
+from protos.watched import Watched
+from scheduler_service import checks
+from scheduler_service.config import Settings
+from scheduler_service.core import admission
+from scheduler_service.core.fairness import Terms
+from scheduler_service.core.types import Cancelled, QueueIsFull, TooLate, Unseen
+from scheduler_service.counters import Counters
+from scheduler_service.durable_core import DurableCore
+from scheduler_service.event_log import EventLog
+from scheduler_service.ledger import Ledger, Tracked
+from scheduler_service.outbox import GatewayOutbox, Outboxes
+from scheduler_service.persister import Persister
+from scheduler_service.recovery import Recovery
+from scheduler_service.retries import Retries
+from scheduler_service.tenants import read_terms
+from scheduler_service.worker_pool import WorkerPool
+
+MAX_BEHIND = 1024  # while so many batches wait for the store, nothing more is admitted
+
+
+class Requests:
+    def __init__(
+        self,
+        settings: Settings,
+        durable: DurableCore,
+        workers: WorkerPool,
+        *,
+        ledger: Ledger,
+        persister: Persister,
+        recovery: Recovery,
+        counters: Counters,
+        outboxes: Outboxes,
+        event_log: EventLog | None,
+    ) -> None:
+        self._durable, self._core, self._workers = durable, durable.core, workers
+        self._ledger, self._persister, self._recovery = ledger, persister, recovery
+        self._counters, self._outboxes, self._event_log = counters, outboxes, event_log
+        self._retries = Retries()
+        file = settings.tenants
+        self._terms: Watched[Mapping[str, Terms]] | None = Watched([file], partial(read_terms, file)) if file else None
+
+    def link(self, outbox: GatewayOutbox) -> None:
+        """A gateway has come."""
+        self._outboxes.add(outbox)
+        outbox.serving(self._workers.serving())
+
+    def unlink(self, outbox: GatewayOutbox) -> None:
+        """A gateway was lost. Its requests go on, and a gateway may follow them again by offset."""
+        self._outboxes.discard(outbox)
+        self._ledger.leave(outbox)
+
+    async def submit(self, submit: pb.Submit, outbox: GatewayOutbox) -> None:
+        """Run a request, or refuse it. If the same request (id and content) is live, follow that one. Raises
+        StoreUnavailable."""
+        id = submit.request_id
+        await self._recovery.fetch([id])
+        if (known := self._ledger.live.get(id)) is not None and content(known.submit) == content(submit):
+            if known.stored:
+                outbox.accepted(id)
+            await self._ledger.follow(id, 0, outbox)
+            return
+        try:
+            self._check(submit, known)
+            self._durable.submit(submit, outbox)
+        except QueueIsFull as error:
+            request_s = admission.request_s(self._core)
+            after_ms = self._retries.after_ms(self._durable.clock(), error.room_s, request_s)
+            self._refuse(submit, outbox, QueueFull(str(error), retry_after_ms=after_ms))
+        except TooLate as error:
+            self._refuse(submit, outbox, DeadlinePassed(str(error)))
+        except RequestError as error:
+            outbox.refuse(id, error)
+        else:
+            self._workers.call_for(id)
+
+    def _check(self, submit: pb.Submit, known: Tracked | None) -> None:
+        """Raises RequestError if the request cannot be run, however much room there is."""
+        if known is not None:
+            raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")
+        model = self._workers.model
+        if model is None or not self._workers.sessions:
+            raise NotServing("no warmed worker", retry_after_ms=1000)
+        if self._persister.behind >= MAX_BEHIND:
+            raise NotServing("the store is behind", retry_after_ms=1000)
+        checks.submit(submit, model.context_tokens)
+        unread = len(self._recovery.unread)
+        self._core.unseen = Unseen(unread, unread * model.context_tokens)
+        self.reload_tenant_terms()
+
+    def _refuse(self, submit: pb.Submit, outbox: GatewayOutbox, error: RequestError) -> None:
+        """For lack of room or time."""
+        self._counters.refuse(submit.tenant)
+        outbox.refuse(submit.request_id, error)
+
+    def reload_tenant_terms(self) -> None:
+        """If the settings' file has changed."""
+        if self._terms is not None and (terms := self._terms.get()) is not self._core.tenants.terms:
+            self._core.tenants.terms = terms
+            if self._event_log:
+                self._event_log.terms(terms)
+
+    async def follow(self, follow: pb.Follow, outbox: GatewayOutbox) -> None:
+        """Send all durable output from the offset on, then what comes. Raises StoreUnavailable."""
+        if follow.request_id in self._recovery.unread:
+            self._ledger.follow_later(follow.request_id, follow.offset, outbox, follow.most_tokens)
+        else:
+            await self._ledger.follow(follow.request_id, follow.offset, outbox, follow.most_tokens)
+
+    async def submission(self, id: str) -> pb.Submit:
+        """What was submitted under this id, without its deadline. Raises UnknownRequest, StoreUnavailable."""
+        await self._recovery.fetch([id])
+        return await self._ledger.submission(id)
+
+    async def cancel(self, id: str) -> None:
+        """End a live request at once. Raises StoreUnavailable."""
+        await self._recovery.fetch([id])
+        self._durable.apply(Cancelled(id))

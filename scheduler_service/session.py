@@ -1,0 +1,119 @@
+"""The connections of workers, and which worker has which request. No transport lives here, and no decision."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from protos.v1 import worker_link_pb2 as pb
+
+
+@dataclass(slots=True, eq=False)
+class WorkerSession:
+    """One connection of one worker."""
+
+    worker: str
+    id: str
+    sent: dict[str, int]  # the requests that the worker knows, each with the placement it was last admitted under
+    seq: int = 0
+    seen_step: int = 0
+    command: pb.StepCommand = field(default_factory=pb.StepCommand)  # the last one
+    stuck: bool = False  # its last round ran nothing: it waits for a command that changes something
+    owed_s: float = 0.0  # how long the report of a round has been due
+    leaving: bool = False  # it said goodbye, so the end of its stream is not a crash
+    reported_at: float | None = None  # when the report came that the next command answers
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # a command is due
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    rounds: int = 0
+    forward_us: int = 0  # drafting and verifying
+    other_us: int = 0
+    idle_us: int = 0
+    tokens: int = 0  # of output
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def commanded(self, command: pb.StepCommand) -> None:
+        """`command` is about to be sent."""
+        edited = command.admit or command.forget or command.drop or command.offload
+        if self.stuck and (edited or command.rank != self.command.rank):
+            self.stuck = False
+        self.command = command
+
+    def wait(self, seconds: float, max_lag: int) -> float:
+        """Time has passed. Returns for how many seconds the worker has owed a report: it was told what to run, it is
+        not stuck, and it is not `max_lag` rounds ahead of what its command has seen."""
+        owes = self.command.rank and not self.stuck and self.seen_step - self.command.seen_step < max_lag
+        self.owed_s = self.owed_s + seconds if owes else 0.0
+        return self.owed_s
+
+    def count(self, report: pb.StepReport) -> None:
+        """Take note of a report that has rows."""
+        self.seen_step = report.step
+        self.stuck = all(row.skipped for row in report.rows)
+        self.owed_s = 0.0
+        self.rounds += 1
+        self.forward_us += report.draft_us + report.verify_us
+        self.other_us += report.other_us
+        self.idle_us += report.idle_us
+        self.tokens += sum(len(row.tokens) for row in report.rows)
+
+    @property
+    def idle_share(self) -> float:
+        return self._share(self.idle_us)
+
+    @property
+    def outside_forward_share(self) -> float:
+        return self._share(self.idle_us + self.other_us)
+
+    def _share(self, part_us: int) -> float:
+        return part_us / max(1, self.forward_us + self.other_us + self.idle_us)
+
+
+class Sessions(dict[str, WorkerSession]):
+    """The open session of each worker, by the worker's name; and for each request the session that has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._holders: dict[str, WorkerSession] = {}
+
+    def open(self, session: WorkerSession) -> None:
+        """`session` takes the place of an older one of the same worker."""
+        if (old := self.get(session.worker)) is not None:
+            self.close(old)
+        self[session.worker] = session
+        for id in session.sent:
+            self._holders.setdefault(id, session)
+
+    def close(self, session: WorkerSession) -> None:
+        session.close()
+        del self[session.worker]
+        for id in session.sent:
+            self._release(id, session)
+
+    def sent(self, session: WorkerSession, placements: Iterable[tuple[str, int]]) -> None:
+        """These requests were admitted there. A worker that had one of them before is woken: it has to forget it."""
+        for id, placement in placements:
+            self.wake_holder(id, but=session)
+            session.sent[id] = placement
+            self._holders[id] = session
+
+    def forget(self, session: WorkerSession, ids: Iterable[str]) -> list[str]:
+        """Those of `ids` that the worker knows. From now on it knows them no more."""
+        known = [id for id in ids if session.sent.pop(id, None) is not None]
+        for id in known:
+            self._release(id, session)
+        return known
+
+    def wake_holder(self, id: str, *, but: WorkerSession | None = None) -> None:
+        """Have the next command sent to the worker that has this request, if any has."""
+        holder = self._holders.get(id)
+        if holder is not None and holder is not but:
+            holder.wake.set()
+
+    def wake_all(self) -> None:
+        for session in self.values():
+            session.wake.set()
+
+    def _release(self, id: str, session: WorkerSession) -> None:
+        if self._holders.get(id) is session:
+            del self._holders[id]

@@ -1,0 +1,160 @@
+"""The attached workers: who may attach, what a report means, what a worker is to run next. No transport lives here.
+
+A report is answered at once; what it brought is stored in the background (durable_core.py).
+"""
+
+import structlog
+
+from protos.errors import BadInput
+from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import worker_link_pb2 as pb
+from scheduler_service import translate
+from scheduler_service.config import Settings
+from scheduler_service.core import placement
+from scheduler_service.core.types import CostChanged, Draining, Obeyed, WorkerDown
+from scheduler_service.durable_core import DurableCore
+from scheduler_service.ledger import Ledger
+from scheduler_service.outbox import Outboxes
+from scheduler_service.session import Sessions, WorkerSession
+
+STEP_SLACK = 10.0  # a report may take this many times the expected round, beside the settings' step_timeout_s
+
+
+class WorkerPool:
+    """`outboxes`: the gateways that hear whether anybody serves."""
+
+    def __init__(
+        self, settings: Settings, durable: DurableCore, ledger: Ledger, sessions: Sessions, outboxes: Outboxes
+    ) -> None:
+        self.model: gateway_pb.ModelInfo | None = None  # the one that every worker runs
+        self.epoch = 0  # of this leader
+        self.sessions = sessions
+        self._settings, self._durable, self._ledger, self._outboxes = settings, durable, ledger, outboxes
+        self._core = durable.core
+        self._log = structlog.get_logger()
+
+    # ---- who is there ----
+
+    def attach(self, hello: pb.Hello) -> WorkerSession:
+        """A worker's new connection; an older one of the same worker is closed. Raises BadInput if the worker runs
+        another model than the others, or one with a smaller context."""
+        if self.model is not None and hello.model.fingerprint != self.model.fingerprint:
+            raise BadInput("model", f"{hello.model.name} differs from what the other workers run: {self.model.name}")
+        if self.model is None or not self.sessions:
+            self.model = hello.model
+        elif hello.model.context_tokens < self.model.context_tokens:
+            raise BadInput("model", f"its context is smaller than the {self.model.context_tokens} tokens promised")
+        # -1 is no placement: requests that the worker still holds are admitted anew, and their tokens are truncated to
+        # those that are durable.
+        session = WorkerSession(hello.worker_id, hello.session, sent={held.request_id: -1 for held in hello.held})
+        self.sessions.open(session)
+        self._durable.apply(translate.to_worker_up(hello))
+        self._changed()
+        return session
+
+    def detach(self, session: WorkerSession) -> None:
+        """The connection has ended. Its requests continue on other workers, or here when this worker comes back."""
+        if self.sessions.get(session.worker) is not session:
+            return
+        self.sessions.close(session)
+        self._durable.apply(WorkerDown(session.worker, died=not session.leaving))
+        if suspects := len(self._core.isolation.suspects):
+            self._log.warning("suspects", worker=session.worker, requests=suspects)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.sessions.wake_all()
+        self._outboxes.announce(self.serving())
+
+    def serving(self) -> gateway_pb.Serving:
+        return gateway_pb.Serving(ready=bool(self.sessions), model=self.model if self.sessions else None)
+
+    def close_hung(self, seconds: float) -> None:
+        """`seconds` have passed. Give up on workers that have owed the report of a round for too long: they still send
+        heartbeats, but their device hangs."""
+        for session in self.sessions.values():
+            up = self._core.workers[session.worker].up
+            expected_s = up.cost.round_s(up.max_draft, up.slots)
+            expected_s += up.slots * self._settings.prefill_chunk * up.cost.prefill_token_s
+            limit_s = self._settings.step_timeout_s + STEP_SLACK * expected_s
+            if session.wait(seconds, self._settings.max_lag) >= limit_s and not session.closed.is_set():
+                self._log.error("worker_hung", worker=session.worker, after_s=round(session.owed_s, 1))
+                session.close()
+
+    # ---- what they say ----
+
+    def report(self, session: WorkerSession, report: pb.StepReport, received_at: float) -> None:
+        """Take in a report, and have the next command sent. `received_at`: time.perf_counter()."""
+        if (report.session, report.epoch) != (session.id, self.epoch) or session.closed.is_set():
+            return
+        if report.draining and not self._core.workers[session.worker].draining:
+            self._log.info("worker_draining", worker=session.worker)
+            self._durable.apply(Draining(session.worker))
+            self.sessions.wake_all()
+        if report.rows:
+            self._step_done(session, report, received_at)
+        else:
+            self._report_without_rows(session, report)
+
+    def _step_done(self, session: WorkerSession, report: pb.StepReport, received_at: float) -> None:
+        session.count(report)
+        if report.HasField("cost"):
+            self._durable.observe(CostChanged(session.worker, translate.to_cost(report.cost)))
+        session.reported_at = received_at
+        session.wake.set()
+        rows = {row.request_id: row for row in report.rows}
+        self._durable.step_done(translate.to_step_done(session.worker, report), rows, session.worker)
+
+    def _report_without_rows(self, session: WorkerSession, report: pb.StepReport) -> None:
+        """Either a heartbeat (free_blocks is 0) or the worker's answer to a command that lists no request. The answer
+        says how much KV is free after cancellations. If suspects wait for this worker to be empty, they may start."""
+        quarantined = not session.command.rank and self._core.isolation.held(self._core.workers[session.worker])
+        if quarantined or report.free_blocks:
+            self._durable.observe(Obeyed(session.worker, report.command_seq, report.free_blocks or None))
+        if quarantined:
+            session.wake.set()
+
+    # ---- what they are told ----
+
+    def call_for(self, id: str) -> None:
+        """A request has come: wake the worker that should plan because of it, if any should."""
+        if (worker := placement.called_for(self._core, id)) is not None:
+            self.sessions[worker].wake.set()
+
+    def command(self, session: WorkerSession) -> pb.StepCommand:
+        """The newest desired state of that worker. It has to be sent: it counts as known to the worker."""
+        plan = self._durable.plan(session.worker)
+        if (idle := placement.idle_beside_work(self._core)) is not None and idle != session.worker:
+            self.sessions[idle].wake.set()  # nothing else would wake it: an idle worker reports nothing
+        forget = self.sessions.forget(session, plan.forget)
+        admitted = [(run.id, run.placement) for run in plan.rank if session.sent.get(run.id) != run.placement]
+        self.sessions.sent(session, admitted)
+        session.seq += 1
+        command = pb.StepCommand(
+            epoch=self.epoch,
+            session=session.id,
+            seq=session.seq,
+            seen_step=session.seen_step,
+            admit=[self._admit(id, placement) for id, placement in admitted],
+            rank=translate.of_plan(plan),
+            drop=plan.drop,
+            offload=plan.offload,
+            forget=forget,
+        )
+        session.commanded(command)
+        return command
+
+    def _admit(self, id: str, placement: int) -> pb.Admit:
+        tracked = self._ledger.live[id]
+        submit = tracked.submit
+        admit = pb.Admit(
+            request_id=id,
+            placement=placement,
+            tokens=submit.prompt,
+            prompt_len=len(submit.prompt),
+            sampling=submit.sampling,
+            limits=submit.limits,
+            tenant=submit.tenant,
+        )
+        admit.tokens.extend(tracked.output)
+        return admit
