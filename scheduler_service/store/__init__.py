@@ -8,13 +8,16 @@ from scheduler_service.store.port import (
     Pulse,
     Store,
     Stored,
+    StoreFull,
+    StoreRefuses,
     StoreUnavailable,
+    Unreadable,
     Verdict,
     Write,
 )
 from scheduler_service.store.redis import RedisStore
 
 __all__ = [
-    "Fenced", "Index", "LostWrites", "MemoryStore", "Pulse", "RedisStore", "Store", "StoreUnavailable", "Stored",
-    "Verdict", "Write",
+    "Fenced", "Index", "LostWrites", "MemoryStore", "Pulse", "RedisStore", "Store", "StoreFull", "StoreRefuses",
+    "StoreUnavailable", "Stored", "Unreadable", "Verdict", "Write",
 ]  # fmt: skip

@@ -1,23 +1,24 @@
-"""What the scheduler's user may do in Redis: its own keys, and the commands that store/ uses. No client of Redis."""
+"""What the scheduler's user may do in Redis: use its own keys, with the commands that store/ uses. No client of Redis
+lives here."""
 
 from collections.abc import Iterable
 
-# A command that the store begins to use belongs here; the store's contract suite runs as this user.
+# The store's contract suite runs as a user with these commands alone: a command that is missing here fails it.
 COMMANDS = (
-    *("get", "set", "append", "del", "expire", "hget", "hset", "hdel", "hmget", "hgetall"),
+    *("get", "set", "append", "del", "expire", "exists", "rename", "hget", "hset", "hdel", "hmget", "hgetall"),
     *("sadd", "srem", "smembers", "zadd", "zrem", "zrange"),
-    *("evalsha", "script|load", "multi", "exec"),
+    *("evalsha", "script|load"),
     *("auth", "hello", "ping", "select"),
 )
 
 
 def rules(namespace: str) -> list[str]:
-    """Of ACL SETUSER, and of a line in an ACL file: from nothing up."""
+    """The rules of that user, for ACL SETUSER or a line of an ACL file. They begin by taking everything away."""
     return ["resetkeys", f"~{{{namespace}}}:*", "resetchannels", "nocommands", *_allowed(COMMANDS)]
 
 
 def acl_file(user: str, password_sha256: str, namespace: str) -> str:
-    """For `redis-server --aclfile`. Who does not sign in may ask whether Redis is there, and nothing else."""
+    """The text of a file for `redis-server --aclfile`. A client that does not sign in may PING, and nothing else."""
     stranger = ["user", "default", "on", "nopass", "resetkeys", "resetchannels", "nocommands", *_allowed(["ping"])]
     scheduler = ["user", user, "on", f"#{password_sha256}", *rules(namespace)]
     return "".join(" ".join(words) + "\n" for words in (stranger, scheduler))

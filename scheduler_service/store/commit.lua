@@ -1,11 +1,12 @@
 -- One commit of a leader: all of its changes in one atomic step, or none.
 -- KEYS: leader, the set of requests with KV, one sorted set per queue level.
--- ARGV: epoch, number of the commit, what it follows if it replaces whatever is stored of these requests (Store.rewrite),
---   seconds that an ended request is kept, number of levels, what the names of a request's hash and of its log begin with (both end with its id, and
---   share the slot of the KEYS), and the changes in MessagePack (a thousand arguments would cost the client more than all
---   of its scheduling): {id, arrival, create, output tokens before, after, log, level, score, with KV, ended, fields}.
---   Without fields nothing has changed but the output.
--- Returns a verdict per change: 1 applied (or applied before), 2 not: the id is another request's, or it has ended.
+-- ARGV: epoch; number of the commit; for Store.rewrite the number that it follows, else ''; seconds that an ended request
+--   is kept; number of levels; the prefixes of the keys of a request's hash and log (its id follows, and they share the
+--   slot of the KEYS); the changes, in MessagePack (as a thousand arguments they would cost the client more than all of
+--   its scheduling). A change is {id, arrival, create, output tokens before, after, log, level, score, with KV, ended,
+--   fields}. Without fields nothing has changed except the output.
+-- Returns a verdict for each change: 1, it is written (perhaps by an earlier attempt); 2, it is not: the id is another
+--   request's, or the request has ended.
 -- Errors, and then nothing was written: FENCED, another leader took over; LOST, what was acknowledged is not there.
 local mine, number, follows = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local whole = follows ~= nil
@@ -16,7 +17,7 @@ local again = not whole and epoch == mine and last == number -- repeated, since 
 if not whole then
   follows = number - 1
 elseif follows >= 0 and (epoch ~= mine or last <= follows) then
-  follows = last -- it is the first part: of what went before nothing counts
+  follows = last -- the first part: whatever else is stored does not count
   epoch = mine
 end
 if not again and (epoch ~= mine or last ~= follows) then return redis.error_reply('LOST earlier commits') end
@@ -28,7 +29,8 @@ for i, change in ipairs(cmsgpack.unpack(ARGV[8])) do
   local hash, log = ARGV[6] .. id, ARGV[7] .. id
   local stored = redis.call('HMGET', hash, 'arrival', 'emitted', 'ending')
   local known = arrivals[hash] or stored[1]
-  local taken = (known and known ~= arrival) or ((stored[3] or lengths[hash] == 'over') and not again)
+  local broken = create and not known and stored[2] -- a record without its arrival: no new request may mix with it
+  local taken = broken or (known and known ~= arrival) or ((stored[3] or lengths[hash] == 'over') and not again)
   if taken and not whole then
     verdicts[i] = 2
   else
@@ -49,7 +51,7 @@ for _, change in ipairs(changes) do
   local brief = #fields == 0
   local was = not brief and tonumber(redis.call('HGET', hash, 'level'))
   if was and was ~= level then redis.call('ZREM', KEYS[2 + was], id) end
-  if whole or not (was or brief) then -- perhaps its hash was evicted, and a queue still names it
+  if whole or not (was or brief) then -- its hash may have been evicted while a queue still names it
     for queue = 1, levels do redis.call('ZREM', KEYS[2 + queue], id) end
   end
   if whole then redis.call('DEL', hash, log) end

@@ -1,105 +1,51 @@
-"""A record as the fields of a Redis hash, and back: readable with redis-cli, but for `means`. Nothing else reads or
-writes them."""
+"""A request as the fields of a Redis hash: one table says how each field is written and read, and what a missing one
+means. Readable with redis-cli, except `means`. Nothing else reads or writes these fields.
+
+Every record says which schema wrote it: `v` is MAJOR.MINOR. A field that is added needs a default, and raises MINOR:
+older code ignores the field, newer code reads records without it. Whatever older code would misread raises MAJOR:
+older code then sets such a request aside. Records without `v` are of schema 1.0, which had neither `v` nor `model`.
+"""
 
 import json
 import struct
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 from scheduler_service.core.beliefs import Acceptance, Expected, Length
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Record, Request, RequestClass
-from scheduler_service.store.rounds import decode
+from scheduler_service.store import rounds
 
-Fields: TypeAlias = dict[str, str | bytes | int]
+MAJOR, MINOR = 1, 1
 
-
-def of_request(request: Request) -> Fields:
-    """What never changes."""
-    return {
-        "arrival": of_arrival(request),
-        "prompt_tokens": request.prompt_tokens,
-        "max_tokens": request.max_tokens,
-        "class": int(request.klass),
-        "deadline": _optional(request.deadline),
-        "predicted_tokens": _optional(request.predicted_tokens),
-        "expected": _of_expected(request.expected),
-        "tenant": request.tenant,
-    }
+Value: TypeAlias = str | bytes | int
+Fields: TypeAlias = dict[str, Value]
 
 
-def of_arrival(request: Request) -> str:
-    """With its id it tells a request from any other."""
-    return repr(request.arrival)
+class Malformed(ValueError):
+    """A record that cannot be read; the message says why."""
 
 
-def of_record(record: Record) -> Fields:
-    """What changes. `emitted` and `level` are written by the script: it checks them."""
-    acceptance = record.acceptance
-    return {
-        "state": record.state.value,
-        "placement": record.placement,
-        "rounds": acceptance.rounds,
-        "prefilled": record.prefilled,
-        "drafted": acceptance.drafted,
-        "accepted": acceptance.accepted,
-        "rejected": acceptance.rejected,
-        "counted": record.emitted,
-        "means": struct.pack(f"<{len(acceptance.means)}d", *acceptance.means),  # text would cost too much
-        "perceptible": int(record.perceptible),
-        "key": repr(record.key),
-        "preemptions": record.preemptions,
-        "started": _optional(record.started),
-        "deaths": record.deaths,
-        "probation": record.probation,
-    }
+class Field(NamedTuple):
+    """`encode` takes the attribute's value, `decode` gives it back from the stored bytes."""
+
+    name: str  # in the hash
+    attribute: str  # of Request, Record or Acceptance
+    encode: Callable[[Any], Value]
+    decode: Callable[[bytes], Any]
+    default: Any = ...  # the value where the field is missing; ...: the request cannot be read without it
 
 
-def to_record(id: str, fields: Mapping[str, bytes], log: bytes) -> Record:
-    """Raises KeyError, ValueError or struct.error if a field or the log is missing or malformed."""
-    request = Request(
-        id=id,
-        arrival=float(fields["arrival"]),
-        prompt_tokens=int(fields["prompt_tokens"]),
-        max_tokens=int(fields["max_tokens"]),
-        klass=RequestClass(int(fields["class"])),
-        deadline=float(text) if (text := fields["deadline"]) else None,
-        predicted_tokens=int(text) if (text := fields["predicted_tokens"]) else None,
-        expected=_to_expected(text) if (text := fields["expected"]) else None,
-        tenant=fields["tenant"].decode(),
-    )
-    acceptance = Acceptance(
-        rounds=int(fields["rounds"]),
-        drafted=int(fields["drafted"]),
-        accepted=int(fields["accepted"]),
-        rejected=int(fields["rejected"]),
-        means=tuple(mean for (mean,) in struct.iter_unpack("<d", fields["means"])),
-    )
-    counted = int(fields.get("counted", fields["emitted"]))  # output tokens whose rounds `acceptance` counts
-    for round in decode(log) if counted < int(fields["emitted"]) else ():
-        if round.start >= counted:
-            acceptance = acceptance.after(round.drafted, round.accepted, len(round.tokens))
-    return Record(
-        request=request,
-        state=State(fields["state"].decode()),
-        placement=int(fields["placement"]),
-        emitted=int(fields["emitted"]),
-        prefilled=int(fields["prefilled"]),
-        acceptance=acceptance,
-        perceptible=fields["perceptible"] == b"1",
-        level=int(fields["level"]),
-        key=float(fields["key"]),
-        preemptions=int(fields["preemptions"]),
-        started=float(text) if (text := fields["started"]) else None,
-        deaths=int(fields["deaths"]),
-        probation=int(fields["probation"]),
-    )
+def _optional(encode: Callable[[Any], Value]) -> Callable[[Any], Value]:
+    return lambda value: "" if value is None else encode(value)
 
 
-def _of_expected(expected: Expected | None) -> str:
+def _if_any(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    return lambda text: decode(text) if text else None
+
+
+def _of_expected(expected: Expected) -> str:
     """Location and spread of ln(tokens), and acceptance; null where there is none."""
-    if expected is None:
-        return ""
     length = expected.length
     known = [length.location, length.spread] if length else [None, None]
     return json.dumps([*known, expected.acceptance], separators=(",", ":"))
@@ -110,5 +56,107 @@ def _to_expected(text: bytes) -> Expected:
     return Expected(None if location is None else Length(location, spread), acceptance)
 
 
-def _optional(value: float | int | None) -> str:
-    return "" if value is None else repr(value)
+def _of_means(means: tuple[float, ...]) -> bytes:
+    return struct.pack(f"<{len(means)}d", *means)  # text would cost too much
+
+
+def _to_means(packed: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(packed) // 8}d", packed)
+
+
+REQUEST = (  # never changes
+    Field("arrival", "arrival", repr, float),
+    Field("prompt_tokens", "prompt_tokens", int, int),
+    Field("max_tokens", "max_tokens", int, int),
+    Field("class", "klass", int, lambda text: RequestClass(int(text)), RequestClass.DEFAULT),
+    Field("deadline", "deadline", _optional(repr), _if_any(float), None),
+    Field("predicted_tokens", "predicted_tokens", _optional(int), _if_any(int), None),
+    Field("expected", "expected", _optional(_of_expected), _if_any(_to_expected), None),
+    Field("tenant", "tenant", str, bytes.decode, ""),
+)
+RECORD = (
+    Field("state", "state", lambda state: state.value, lambda text: State(text.decode()), State.WAITING),
+    Field("placement", "placement", int, int),
+    Field("prefilled", "prefilled", int, int, 0),
+    Field("perceptible", "perceptible", int, lambda text: text == b"1", False),
+    Field("key", "key", repr, float, 0.0),
+    Field("preemptions", "preemptions", int, int, 0),
+    Field("started", "started", _optional(repr), _if_any(float), None),
+    Field("deaths", "deaths", int, int, 0),
+    Field("probation", "probation", int, int, 0),
+)
+SCRIPT = (  # commit.lua writes these itself, with every write: it checks them
+    Field("emitted", "emitted", int, int),
+    Field("level", "level", int, int, 1),
+)
+ACCEPTANCE = (
+    Field("rounds", "rounds", int, int, 0),
+    Field("drafted", "drafted", int, int, 0),
+    Field("accepted", "accepted", int, int, 0),
+    Field("rejected", "rejected", int, int, 0),
+    Field("means", "means", _of_means, _to_means, ()),
+)
+
+
+def of_request(request: Request) -> Fields:
+    """What never changes of it."""
+    return _encoded(REQUEST, request)
+
+
+def of_arrival(request: Request) -> str:
+    """Tells a request from any other of the same id."""
+    return repr(request.arrival)
+
+
+def of_record(record: Record) -> Fields:
+    """What changes, except for what commit.lua writes itself."""
+    news: Fields = {"v": f"{MAJOR}.{MINOR}", "counted": record.emitted}  # output tokens that `acceptance` counts
+    return news | _encoded(RECORD, record) | _encoded(ACCEPTANCE, record.acceptance)
+
+
+def to_record(id: str, stored: Mapping[str, bytes], log: bytes) -> Record:
+    """Raises Malformed if the record cannot be read, or if the log does not hold its output."""
+    _check_version(stored.get("v", b"1.0"))
+    request = Request(id=id, **_decoded(REQUEST, stored))
+    changing = _decoded(RECORD + SCRIPT, stored)
+    emitted = changing["emitted"]
+    try:
+        logged = rounds.count(log)
+    except struct.error as error:
+        raise Malformed(f"its log is cut short: {error}") from error
+    if logged != emitted:
+        raise Malformed(f"its log holds {logged} of {emitted} output tokens")
+    acceptance = Acceptance(**_decoded(ACCEPTANCE, stored))
+    (counted,) = _decoded((Field("counted", "counted", int, int, emitted),), stored).values()
+    for round in rounds.decode(log) if counted < emitted else ():
+        if round.start >= counted:
+            acceptance = acceptance.after(round.drafted, round.accepted, len(round.tokens))
+    return Record(request=request, acceptance=acceptance, **changing)
+
+
+def _check_version(version: bytes) -> None:
+    try:
+        major, _ = map(int, version.split(b"."))
+    except ValueError:
+        raise Malformed(f"its schema version {version!r} is malformed") from None
+    if major > MAJOR:
+        raise Malformed(f"schema {version.decode()} wrote it, and this scheduler reads none above {MAJOR}")
+
+
+def _encoded(table: tuple[Field, ...], source: Any) -> Fields:
+    return {field.name: field.encode(getattr(source, field.attribute)) for field in table}
+
+
+def _decoded(table: tuple[Field, ...], stored: Mapping[str, bytes]) -> dict[str, Any]:
+    return {field.attribute: _one(field, stored.get(field.name)) for field in table}
+
+
+def _one(field: Field, text: bytes | None) -> Any:
+    if text is None:
+        if field.default is ...:
+            raise Malformed(f"its field {field.name} is missing")
+        return field.default
+    try:
+        return field.decode(text)
+    except (ValueError, TypeError, struct.error):
+        raise Malformed(f"its field {field.name} is malformed: {text[:40]!r}") from None

@@ -1,20 +1,22 @@
-"""The store's twin in memory, for tests and experiments: the same contract, nothing durable."""
+"""The store's twin in memory, for tests and experiments: the same contract, nothing durable. No Redis lives here."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from scheduler_service.core.lifecycle import State
-from scheduler_service.store.port import Fenced, Index, LostWrites, Pulse, Stored, Verdict, Write
+from scheduler_service.store.port import Fenced, Index, LostWrites, Pulse, Stored, Unreadable, Verdict, Write
 
 
 class MemoryStore:
     def __init__(self, keep_s: float = 600.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`keep_s`: how long an ended request can still be asked for. A shallow copy is how it is now."""
+        """`keep_s`: how long an ended request can still be asked for. A shallow copy of the store keeps its present
+        state: its contents are replaced, never changed."""
         self._epoch = 0
         self._commit: int | None = None
-        self._requests: dict[str, Stored] = {}  # replaced, never changed
-        self._ends: dict[str, float] = {}  # when what has ended expires
+        self._requests: dict[str, Stored | Unreadable] = {}
+        self._ends: dict[str, float] = {}  # when each ended request expires, by `clock`
         self._learned: bytes | None = None
         self._keep_s, self._clock = keep_s, clock
 
@@ -60,18 +62,24 @@ class MemoryStore:
         self._keep(requests, writes)
         self._epoch, self._commit = epoch, number
 
-    def _keep(self, requests: dict[str, Stored], writes: Sequence[Write]) -> None:
+    def _keep(self, requests: dict[str, Stored | Unreadable], writes: Sequence[Write]) -> None:
         ends = dict(self._ends)
         for id in {write.record.request.id for write in writes}:
             if requests[id] is not self._requests.get(id):
                 ends.pop(id, None)
-                if requests[id].ending is not None:
+                if not _live(requests[id]):
                     ends[id] = self._clock() + self._keep_s
         self._requests, self._ends = requests, ends
 
+    async def set_aside(self, epoch: int, id: str, reason: str) -> None:
+        self._fence_exactly(epoch)
+        if not isinstance(self.requests.get(id), Unreadable):
+            self._requests = {**self._requests, id: Unreadable(reason)}
+            self._ends = {**self._ends, id: self._clock() + self._keep_s}
+
     @property
-    def requests(self) -> Mapping[str, Stored]:
-        """What it holds, but for what has expired."""
+    def requests(self) -> Mapping[str, Stored | Unreadable]:
+        """Everything that has not expired."""
         now = self._clock()
         if over := {id for id, at in self._ends.items() if at <= now}:
             self._requests = {id: stored for id, stored in self._requests.items() if id not in over}
@@ -82,24 +90,27 @@ class MemoryStore:
         if self._epoch > epoch:
             raise Fenced("another leader has taken over")
 
+    def _fence_exactly(self, epoch: int) -> None:
+        self._fence(epoch)
+        if epoch != self._epoch:
+            raise LostWrites("earlier commits")
+
     async def index(self) -> Index:
         live = sorted(
-            (stored.record for stored in self.requests.values() if stored.ending is None),
+            (stored.record for stored in self.requests.values() if _live(stored)),
             key=lambda record: (record.level, record.key, record.request.id),
         )
         with_kv = [record.request.id for record in live if record.state is not State.WAITING]
         return Index(with_kv, [record.request.id for record in live if record.state is State.WAITING])
 
-    async def read(self, ids: Sequence[str]) -> list[Stored | None]:
+    async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
         return [self.requests.get(id) for id in ids]
 
-    async def get(self, id: str) -> Stored | None:
+    async def get(self, id: str) -> Stored | Unreadable | None:
         return self.requests.get(id)
 
     async def save_learned(self, epoch: int, learned: bytes) -> None:
-        self._fence(epoch)
-        if epoch != self._epoch:
-            raise LostWrites("earlier commits")
+        self._fence_exactly(epoch)
         self._learned = learned
 
     async def learned(self) -> bytes | None:
@@ -109,12 +120,18 @@ class MemoryStore:
         return
 
 
-def _apply(requests: dict[str, Stored], write: Write, again: bool) -> Verdict | None:
-    """None, and nothing is changed: the output before this write is not there."""
-    record = write.record
-    stored = requests.get(record.request.id)
+def _live(stored: Stored | Unreadable) -> TypeGuard[Stored]:
+    return isinstance(stored, Stored) and stored.ending is None
+
+
+def _apply(requests: dict[str, Stored | Unreadable], write: Write, again: bool) -> Verdict | None:
+    """Returns None, and changes nothing, if the output before this write is not there."""
+    record, id = write.record, write.record.request.id
+    stored = requests.get(id)
+    if isinstance(stored, Unreadable):
+        return Verdict.EXISTS
     if stored is None and write.submit is not None:
-        stored = Stored(replace(record, emitted=0), write.submit, b"", None)
+        stored = Stored(replace(record, emitted=0), write.submit, b"", None, write.model)
     elif stored is not None:
         another = stored.record.request.arrival != record.request.arrival
         if another or (stored.ending is not None and not again):
@@ -124,5 +141,5 @@ def _apply(requests: dict[str, Stored], write: Write, again: bool) -> Verdict | 
         return None
     if write.brief:
         record = replace(record, key=stored.record.key)
-    requests[record.request.id] = Stored(record, stored.submit, stored.log + write.log, write.ending)
+    requests[id] = replace(stored, record=record, log=stored.log + write.log, ending=write.ending)
     return Verdict.APPLIED

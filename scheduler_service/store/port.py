@@ -1,4 +1,5 @@
-"""What a store promises; one contract suite holds every implementation to it."""
+"""What a store promises to the scheduler, and the data that goes in and out. One contract suite
+(tests/scheduler/test_store_contract.py) holds every implementation to it. No implementation lives here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,98 +7,131 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from scheduler_service.core.types import Record
+from scheduler_service.core.value import value
 
 
 class StoreUnavailable(Exception):
-    """It cannot be reached or cannot write now; the same call may succeed later."""
+    """The store did not answer, or cannot do it now. Whether a write happened is unknown; the same call may succeed
+    later."""
 
 
 class LostWrites(StoreUnavailable):
-    """It came back without what it had acknowledged; nothing more is written until that was rewritten."""
+    """The store came back without something that it had acknowledged. It accepts no commit until `rewrite` has given
+    it everything again."""
+
+
+class StoreFull(StoreUnavailable):
+    """The store has no memory left. It wrote nothing. Until there is memory again it still reads, lets a leader take
+    over and takes commits without writes."""
+
+
+class StoreRefuses(StoreUnavailable):
+    """The store refused for a reason that waiting does not mend: a password, a permission, a key of the wrong type, a
+    script that fails. A person has to mend it; then the same call succeeds."""
 
 
 class Fenced(Exception):
-    """Another leader took over: nothing of ours is written any more."""
+    """Another leader took over. Nothing that this leader writes is accepted any more."""
 
 
 class Verdict(IntEnum):
+    """What became of one write of a commit."""
+
     APPLIED = 1
-    EXISTS = 2  # nothing was written: another request has that id, or it has ended
+    EXISTS = 2  # nothing was written: another request has that id, or this request has ended
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Write:
-    """One change of one request, or (to be rewritten) all of it. The same request is one of the same id and arrival.
+    """One change of one request, or (for `rewrite`) all of it. Two writes are of the same request if both id and
+    arrival are equal.
 
-    `brief`: nothing of the record has changed since the last write but output, acceptance and key, and that by this one
-    round. What is stored tells the first two, and keeps the key.
+    `brief` says that nothing of the record has changed since the last write except output, acceptance and key, and
+    these only by this one round. The store then writes the output alone: it tells acceptance too. The stored key stays.
     """
 
     record: Record
-    submit: bytes | None = None  # with the first write of a request: its payload
-    start: int | None = None  # with tokens: output tokens before them
-    log: bytes = b""  # with tokens: their rounds, as rounds.encode
-    ending: bytes | None = None  # with the last write: how it ended; the request then expires
+    submit: bytes | None = None  # with the first write of a request: the payload as it was submitted
+    start: int | None = None  # with new tokens: how many output tokens there were before them
+    log: bytes = b""  # with new tokens: their rounds, as rounds.encode makes them
+    ending: bytes | None = None  # with the last write: how the request ended. The store then lets it expire
     brief: bool = False
+    model: str = ""  # with the first write: fingerprint of the model that the request runs on; "": not known
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
+    """A request as the store holds it."""
+
     record: Record
     submit: bytes
     log: bytes
-    ending: bytes | None
+    ending: bytes | None  # None: the request is live
+    model: str = ""  # fingerprint of the model that it runs on; "": written before fingerprints were stored
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A stored request that this code cannot read: a needed field is missing or malformed, the log does not match, or
+    newer code wrote it. It never runs again. The reason is for the log and for its client."""
+
+    reason: str
 
 
 class Index(NamedTuple):
-    """Ids of the requests that have not ended."""
+    """Ids of the live requests."""
 
-    with_kv: list[str]  # on some worker, as far as was written
+    with_kv: list[str]  # a worker may hold KV of these, as far as was written
     waiting: list[str]  # the others, highest queue level first
 
 
 class Pulse(NamedTuple):
-    """What shows that a leader lives: it commits something every persister.BEAT_S."""
+    """Shows that a leader lives: it commits something every persister.BEAT_S."""
 
     epoch: int  # 0: nobody ever led
-    commit: int | None  # number of its last commit; None: it has stepped down
+    commit: int | None  # number of the leader's last commit; None: it has stepped down
 
 
 class Store(Protocol):
-    """Every method raises StoreUnavailable; what writes, Fenced."""
+    """Every method raises StoreUnavailable. Every method that writes raises Fenced."""
 
     async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
-        """Take over: the new epoch, max(stored + 1, now_ms). Earlier leaders are fenced from here on. Raises Fenced,
-        and changes nothing, if the pulse is no longer what was `seen`."""
+        """Take over. Returns the new epoch, max(stored + 1, now_ms); earlier leaders are fenced from now on. Raises
+        Fenced and changes nothing if `seen` is given and is no longer the pulse."""
 
     async def pulse(self) -> Pulse: ...
 
     async def step_down(self, epoch: int) -> None:
-        """Whoever waits for it may lead at once. Of a leader that is fenced: nothing."""
+        """A standby that waits may lead at once. Does nothing if another leader has taken over."""
 
     async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
-        """All writes in one atomic step, in order. A leader numbers its commits from 1; one whose answer was lost is
-        repeated under its number, and written once. Raises LostWrites if an earlier commit, or output before that
-        of a write, is not there."""
+        """All writes in one atomic step, in order. A leader numbers its commits from 1. A commit whose answer was lost
+        is repeated under its number, and written once. Raises LostWrites if an earlier commit, or the output before
+        that of a write, is not in the store."""
 
     async def rewrite(self, epoch: int, number: int, follows: int, writes: Sequence[Write]) -> None:
-        """Whole requests, in place of whatever is stored of them. What was lost is rewritten in parts: the first
-        follows the last commit that was acknowledged, each other one the part before it. The last one's number is that
-        of the commit, so that commits go on; each other has one of its own, below -1. Raises LostWrites if it does not
-        follow what is there: then it is late, and others came before it."""
+        """Whole requests, in place of whatever is stored under their ids. What was lost is rewritten in parts. The
+        first part follows the last commit that was acknowledged, each other part the part before it. The last part has
+        the number of that commit, so that commits go on; each other part has a number of its own, below -1. Raises
+        LostWrites if the part does not follow what is stored: then it arrived late, after other writes."""
 
     async def index(self) -> Index: ...
 
-    async def read(self, ids: Sequence[str]) -> list[Stored | None]:
-        """Each of these requests, ended ones included until they expire."""
+    async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
+        """Each of these requests, ended ones included until they expire. None: there is none of that id."""
 
-    async def get(self, id: str) -> Stored | None:
-        """One of them."""
+    async def get(self, id: str) -> Stored | Unreadable | None:
+        """One request, as `read` gives it."""
+
+    async def set_aside(self, epoch: int, id: str, reason: str) -> None:
+        """Keep what is stored of an unreadable request apart, for a person to look at. From now on the request has
+        ended: `index` does not name it, and `read` says Unreadable with this reason for as long as it would give an
+        ended request. Raises LostWrites if this leader's epoch is not in the store."""
 
     async def save_learned(self, epoch: int, learned: bytes) -> None:
-        """What the leader has learned, instead of what was kept before."""
+        """Replaces what an earlier call saved. Raises LostWrites as `set_aside` does."""
 
     async def learned(self) -> bytes | None:
-        """What was last kept; None if nothing was."""
+        """What was saved last; None if nothing was."""
 
     async def close(self) -> None: ...

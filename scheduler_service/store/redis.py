@@ -1,8 +1,7 @@
-"""The store on Redis (7.0 or Valkey). Every key is built here, or from a prefix of here by commit.lua; every write is
-one fenced script."""
+"""The store on Redis (7.0 or later, or Valkey). Every key is built here, or by commit.lua from a prefix of here. Every
+write is a script that checks who leads (scripts.py); what a request's fields mean is in fields.py."""
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from itertools import chain
 from typing import Any
 
@@ -10,38 +9,33 @@ import msgpack
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
 
 from scheduler_service.core.lifecycle import State
-from scheduler_service.store import fields
-from scheduler_service.store.port import Fenced, Index, LostWrites, Pulse, Stored, StoreUnavailable, Verdict, Write
+from scheduler_service.store import fields, scripts
+from scheduler_service.store.port import (
+    Fenced,
+    Index,
+    LostWrites,
+    Pulse,
+    Stored,
+    StoreFull,
+    StoreRefuses,
+    StoreUnavailable,
+    Unreadable,
+    Verdict,
+    Write,
+)
 
 LEVELS = 16  # as many queues as a policy may have
-
-_LEAD = """
-local stored = redis.call('HMGET', KEYS[1], 'epoch', 'commit')
-if ARGV[2] and (ARGV[2] ~= (stored[1] or '0') or ARGV[3] ~= (stored[2] or '')) then
-  return redis.error_reply('FENCED another leader has taken over')
-end
-local epoch = string.format('%.0f', math.max(tonumber(stored[1] or '0') + 1, tonumber(ARGV[1])))
-redis.call('HSET', KEYS[1], 'epoch', epoch, 'commit', 0)
-return epoch
-"""
-
-_STEP_DOWN = """
-if redis.call('HGET', KEYS[1], 'epoch') == ARGV[1] then redis.call('HDEL', KEYS[1], 'commit') end
-"""
-
-_SAVE_LEARNED = """
-local epoch, mine = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0'), tonumber(ARGV[1])
-if epoch > mine then return redis.error_reply('FENCED another leader has taken over') end
-if epoch < mine then return redis.error_reply('LOST earlier commits') end
-redis.call('SET', KEYS[2], ARGV[2])
-"""
+UNREADABLE_KEPT_S = 7 * 86_400  # how long an unreadable request is kept, for a person to look at
+# Error answers that may pass by themselves: Redis fails over, runs a long script, or cannot write its disk. All
+# others need a person.
+PASSING = ("READONLY", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MISCONF")
 
 
 class Keys:
-    """With one hash tag, so that a script's keys share a slot."""
+    """All with one hash tag, so that the keys of a script share a slot of a cluster."""
 
     def __init__(self, namespace: str) -> None:
         self._prefix = f"{{{namespace}}}"
@@ -49,12 +43,19 @@ class Keys:
         self.with_kv = f"{self._prefix}:with-kv"
         self.learned = f"{self._prefix}:learned"
         self.queues = [f"{self._prefix}:queue:{level}" for level in range(1, LEVELS + 1)]
+        self.all_unreadable = f"{self._prefix}:unreadable"
 
     def request(self, id: str) -> str:
         return f"{self._prefix}:request:{id}"
 
     def log(self, id: str) -> str:
         return f"{self._prefix}:log:{id}"
+
+    def unreadable(self, id: str) -> str:
+        return f"{self._prefix}:unreadable:{id}"
+
+    def unreadable_log(self, id: str) -> str:
+        return f"{self._prefix}:unreadable-log:{id}"
 
 
 class RedisStore:
@@ -71,7 +72,7 @@ class RedisStore:
 
         Raises ValueError if the URL is malformed.
         """
-        # No retries in here: a commit that may have happened is repeated by its owner, who knows that it is idempotent.
+        # The client must not retry: a commit that may have happened is repeated by its owner, under its number.
         self._redis: aioredis.Redis = aioredis.Redis.from_url(
             url,
             socket_timeout=timeout_s,
@@ -81,10 +82,11 @@ class RedisStore:
         )
         self.keys = Keys(namespace)
         self._keep_s = keep_s
-        self._lead = self._redis.register_script(_LEAD)
-        self._step_down = self._redis.register_script(_STEP_DOWN)
-        self._save_learned = self._redis.register_script(_SAVE_LEARNED)
-        self._commit = self._redis.register_script(files(__package__).joinpath("commit.lua").read_text())
+        script = self._redis.register_script
+        self._lead, self._step_down = script(scripts.LEAD), script(scripts.STEP_DOWN)
+        self._commit, self._commit_nothing = script(scripts.COMMIT), script(scripts.COMMIT_NOTHING)
+        self._index, self._read = script(scripts.INDEX), script(scripts.READ)
+        self._set_aside, self._save_learned = script(scripts.SET_ASIDE), script(scripts.SAVE_LEARNED)
 
     async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
         unchanged = [] if seen is None else [seen.epoch, "" if seen.commit is None else seen.commit]
@@ -104,37 +106,32 @@ class RedisStore:
         await self._write(epoch, number, follows, writes)
 
     async def _write(self, epoch: int, number: int, follows: int | str, writes: Sequence[Write]) -> list[Verdict]:
-        changes = []
-        for write in writes:
-            record, ended = write.record, write.ending is not None
-            id = record.request.id
-            pairs: fields.Fields = {} if write.brief else fields.of_record(record)
-            if write.submit is not None:
-                pairs |= fields.of_request(record.request) | {"submit": write.submit}
-            if write.ending is not None:
-                pairs["ending"] = write.ending
-            with_kv = record.state is not State.WAITING and not ended
-            start = record.emitted if write.start is None else write.start
-            change = (id, fields.of_arrival(record.request), write.submit is not None, start, record.emitted, write.log)
-            changes.append((*change, record.level, repr(record.key), with_kv, ended, [*chain(*pairs.items())]))
+        changed = msgpack.packb([_change(write) for write in writes], use_bin_type=False)
         keys = [self.keys.leader, self.keys.with_kv, *self.keys.queues]
-        changed = msgpack.packb(changes, use_bin_type=False)
         args = [epoch, number, follows, self._keep_s, LEVELS, self.keys.request(""), self.keys.log(""), changed]
-        return [Verdict(verdict) for verdict in await _guarded(self._commit(keys=keys, args=args))]
+        script = self._commit if writes else self._commit_nothing
+        return [Verdict(verdict) for verdict in await _guarded(script(keys=keys, args=args))]
 
     async def index(self) -> Index:
-        pipeline = self._redis.pipeline(transaction=True)
-        pipeline.smembers(self.keys.with_kv)
-        for queue in self.keys.queues:
-            pipeline.zrange(queue, 0, -1)
-        members, *queues = await _guarded(pipeline.execute())
-        live = [raw for queue in queues for raw in queue]
+        members, *queues = await _guarded(self._index(keys=[self.keys.with_kv, *self.keys.queues]))
+        live, with_kv = [raw for queue in queues for raw in queue], set(members)
         return Index(
-            [raw.decode() for raw in live if raw in members], [raw.decode() for raw in live if raw not in members]
+            [raw.decode() for raw in live if raw in with_kv], [raw.decode() for raw in live if raw not in with_kv]
         )
 
-    async def get(self, id: str) -> Stored | None:
+    async def get(self, id: str) -> Stored | Unreadable | None:
         return (await self.read([id]))[0]
+
+    async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
+        keys = [key for id in ids for key in (self.keys.request(id), self.keys.log(id))]
+        answers = await _guarded(self._read(keys=keys)) if keys else []
+        return [_stored(id, answers[2 * i], answers[2 * i + 1]) for i, id in enumerate(ids)]
+
+    async def set_aside(self, epoch: int, id: str, reason: str) -> None:
+        keys = self.keys
+        kept = [keys.unreadable(id), keys.unreadable_log(id), keys.all_unreadable]
+        named = [keys.leader, keys.request(id), keys.log(id), *kept, keys.with_kv, *keys.queues]
+        await _guarded(self._set_aside(keys=named, args=[epoch, id, reason, self._keep_s, UNREADABLE_KEPT_S]))
 
     async def save_learned(self, epoch: int, learned: bytes) -> None:
         await _guarded(self._save_learned(keys=[self.keys.leader, self.keys.learned], args=[epoch, learned]))
@@ -146,31 +143,56 @@ class RedisStore:
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def read(self, ids: Sequence[str]) -> list[Stored | None]:
-        pipeline = self._redis.pipeline(transaction=True)
-        for id in ids:
-            pipeline.hgetall(self.keys.request(id))
-            pipeline.get(self.keys.log(id))
-        answers = await _guarded(pipeline.execute())
-        return [_stored(id, answers[2 * i], answers[2 * i + 1]) for i, id in enumerate(ids)]
+
+def _change(write: Write) -> tuple[Any, ...]:
+    """One write, in the order in which commit.lua unpacks it."""
+    record, ended, submitted = write.record, write.ending is not None, write.submit is not None
+    pairs: fields.Fields = {} if write.brief else fields.of_record(record)
+    if write.submit is not None:
+        pairs |= fields.of_request(record.request) | {"submit": write.submit, "model": write.model}
+    if write.ending is not None:
+        pairs["ending"] = write.ending
+    start = record.emitted if write.start is None else write.start
+    score = "" if write.brief else repr(record.key)
+    with_kv = record.state is not State.WAITING and not ended
+    what = (record.request.id, fields.of_arrival(record.request), submitted, start, record.emitted, write.log)
+    return (*what, record.level, score, with_kv, ended, [*chain(*pairs.items())])
 
 
-def _stored(id: str, raw: dict[bytes, bytes], log: bytes | None) -> Stored | None:
-    if not raw:
+def _stored(id: str, answer: Sequence[bytes] | bytes, log: bytes | list[bytes] | None) -> Stored | Unreadable | None:
+    """`answer`: names and values in turn, or the error in place of them; the log's error comes in a list."""
+    if not answer:
         return None
-    submit, ending = raw.pop(b"submit"), raw.pop(b"ending", None)
-    record = fields.to_record(id, {name.decode(): value for name, value in raw.items()}, log or b"")
-    return Stored(record, submit, log or b"", ending)
+    if isinstance(answer, bytes):
+        return Unreadable(f"Redis says of its record: {answer.decode(errors='replace')}")
+    if isinstance(log, list):
+        return Unreadable(f"Redis says of its log: {log[0].decode(errors='replace')}")
+    raw = {name.decode(errors="replace"): value for name, value in zip(answer[::2], answer[1::2], strict=True)}
+    if (reason := raw.get("unreadable")) is not None:
+        return Unreadable(reason.decode(errors="replace"))
+    if "submit" not in raw:
+        return Unreadable("its field submit is missing")
+    try:
+        record = fields.to_record(id, raw, log or b"")
+    except fields.Malformed as error:
+        return Unreadable(str(error))
+    model = raw.get("model", b"").decode(errors="replace")
+    return Stored(record, raw["submit"], log or b"", raw.get("ending"), model)
 
 
 async def _guarded(call: Any) -> Any:
+    """The answer to a call; its errors in the port's words."""
     try:
         return await call
-    except ResponseError as error:
+    except OutOfMemoryError as error:
+        raise StoreFull(f"Redis is out of memory: {error}") from error
+    except (ResponseError, AuthenticationError) as error:
         if str(error).startswith("FENCED"):
             raise Fenced(str(error)) from error
         if str(error).startswith("LOST"):
             raise LostWrites(str(error)) from error
-        raise StoreUnavailable(str(error)) from error
+        code = getattr(error, "status_code", None)  # redis-py takes the codes that it knows off the text
+        text = f"{code} {error}" if code else str(error)
+        raise (StoreUnavailable if text.startswith(PASSING) else StoreRefuses)(text) from error
     except (RedisError, OSError, TimeoutError) as error:
         raise StoreUnavailable(str(error) or type(error).__name__) from error

@@ -1,7 +1,8 @@
 """The stored form of a request's output: its rounds one after the other, so that a replay is exact round by round.
+No Redis lives here.
 
-A round is drafted u8, accepted u8, count u16, then `count` token ids u32, little-endian. Where the highest bit of the
-count is set, log-probabilities follow: their length in bytes u32, and that message.
+A round is drafted u8, accepted u8, count u16, then `count` token ids u32, all little-endian. If the highest bit of the
+count is set, log-probabilities follow: their length in bytes u32, then a serialized types.Logprobs.
 """
 
 import struct
@@ -15,7 +16,7 @@ _LOGPROBS = 0x8000
 
 
 class LoggedRound(NamedTuple):
-    start: int  # output tokens before
+    start: int  # output tokens before this round
     tokens: tuple[int, ...]
     drafted: int
     accepted: int
@@ -23,7 +24,7 @@ class LoggedRound(NamedTuple):
 
 
 def encode(tokens: Sequence[int], drafted: int, accepted: int, logprobs: bytes = b"") -> bytes:
-    """Raises struct.error if a count or an id is out of range, ValueError for more than MAX_TOKENS."""
+    """One round. Raises struct.error if a count or an id is out of range, ValueError for more than MAX_TOKENS."""
     if len(tokens) > MAX_TOKENS:
         raise ValueError(f"{len(tokens)} tokens in a round, of at most {MAX_TOKENS}")
     head = _HEAD.pack(drafted, accepted, len(tokens) | (_LOGPROBS if logprobs else 0))
@@ -32,19 +33,31 @@ def encode(tokens: Sequence[int], drafted: int, accepted: int, logprobs: bytes =
 
 
 def decode(log: bytes) -> Iterator[LoggedRound]:
-    """Raises struct.error if the log is cut short."""
-    at = start = 0
-    while at < len(log):
-        drafted, accepted, count = _HEAD.unpack_from(log, at)
-        more, count = count & _LOGPROBS, count & MAX_TOKENS
-        tokens = struct.unpack_from(f"<{count}I", log, at + _HEAD.size)
-        at += _HEAD.size + 4 * count
-        logprobs = b""
-        if more:
-            (length,) = _LENGTH.unpack_from(log, at)
-            at += _LENGTH.size + length
-            logprobs = bytes(log[at - length : at])
-            if len(logprobs) < length:
-                raise struct.error("log-probabilities are cut short")
+    """The rounds of a log, in order. Raises struct.error if the log is cut short."""
+    start = 0
+    for at, end, drafted, accepted, count in _heads(log):
+        tokens = struct.unpack_from(f"<{count}I", log, at)
+        logprobs = bytes(log[at + 4 * count + _LENGTH.size : end])
         yield LoggedRound(start, tokens, drafted, accepted, logprobs)
         start += count
+
+
+def count(log: bytes) -> int:
+    """How many tokens a log holds; far cheaper than `decode`. Raises struct.error if the log is cut short."""
+    return sum(count for *_, count in _heads(log))
+
+
+def _heads(log: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+    """Of each round: where its tokens begin, where it ends, drafted, accepted, tokens."""
+    at = 0
+    while at < len(log):
+        drafted, accepted, word = _HEAD.unpack_from(log, at)
+        at += _HEAD.size
+        end = at + 4 * (word & MAX_TOKENS)
+        if word & _LOGPROBS:
+            (length,) = _LENGTH.unpack_from(log, end)
+            end += _LENGTH.size + length
+        if end > len(log):
+            raise struct.error(f"a round ends at byte {end}, the log at {len(log)}")
+        yield at, end, drafted, accepted, word & MAX_TOKENS
+        at = end
