@@ -51,15 +51,21 @@ def compare(
 ) -> Ratio:
     """Run the cell on both sides, `repetitions` times; who goes first changes each time. `arguments`: flags beside the
     cell's that both sides know. Raises OtherFailed."""
-    words = ["--workers", str(shape.workers), "--waiting", str(shape.waiting), *arguments]
-    words += ["--tenants", str(shape.tenants)] if shape.tenants > 1 else []
-    words += ["--gateways", str(shape.gateways)] if shape.gateways > 1 else []
+    words = [*cell_words(shape), *arguments]
     runs: dict[Path, list[dict[str, Any]]] = {OURS: [], checkout: []}
     for number in range(repetitions):
         for side in (OURS, checkout) if number % 2 == 0 else (checkout, OURS):
             runs[side].append(cell := bench(side, words))
             say(f"{side}: {cell['commands_per_cpu_s']:.0f} commands / CPU s")
     return ratio(shape, runs[OURS], runs[checkout], slots)
+
+
+def cell_words(shape: Shape) -> list[str]:
+    """The flags of a cell; those of later date only where they say something."""
+    words = ["--workers", str(shape.workers), "--waiting", str(shape.waiting)]
+    words += ["--tenants", str(shape.tenants)] if shape.tenants > 1 else []
+    words += ["--gateways", str(shape.gateways)] if shape.gateways > 1 else []
+    return words
 
 
 def ratio(shape: Shape, ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], slots: int) -> Ratio:

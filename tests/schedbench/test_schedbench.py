@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -88,13 +90,30 @@ def test_a_cell_is_measured_on_processes_of_its_own_and_added_to_the_record(tmp_
     assert cell["p50_ms"] <= cell["p99_ms"] <= cell["max_ms"]
 
 
-def test_another_checkout_is_measured_by_its_own_bench(tmp_path: Path) -> None:
-    words = ["--workers", "1", "--waiting", "5", "--batch", "2", "--seconds", "0.5", "--repetitions", "1"]
-    file = tmp_path / "out.json"
-    result = bench(*words, "--against", str(against.OURS), "--json", str(file))
-    assert result.exit_code == 0, result.output
-    (ratio,) = json.loads(file.read_text())["against"]
-    assert 0 < ratio["least"] == ratio["median"] == ratio["most"]
+FAKE_BENCH = """
+import json, sys
+json.dump({"cells": [{"argv": sys.argv[1:]}]}, open(sys.argv[-1], "w"))
+"""
+
+
+def test_another_checkout_is_measured_by_its_own_bench_with_the_flags_that_it_knows(tmp_path: Path) -> None:
+    (tmp_path / "laps_sd").mkdir()
+    (tmp_path / "laps_sd" / "cli.py").write_text(FAKE_BENCH)
+    words = against.cell_words(Shape(workers=2, waiting=7))  # one tenant and gateway: an old bench has no such flags
+    told = against.bench(tmp_path, words)["argv"]
+    assert told[:-2] == ["bench", "scheduler", "--workers", "2", "--waiting", "7"]
+
+
+def test_both_sides_go_first_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    went: list[Path] = []
+
+    def bench(checkout: Path, _: Sequence[str]) -> dict[str, Any]:
+        went.append(checkout)
+        return {"commands_per_cpu_s": 1.0, "ended_per_command": 1.0}
+
+    monkeypatch.setattr(against, "bench", bench)
+    against.compare(Shape(workers=1, waiting=0), tmp_path, [], 4, repetitions=2, say=lambda _: None)
+    assert went == [against.OURS, tmp_path, tmp_path, against.OURS]
 
 
 def test_a_checkout_whose_bench_fails_is_named(tmp_path: Path) -> None:
