@@ -22,6 +22,7 @@ from scheduler_service.sim.workload import Job
 from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core, request
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+from tests.waiting import WAIT_S
 
 INTERACTIVE, DEFAULT, BATCH = RequestClass
 AUTO = Bounds(backlog_s=None)
@@ -105,7 +106,7 @@ async def test_reservations_outlive_their_leader() -> None:
         assert "tokens" in gateway.refused["c"].message
         assert "requests" in gateway.refused["e"].message
         assert all(refusal.retry_after_ms > 0 for refusal in gateway.refused.values())
-        stats = await gateway.unary.Stats(inference_pb2.StatsRequest(), timeout=10)
+        stats = await gateway.unary.Stats(inference_pb2.StatsRequest(), timeout=WAIT_S)
         assert (stats.refused, stats.classes[1].requests, stats.classes[1].tokens) == (2, 3, 3 * 63)
         assert [(one.waiting, one.tokens, one.refused) for one in stats.tenants] == [(3, 3 * 63, 2)]
         await gateway.close()

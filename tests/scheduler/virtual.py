@@ -28,8 +28,7 @@ from scheduler_service.sim.workload import Job
 from scheduler_service.store import MemoryStore, Store
 from scheduler_service.trainer import Trainer
 from tests.scheduler.virtual_worker import Stream, WireWorker
-
-WAIT_S = 10.0  # of real time, until a mistake is called one
+from tests.waiting import WAIT_S
 
 
 class TrainerAtOnce(Trainer):
