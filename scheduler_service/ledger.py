@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
+from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest
 from protos.idempotence import content
 from protos.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.store import Store, Stored, StoreUnavailable, Verdict, Write
+from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode
+from scheduler_service.unreadable import checked, lost
 
 ENDED_KEPT_S = 10.0  # longer than a store that syncs every second can lose
 MAX_ENDED = 4096
@@ -31,6 +32,7 @@ class Tracked:
     output: list[int] = field(default_factory=list)
     log: bytearray = field(default_factory=bytearray)
     stored: bool = False
+    model: str = ""  # as in store.Write
     followers: set[GatewayOutbox] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -38,7 +40,8 @@ class Tracked:
 
     def whole(self, ending: bytes | None = None) -> Write:
         """All that is durable of it."""
-        return Write(self.record, submit=content(self.submit), start=0, log=bytes(self.log), ending=ending)
+        submit, log = content(self.submit), bytes(self.log)
+        return Write(self.record, submit=submit, start=0, log=log, ending=ending, model=self.model)
 
 
 class Ledger:
@@ -56,7 +59,9 @@ class Ledger:
         """A live request that an earlier leader left."""
         submit = pb.Submit.FromString(stored.submit)
         output = [token for round in decode(stored.log) for token in round.tokens]
-        self.live[submit.request_id] = Tracked(submit, stored.record, output, bytearray(stored.log), stored=True)
+        self.live[submit.request_id] = Tracked(
+            submit, stored.record, output, bytearray(stored.log), stored=True, model=stored.model
+        )
 
     # ---- who follows ----
 
@@ -76,16 +81,22 @@ class Ledger:
     async def follow(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
         """Everything durable from the offset on, round by round; then what comes. Where that is more than `most` tokens
         it ends there: the gateway follows again when it has room. Raises StoreUnavailable."""
-        self._follow_read(id, offset, outbox, most, None if id in self.live else await self.stored(id))
+        try:
+            self._follow_read(id, offset, outbox, most, None if id in self.live else await self.stored(id))
+        except Lost as error:
+            outbox.refuse(id, error)
 
     def follow_later(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
         """As `follow`, once it was read: many follow at once when a leader takes over, and none holds up the others."""
         self._early.setdefault(id, []).append((offset, outbox, most))
 
-    def was_read(self, id: str, stored: Stored | None) -> None:
+    def was_read(self, id: str, found: Stored | Unreadable | None) -> None:
         """Whoever followed it early is answered."""
         for offset, outbox, most in self._early.pop(id, ()):
-            self._follow_read(id, offset, outbox, most, stored)
+            if isinstance(found, Unreadable):
+                outbox.refuse(id, lost(id, found))
+            else:
+                self._follow_read(id, offset, outbox, most, found)
 
     def _follow_read(self, id: str, offset: int, outbox: GatewayOutbox, most: int, stored: Stored | None) -> None:
         if id in self.live:
@@ -99,7 +110,7 @@ class Ledger:
             _replay_ended(id, stored, offset, outbox, most)
 
     async def submission(self, id: str) -> pb.Submit:
-        """As it was submitted, but for its deadline. Raises UnknownRequest, StoreUnavailable."""
+        """As it was submitted, but for its deadline. Raises UnknownRequest, Lost, StoreUnavailable."""
         if id in self.live and self.live[id].stored:  # else it may turn out that another request has that id
             return self.live[id].submit
         if (stored := await self.stored(id)) is None:
@@ -108,9 +119,12 @@ class Ledger:
 
     async def stored(self, id: str) -> Stored | None:
         """As the store has it; one that ended just now, as the store will have it again if it has lost it since. Raises
-        StoreUnavailable."""
-        if (stored := await self._store.get(id)) is not None:
-            return stored
+        StoreUnavailable; Lost if it cannot be read."""
+        found = checked(id, await self._store.get(id))
+        if isinstance(found, Unreadable):
+            raise lost(id, found)
+        if found is not None:
+            return found
         ended = (write for _, write in reversed(self._ended) if write.record.request.id == id)
         return next((Stored(write.record, write.submit or b"", write.log, write.ending) for write in ended), None)
 
@@ -165,7 +179,9 @@ class Ledger:
         except StoreUnavailable as error:
             self._withdraw(id, tracked, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
             return
-        if stored is None or stored.ending is None:
+        if isinstance(stored, Unreadable):
+            self._withdraw(id, tracked, lost(id, stored))
+        elif stored is None or stored.ending is None:
             self._withdraw(id, tracked, NotServing(f"request {id} is just being written", retry_after_ms=100))
         elif stored.submit != content(tracked.submit):
             self._withdraw(id, tracked, DuplicateRequest(f"request_id: {id} was used before"))

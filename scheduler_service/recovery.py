@@ -4,28 +4,36 @@ somebody asks for them."""
 import asyncio
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import TypeAlias
 
 import structlog
 
-from scheduler_service.store import Store, Stored, StoreUnavailable
+from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable
+from scheduler_service.unreadable import SetAside, checked
 
 CHUNK = 64  # requests read at once; a step may have to wait for one such read
 RETRY_S = 0.25
 
 
-class Recovery:
-    """`take` gets each request as it is stored, or None if it is stored no longer. `known`: whether a request is live
-    here already."""
+Found: TypeAlias = Stored | Unreadable | None  # None: it is stored no longer
 
-    def __init__(self, store: Store, take: Callable[[str, Stored | None], None], known: Callable[[str], bool]) -> None:
+
+class Recovery:
+    """`take` gets each request as it was found. `known`: whether a request is live here already."""
+
+    def __init__(self, store: Store, take: Callable[[str, Found], None], known: Callable[[str], bool]) -> None:
+        self.set_aside = SetAside(store)
         self.unread: dict[str, None] = {}  # ids, the best claim first
         self._store, self._take, self._known = store, take, known
+        self._epoch = 0
         self._rolled_back = False
         self._due = asyncio.Event()
         self._log = structlog.get_logger()
 
-    async def begin(self) -> None:
-        """Take over all requests of which a worker may hold KV. Raises StoreUnavailable, and then took over none."""
+    async def begin(self, epoch: int) -> None:
+        """As the leader of this epoch, take over all requests of which a worker may hold KV. Raises StoreUnavailable,
+        and then took over none."""
+        self._epoch = epoch
         index = await self._store.index()
         with_kv = await self._store.read(index.with_kv)
         self.unread = dict.fromkeys([*index.with_kv, *index.waiting])
@@ -38,7 +46,7 @@ class Recovery:
         self._due.set()
 
     async def run(self) -> None:
-        """Read the others, until cancelled."""
+        """Read the others, and set aside what could not be read, until cancelled. Raises Fenced."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -50,6 +58,7 @@ class Recovery:
                 waiting = len(self.unread)
                 while self.unread:
                     await self.fetch(list(islice(self.unread, CHUNK)))
+                await self.set_aside.carry_out(self._epoch)
                 self._log.info("recovered", waiting=waiting)
             except StoreUnavailable:
                 await asyncio.sleep(RETRY_S)
@@ -60,9 +69,13 @@ class Recovery:
         if wanted := [id for id in ids if id in self.unread]:
             self._taken(wanted, await self._store.read(wanted))
 
-    def _taken(self, ids: list[str], read: list[Stored | None]) -> None:
-        for id, stored in zip(ids, read, strict=True):
+    def _taken(self, ids: list[str], read: list[Found]) -> None:
+        for id, found in zip(ids, read, strict=True):
             if id in self.unread:  # else another call has read it meanwhile
                 del self.unread[id]
                 if not self._known(id):
-                    self._take(id, stored)
+                    found = checked(id, found)
+                    if isinstance(found, Unreadable):
+                        self.set_aside.found(id, found)
+                        self._due.set()
+                    self._take(id, found)
