@@ -1,196 +1,43 @@
-"""`laps-sd bench scheduler`: cells of workers and waiting requests, one after the other, and what each costs."""
+"""`laps-sd bench scheduler`: its flags, what it prints and the record it writes. Nothing is measured here."""
 
 import asyncio
+import itertools
 import json
 import platform
-import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.table import Table
-from tenacity import AsyncRetrying, stop_after_delay, wait_fixed
 
 from laps_sd import terminal
 from laps_sd.redis_server import NoServer
-from laps_sd.schedbench.peers import Gateway, Worker
-from laps_sd.stack import HOST, Options, claim_ports, own_redis, scheduler_command
-from laps_sd.supervise import Child, GaveUp
-from protos.health import PLAINTEXT, is_serving
-from protos.serving import channel
-from protos.v1 import inference_pb2, types_pb2
-from protos.v1.gateway_link_pb2_grpc import GatewayLinkStub
+from laps_sd.schedbench import against, stalls
+from laps_sd.schedbench.cells import Cell, Shape, measure
+from laps_sd.stack import Options
+from laps_sd.supervise import GaveUp
 
-READY_S = 30.0
-LEFT_OF = 8  # requests, the one that waits: of a queue as it is after a while, when shorter ones go first
-SERVICE = "laps_sd.v1.WorkerLink"
-WARM_UP_S = 2.0
-CALM = 0.5  # of capacity, where delays are measured: at capacity they are those of a queue
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What so many workers and waiting requests cost.
-
-    Delays are those at half of the rate that was reached: from a report sent to the command that has seen it, both ways
-    over gRPC; `inside`: from the report read to the command handed to gRPC.
-    """
-
-    workers: int
-    waiting: int
-    commands_per_s: float
-    commands_per_cpu_s: float  # of the scheduler's main process
-    ended_per_command: float  # requests, each followed by another
-    redis_share: float  # of the CPU time of both
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-    inside_p50_ms: float
-    inside_p99_ms: float
-    bytes_per_request: float  # of the scheduler's memory
-    redis_bytes_per_request: float
-
-
-@dataclass(frozen=True, slots=True)
-class Processes:
-    """The two that are measured, and where the scheduler serves."""
-
-    target: str
-    scheduler: psutil.Process
-    redis: psutil.Process
-
-    def cpu_s(self) -> tuple[float, float]:
-        """So far, of the scheduler and of Redis."""
-        scheduler, redis = (process.cpu_times() for process in (self.scheduler, self.redis))
-        return scheduler.user + scheduler.system, redis.user + redis.system
-
-    def memory(self) -> tuple[int, int]:
-        """Bytes."""
-        return self.scheduler.memory_info().rss, self.redis.memory_info().rss
-
-
-async def cell(workers: int, waiting: int, options: Options, slots: int, seconds: float) -> Cell:
-    """Start both, serve until the predictor is warm, fill the queue, run at capacity, then at half of it. Raises
-    ConnectionError, GaveUp or NoServer."""
-    live = workers * slots + waiting
-    async with started(options, live) as processes, asyncio.TaskGroup() as tasks:
-        peers = [Worker(processes.target, number, slots) for number in range(workers)]
-        gateway = Gateway(processes.target, seed=live)
-        running = [tasks.create_task(peer.run()) for peer in peers]
-        await asyncio.gather(*(peer.attached.wait() for peer in peers))
-        running.append(tasks.create_task(gateway.run()))
-        await gateway.fill(workers * slots)
-        for peer in peers:
-            peer.go.set()
-        await learned(processes.target)
-        for peer in peers:
-            peer.go.clear()
-        empty = processes.memory()
-        await gateway.fill(live, draws=LEFT_OF)
-        bytes_each = [(full - none) / max(1, waiting) for none, full in zip(empty, processes.memory(), strict=True)]
-        for peer in peers:
-            peer.go.set()
-        await asyncio.sleep(WARM_UP_S)
-        began, ended = processes.cpu_s(), gateway.ended
-        commands = len(await delays_s(peers, seconds))
-        cpu_s, redis_s = (after - before for before, after in zip(began, processes.cpu_s(), strict=True))
-        ended = gateway.ended - ended
-        for peer in peers:
-            peer.round_s = workers * seconds / commands / CALM
-        await asyncio.sleep(WARM_UP_S)
-        delays = sorted(await delays_s(peers, seconds))
-        inside = await stats(processes.target)
-        for task in running:
-            task.cancel()
-    return Cell(
-        workers=workers,
-        waiting=waiting,
-        commands_per_s=commands / seconds,
-        commands_per_cpu_s=commands / cpu_s,
-        ended_per_command=ended / commands,
-        redis_share=redis_s / (redis_s + cpu_s),
-        p50_ms=1000 * delays[len(delays) // 2],
-        p99_ms=1000 * delays[int(0.99 * len(delays))],
-        max_ms=1000 * delays[-1],
-        inside_p50_ms=inside.report_to_command_p50_ms,
-        inside_p99_ms=inside.report_to_command_p99_ms,
-        bytes_per_request=bytes_each[0],
-        redis_bytes_per_request=bytes_each[1],
-    )
-
-
-async def stats(target: str) -> types_pb2.ServerStats:
-    async with channel(target) as link:
-        answer: types_pb2.ServerStats = await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest())
-    return answer
-
-
-async def learned(target: str) -> None:
-    """Returns once lengths are predicted from what has ended. Raises ConnectionError."""
-    async for attempt in AsyncRetrying(stop=stop_after_delay(READY_S), wait=wait_fixed(0.1), reraise=True):
-        with attempt:
-            if (await stats(target)).predictor.status != "warm":
-                raise ConnectionError(f"the predictor has learned nothing within {READY_S:g} s")
-
-
-async def delays_s(peers: Sequence[Worker], seconds: float) -> list[float]:
-    """Of the next `seconds`: one for each command that answered a report."""
-    for peer in peers:
-        peer.delays_s.clear()
-    await asyncio.sleep(seconds)
-    delays = [delay for peer in peers for delay in peer.delays_s]
-    if not delays:
-        raise ConnectionError("the scheduler answered no report")
-    return delays
-
-
-@asynccontextmanager
-async def started(options: Options, live: int) -> AsyncIterator[Processes]:
-    """A Redis and a scheduler of their own, on which `live` requests fit."""
-    (port,) = claim_ports(0)
-    with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder, own_redis(options, Path(folder)) as (url, redis):
-        command = scheduler_command(options, port, url)
-        bounds = ["--max-live", str(2 * live), "--max-live-tokens", str(10**12)]
-        # Workers stand still while the queue fills, and have not failed.
-        bounds += ["--step-timeout-s", "3600", "--worker-timeout-s", "3600"]
-        command = replace(command, arguments=[*command.arguments, *bounds])
-        async with asyncio.TaskGroup() as tasks:
-            children = [Child(each, lambda _: None) for each in (*redis, command)]
-            for child in children:
-                tasks.create_task(child.keep_running())
-            try:
-                async for attempt in AsyncRetrying(stop=stop_after_delay(READY_S), wait=wait_fixed(0.05), reraise=True):
-                    with attempt:
-                        if not await asyncio.to_thread(is_serving, f"{PLAINTEXT}{HOST}:{port}", SERVICE):
-                            raise ConnectionError(f"the scheduler does not serve within {READY_S:g} s")
-                redis_process, scheduler = (psutil.Process(child.pid) for child in children)
-                yield Processes(f"{HOST}:{port}", scheduler, redis_process)
-            finally:
-                for child in reversed(children):
-                    await child.stop()
+SLOTS = 32
+KEY = ("workers", "waiting", "tenants", "gateways", "event")  # what tells one row of a section from another
 
 
 def table(cells: Sequence[Cell]) -> Table:
-    drawn = Table("workers", "waiting", "commands / CPU s", "commands / s", "ended / command", "Redis")
-    for name in ("p50 ms", "p99 ms", "max ms", "inside p50 ms", "inside p99 ms", "KiB / request", "in Redis"):
+    drawn = Table("workers", "waiting", "tenants", "gateways", "commands / CPU s", "rows / CPU s", "tokens / CPU s")
+    for name in ("busy", "peers", "Redis", "p50, p99 ms", "inside ms", "KiB each"):
         drawn.add_column(name)
     for column in drawn.columns:
         column.justify = "right"
     for one in cells:
+        rates = (one.commands_per_cpu_s, one.rows_per_cpu_s, one.tokens_per_cpu_s)
         drawn.add_row(
-            f"{one.workers}",
-            f"{one.waiting:,}",
-            f"{one.commands_per_cpu_s:,.0f}",
-            f"{one.commands_per_s:,.0f}",
-            f"{one.ended_per_command:.2f}",
-            f"{one.redis_share:.0%}",
-            *(f"{ms:.1f}" for ms in (one.p50_ms, one.p99_ms, one.max_ms, one.inside_p50_ms, one.inside_p99_ms)),
+            *(f"{number:,}" for number in (one.workers, one.waiting, one.tenants, one.gateways)),
+            *(f"{rate:,.0f}" for rate in rates),
+            *(f"{share:.0%}" for share in (one.busy, one.peers_busy, one.redis_share)),
+            f"{one.p50_ms:.1f}, {one.p99_ms:.1f}",
+            f"{one.inside_p50_ms:.1f}, {one.inside_p99_ms:.1f}",
             f"{one.bytes_per_request / 1024:.1f}",
-            f"{one.redis_bytes_per_request / 1024:.1f}",
         )
     return drawn
 
@@ -198,28 +45,73 @@ def table(cells: Sequence[Cell]) -> Table:
 def scheduler(
     workers: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable. Default: 1, 4, 16, 64.")] = None,
     waiting: Annotated[list[int] | None, typer.Option(min=0, help="Repeatable. Default: 100 to 100,000.")] = None,
-    slots: Annotated[int, typer.Option(min=1, help="Of each worker.")] = 32,
+    tenants: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable. Default: 1.")] = None,
+    gateways: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable. Default: 1.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of a report: slots of each worker.")] = SLOTS,
     seconds: Annotated[float, typer.Option(min=0.5, help="Of each of a cell's two measurements.")] = 10.0,
     policy: Annotated[str, typer.Option(help="As of `laps-sd up`.")] = "default",
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
+    stall: Annotated[
+        bool, typer.Option("--stalls", help="No cells: how long the loops of scheduler and gateway are held at most.")
+    ] = False,
+    other: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="FOLDER", exists=True, help="Another checkout: run each cell on both."),
+    ] = None,
+    repetitions: Annotated[int, typer.Option(min=1, help="With --against: of each cell on each side.")] = 3,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="What FILE holds of other cells and measurements stays in it."),
+    ] = None,
 ) -> None:
-    """The scheduler and its Redis alone, between workers and a gateway that cost next to nothing.
+    """The scheduler and its Redis alone, between workers and gateways that cost next to nothing.
 
-    At capacity: commands for each second of the scheduler's CPU time. At half of it: how long a worker waits for one.
+    At capacity: commands, rows and tokens for each second of the scheduler's CPU time. At half of it: how long a
+    worker waits for its command. Every combination of --workers, --waiting, --tenants and --gateways is a cell.
     """
-    options, cells = Options(policy=policy, max_backlog_s="inf", log_level="warning", grpc_port=0), []
+    shapes = [
+        Shape(workers=count, waiting=many, tenants=who, gateways=doors)
+        for many, doors, who, count in itertools.product(
+            waiting or [100, 1_000, 10_000, 100_000], gateways or [1], tenants or [1], workers or [1, 4, 16, 64]
+        )
+    ]
+    settings = {"slots": batch, "seconds": seconds, "policy": policy, "python": platform.python_version()}
+    options = Options(policy=policy, max_backlog_s="inf", log_level="warning", grpc_port=0)
     try:
-        for many in waiting or [100, 1_000, 10_000, 100_000]:
-            for count in workers or [1, 4, 16, 64]:
-                cells.append(asyncio.run(cell(count, many, options, slots, seconds)))
-                typer.echo(f"{count} workers, {many} waiting: {cells[-1].commands_per_cpu_s:.0f}", err=True)
-    except* (ConnectionError, GaveUp, NoServer, TimeoutError) as errors:
+        found: dict[str, list[dict[str, Any]]]
+        if stall:
+            held = asyncio.run(stalls.measure(options, stalls.Scale(slots=batch)))
+            found, drawn = {"stalls": [asdict(one) for one in held]}, stalls.table(held)
+        elif other is not None:
+            words = ["--seconds", str(seconds), "--policy", policy]
+            words += [] if batch == SLOTS else ["--batch", str(batch)]
+            ratios = [against.compare(shape, other, words, batch, repetitions, _say) for shape in shapes]
+            found, drawn = {"against": [asdict(one) for one in ratios]}, against.table(ratios)
+        else:
+            cells = []
+            for shape in shapes:
+                cells.append(one := asyncio.run(measure(shape, options, batch, seconds)))
+                _say(f"{one.workers} workers, {one.waiting} waiting: {one.commands_per_cpu_s:.0f}")
+            found, drawn = {"cells": [asdict(one) for one in cells]}, table(cells)
+    except* (ConnectionError, GaveUp, NoServer, TimeoutError, against.OtherFailed) as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         typer.echo(f"laps-sd: {first}", err=True)
         raise typer.Exit(1) from None
-    terminal.console().print(table(cells))
+    terminal.console().print(drawn)
     if json_file is not None:
-        made = {"slots": slots, "seconds": seconds, "policy": policy, "python": platform.python_version()}
-        json_file.write_text(json.dumps({**made, "cells": [asdict(one) for one in cells]}, indent=2) + "\n")
+        write(json_file, settings, found)
+
+
+def write(file: Path, settings: dict[str, Any], found: dict[str, list[dict[str, Any]]]) -> None:
+    """Into the record: cells of the same key are replaced, others stay. So one record is made by several runs."""
+    record = json.loads(file.read_text()) if file.exists() else {}
+    for name, new in found.items():
+        keys = [[one.get(part) for part in KEY] for one in new]
+        old = [one for one in record.get(name, ()) if [one.get(part) for part in KEY] not in keys]
+        record[name] = [*old, *new]
+    file.write_text(json.dumps({**settings, **record, **settings}, indent=2) + "\n")
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

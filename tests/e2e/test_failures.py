@@ -105,7 +105,7 @@ async def test_sigterm_drains_and_leaves_no_process_behind(tiny_model: Path, tmp
         children = stack.children()
         assert await stack.stop() == 0
         assert len((await answer).token_ids) == 600
-        _, alive = psutil.wait_procs(children, timeout=1)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, 10)
         assert not alive
 
 

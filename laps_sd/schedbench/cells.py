@@ -1,0 +1,162 @@
+"""One cell of the bench: so many workers, waiting requests, tenants and gateways, and what they cost a scheduler."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from laps_sd.schedbench.gateways import Gateway, fill
+from laps_sd.schedbench.processes import Processes, started, used_s
+from laps_sd.schedbench.workers import Worker
+from laps_sd.stack import Options
+
+LONGEST_OF = 8  # draws: a queue as it is after a while, when shorter requests have gone first
+WARM_UP_S = 2.0  # at most; short measurements have short ones
+CALM = 0.5  # of capacity: there delays are measured, since at capacity they are those of a queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a cell is made of."""
+
+    workers: int
+    waiting: int
+    tenants: int = 1
+    gateways: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell(Shape):
+    """What a scheduler does with it.
+
+    Rates are those at capacity. `commands_per_cpu_s`, `rows_per_cpu_s` and `tokens_per_cpu_s` are per second of the
+    CPU time of the scheduler's process. A row is one request in one report; it counts when its tokens have reached a
+    gateway, so its commit was durable. Delays are those at half of that rate: from a report sent by a worker to the
+    command that has seen it, over gRPC both ways; `inside`: from the report read to the command handed to gRPC.
+    """
+
+    commands_per_s: float
+    commands_per_cpu_s: float
+    rows_per_cpu_s: float
+    tokens_per_cpu_s: float
+    rows_per_command: float
+    ended_per_command: float  # requests; each is followed by another
+    busy: float  # CPU seconds of the scheduler in a second
+    peers_busy: float  # CPU seconds of this process in a second: near 1 its workers and gateways are the limit
+    redis_share: float  # of the CPU time of scheduler and Redis
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    inside_p50_ms: float
+    inside_p99_ms: float
+    bytes_per_request: float  # of the scheduler's memory
+    redis_bytes_per_request: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What has happened by `at_s`; the difference of two is what happened in between."""
+
+    at_s: float
+    cpu_s: float
+    redis_s: float
+    peers_s: float
+    rows: int
+    tokens: int
+    ended: int
+
+    @classmethod
+    def now(cls, processes: Processes, gateways: Sequence[Gateway]) -> "Counts":
+        cpu_s, redis_s = processes.cpu_s()
+        return cls(
+            at_s=time.perf_counter(),
+            cpu_s=cpu_s,
+            redis_s=redis_s,
+            peers_s=used_s(psutil.Process()),
+            rows=sum(gateway.rows for gateway in gateways),
+            tokens=sum(gateway.tokens for gateway in gateways),
+            ended=sum(gateway.ended for gateway in gateways),
+        )
+
+    def since(self, before: "Counts") -> "Counts":
+        return Counts(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
+
+
+async def measure(shape: Shape, options: Options, slots: int, seconds: float) -> Cell:
+    """Start a scheduler, serve until its predictor is warm, fill the queue, run at capacity, then at half of it.
+
+    Raises ConnectionError, GaveUp or NoServer.
+    """
+    at_once, live = shape.workers * slots, shape.workers * slots + shape.waiting
+    async with started(options, live) as processes, asyncio.TaskGroup() as tasks:
+        workers = [Worker(processes.target, number, slots) for number in range(shape.workers)]
+        gateways = [Gateway(processes.target, live, number, shape.tenants) for number in range(shape.gateways)]
+        running = [tasks.create_task(worker.run()) for worker in workers]
+        await asyncio.gather(*(worker.attached.wait() for worker in workers))
+        running += [tasks.create_task(gateway.run()) for gateway in gateways]
+        await fill(gateways, at_once)
+        start(workers)
+        await processes.learned()
+        stop(workers)
+        empty = processes.memory()
+        await fill(gateways, live, draws=LONGEST_OF)
+        bytes_each = [
+            (full - none) / max(1, shape.waiting) for none, full in zip(empty, processes.memory(), strict=True)
+        ]
+        start(workers)
+        await asyncio.sleep(min(WARM_UP_S, seconds))
+        before = Counts.now(processes, gateways)
+        commands = len(await delays_s(workers, seconds))
+        spent = Counts.now(processes, gateways).since(before)
+        for worker in workers:
+            worker.round_s = shape.workers * seconds / commands / CALM
+        await asyncio.sleep(min(WARM_UP_S, seconds))
+        delays = sorted(await delays_s(workers, seconds))
+        inside = await processes.stats()
+        for task in running:
+            task.cancel()
+    return Cell(
+        workers=shape.workers,
+        waiting=shape.waiting,
+        tenants=shape.tenants,
+        gateways=shape.gateways,
+        commands_per_s=commands / spent.at_s,
+        commands_per_cpu_s=commands / spent.cpu_s,
+        rows_per_cpu_s=spent.rows / spent.cpu_s,
+        tokens_per_cpu_s=spent.tokens / spent.cpu_s,
+        rows_per_command=spent.rows / commands,
+        ended_per_command=spent.ended / commands,
+        busy=spent.cpu_s / spent.at_s,
+        peers_busy=spent.peers_s / spent.at_s,
+        redis_share=spent.redis_s / (spent.redis_s + spent.cpu_s),
+        p50_ms=1000 * delays[len(delays) // 2],
+        p99_ms=1000 * delays[int(0.99 * len(delays))],
+        max_ms=1000 * delays[-1],
+        inside_p50_ms=inside.report_to_command_p50_ms,
+        inside_p99_ms=inside.report_to_command_p99_ms,
+        bytes_per_request=bytes_each[0],
+        redis_bytes_per_request=bytes_each[1],
+    )
+
+
+def start(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.go.set()
+
+
+def stop(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.go.clear()
+
+
+async def delays_s(workers: Sequence[Worker], seconds: float) -> list[float]:
+    """Of the next `seconds`: one for each command that answered a report. Raises ConnectionError if none came."""
+    for worker in workers:
+        worker.delays_s.clear()
+    await asyncio.sleep(seconds)
+    delays = [delay for worker in workers for delay in worker.delays_s]
+    if not delays:
+        raise ConnectionError("the scheduler answered no report")
+    return delays
