@@ -111,12 +111,12 @@ class Leader:
         with_kv, waiting = len(self.ledger.live), len(self.recovery.unread)
         self._log.info("leading", epoch=self.epoch, with_kv=with_kv, waiting=waiting, policy=self.settings.policy)
 
-    def _take(self, id: str, stored: Stored | None) -> None:
+    async def _take(self, id: str, stored: Stored | None) -> None:
         """A request that an earlier leader left was read. It is ours if it has not ended."""
         if stored is not None and stored.ending is None:
             self.durable.restore(stored)
             self.workers.call_for(id)
-        self.ledger.was_read(id, stored)
+        await self.ledger.was_read(id, stored)
 
     async def attach(self, hello: worker_pb.Hello) -> WorkerSession:
         """A worker's new connection. Raises RequestError if the worker does not belong here."""
