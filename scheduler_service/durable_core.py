@@ -5,6 +5,7 @@ persister makes it durable, and the ledger then tells the gateways. No transport
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -68,14 +69,15 @@ class DurableCore:
         self._counters.step_done(step, effects)
         self._store(effects, rows, worker)
 
-    def submit(self, submit: gateway_pb.Submit, outbox: GatewayOutbox) -> None:
-        """A new request, followed by that gateway. Raises QueueIsFull, TooLate; then nothing has changed."""
+    def submit(self, submit: gateway_pb.Submit, model: str, outbox: GatewayOutbox) -> None:
+        """A new request, followed by that gateway. `model`: fingerprint of the one that it runs on. Raises QueueIsFull,
+        TooLate; then nothing has changed."""
         request = translate.to_request(submit, self.clock(), self._learning.expect(submit))
         (submitted,) = self.observe(Submitted(request))
-        self._ledger.live[request.id] = Tracked(submit, submitted.record)
+        self._ledger.live[request.id] = Tracked(submit, submitted.record, model=model)
         self._ledger.join(request.id, outbox)
         self._counters.submitted += 1
-        self._persister.put([Write(submitted.record, submit=content(submit))])
+        self._persister.put([Write(submitted.record, submit=content(submit), model=model)])
 
     def restore(self, stored: Stored) -> None:
         """A live request that an earlier leader left."""
@@ -83,6 +85,16 @@ class DurableCore:
         self.core.restore([stored.record])
         if self._event_log:
             self._event_log.restored(stored.record)
+
+    def fail(self, id: str, message: str) -> None:
+        """End a live request that cannot be run any more; its client gets the message."""
+        for effect in self.observe(Cancelled(id)):
+            record = replace(effect.record, state=State.FAILED)
+            self._log.error("request_failed", request_id=id, reason=message)
+            self._counters.ended[State.FAILED] += 1
+            self._sessions.wake_holder(id)
+            ending = translate.to_ending(record, None, self.clock(), message)
+            self._persister.put([Write(record, ending=ending.SerializeToString())])
 
     def drop(self, id: str) -> None:
         """The request is not ours to run: another one has its id. Nothing more is stored under that id."""

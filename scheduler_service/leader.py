@@ -27,6 +27,7 @@ from scheduler_service.durable_core import DurableCore
 from scheduler_service.event_log import EventLog
 from scheduler_service.learning import Learning
 from scheduler_service.ledger import Ledger
+from scheduler_service.other_model import OtherModel
 from scheduler_service.outbox import Outboxes
 from scheduler_service.persister import Persister
 from scheduler_service.recovery import Recovery
@@ -35,6 +36,7 @@ from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.standby import HigherEpoch
 from scheduler_service.store import Pulse, Store, Stored, StoreUnavailable
 from scheduler_service.trainer import Trainer
+from scheduler_service.unreadable import Found
 from scheduler_service.worker_pool import WorkerPool
 
 TICK_S = 0.1
@@ -77,6 +79,7 @@ class Leader:
             sessions=self.sessions,
             event_log=self._event_log,
         )
+        self._other_model = OtherModel(self.durable.fail)
         self.workers = WorkerPool(settings, self.durable, self.ledger, self.sessions, self.outboxes)
         self.requests = Requests(
             settings,
@@ -104,19 +107,20 @@ class Leader:
             if self._event_log:
                 self._event_log.leading(self.core)
             self.requests.reload_tenant_terms()
-            await self.recovery.begin()
+            await self.recovery.begin(self.epoch)
         except BaseException:
             await first_of(lambda: self.persisting, lambda: asyncio.sleep(0))  # cancelled, and surely at its end
             raise
         with_kv, waiting = len(self.ledger.live), len(self.recovery.unread)
         self._log.info("leading", epoch=self.epoch, with_kv=with_kv, waiting=waiting, policy=self.settings.policy)
 
-    async def _take(self, id: str, stored: Stored | None) -> None:
+    async def _take(self, id: str, found: Found) -> None:
         """A request that an earlier leader left was read. It is ours if it has not ended."""
-        if stored is not None and stored.ending is None:
-            self.durable.restore(stored)
+        if isinstance(found, Stored) and found.ending is None:
+            self.durable.restore(found)
             self.workers.call_for(id)
-        await self.ledger.was_read(id, stored)
+            self._other_model.restored(id, found.model)
+        await self.ledger.was_read(id, found)
 
     async def attach(self, hello: worker_pb.Hello) -> WorkerSession:
         """A worker's new connection. Raises RequestError if the worker does not belong here."""
@@ -126,6 +130,9 @@ class Leader:
             raise NotServing("a leader of a higher epoch was obeyed")
         with suppress(StoreUnavailable):  # then the KV that the worker holds of unread requests is computed again
             await self.recovery.fetch(held.request_id for held in hello.held)
+        if self.workers.model is None:
+            self.workers.model = hello.model  # from now on no worker of another model may attach
+        await self._other_model.serve(self.workers.model.fingerprint)
         return self.workers.attach(hello)
 
     async def run(self) -> None:

@@ -14,8 +14,9 @@ from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.round_log import RoundLog
-from scheduler_service.store import Store, Stored, StoreUnavailable, Verdict, Write
+from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable, Verdict, Write
 from scheduler_service.store.rounds import decode
+from scheduler_service.unreadable import Found, checked, lost
 
 ENDED_KEPT_S = 10.0  # longer than the time of which a store that syncs every second can lose the writes
 AT_ONCE = 32  # writes, follows or rounds handled until other tasks run
@@ -34,6 +35,7 @@ class Tracked:
     log: RoundLog = field(default_factory=RoundLog)
     ending: bytes | None = None
     stored: bool = False  # its first write is durable
+    model: str = ""  # as in store.Write
     followers: set[GatewayOutbox] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -41,8 +43,8 @@ class Tracked:
 
     def whole(self) -> Write:
         """All that is durable of it."""
-        log = bytes(self.log.stored)
-        return Write(self.record, submit=content(self.submit), start=0, log=log, ending=self.ending)
+        submit, log = content(self.submit), bytes(self.log.stored)
+        return Write(self.record, submit=submit, start=0, log=log, ending=self.ending, model=self.model)
 
 
 class Ledger:
@@ -60,7 +62,8 @@ class Ledger:
         """A live request that an earlier leader left."""
         submit = pb.Submit.FromString(stored.submit)
         output = [token for round in decode(stored.log) for token in round.tokens]
-        self.live[submit.request_id] = Tracked(submit, stored.record, output, log=RoundLog(stored.log), stored=True)
+        log = RoundLog(stored.log)
+        self.live[submit.request_id] = Tracked(submit, stored.record, output, log=log, stored=True, model=stored.model)
 
     # ---- who follows ----
 
@@ -83,29 +86,32 @@ class Ledger:
         """Send everything durable from the offset on, round by round; then join. If there are more than `most` tokens
         it ends there, and the gateway follows again when it has room; 0: no bound. Raises StoreUnavailable if the
         request is not live, and the store has to be asked."""
-        await self._answer(id, None if self._known(id) else await self._store.get(id), offset, outbox, most)
+        found = None if self._known(id) else checked(id, await self._store.get(id))
+        await self._answer(id, found, offset, outbox, most)
 
     def follow_later(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
         """As `follow`, once recovery has read the request. When a leader takes over many follow at once, and none of
         them holds up the others."""
         self._early.setdefault(id, []).append((offset, outbox, most))
 
-    async def was_read(self, id: str, stored: Stored | None) -> None:
+    async def was_read(self, id: str, found: Found) -> None:
         """Recovery has read this request: answer those that followed it early."""
         for offset, outbox, most in self._early.pop(id, ()):
             if not outbox.gone:
-                await self._answer(id, stored, offset, outbox, most)
+                await self._answer(id, found, offset, outbox, most)
 
-    async def _answer(self, id: str, stored: Stored | None, offset: int, outbox: GatewayOutbox, most: int) -> None:
-        """`stored`: as it was read, if the request was not known here."""
+    async def _answer(self, id: str, found: Found, offset: int, outbox: GatewayOutbox, most: int) -> None:
+        """`found`: in the store, if the request was not known here."""
         if (tracked := self._known(id)) is not None:
             await self._replay(id, tracked, offset, outbox, most)
-        elif stored is None:
+        elif found is None:
             outbox.refuse(id, _unknown(id))
-        elif stored.ending is None:  # it became live, and ended, while we looked
+        elif isinstance(found, Unreadable):
+            outbox.refuse(id, lost(id, found))
+        elif found.ending is None:  # it became live, and ended, while we looked
             outbox.refuse(id, NotServing(f"request {id} is being taken over", retry_after_ms=100))
         else:
-            await self._replay(id, _ended(stored), offset, outbox, most)
+            await self._replay(id, _ended(found), offset, outbox, most)
 
     def _known(self, id: str) -> Tracked | None:
         """A request that is live, or that ended just now."""
@@ -133,7 +139,7 @@ class Ledger:
     # ---- what is known of a request ----
 
     async def submission(self, id: str) -> pb.Submit:
-        """As it was submitted, without its deadline. Raises UnknownRequest, StoreUnavailable."""
+        """As it was submitted, without its deadline. Raises UnknownRequest, Lost, StoreUnavailable."""
         if id in self.live and self.live[id].stored:  # else it may turn out that another request has that id
             return self.live[id].submit
         if (stored := await self.stored(id)) is None:
@@ -142,9 +148,12 @@ class Ledger:
 
     async def stored(self, id: str) -> Stored | None:
         """As the store has it. A request that ended just now is known even if the store has lost it. Raises
-        StoreUnavailable."""
-        if (stored := await self._store.get(id)) is not None or id not in self._ended:
-            return stored
+        StoreUnavailable; Lost if what is stored cannot be read."""
+        found = checked(id, await self._store.get(id))
+        if isinstance(found, Unreadable):
+            raise lost(id, found)
+        if found is not None or id not in self._ended:
+            return found
         whole = self._ended[id][1].whole()
         return Stored(whole.record, whole.submit or b"", whole.log, whole.ending)
 
@@ -206,7 +215,9 @@ class Ledger:
         except StoreUnavailable as error:
             self._withdraw(id, tracked, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
             return
-        if stored is None or stored.ending is None:
+        if isinstance(stored, Unreadable):
+            self._withdraw(id, tracked, lost(id, stored))
+        elif stored is None or stored.ending is None:
             self._withdraw(id, tracked, NotServing(f"request {id} is just being written", retry_after_ms=100))
         elif stored.submit != content(tracked.submit):
             self._withdraw(id, tracked, DuplicateRequest(f"request_id: {id} was used before"))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from scheduler_service.store import LostWrites, Store, StoreUnavailable, Verdict, Write
+from scheduler_service.store import LostWrites, Store, StoreFull, StoreUnavailable, Verdict, Write
 
 Batch = Sequence[Write]
 MAX_WRITES_PER_COMMIT = 256  # the scheduler and Redis do nothing else while they handle one commit
@@ -107,6 +107,8 @@ class Persister:
                 return await self._commit_once(writes)
             except StoreUnavailable as error:
                 structlog.get_logger().warning("store_unavailable", error=str(error))
+                if isinstance(error, StoreFull) and writes:  # nothing of it was written, and its number is free
+                    await self._commit([])  # shows that this leader lives: a standby could write no more than it
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, MAX_RETRY_S)
 

@@ -7,27 +7,31 @@ from itertools import islice
 
 import structlog
 
-from scheduler_service.store import Store, Stored, StoreUnavailable
+from scheduler_service.store import Store, StoreUnavailable, Unreadable
+from scheduler_service.unreadable import Found, SetAside, checked
 
 CHUNK = 8  # requests read at once: taking them over holds up everybody else
 RETRY_S = 0.25
 
 
 class Recovery:
-    """`take` gets each request as it is stored, or None if it is stored no longer. `known`: whether a request is live
-    here already."""
+    """`take` gets each request as it was found. `known`: whether a request is live here already."""
 
     def __init__(
-        self, store: Store, take: Callable[[str, Stored | None], Awaitable[None]], known: Callable[[str], bool]
+        self, store: Store, take: Callable[[str, Found], Awaitable[None]], known: Callable[[str], bool]
     ) -> None:
+        self.set_aside = SetAside(store)
         self.unread: dict[str, None] = {}  # ids, the best claim first
         self._store, self._take, self._known = store, take, known
+        self._epoch = 0
         self._rolled_back = False
         self._due = asyncio.Event()
         self._log = structlog.get_logger()
 
-    async def begin(self) -> None:
-        """Take over all requests of which a worker may hold KV. Raises StoreUnavailable, and then took over none."""
+    async def begin(self, epoch: int) -> None:
+        """As the leader of this epoch, take over all requests of which a worker may hold KV. Raises StoreUnavailable,
+        and then took over none."""
+        self._epoch = epoch
         index = await self._store.index()
         with_kv = [(ids, await self._store.read(ids)) for ids in _chunks(index.with_kv)]
         self.unread = dict.fromkeys([*index.with_kv, *index.waiting])
@@ -42,7 +46,7 @@ class Recovery:
         self._due.set()
 
     async def run(self) -> None:
-        """Read the others, until cancelled."""
+        """Read the others, and set aside what could not be read, until cancelled. Raises Fenced."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -54,6 +58,7 @@ class Recovery:
                 waiting = len(self.unread)
                 while self.unread:  # it shrinks meanwhile: requests are also read when somebody asks for them
                     await self.fetch(list(islice(self.unread, CHUNK)))
+                await self.set_aside.carry_out(self._epoch)
                 self._log.info("recovered", waiting=waiting)
             except StoreUnavailable:
                 await asyncio.sleep(RETRY_S)
@@ -64,12 +69,16 @@ class Recovery:
         for wanted in _chunks([id for id in ids if id in self.unread]):
             await self._taken(wanted, await self._store.read(wanted))
 
-    async def _taken(self, ids: list[str], read: list[Stored | None]) -> None:
-        for id, stored in zip(ids, read, strict=True):
+    async def _taken(self, ids: list[str], read: list[Found]) -> None:
+        for id, found in zip(ids, read, strict=True):
             if id in self.unread:  # else another call has read it meanwhile
                 del self.unread[id]
                 if not self._known(id):
-                    await self._take(id, stored)
+                    found = checked(id, found)
+                    if isinstance(found, Unreadable):
+                        self.set_aside.found(id, found)
+                        self._due.set()
+                    await self._take(id, found)
 
 
 def _chunks(ids: list[str]) -> list[list[str]]:

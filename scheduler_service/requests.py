@@ -68,8 +68,8 @@ class Requests:
             await self._ledger.follow(id, 0, outbox)
             return
         try:
-            self._check(submit, known)
-            self._durable.submit(submit, outbox)
+            model = self._check(submit, known)
+            self._durable.submit(submit, model.fingerprint, outbox)
         except QueueIsFull as error:
             request_s = admission.request_s(self._core)
             after_ms = self._retries.after_ms(self._durable.clock(), error.room_s, request_s)
@@ -81,8 +81,8 @@ class Requests:
         else:
             self._workers.call_for(id)
 
-    def _check(self, submit: pb.Submit, known: Tracked | None) -> None:
-        """Raises RequestError if the request cannot be run, however much room there is."""
+    def _check(self, submit: pb.Submit, known: Tracked | None) -> pb.ModelInfo:
+        """The model that runs it. Raises RequestError if the request cannot be run, however much room there is."""
         if known is not None:
             raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")
         model = self._workers.model
@@ -94,6 +94,7 @@ class Requests:
         unread = len(self._recovery.unread)
         self._core.unseen = Unseen(unread, unread * model.context_tokens)
         self.reload_tenant_terms()
+        return model
 
     def _refuse(self, submit: pb.Submit, outbox: GatewayOutbox, error: RequestError) -> None:
         """For lack of room or time."""

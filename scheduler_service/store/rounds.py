@@ -38,11 +38,11 @@ def encode(tokens: Sequence[int], drafted: int, accepted: int, logprobs: bytes =
 
 
 def decode(log: bytes | bytearray, at: int = 0, start: int = 0) -> Iterator[LoggedRound]:
-    """The rounds of a log, in order, from byte `at` on: the round that begins there has `start` output tokens before it.
+    """The rounds of a log, in order, from byte `at` on: the one that begins there has `start` output tokens before it.
     Raises struct.error if the log is cut short."""
-    for at, end, drafted, accepted, count in _heads(log, at):
-        tokens = struct.unpack_from(f"<{count}I", log, at)
-        logprobs = bytes(log[at + 4 * count + _LENGTH.size : end])
+    for begin, end, drafted, accepted, count in _heads(log, at):
+        tokens = struct.unpack_from(f"<{count}I", log, begin)
+        logprobs = bytes(log[begin + 4 * count + _LENGTH.size : end])
         yield LoggedRound(start, tokens, drafted, accepted, logprobs)
         start += count
 

@@ -17,7 +17,9 @@ from scheduler_service.store import (
     Pulse,
     RedisStore,
     Store,
+    Stored,
     StoreUnavailable,
+    Unreadable,
     Verdict,
     Write,
 )
@@ -92,7 +94,7 @@ async def live_ids(store: Store) -> list[str]:
 
 async def output(store: Store, id: str = "a") -> list[int]:
     stored = await store.get(id)
-    assert stored is not None
+    assert isinstance(stored, Stored)
     tokens = [token for round in decode(stored.log) for token in round.tokens]
     assert len(tokens) == stored.record.emitted
     return tokens
@@ -303,6 +305,42 @@ async def test_live_requests_come_with_kv_first_then_highest_queue_first(store: 
     await reign.commit(*runs)
     await reign.commit(Write(record("ran", level=9)), Write(record("ended", state=State.FAILED), ending=b"over"))
     assert await store.index() == Index(["runs"], ["high", "middle", "low", "ran"])
+
+
+async def test_the_model_that_a_request_runs_on_stays_with_it(store: Store) -> None:
+    reign = Reign(store, await store.lead(1000))
+    await reign.commit(replace(submission("a"), model="of A"), submission("b"))
+    await reign.commit(tokens("a", 0, 10))
+    assert [stored.model for stored in await store.read(["a", "b"]) if isinstance(stored, Stored)] == ["of A", ""]
+    await store.rewrite(reign.epoch, 2, 2, [replace(tokens("a", 0, 10), submit=b"payload a", model="of A")])
+    assert (await store.read(["a"]))[0].model == "of A"
+
+
+async def test_a_request_set_aside_is_not_live_and_tells_why(store: Store) -> None:
+    reign = await created(store, "a", "b", "runs")
+    await reign.commit(replace(tokens("runs", 0, 10), record=record("runs", 1, state=State.RUNNING)))
+    for id in ("a", "runs", "runs"):  # the last one again, since its answer was lost
+        await store.set_aside(reign.epoch, id, f"the reason of {id}")
+    assert await store.index() == Index([], ["b"])
+    assert await store.read(["a", "runs"]) == [Unreadable("the reason of a"), Unreadable("the reason of runs")]
+
+
+async def test_nothing_is_written_of_a_request_set_aside(store: Store) -> None:
+    reign = await created(store, "a")
+    await store.set_aside(reign.epoch, "a", "reason")
+    other = Write(record(request=request("a", 99.0)), submit=b"another's")
+    assert await reign.commit(tokens("a", 0, 10), other) == [Verdict.EXISTS] * 2
+    assert await store.get("a") == Unreadable("reason")
+
+
+async def test_a_leader_whose_epoch_is_not_the_stored_one_sets_nothing_aside(store: Store) -> None:
+    old = await created(store, "a")
+    epoch = await store.lead(2000)
+    with pytest.raises(Fenced):
+        await store.set_aside(old.epoch, "a", "reason")
+    with pytest.raises(LostWrites):
+        await store.set_aside(epoch + 1, "a", "reason")
+    assert await output(store) == []
 
 
 async def test_ended_requests_and_their_logs_expire(redis_url: str, namespace: str) -> None:

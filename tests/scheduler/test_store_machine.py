@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Record
-from scheduler_service.store import Fenced, LostWrites, MemoryStore, Pulse, RedisStore, Store, Stored, Write
+from scheduler_service.store import Fenced, LostWrites, MemoryStore, Pulse, RedisStore, Store, Stored, Unreadable, Write
 from scheduler_service.store.rounds import decode, encode
 from tests.scheduler.builders import request
 
@@ -77,7 +77,8 @@ class Twins(RuleBasedStateMachine):
         return answers[0]
 
     def stored(self, id: str) -> Stored | None:
-        return self.memory.requests.get(id)
+        stored = self.memory.requests.get(id)
+        return stored if isinstance(stored, Stored) else None
 
     def reign(self, back: int) -> int:
         return self.epochs[max(0, len(self.epochs) - 1 - back)]
@@ -188,6 +189,13 @@ class Twins(RuleBasedStateMachine):
         except (Fenced, LostWrites):
             return
 
+    @rule(back=EPOCHS, id=st.sampled_from(IDS))
+    def set_aside(self, back: int, id: str) -> None:
+        try:
+            self.both(lambda store: store.set_aside(self.reign(back), id, "reason"))
+        except (Fenced, LostWrites):
+            return
+
     @rule(id=st.sampled_from(IDS))
     def lose_one_request(self, id: str) -> None:
         self.memory._requests = {key: stored for key, stored in self.memory.requests.items() if key != id}
@@ -199,9 +207,10 @@ class Twins(RuleBasedStateMachine):
 
         async def expire() -> None:
             for id, stored in self.memory.requests.items():
+                live = isinstance(stored, Stored) and stored.ending is None
                 for key in (self.redis.keys.request(id), self.redis.keys.log(id)):
                     ttl = await self.raw.ttl(key)
-                    assert ttl == -2 or (0 < ttl <= KEEP_S if stored.ending is not None else ttl == -1), (id, ttl)
+                    assert ttl == -2 or (ttl == -1 if live else 0 < ttl <= KEEP_S), (id, ttl)
                     if ttl > 0:
                         await self.raw.delete(key)
 
@@ -236,10 +245,12 @@ class Twins(RuleBasedStateMachine):
     def hold_the_same(self) -> None:
         self.both(lambda store: store.pulse())
         self.both(lambda store: store.learned())
-        held: list[Stored | None] = self.both(lambda store: store.read(IDS))
+        held: list[Stored | Unreadable | None] = self.both(lambda store: store.read(IDS))
         there = [id for id, stored in zip(IDS, held, strict=True) if stored]
         self.both(lambda store: _index(store, there))
-        for stored in filter(None, held):
+        for stored in held:
+            if not isinstance(stored, Stored):
+                continue
             rounds = list(decode(stored.log))
             assert [token for round in rounds for token in round.tokens] == list(range(stored.record.emitted))
 

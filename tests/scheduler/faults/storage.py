@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scheduler_service.store import Index, MemoryStore, Pulse, Stored, StoreUnavailable, Verdict, Write
+from scheduler_service.store import Index, MemoryStore, Pulse, Stored, StoreUnavailable, Unreadable, Verdict, Write
 from tests.scheduler.faults.loop import VirtualLoop
 from tests.scheduler.faults.promise import Promise
 
@@ -149,12 +149,15 @@ class StorePort:
         index: Index = await self._ask("index")
         return index
 
-    async def read(self, ids: Sequence[str]) -> list[Stored | None]:
-        stored: list[Stored | None] = await self._ask("read", tuple(ids))
+    async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
+        stored: list[Stored | Unreadable | None] = await self._ask("read", tuple(ids))
         return stored
 
-    async def get(self, id: str) -> Stored | None:
+    async def get(self, id: str) -> Stored | Unreadable | None:
         return (await self.read([id]))[0]
+
+    async def set_aside(self, epoch: int, id: str, reason: str) -> None:
+        await self._ask("set_aside", epoch, id, reason)
 
     async def save_learned(self, epoch: int, learned: bytes) -> None:
         await self._ask("save_learned", epoch, learned)

@@ -69,9 +69,8 @@ def recorded(url: str) -> dict[str, Any]:
 def main(server: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "redis.sock"
-        process = subprocess.Popen(
-            [server, "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--save", ""], stdout=subprocess.DEVNULL
-        )
+        command = [server, "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--save", ""]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         while not socket.exists():
             time.sleep(0.01)
         asyncio.run(write(f"unix://{socket}"))
