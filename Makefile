@@ -30,13 +30,14 @@ ALSO ?= sjf@2:0.85 las@2:0.85 mlfq@2:0.85
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo test test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick bench-scheduler \
+.PHONY: demo test test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick bench-scheduler \
     bench-engine bench-paper check lint types architecture protos protos-check audit audit-here env clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
 	@echo "make test   all tests but the long ones below, against a real Redis and the real model"
+	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
@@ -93,6 +94,9 @@ bench-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/laps-sd bench engine --model $(MODEL) --json docs/engine/bench.json $(if $(PEERS),--peer $(PEERS))
 	$(BIN)/python -m worker_service.bench.page
+
+test-stores: env
+	$(BIN)/python -m tests.stores
 
 test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)

@@ -14,6 +14,7 @@ import redis
 
 from laps_sd.redis_server import FINDERS, find_server
 from scheduler_service.store import acl
+from tests.waiting import WAIT_S
 
 
 def redis_binary() -> str:
@@ -41,10 +42,10 @@ class RedisServer:
         """Returns when it listens."""
         self._socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + WAIT_S
         while not self._socket.exists():
             assert self.process.poll() is None, "Redis did not start"
-            assert time.monotonic() < deadline, "Redis did not start within 10 s"
+            assert time.monotonic() < deadline, "Redis does not listen"
             time.sleep(0.01)
 
     def kill(self) -> None:

@@ -12,15 +12,15 @@ import torch
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals, trace
 from protos.settings import BAD_SETTINGS, is_loopback, read
 from protos.v1 import worker_link_pb2
+from worker_service.capacity import TooLittleMemoryError, check_kv_tokens, check_memory
 from worker_service.config import Settings
 from worker_service.drafters import make_drafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTarget
 from worker_service.engine.self_check import MismatchError, check, own_logits
-from worker_service.fit import TooLittleMemoryError, check_kv_tokens, check_memory
 from worker_service.link import Link
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load
-from worker_service.pace import Pace
+from worker_service.pace import Pace, PacedRunner
 from worker_service.pull import ModelError, check_directory
 from worker_service.runner import Runner
 from worker_service.watchdog import Watchdog
@@ -64,7 +64,10 @@ async def work(settings: Settings, group: Group | None, server: Server, attached
     check_kv_tokens(settings.kv_tokens, model.context_tokens)
     context_tokens = min(model.context_tokens, settings.kv_tokens)
     engine = await asyncio.to_thread(build_engine, settings, model, context_tokens, group)
-    runner = Runner(engine, settings.slots, settings.threads, Pace(settings.pace))
+    if settings.pace:
+        runner: Runner = PacedRunner(engine, settings.slots, settings.threads, Pace(settings.pace))
+    else:
+        runner = Runner(engine, settings.slots, settings.threads)
     runner.start()
     ended = asyncio.wrap_future(runner.ended)
     watchdog = asyncio.create_task(Watchdog(runner, settings.step_timeout_s, settings.warm_up_timeout_s).run())

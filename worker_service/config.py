@@ -1,14 +1,22 @@
 """The worker's settings: environment `LAPS_SD_WORKER_*` and command line, checked at the start. No logic."""
 
+import math
 import os
 import socket
-from typing import Literal
+from dataclasses import astuple
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from protos.settings import Addresses, ServiceSettings
-from worker_service.pace import PossibleCost
+from worker_service.engine.types import CostProfile
+
+
+def _possible(cost: CostProfile) -> CostProfile:
+    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in astuple(cost)):
+        raise ValueError("seconds are finite and not negative")
+    return cost
 
 
 class Settings(ServiceSettings):
@@ -39,7 +47,7 @@ class Settings(ServiceSettings):
     drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
     max_draft: int = Field(8, ge=0, le=64, description="most tokens drafted for a request in one round")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
-    pace: PossibleCost | None = Field(
+    pace: Annotated[CostProfile, AfterValidator(_possible)] | None = Field(
         None, description='JSON: be as fast as this cost profile, {"verify_s": 0.013, ...}, not faster; for comparisons'
     )
     step_timeout_s: float = Field(

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
+from worker_service.capacity import read_config
 from worker_service.engine.parallel import Ranks
-from worker_service.fit import read_config
 from worker_service.pull import MARKER, ModelError, check_directory
 
 _TEXT_FILES = (
@@ -52,11 +52,11 @@ def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _A
     check_directory(folder)
     place = choose_device(device, ranks)
     number = choose_dtype(dtype, place)
-    read_config(folder)
+    config = read_config(folder, ranks.size)
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        plan = {"distributed_config": _shares(folder, ranks.size)} if ranks.size > 1 else {}
+        plan = {"distributed_config": _shares(folder, config, ranks.size)} if ranks.size > 1 else {}
         model, report = AutoModelForCausalLM.from_pretrained(
             folder, dtype=number, local_files_only=True, output_loading_info=True, **plan
         )
@@ -79,18 +79,11 @@ def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _A
     )
 
 
-def _shares(folder: Path, ranks: int) -> DistributedConfig:
-    """How transformers splits this model over `ranks` devices. Raises ModelError if the engine cannot use that."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+def _shares(folder: Path, config: Any, ranks: int) -> DistributedConfig:
+    """How transformers splits this model over `ranks` devices. Raises ModelError if it cannot."""
     plan = config.base_model_tp_plan or {}
     if not any(name.endswith(".k_proj") and style == "colwise" for name, style in plan.items()):
         raise ModelError(f"{folder}: transformers has no plan to split the heads of a {config.model_type} model")
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    if heads % ranks or kv_heads % ranks:
-        raise ModelError(
-            f"{folder}: {heads} heads with {kv_heads} for keys and values do not divide by {ranks} devices"
-        )
     # Drafters read the embeddings and the head's rows, and the engine splits the head itself (parallel.py).
     whole = {"model.embed_tokens": "replicate", "lm_head": "replicate"}
     return DistributedConfig(tp_size=ranks, tp_plan=whole)

@@ -1,34 +1,21 @@
-"""How fast a worker may be: as fast as it can, or like a device whose rounds always take what a profile says. No
-decision lives here, and no RPC."""
+"""A worker that behaves like a device whose steps always take what a cost profile says. It is for comparisons alone: a
+shared machine is now faster and now slower, and near saturation that outweighs what is compared."""
 
-import math
-from collections.abc import Callable
-from dataclasses import astuple, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter, sleep
-from typing import Annotated
 
-from pydantic import AfterValidator
-
-from worker_service.engine.types import CostProfile, StepResult
-
-
-def possible(cost: CostProfile) -> CostProfile:
-    """Raises ValueError if no device's rounds could cost that."""
-    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in astuple(cost)):
-        raise ValueError("seconds are finite and not negative")
-    return cost
-
-
-PossibleCost = Annotated[CostProfile, AfterValidator(possible)]
+from worker_service.engine.engine import Engine
+from worker_service.engine.types import CostProfile, Run, StepResult
+from worker_service.runner import Runner
 
 
 class Pace:
-    """With `cost` None rounds end when they are done. For comparisons: a shared machine is now faster and now slower,
-    and near saturation a few hundredths of that weigh more than what is compared."""
+    """Waits at the end of each step until the imagined device would be done with it."""
 
     def __init__(
         self,
-        cost: CostProfile | None = None,
+        cost: CostProfile,
         clock: Callable[[], float] = perf_counter,
         sleep: Callable[[float], None] = sleep,
     ) -> None:
@@ -36,28 +23,42 @@ class Pace:
         self._ended = self._due = 0.0
 
     def profile(self, measured: CostProfile) -> CostProfile:
-        """What rounds cost, which warm-up has measured."""
-        return replace(self._cost, offload_block_s=measured.offload_block_s) if self._cost else measured
+        """What steps cost at this pace; offloading costs what was `measured`."""
+        return replace(self._cost, offload_block_s=measured.offload_block_s)
 
     def hold(self, begun: float, result: StepResult) -> tuple[StepResult, float]:
-        """Return when a round that began at `begun` is due to end, or at once if that is past.
+        """Return when a step that began at `begun` is due to end, or at once if that is past.
 
-        Its result, in which the wait is part of the forward pass, and its end, where the next one begins if that need
-        not wait for anything. What a round was late those make up for that follow so.
+        Returns the step's result, in which the wait is part of the forward pass, and the time at which it ended. A step
+        that begins at that very time did not have to wait for a command. If the one before it was late, it makes up for
+        that: it ends when both would have ended on the device.
         """
-        waited_s = 0.0
-        if self._cost:
-            ran = [row for row in result.rows if row.skipped is None]
-            self._due = self._due if begun == self._ended else begun
-            if ran:
-                self._due += self._cost.round_s([row.drafted for row in ran], sum(row.prefilled for row in ran))
-            waited_s = self._wait()
+        ran, waited_s = result.ran, 0.0
+        self._due = self._due if begun == self._ended else begun
+        if ran:
+            self._due += self._cost.step_s([row.drafted for row in ran], sum(row.prefilled for row in ran))
+        now = self._clock()
+        if now < self._due:
+            self._wait()
+            waited_s = self._clock() - now
         self._ended = self._clock()
-        return replace(result, verify_s=result.verify_s + waited_s) if waited_s else result, self._ended
+        return replace(result, verify_s=result.verify_s + waited_s), self._ended
 
-    def _wait(self) -> float:
-        """Seconds until the round is due."""
-        begun = self._clock()
-        while (left_s := self._due - self._clock()) > 0:
-            self._sleep(left_s)
-        return self._clock() - begun if begun < self._due else 0.0
+    def _wait(self) -> None:
+        while (remaining_s := self._due - self._clock()) > 0:
+            self._sleep(remaining_s)
+
+
+class PacedRunner(Runner):
+    """The worker's runner, at a pace."""
+
+    def __init__(self, engine: Engine, slots: int, threads: int, pace: Pace) -> None:
+        super().__init__(engine, slots, threads)
+        self._pace = pace
+
+    def _measure(self) -> CostProfile:
+        return self._pace.profile(super()._measure())
+
+    def _step(self, schedule: Sequence[Run], begun: float) -> tuple[StepResult, float]:
+        result, _ = super()._step(schedule, begun)
+        return self._pace.hold(begun, result)

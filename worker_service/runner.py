@@ -1,4 +1,4 @@
-"""The model's thread: rounds of the newest command, one after the other, without waiting for anybody. No RPC here.
+"""The model's thread: step after step of the newest command's schedule, without waiting for anybody. No RPC here.
 
 Everything that touches the engine happens in this one thread. Others hand it commands and get reports.
 """
@@ -11,21 +11,23 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
+from worker_service.engine.cost_model import CostModel
 from worker_service.engine.engine import Engine
-from worker_service.engine.profile import measure
-from worker_service.engine.refine import RefinedProfile
 from worker_service.engine.types import CostProfile, Held, Limits, Run, Sampling, StepResult
-from worker_service.pace import Pace
+from worker_service.engine.warm_up import measure
+from worker_service.watchdog import Task
 
-_MAX_PENDING = 1024  # commands that came during one round; a scheduler sends few
+_MAX_PENDING = 1024  # commands that came during one step; a scheduler sends few
 
 
 class TooManyCommandsError(Exception):
-    """Far more commands than rounds: whoever sends them is not a scheduler that follows the protocol."""
+    """Far more commands than steps: the sender is not a scheduler that follows the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
+    """A request that a command brings, with all its tokens so far."""
+
     request_id: str
     placement: int
     tokens: Sequence[int]
@@ -37,11 +39,11 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The rank is desired state: the newest one counts. What is admitted, given up and forgotten is said once."""
+    """The schedule is desired state: that of the newest command counts. What else a command says is said once."""
 
     seq: int
     seen_step: int
-    rank: Sequence[Run]
+    schedule: Sequence[Run]
     admit: Sequence[Admission] = ()
     drop: Sequence[str] = ()
     offload: Sequence[str] = ()
@@ -50,7 +52,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One round. Seconds: `other_s` is all of it but drafting and the forward pass, `idle_s` the wait before it."""
+    """One step. Seconds: `other_s` is all of it but drafting and the forward pass, `idle_s` the wait before it."""
 
     step: int
     command_seq: int
@@ -60,13 +62,6 @@ class Report:
     cost: CostProfile | None = None  # if it has changed since it was last reported
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Task:
-    """What the model's thread is at, and in how many seconds it should be done; None: nobody knows, it warms up."""
-
-    expected_s: float | None
-
-
 @dataclass(slots=True)
 class _Session:
     """What lives as long as one connection."""
@@ -74,22 +69,32 @@ class _Session:
     max_lag: int
     report: Callable[[Report], None]
     step: int = 0
-    command: Command | None = None  # the standing one
-    exhausted: bool = False  # its last round got nowhere: only another command can change that
+    command: Command | None = None  # the newest one
+    exhausted: bool = False  # its last step got nowhere: only another command can change that
 
     @property
     def allowed(self) -> bool:
-        """At most `max_lag` rounds beyond the last report that the standing command has seen."""
+        """At most `max_lag` steps beyond the last report that the newest command has seen."""
         return self.command is not None and self.step - self.command.seen_step < self.max_lag
 
 
-class Runner:
-    """Owns the engine. `attach` and `detach` frame a connection; between them rounds run as commands say."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that may run. `begun`: when, by perf_counter(); `idle_s`: seconds before it with work and no
+    permission."""
 
-    def __init__(self, engine: Engine, slots: int, threads: int, pace: Pace | None = None) -> None:
-        """`threads`: of torch in the model's thread; 0: all cores."""
+    session: _Session
+    command: Command
+    begun: float
+    idle_s: float
+
+
+class Runner:
+    """Owns the engine. `attach` and `detach` frame a connection; between them steps run as commands say."""
+
+    def __init__(self, engine: Engine, slots: int, threads: int) -> None:
+        """`slots`: requests that run in one step. `threads`: of torch in the model's thread; 0: all cores."""
         self._engine, self._slots, self._threads = engine, slots, threads
-        self._pace = pace or Pace()
         self._wake = threading.Condition()
         self._pending: deque[Command] = deque()  # not yet applied, oldest first
         self._session: _Session | None = None
@@ -102,21 +107,23 @@ class Runner:
 
     @property
     def cost(self) -> CostProfile:
-        """As the rounds so far have shown it. The model must be warmed."""
-        return self._profile.cost
+        """What steps cost, by all that ran so far. The model must be warmed."""
+        return self._costs.profile
 
     def start(self) -> None:
+        """Begin with the warm-up; `warmed` tells when it is done."""
         self.task = Task(None)
         self._thread.start()
 
     def attach(self, max_lag: int, report: Callable[[Report], None]) -> None:
-        """Obey the commands of a new connection. `report` is called in the model's thread after each round."""
+        """Obey the commands of a new connection. `report` is called in the model's thread after each step."""
         with self._wake:
             self._pending.clear()
             self._session = _Session(max(max_lag, 1), report)
 
     def detach(self) -> Future[list[Held]]:
-        """All commands are void, no further round begins; the future ends after the round in hand. KV stays."""
+        """All commands are void, and no further step begins. Requests and their KV stay: the result says which. It
+        comes when the step in hand has ended."""
         held: Future[list[Held]] = Future()
         with self._wake:
             self._session = None
@@ -129,25 +136,27 @@ class Runner:
         return held
 
     def post(self, command: Command) -> None:
-        """For the next round boundary. Raises TooManyCommandsError."""
+        """To be applied before the next step begins. Raises TooManyCommandsError."""
         with self._wake:
             if len(self._pending) >= _MAX_PENDING:
-                raise TooManyCommandsError(f"{_MAX_PENDING} commands during one round")
+                raise TooManyCommandsError(f"{_MAX_PENDING} commands during one step")
             self._pending.append(command)
             self._wake.notify()
 
     def stop(self) -> None:
-        """Ends the thread after the round in hand; `ended` tells when."""
+        """End the thread after the step in hand; `ended` tells when."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
+
+    # ---- in the model's thread ----
 
     def _main(self) -> None:
         failure: BaseException | None = None
         try:
             self._engine.bind_thread(self._threads)
-            measured = self._pace.profile(measure(self._engine, self._slots))
-            self._profile = RefinedProfile(measured)
+            measured = self._measure()
+            self._costs = CostModel(measured)
             self.warmed.set_result(measured)
             self._run()
         except BaseException as error:
@@ -163,24 +172,35 @@ class Runner:
         if not self.warmed.done():
             self.warmed.set_exception(failure or RuntimeError("stopped"))
 
+    def _measure(self) -> CostProfile:
+        return measure(self._engine, self._slots)
+
     def _run(self) -> None:
-        free_since = perf_counter()  # since when the model has nothing to do
-        while (turn := self._next_turn(free_since)) is not None:
-            session, command, begun, idle_s = turn
-            runs = command.rank[: self._slots]
+        ended = perf_counter()
+        while (step := self._next_step(ended)) is not None:
+            schedule = step.command.schedule
+            runs = schedule[: self._slots]
             drafts, prefill = [run.draft_len for run in runs], sum(run.prefill_tokens for run in runs)
-            self.task = Task(self.cost.round_s(drafts, prefill))
-            result, free_since = self._pace.hold(begun, self._engine.step(command.rank, self._slots))
-            session.step += 1
-            session.exhausted = not result.ran
-            other_s = free_since - begun - result.draft_s - result.verify_s
-            cost = self._profile.observe(result)
-            session.report(Report(session.step, command.seq, result, other_s, idle_s, cost))
+            self.task = Task(self.cost.step_s(drafts, prefill))
+            result, ended = self._step(schedule, step.begun)
+            self._done(step, result, ended)
 
-    def _next_turn(self, begun: float) -> tuple[_Session, Command, float, float] | None:
-        """Wait until a round may run: its session and command, when it began, the seconds idle. None: stop.
+    def _step(self, schedule: Sequence[Run], begun: float) -> tuple[StepResult, float]:
+        """Run a step that began at `begun`: its result, and when it ended."""
+        return self._engine.step(schedule, self._slots), perf_counter()
 
-        `begun`: the end of the round before, which is where the next one begins if nothing has to be waited for.
+    def _done(self, step: _Step, result: StepResult, ended: float) -> None:
+        session = step.session
+        session.step += 1
+        session.exhausted = not result.ran
+        other_s = ended - step.begun - result.draft_s - result.verify_s
+        cost = self._costs.observe(result)
+        session.report(Report(session.step, step.command.seq, result, other_s, step.idle_s, cost))
+
+    def _next_step(self, begun: float) -> _Step | None:
+        """Wait until a step may run. None: stop.
+
+        `begun`: the end of the step before, which is where the next one begins if nothing has to be waited for.
         """
         idle_s = 0.0
         while True:
@@ -199,41 +219,41 @@ class Runner:
                     self._apply(session, command)
                 runnable = self._runnable(session)
                 if runnable and session.command is not None and session.allowed:
-                    return session, session.command, begun, idle_s
+                    return _Step(session, session.command, begun, idle_s)
             self.task, waited_from = None, perf_counter()
             with self._wake:
                 self._wake.wait_for(partial(self._news, session))
             begun = perf_counter()
-            if runnable:  # idle: it could run, and was not allowed to
+            if runnable:  # idle: there was work, but no permission to do it
                 idle_s += begun - waited_from
 
     def _news(self, known: _Session | None) -> bool:
         return bool(self._stopping or self._pending or self._detaching or self._session is not known)
 
     def _apply(self, session: _Session, command: Command) -> None:
-        """Every edit counts, in order; of the ranks only the newest."""
+        """Edits count in order, each of them; of the schedules only the newest."""
         for request_id in command.forget:
             self._engine.forget(request_id)
         for request_id in command.drop:
             self._engine.drop(request_id)
-        for request_id in command.offload:  # now the others have given back what they had in the host's memory
+        for request_id in command.offload:  # after the others have given back their room in the host's memory
             self._engine.offload(request_id)
         for a in command.admit:
             self._engine.admit(a.request_id, a.placement, a.tokens, a.prompt_len, a.sampling, a.limits, a.tenant)
-        same_rank = session.command is not None and session.command.rank == command.rank
-        if command.forget or command.drop or command.offload or command.admit or not same_rank:
-            session.exhausted = False  # else nothing that could make it run has changed
+        same_schedule = session.command is not None and session.command.schedule == command.schedule
+        if command.forget or command.drop or command.offload or command.admit or not same_schedule:
+            session.exhausted = False  # else nothing that could make a request run has changed
         session.command = command
-        if not command.rank:  # the scheduler may wait for the end of what the commands before it listed
+        if not command.schedule:  # the scheduler may wait for the end of what earlier commands listed
             done = StepResult((), self._engine.free_blocks, 0.0, 0.0, 0.0)
             session.report(Report(session.step, command.seq, done, 0.0, 0.0))
 
     def _runnable(self, session: _Session) -> bool:
         if session.command is None or session.exhausted:
             return False
-        return any(self._engine.runnable(run) for run in session.command.rank)
+        return any(self._engine.runnable(run) for run in session.command.schedule)
 
 
 def _answer(future: Future[list[Held]], held: list[Held]) -> None:
-    if future.set_running_or_notify_cancel():  # who asked may have given up
+    if future.set_running_or_notify_cancel():  # whoever asked may have given up
         future.set_result(held)

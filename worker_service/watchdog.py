@@ -1,36 +1,48 @@
 """Ends the process when the model's thread does not come back: a device that hangs cannot be asked to stop.
 
-Its requests continue elsewhere, and whoever supervises the worker starts it anew. No RPC here, and no tensors.
+The worker's requests then go on elsewhere, and its supervisor starts it anew. No RPC here, and no tensors.
 """
 
 import asyncio
 import faulthandler
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
 
 import structlog
 
-if TYPE_CHECKING:
-    from worker_service.runner import Runner, Task
-
 POLL_S = 0.2
-SLACK = 10.0  # times what a task is expected to take, beside the time that any may
+SLACK = 10.0  # times what a task is expected to take, beside the time that any task may take
 DEAF = 2.0  # times the longest that a task may take: then the event loop does not run any more, either
 
 
-class Watchdog:
-    """`step_timeout_s`, `warm_up_timeout_s`: how much longer than expected a step, and how long warm-up, may take."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """What the model's thread is doing, and in how many seconds it should be done; None: it warms up, nobody knows."""
 
-    def __init__(self, runner: "Runner", step_timeout_s: float, warm_up_timeout_s: float) -> None:
+    expected_s: float | None
+
+
+class Watched(Protocol):
+    """The runner, as far as it is watched."""
+
+    task: Task | None  # None: it waits
+
+
+class Watchdog:
+    """Watches over the tasks of one runner."""
+
+    def __init__(self, runner: Watched, step_timeout_s: float, warm_up_timeout_s: float) -> None:
+        """How much longer than expected a step may take, and how long the warm-up may take; seconds."""
         self._runner = runner
         self._step_timeout_s, self._warm_up_timeout_s = step_timeout_s, warm_up_timeout_s
 
     async def run(self) -> NoReturn:
         """Until cancelled, or the end of the process.
 
-        Time is counted in polls of our own: a worker that was stopped for a while (SIGSTOP, a suspended machine) is
-        not one that hangs. What keeps the interpreter itself, and so these polls, is left to faulthandler's timer.
+        Time is counted in our own polls, for a worker that was stopped for a while (SIGSTOP, a suspended machine) does
+        not hang. If the interpreter itself is blocked, so that nothing polls, faulthandler's timer ends the process.
         """
         task, age_s = self._runner.task, 0.0
         while True:
@@ -42,9 +54,9 @@ class Watchdog:
             if age_s >= limit_s:
                 structlog.get_logger().error("hung", after_s=round(age_s, 1), expected_s=task and task.expected_s)
                 faulthandler.dump_traceback(sys.stderr)
-                os._exit(1)  # its thread would keep any other end from ending
+                os._exit(1)  # an orderly end would wait for the thread
 
-    def _limit_s(self, task: "Task | None") -> float:
+    def _limit_s(self, task: Task | None) -> float:
         if task is not None and task.expected_s is None:
             return self._warm_up_timeout_s
         return self._step_timeout_s + SLACK * (task.expected_s or 0.0 if task else 0.0)

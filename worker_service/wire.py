@@ -22,7 +22,7 @@ def to_command(message: pb.StepCommand) -> Command:
     return Command(
         seq=message.seq,
         seen_step=message.seen_step,
-        rank=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.rank],
+        schedule=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.rank],
         admit=[_to_admission(admit) for admit in message.admit],
         drop=list(message.drop),
         offload=list(message.offload),
@@ -84,7 +84,7 @@ def _of_row(row: Row) -> pb.Row:
         accepted=row.accepted,
         prefilled=row.prefilled,
         blocks=row.blocks,
-        prefill_owed=row.prefill_owed,
+        prefill_owed=row.num_uncomputed,
         finish=_FINISH[row.finish],
         skipped=_SKIP[row.skipped],
         error=row.error,
@@ -112,7 +112,7 @@ def of_held(held: Held) -> pb.Held:
         output_tokens=held.output_tokens,
         blocks=held.blocks,
         offloaded=held.offloaded,
-        prefill_owed=held.prefill_owed,
+        prefill_owed=held.num_uncomputed,
     )
 
 

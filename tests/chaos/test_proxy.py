@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.chaos.proxy import HOST, Proxy, Streams, Trouble
+from tests.waiting import WAIT_S
 
 SECOND = b"second"
 
@@ -24,7 +25,7 @@ async def echo_behind_a_proxy() -> AsyncIterator[tuple[Proxy, Streams]]:
     await proxy.start()
     reader, writer = await asyncio.open_connection(HOST, proxy.port)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             yield proxy, (reader, writer)
     finally:
         writer.close()

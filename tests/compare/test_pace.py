@@ -19,7 +19,7 @@ def test_a_worker_takes_for_a_round_what_the_simulator_does(drafts: list[int], p
     worker = CostProfile(**json.loads(for_worker(PACE)))
     verified = sum(draft + 1 for draft in drafts)
     simulated_s = PACE.step_s(max(drafts), len(drafts), verified, prefilled, 0)
-    assert worker.round_s(drafts, prefilled) == pytest.approx(simulated_s)
+    assert worker.step_s(drafts, prefilled) == pytest.approx(simulated_s)
 
 
 def test_a_worker_is_started_with_the_pace() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from protos.tls import Tls
 from scheduler_service.store import MemoryStore
 from tests.scheduler.live import ScriptedGateway, scheduler
-from worker_service.engine.draft import NgramDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Run, StepResult
 from worker_service.link import Link

@@ -19,9 +19,9 @@ from protos.v1 import types_pb2 as types_pb
 from protos.v1 import worker_link_pb2 as worker_pb
 from tests.fuzz.fuzzing import Harm
 from tests.fuzz.inputs import mutated
+from tests.waiting import WAIT_S
 
 PER_STREAM = 64  # inputs, then it hangs up
-WAIT_S = 60.0
 IDS = ("one", "two", "three")
 PROMPT = (5, 6, 7, 8)
 _GONE = (grpc.aio.BaseError, grpc.aio.UsageError, StopAsyncIteration)

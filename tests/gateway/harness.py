@@ -16,8 +16,8 @@ from protos.serving import BEAT_S, LINK_MESSAGE_BYTES, options
 from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import gateway_link_pb2_grpc as rpc
 from protos.v1 import inference_pb2, types_pb2
+from tests.waiting import WAIT_S
 
-WAIT_S = 5.0
 CONTEXT_TOKENS = 64
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"

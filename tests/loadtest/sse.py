@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.waiting import WAIT_S
+
 DONE = "[DONE]"
-WAIT_S = 10.0
 
 
 @dataclass

@@ -13,8 +13,8 @@ from laps_sd.loadtest.plan import Planned, Words
 from laps_sd.loadtest.record import Record
 from laps_sd.loadtest.target import Refused, Server
 from tests.loadtest.sse import DONE, Answers, delta, serving, text, usage
+from tests.waiting import WAIT_S
 
-WAIT_S = 5.0
 PLANNED = Planned(0, 0.0, "Why?", 10, max_tokens=7, ignore_eos=True)
 
 

@@ -17,8 +17,8 @@ from scheduler_service.leader import Leader
 from scheduler_service.links.gateways import GatewayLink
 from scheduler_service.links.workers import WorkerLink
 from scheduler_service.store import RedisStore, Store, StoreUnavailable, Verdict, Write
+from tests.waiting import WAIT_S
 
-WAIT_S = 10.0
 MODEL = gateway_pb.ModelInfo(name="scripted", fingerprint="f", context_tokens=256, vocab_size=100)
 
 

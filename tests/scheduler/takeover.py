@@ -44,10 +44,10 @@ class Talker:
     output: dict[str, int] = field(default_factory=dict)  # tokens, by request with KV
     recomputed: int = 0  # requests that were admitted with output and without KV
     _report: Callable[[Report], None] | None = None
-    _rank: list[str] = field(default_factory=list)
+    _schedule: list[str] = field(default_factory=list)
 
     def detach(self) -> Future[list[Held]]:
-        self._report, self._rank = None, []
+        self._report, self._schedule = None, []
         held: Future[list[Held]] = Future()
         held.set_result([Held(id, self.known[id].placement, tokens, 1) for id, tokens in self.output.items()])
         return held
@@ -63,16 +63,16 @@ class Talker:
             id, tokens = admission.request_id, len(admission.tokens) - admission.prompt_len
             self.recomputed += tokens > 0 and id not in self.output
             self.known[id], self.output[id] = admission, tokens
-        self._rank = [run.request_id for run in command.rank][:SLOTS]
+        self._schedule = [run.request_id for run in command.schedule][:SLOTS]
         self._seq, self._seen = command.seq, command.seen_step
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(ROUND_S)
-            if self._report is None or not self._rank or self._step - self._seen >= self._max_lag:
+            if self._report is None or not self._schedule or self._step - self._seen >= self._max_lag:
                 continue
             rows = []
-            for id in self._rank:
+            for id in self._schedule:
                 start = self.output[id]
                 rows.append(Row(id, self.known[id].placement, start, (start % 1000,), blocks=1))
                 self.output[id] += 1

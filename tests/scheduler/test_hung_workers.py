@@ -56,7 +56,7 @@ def test_who_got_nowhere_owes_nothing_until_something_changes() -> None:
 
 
 async def test_a_worker_that_beats_but_owes_a_round_loses_its_requests_to_another() -> None:
-    async with scheduler(MemoryStore(), step_timeout_s=0.2, worker_timeout_s=3600) as (_, target):
+    async with scheduler(MemoryStore(), step_timeout_s=1.0, worker_timeout_s=3600) as (_, target):
         gateway, hangs = ScriptedGateway(target), await ScriptedWorker(target, "hangs").attach()
         await gateway.until(lambda: gateway.serving.ready)
         await gateway.submit("a")

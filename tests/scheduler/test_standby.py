@@ -7,6 +7,7 @@ import pytest
 
 from scheduler_service.standby import wait_to_lead
 from scheduler_service.store import MemoryStore, Pulse, StoreUnavailable
+from tests.waiting import WAIT_S
 
 LEASE_S = 0.1
 
@@ -30,7 +31,7 @@ async def waited(*pulses: Pulse | None) -> tuple[Pulse, float]:
     """What was last seen, and how long it took from the last change on."""
     clock = asyncio.get_running_loop().time
     began = clock()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         seen = await wait_to_lead(Scripted(*pulses), LEASE_S)
     return seen, clock() - began
 

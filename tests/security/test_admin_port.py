@@ -85,7 +85,10 @@ async def test_metrics_from_elsewhere_need_a_certificate(scheduler: Scheduler, c
     await scheduler.stop()
 
 
-def test_a_stranger_who_connects_and_says_nothing_holds_up_neither_metrics_nor_their_end(certs: Path) -> None:
+def test_a_stranger_who_connects_and_says_nothing_holds_up_neither_metrics_nor_their_end(
+    certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.metrics.SILENT_S", 10 * WAIT_S)
     identity = Tls(**{name: certs / "gateway" / file for name, file in NAMES.items()})
     context = ssl.create_default_context(cafile=identity.ca)
     context.load_cert_chain(certs / "worker" / "tls.crt", certs / "worker" / "tls.key")

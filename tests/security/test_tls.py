@@ -16,8 +16,7 @@ from laps_sd.certs import make_certs
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
 from protos.tls import Files, PeerNames, Tls
 from protos.v1 import gateway_link_pb2_grpc, inference_pb2, types_pb2
-
-WAIT_S = 10.0
+from tests.waiting import WAIT_S
 
 
 def tls(folder: Path) -> Tls:

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from laps_sd import redis_server
 from laps_sd.redis_server import FINDERS, NoServer, check_reachable, find_server, server_command
 from laps_sd.supervise import Child
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 FOUND = sorted({program for find in FINDERS if (program := find())})
 
@@ -28,7 +28,7 @@ async def served(program: str, data: Path, socket: Path) -> AsyncIterator[Redis]
         except RedisError:
             return False
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(child.keep_running())
         try:
             await until(answers)

@@ -34,7 +34,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def kept(child: Child) -> AsyncIterator[None]:
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(waiting.WAIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(child.keep_running())
         try:
             yield
@@ -114,7 +114,7 @@ async def test_cancelling_cuts_patience_short() -> None:
     stopping = asyncio.create_task(child.stop())
     await asyncio.wait([stopping], timeout=0.05)
     keeping.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(waiting.WAIT_S):
         await stopping
     assert pid is not None
     assert not psutil.pid_exists(pid)

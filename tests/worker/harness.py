@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from worker_service.engine.draft import NgramDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Finish, Limits, Row, Run, Sampling
 

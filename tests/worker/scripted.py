@@ -10,10 +10,10 @@ from protos.v1 import types_pb2
 from protos.v1 import worker_link_pb2 as pb
 from protos.v1.worker_link_pb2_grpc import WorkerLinkServicer
 from tests.worker.harness import Tiny
-from worker_service.pace import Pace
+from worker_service.pace import Pace, PacedRunner
 from worker_service.runner import Runner
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 HOST_BLOCKS = 4
 PROMPT = [10, 11, 12, 13, 14, 15, 16, 17]
 
@@ -105,7 +105,8 @@ def admit(name: str, output: Sequence[int] = (), *, placement: int = 1, max_toke
 
 @asynccontextmanager
 async def a_runner(tiny: Tiny, pace: Pace | None = None, **options: Any) -> AsyncIterator[Runner]:
-    runner = Runner(tiny.engine(host_blocks=HOST_BLOCKS, **options), slots=2, threads=1, pace=pace)
+    engine = tiny.engine(host_blocks=HOST_BLOCKS, **options)
+    runner = PacedRunner(engine, 2, 1, pace) if pace else Runner(engine, slots=2, threads=1)
     runner.start()
     try:
         await asyncio.wrap_future(runner.warmed)

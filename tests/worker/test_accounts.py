@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.worker.harness import Tiny
 from tests.worker.test_drafters import KINDS, make
-from worker_service.engine.draft import Drafter, FirstOf, NgramDrafter
-from worker_service.engine.draft_head import HeadDrafter
-from worker_service.engine.draft_model import ModelDrafter
+from worker_service.engine.drafting.drafter import Drafter, FirstOf
+from worker_service.engine.drafting.head_drafter import HeadDrafter
+from worker_service.engine.drafting.model import ModelDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Limits, Run, Sampling
 
@@ -55,7 +56,7 @@ def test_nothing_leaks_however_requests_come_wait_and_go(tiny: Tiny, tmp_path: P
         engine.forget(name)
     _check_accounts(engine)
     assert engine.free_blocks == engine.blocks
-    assert engine._free_host_blocks == HOST_BLOCKS
+    assert engine.host.free_blocks == HOST_BLOCKS
     _check_forgotten(drafter)
 
 
@@ -70,9 +71,9 @@ def _check_accounts(engine: Engine) -> None:
     """Every block is free, or held as often as tables name it; of the host's memory each block is somebody's."""
     requests = engine._requests.values()
     named = Counter(block for request in requests for block in request.kv.table)
-    assert [named[block] for block in range(engine.blocks)] == engine._pool.references
+    assert [named[block] for block in range(engine.blocks)] == engine.pool.references
     assert engine.free_blocks == engine.blocks - len(named)
-    assert engine._free_host_blocks == HOST_BLOCKS - sum(r.saved.blocks for r in requests if r.saved)
+    assert engine.host.free_blocks == HOST_BLOCKS - sum(r.saved.blocks for r in requests if r.saved)
 
 
 def _check_forgotten(drafter: Drafter) -> None:

@@ -9,19 +9,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 
 from tests.worker.harness import Tiny
 from worker_service.engine import native
-from worker_service.engine.attention import NativeAttention, Shape, Span, TorchAttention
-from worker_service.engine.decoder import NativeDecoder, PackedLinear
+from worker_service.engine.attention import NativeAttention, QueryRange, TorchAttention
+from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.kv import KV, BlockPool
-from worker_service.engine.target import Segment, Target
+from worker_service.engine.packed import PackedLinear
+from worker_service.engine.shape import AttentionShape
+from worker_service.engine.target import InputSequence, Target
 
-SHAPE = Shape(layers=1, heads=6, kv_heads=2, dim=32, blocks=40, block_tokens=16)
+SHAPE = AttentionShape(layers=1, heads=6, kv_heads=2, dim=32)
+MEMORY = {"blocks": 40, "block_tokens": 16}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def attention_of(kind: type, dtype: torch.dtype) -> TorchAttention | NativeAttention:
-    return (
-        NativeAttention(SHAPE, dtype) if kind is NativeAttention else TorchAttention(SHAPE, torch.device("cpu"), dtype)
-    )
+    if kind is NativeAttention:
+        return NativeAttention(SHAPE, **MEMORY, dtype=dtype)
+    return TorchAttention(SHAPE, **MEMORY, device=torch.device("cpu"), dtype=dtype)
 
 
 def test_there_are_native_kernels_where_there_is_a_compiler() -> None:
@@ -39,22 +42,22 @@ def test_attention_over_blocks_is_plain_attention(kind: type, dtype: torch.dtype
     texts = [[torch.randn(sum(r[i] for r in rounds), heads, 32).to(dtype) for heads in (6, 2, 2)] for i in range(3)]
     at = [0, 0, 0]
     for lengths in rounds:
-        begin, spans = 0, []
+        begin, ranges = 0, []
         for i, n in enumerate(lengths):
-            spans.append(Span(begin, n, at[i], tables[i]))
+            ranges.append(QueryRange(begin, n, at[i], tables[i]))
             begin += n
-        attention.begin(spans)
+        attention.begin(ranges)
         new = (torch.cat([text[j][a : a + n] for text, a, n in zip(texts, at, lengths, strict=True)]) for j in range(3))
         result = attention.attend(*new, 0, 0.2, window)
-        for i, span in enumerate(spans):
-            at[i] += span.n
+        for i, each in enumerate(ranges):
+            at[i] += each.n
             q, k, v = (x[: at[i]].transpose(0, 1).float() for x in texts[i])
             seen = torch.ones(at[i], at[i], dtype=torch.bool).tril()
             if window:
                 seen = seen.triu(1 - window)
             whole = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, scale=0.2, enable_gqa=True)
-            expected = whole[0].transpose(0, 1)[-span.n :]
-            got = result[span.begin : span.begin + span.n].float()
+            expected = whole[0].transpose(0, 1)[-each.n :]
+            got = result[each.begin : each.begin + each.n].float()
             torch.testing.assert_close(got, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
@@ -63,14 +66,14 @@ def test_what_is_saved_comes_back_in_other_blocks(kind: type) -> None:
     torch.manual_seed(0)
     attention = attention_of(kind, torch.float32)
     text = [torch.randn(30, heads, 32) for heads in (6, 2, 2)]
-    attention.begin([Span(0, 29, 0, array("i", [4, 5]))])
+    attention.begin([QueryRange(0, 29, 0, array("i", [4, 5]))])
     attention.attend(*(x[:29] for x in text), 0, 0.2, 0)
     saved = attention.save([4, 5])
     results = []
     for table in (array("i", [4, 5]), array("i", [20, 3])):
         if table[0] == 20:
             attention.restore(table, saved)
-        attention.begin([Span(0, 1, 29, table)])
+        attention.begin([QueryRange(0, 1, 29, table)])
         results.append(attention.attend(*(x[29:] for x in text), 0, 0.2, 0))
     assert torch.equal(*results)
 
@@ -113,9 +116,9 @@ def test_the_native_decoder_computes_what_the_module_computes(config: LlamaConfi
         pool = target.new_pool(8, 16)
         assert isinstance(target._decoder, NativeDecoder)
         kv = _kv(pool, 30)
-        first, _ = target.forward([Segment(kv, 0, tokens[:30], 0)])
+        first, _ = target.forward([InputSequence(kv, 0, tokens[:30], 0)])
         kv.extend(10)
-        second, hidden = target.forward([Segment(kv, 30, tokens[30:], 7)])
+        second, hidden = target.forward([InputSequence(kv, 30, tokens[30:], 7)])
     torch.testing.assert_close(first, expected[:30], atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(second, expected[37:], atol=1e-3, rtol=1e-3)
     assert hidden.shape == (3, 64)
@@ -138,14 +141,14 @@ def test_native_logits_do_not_depend_on_the_batch_at_all(tiny: Tiny, dtype: torc
             """Of `text` after a prefill of 20, among others of other lengths, `width` tokens a pass."""
             caches = [_kv(pool, 20 + 3 * i) for i in range(batch)]
             for i, kv in enumerate(caches):
-                target.forward([Segment(kv, 0, text[: 20 + 3 * i] if i == 0 else text[3 : 23 + 3 * i], 19)])
+                target.forward([InputSequence(kv, 0, text[: 20 + 3 * i] if i == 0 else text[3 : 23 + 3 * i], 19)])
             rows = []
             for begin in range(20, 60, width):
                 segments = []
                 for i, kv in enumerate(caches):
                     kv.extend(width)
                     part = text[begin : begin + width] if i == 0 else [i] * width
-                    segments.append(Segment(kv, kv.length - width, part, 0))
+                    segments.append(InputSequence(kv, kv.length - width, part, 0))
                 rows.append(target.forward(segments)[0][:width].clone())
             for kv in caches:
                 kv.release()

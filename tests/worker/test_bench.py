@@ -15,7 +15,7 @@ from worker_service.bench.page import render
 from worker_service.bench.peer import Peer, PeerError, PeerSpec
 from worker_service.bench.race import Answer, Batch, race
 from worker_service.bench.systems import Generate, Ours
-from worker_service.engine.draft import Ask
+from worker_service.engine.drafting.drafter import Ask
 
 ECHO = """
 import json, sys

@@ -14,6 +14,7 @@ from transformers import (
     DiffLlamaConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GPT2Config,
     GptOssConfig,
     MambaConfig,
@@ -27,9 +28,9 @@ from transformers import (
 from tests.tiny_model import make_tiny_model
 from tests.worker.harness import Tiny
 from worker_service import __main__ as process
-from worker_service import fit
+from worker_service import capacity
 from worker_service.config import Settings
-from worker_service.engine.draft import NoDrafter
+from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.self_check import MismatchError, check, own_logits
 from worker_service.models import load
@@ -69,6 +70,7 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
         (Gemma2Config(), "caps its attention softly"),
         (DeepseekV3Config(), "compresses its keys and values"),
         (BloomConfig(), "does not let its attention be replaced"),
+        (Gemma4TextConfig(), "has layers with attention heads of different sizes or numbers"),
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
@@ -77,7 +79,7 @@ def test_an_architecture_that_is_not_supported_is_refused_by_its_configuration(
 ) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=f"{problem}.*, so it cannot be served"):
-        fit.read_config(tmp_path)
+        capacity.read_config(tmp_path)
 
 
 SMALL = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
@@ -143,7 +145,7 @@ def test_too_little_memory_is_said_with_numbers_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_tiny_model(tmp_path)
-    monkeypatch.setattr(fit, "free_bytes", lambda device: 3 * 2**20)
+    monkeypatch.setattr(capacity, "free_bytes", lambda device: 3 * 2**20)
     monkeypatch.setattr(process, "load", lambda *_: "loaded")
     with pytest.raises(
         ModelError, match=r"too little memory: .* but cpu has 0.00 GiB free; set kv_tokens to (\d+)"
@@ -156,7 +158,7 @@ def test_too_little_memory_is_said_with_numbers_before_anything_is_loaded(
 
 
 def test_a_model_that_is_too_large_by_itself_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(capacity, "free_bytes", lambda device: 1000)
     with pytest.raises(ModelError, match="it takes more memory or less model"):
         process.load_share(settings_for(make_tiny_model(tmp_path)), None)
 
@@ -169,12 +171,12 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (folder / "memory.current").write_text("700000\n")
         (folder / "memory.stat").write_text("anon 500000\ninactive_file 200000\n")
     (tmp_path / "own").write_text("0::/pod/worker\n")
-    monkeypatch.setattr(fit, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(fit, "_OWN_CGROUP", tmp_path / "own")
-    assert fit.free_bytes(torch.device("cpu")) == 500_000
+    monkeypatch.setattr(capacity, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(capacity, "_OWN_CGROUP", tmp_path / "own")
+    assert capacity.free_bytes(torch.device("cpu")) == 500_000
 
 
 @pytest.mark.parametrize(("kv_tokens", "context_tokens", "named"), [(100, 2048, "kv_tokens"), (4096, 64, "context")])
 def test_memory_for_less_than_one_request_is_refused(kv_tokens: int, context_tokens: int, named: str) -> None:
     with pytest.raises(ModelError, match=f"{named}: .* too few for a request; 192 are the least"):
-        fit.check_kv_tokens(kv_tokens, context_tokens)
+        capacity.check_kv_tokens(kv_tokens, context_tokens)

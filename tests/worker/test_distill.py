@@ -13,8 +13,10 @@ from worker_service.distill.data import Sample, generate, read_samples
 from worker_service.distill.evaluate import measure
 from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
 from worker_service.drafters import make_drafter
-from worker_service.engine.draft import NgramDrafter, NoDrafter
-from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter
+from worker_service.engine.drafting.drafter import NoDrafter
+from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig
+from worker_service.engine.drafting.head_drafter import HeadDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.types import Limits
 from worker_service.models import load
 from worker_service.prompts import Prompt, PromptError, read_prompts
@@ -100,13 +102,15 @@ def test_prompts_are_held_out_whatever_the_run() -> None:
     assert not any(prompt.sampled for prompt in prompts if prompt.held_out)
 
 
-def trained(tiny: Tiny, samples: list[Sample], folder: Path, passes: int, interrupt_after: int | None = None) -> Head:
+def trained(
+    tiny: Tiny, samples: list[Sample], folder: Path, passes: int, interrupt_after: int | None = None
+) -> DraftHead:
     torch.manual_seed(0)
     config = tiny.model.config
     features = Features(folder / "features.bin", samples, config.hidden_size)
     features.compute(tiny.model, samples, lambda done, total: None)
     ids = draft_vocabulary(samples, 256)
-    head = Head(HeadConfig("tiny", "", config.hidden_size, config.intermediate_size, len(ids)))
+    head = DraftHead(DraftHeadConfig("tiny", "", config.hidden_size, config.intermediate_size, len(ids)))
     head.draft_ids.copy_(torch.tensor(ids))
     initialise(head, tiny.model)
     embeddings = tiny.model.get_input_embeddings().weight.detach().bfloat16()

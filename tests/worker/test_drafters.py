@@ -13,23 +13,27 @@ from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
 from worker_service.drafters import make_drafter, vocabulary_digest
 from worker_service.engine import native
-from worker_service.engine.draft import Ask, Drafter, FirstOf, NgramDrafter, NoDrafter
-from worker_service.engine.draft_chain import NativeChain, TorchChain
-from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter, load_head, save_head
-from worker_service.engine.draft_model import ModelDrafter
+from worker_service.engine.drafting.chain import NativeChain, TorchChain
+from worker_service.engine.drafting.drafter import Ask, Drafter, FirstOf, NoDrafter
+from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig, load_head, save_head
+from worker_service.engine.drafting.head_drafter import HeadDrafter
+from worker_service.engine.drafting.model import ModelDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
-from worker_service.engine.profile import measure
 from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.engine.warm_up import measure
 from worker_service.models import LoadedModel, load
 from worker_service.pull import ModelError
 
 KINDS = ["head", "model", "model in little memory", "n-grams, then head"]
 
 
-def random_head(tiny: Tiny) -> Head:
+def random_head(tiny: Tiny) -> DraftHead:
     """It proposes every token, and is hardly ever right."""
     config = tiny.model.config
-    head = Head(HeadConfig("tiny", vocabulary_digest(tiny.tokenizer), config.hidden_size, 32, config.vocab_size))
+    head = DraftHead(
+        DraftHeadConfig("tiny", vocabulary_digest(tiny.tokenizer), config.hidden_size, 32, config.vocab_size)
+    )
     head.draft_ids.copy_(torch.arange(config.vocab_size))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -243,7 +247,8 @@ def test_a_head_with_tokens_that_the_target_has_not_is_refused(
 @pytest.mark.parametrize("of", ["head", "state"])
 def test_a_head_proposes_nothing_where_its_numbers_are_none(of: str, tiny: Tiny) -> None:
     head, size = random_head(tiny), tiny.model.config.hidden_size
-    head = Head(replace(head.config, draft_tokens=160)).requires_grad_(False)  # a size that the native kernel takes
+    config = replace(head.config, draft_tokens=160)  # a size that the native kernel takes
+    head = DraftHead(config).requires_grad_(False)
     tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
     if of == "head":
         head.join.weight[0, 0] = math.nan
@@ -307,9 +312,8 @@ def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path: Path, target:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rehearsal_leaves_nothing_behind(kind: str, tiny: Tiny, tmp_path: Path) -> None:
     drafter = make(kind, tiny, tmp_path)
-    engine = tiny.engine(drafter=drafter)
-    engine.rehearse_drafts(3, 4)
-    assert engine.free_blocks == engine.blocks
+    with torch.inference_mode():
+        drafter.rehearse(3, 4)
     if isinstance(drafter, ModelDrafter):
         assert drafter._pool.free_blocks == drafter._pool.blocks
 
@@ -332,7 +336,7 @@ def test_warm_up_sees_what_a_draft_costs_though_lookups_hit(tiny: Tiny) -> None:
 @pytest.mark.parametrize("batch", [1, 3, 9])
 def test_both_ways_to_compute_a_chain_draft_the_same(batch: int) -> None:
     torch.manual_seed(0)
-    head = Head(HeadConfig("target", "", hidden_size=64, intermediate_size=96, draft_tokens=160))
+    head = DraftHead(DraftHeadConfig("target", "", hidden_size=64, intermediate_size=96, draft_tokens=160))
     head.draft_ids.copy_(torch.randperm(200)[:160])
     for norm in (head.state_norm, head.token_norm, head.mlp_norm, head.output_norm):
         torch.nn.init.uniform_(norm, 0.5, 2.0)

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from tests.worker.harness import Driver, Tiny
-from worker_service.engine.draft import Ask, Drafter, NgramDrafter
-from worker_service.engine.profile import measure
+from worker_service.engine.drafting.drafter import Ask, Drafter
+from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.types import Finish, Limits, Run, Sampling, Skip
+from worker_service.engine.warm_up import measure
 
 SAMPLED = Sampling(temperature=1.0, seed=11)
 
@@ -110,7 +111,7 @@ def test_the_lowest_ranked_waits_when_blocks_run_out(tiny: Tiny) -> None:
     ranking = [Run("first", 0, 64), Run("second", 0, 64)]
     first, second = driver.step(ranking)
     assert (first.skipped, second.skipped) == (None, None)  # the second computes as much as there is place for
-    assert (second.prefilled, second.prefill_owed) == (4, 6)
+    assert (second.prefilled, second.num_uncomputed) == (4, 6)
     rows = {row.request_id: row for row in driver.step(ranking)}
     assert rows["first"].finish is Finish.LENGTH
     assert rows["second"].skipped is Skip.NO_BLOCKS
@@ -141,7 +142,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_its_first_token_comes_with_the_
     driver = Driver(tiny.engine())
     driver.admit("r", list(range(10, 20)), Limits(max_tokens=9, ignore_eos=True))
     rows = [driver.step([Run("r", 4, 4)])[0] for _ in range(3)]
-    assert [(row.prefilled, row.prefill_owed, len(row.tokens), row.drafted) for row in rows] == [
+    assert [(row.prefilled, row.num_uncomputed, len(row.tokens), row.drafted) for row in rows] == [
         (4, 6, 0, 0),
         (4, 2, 0, 0),
         (2, 0, 1, 0),
@@ -154,7 +155,7 @@ def test_a_request_that_lost_its_kv_owes_all_but_its_last_token(tiny: Tiny) -> N
     driver.step([Run("r", 0, 64)])
     driver.engine.drop("r")
     row = driver.step([Run("r", 0, 6)])[0]
-    assert (row.prefilled, row.prefill_owed, row.tokens) == (6, 4, ())
+    assert (row.prefilled, row.num_uncomputed, row.tokens) == (6, 4, ())
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ def test_a_shared_text_that_goes_another_way_does_not_change_for_the_others(tiny
     prompt = list(range(20, 44))
     prefill_all(driver, "first", prompt)
     prefill_all(driver, "second", prompt)
-    memory, table = driver.engine._target._memory, list(driver.engine._requests["first"].kv.table[:3])
+    memory, table = driver.engine.target._memory, list(driver.engine._requests["first"].kv.table[:3])
     before = memory.save(table)
     prefill_all(driver, "second", [*prompt[:12], *range(60, 72)])  # leaves the first's text inside its second block
     assert torch.equal(before, memory.save(table))
@@ -295,7 +296,7 @@ def test_offloaded_kv_survives_another_placement_and_is_cut_to_the_tokens_that_c
     assert driver.engine.held()[0].offloaded == 1
     for tokens, computed in ((prompt, 1), ([*prompt[:12], *range(60, 68)], 8)):  # the last token is, in any case
         driver.engine.admit("r", 2, tokens, len(tokens), Sampling(), Limits(max_tokens=9, ignore_eos=True))
-        assert driver.engine.held()[0].prefill_owed == computed
+        assert driver.engine.held()[0].num_uncomputed == computed
     driver.outputs["r"] = []
     assert driver.step([Run("r", 0, 99)])[0].prefilled == 8
 
@@ -321,7 +322,7 @@ def test_offloaded_kv_waits_until_there_is_place_for_it(tiny: Tiny) -> None:
 
 
 def test_the_prefill_of_a_round_is_bounded_and_the_best_come_first(tiny: Tiny) -> None:
-    driver = Driver(tiny.engine(round_tokens=24))
+    driver = Driver(tiny.engine(max_prefill=24))
     driver.admit("runs", [5, 6], Limits(max_tokens=9, ignore_eos=True))
     driver.step([Run("runs", 0, 9)])
     for name in ("first", "second", "third"):

@@ -15,7 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.worker.harness import Driver, Tiny, greedy_differences
 from worker_service.engine import sampling
-from worker_service.engine.draft import NgramDrafter, NoDrafter
+from worker_service.engine.drafting.drafter import NoDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Limits, Run, Sampling
 

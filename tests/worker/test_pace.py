@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from worker_service.config import Settings
 from worker_service.engine.types import CostProfile, Row, StepResult
-from worker_service.pace import Pace, possible
+from worker_service.pace import Pace
 
 COST = CostProfile(draft_s=0.25, verify_s=8.0, verify_slope_s=1.0, prefill_token_s=0.5, verify_token_s=0.125)
 ALONE_S = 8.0 + 4 * (0.25 + 0.125)  # a round of one request with four drafts
@@ -22,8 +23,8 @@ class Time:
         self.now += seconds
 
 
-def paced(time: Time, cost: CostProfile | None = COST) -> Pace:
-    return Pace(cost, clock=time, sleep=time.sleep)
+def paced(time: Time) -> Pace:
+    return Pace(COST, clock=time, sleep=time.sleep)
 
 
 def drafted(*drafts: int, prefilled: int = 0) -> StepResult:
@@ -38,7 +39,7 @@ def test_a_round_that_is_done_early_ends_when_its_device_would_be_done() -> None
 
 
 def test_a_round_costs_what_its_profile_says_of_its_requests() -> None:
-    assert COST.round_s([4, 2], 3) == 8 + 1 + 4 * 0.25 + 6 * 0.125 + 3 * 0.5
+    assert COST.step_s([4, 2], 3) == 8 + 1 + 4 * 0.25 + 6 * 0.125 + 3 * 0.5
 
 
 def test_the_wait_counts_as_part_of_the_forward_pass() -> None:
@@ -77,7 +78,6 @@ def test_a_round_that_ran_nothing_costs_nothing() -> None:
 def test_the_costs_that_are_told_are_those_of_the_pace() -> None:
     measured = CostProfile(1.0, 1.0, 1.0, 1.0, 1.0, offload_block_s=0.25)
     assert paced(Time()).profile(measured) == replace(COST, offload_block_s=0.25)
-    assert paced(Time(), None).profile(measured) == measured
 
 
 def test_a_round_after_an_empty_one_owes_nothing_of_the_time_before() -> None:
@@ -88,13 +88,7 @@ def test_a_round_after_an_empty_one_owes_nothing_of_the_time_before() -> None:
     assert ended == begun + ALONE_S
 
 
-def test_without_a_profile_a_round_ends_when_it_is_done() -> None:
-    time = Time()
-    result = drafted(4)
-    assert paced(time, None).hold(time.now, result) == (result, 100.0)
-
-
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_no_device_costs_that(seconds: float) -> None:
     with pytest.raises(ValueError, match="finite"):
-        possible(CostProfile(0.0, seconds, 0.0, 0.0, 0.0))
+        Settings(model="any", pace=CostProfile(0.0, seconds, 0.0, 0.0, 0.0), _cli_parse_args=False)  # type: ignore[call-arg]

@@ -7,7 +7,7 @@ import pytest
 from tests.prompts import two_hundred
 from tests.worker.harness import Driver, greedy_differences
 from worker_service.drafters import make_drafter
-from worker_service.engine.draft import FirstOf
+from worker_service.engine.drafting.drafter import FirstOf
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Finish, Limits
 from worker_service.models import load

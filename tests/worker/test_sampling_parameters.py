@@ -8,7 +8,7 @@ import torch
 
 from tests.worker.harness import CLEAR, Driver, Tiny
 from tests.worker.test_exactness import TEXTS
-from worker_service.engine.draft import Ask, Drafter, NoDrafter
+from worker_service.engine.drafting.drafter import Ask, Drafter, NoDrafter
 from worker_service.engine.sampling import weights
 from worker_service.engine.types import Finish, Limits, Run, Sampling
 

@@ -23,7 +23,7 @@ from tests.tiny_model import make_tiny_model
 from tests.worker.harness import Driver, Tiny
 from tests.worker.scripted import PROMPT, ScriptedScheduler, admit
 from tests.worker.test_exactness import TEXTS, greedy_differences
-from worker_service.engine.draft import NgramDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.parallel import Group, ParallelError, Ranks
 from worker_service.engine.types import Limits, Run, Sampling
@@ -170,7 +170,7 @@ def test_a_follower_ends_with_a_sentence_when_its_leader_dies(follower: "subproc
 
 
 def test_heads_that_do_not_divide_are_refused(tiny: Tiny) -> None:
-    with pytest.raises(ModelError, match="4 heads with 2 for keys and values do not divide by 4 devices"):
+    with pytest.raises(ModelError, match="4 heads with 2 for keys and values, which do not divide by 4"):
         load(str(tiny.folder), "cpu", "float32", Ranks(0, 4, 0))
 
 

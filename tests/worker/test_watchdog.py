@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from worker_service import watchdog
-from worker_service.runner import Task
-from worker_service.watchdog import POLL_S, Watchdog
+from worker_service.watchdog import POLL_S, Task, Watchdog
 
 PROGRAM = """
 import asyncio, ctypes

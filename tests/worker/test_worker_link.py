@@ -12,7 +12,7 @@ from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from tests.worker.harness import Tiny
 from tests.worker.scripted import DEADLINE_S, HOST_BLOCKS, Attachment, ScriptedScheduler, a_runner, admit
 from worker_service import link as link_module
-from worker_service.engine.refine import RefinedProfile
+from worker_service.engine.cost_model import CostModel
 from worker_service.engine.types import CostProfile, StepResult
 from worker_service.link import Link
 from worker_service.wire import of_cost
@@ -152,12 +152,12 @@ async def test_costs_that_have_changed_are_said_once_and_again_after_a_reconnect
 ) -> None:
     slower = CostProfile(0.5, 1.0, 0.25, 0.125, 0.0)
 
-    def observe(profile: RefinedProfile, result: StepResult) -> CostProfile | None:
-        first = profile.cost != slower
-        profile.cost = slower
+    def observe(model: CostModel, result: StepResult) -> CostProfile | None:
+        first = model.profile != slower
+        model.profile = slower
         return slower if first else None
 
-    monkeypatch.setattr(RefinedProfile, "observe", observe)
+    monkeypatch.setattr(CostModel, "observe", observe)
     attachment = await scheduler.attached()
     assert attachment.hello.cost.verify_s < 1.0
     await attachment.welcome()

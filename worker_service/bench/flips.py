@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from worker_service.engine.kv import KV, BlockPool
-from worker_service.engine.target import Segment, Target
+from worker_service.engine.target import InputSequence, Target
 from worker_service.models import load
 from worker_service.prompts import PromptError, encode, read_prompts
 from worker_service.pull import ModelError, resolve
@@ -90,7 +90,7 @@ def _greedy(target: Target, pool: BlockPool, prompt: list[int], tokens: int) -> 
     while len(output) < tokens:
         start = kv.length
         kv.extend(len(feed))
-        logits, _ = target.forward([Segment(kv, start, feed, len(feed) - 1)])
+        logits, _ = target.forward([InputSequence(kv, start, feed, len(feed) - 1)])
         feed = [int(logits[0].argmax())]
         output += feed
     kv.release()
@@ -103,17 +103,17 @@ def _forced(target: Target, pool: BlockPool, texts: Sequence[Text], shape: Shape
     caches = [KV(pool) for _ in texts]
     for kv, text in zip(caches, texts, strict=True):
         kv.extend(len(text.prompt))
-        target.forward([Segment(kv, 0, text.prompt, len(text.prompt) - 1)])
+        target.forward([InputSequence(kv, 0, text.prompt, len(text.prompt) - 1)])
     chosen: list[list[int]] = [[] for _ in texts]
     for begin in range(0, len(texts[0].output) - 1, shape.width):
-        segments = []
+        sequences = []
         for kv, text in zip(caches, texts, strict=True):
             feed = text.output[begin : min(begin + shape.width, len(text.output) - 1)]
             kv.extend(len(feed))
-            segments.append(Segment(kv, kv.length - len(feed), feed, 0))
-        best = iter(target.forward(segments)[0].argmax(-1).tolist())
-        for own, segment in zip(chosen, segments, strict=True):
-            own += islice(best, len(segment.tokens))
+            sequences.append(InputSequence(kv, kv.length - len(feed), feed, 0))
+        best = iter(target.forward(sequences)[0].argmax(-1).tolist())
+        for own, sequence in zip(chosen, sequences, strict=True):
+            own += islice(best, len(sequence.tokens))
     for kv in caches:
         kv.release()
     return [token for own in chosen for token in own]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from worker_service.engine.shape import attention_shape
+
 _TRIALS = 30
 
 
@@ -54,20 +56,16 @@ def _best(work: Callable[[], object], device: torch.device) -> float:
 
 def work_of(model: Any) -> Work:
     """`model`: a causal LM of the transformers library, before an engine has taken it."""
-    config = model.config
     parameters = {id(p): p for p in model.parameters()}
     if model.get_input_embeddings().weight is not model.get_output_embeddings().weight:
         del parameters[id(model.get_input_embeddings().weight)]
     weights = sum(p.numel() for p in parameters.values())
-    heads = config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    itemsize = model.dtype.itemsize
+    shape, itemsize = attention_shape(model.config), model.dtype.itemsize
     return Work(
         weights=weights,
         weight_bytes=weights * itemsize,
-        kv_bytes=2 * config.num_hidden_layers * kv_heads * dim * itemsize,
-        attention_operations=4 * config.num_hidden_layers * heads * dim,
+        kv_bytes=shape.kv_values_per_token * itemsize,
+        attention_operations=4 * shape.layers * shape.heads * shape.dim,
     )
 
 

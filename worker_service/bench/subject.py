@@ -10,7 +10,7 @@ import torch
 
 from worker_service.bench import synthetic
 from worker_service.drafters import make_drafter
-from worker_service.engine.draft import Drafter
+from worker_service.engine.drafting.drafter import Drafter
 from worker_service.models import choose_device, choose_dtype, load
 from worker_service.prompts import PromptError, encode, read_prompts
 from worker_service.pull import resolve

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from worker_service.engine.draft import Ask
+from worker_service.engine.drafting.drafter import Ask, Drafter
 from worker_service.engine.sampling import uniform
 
 
@@ -72,7 +72,7 @@ def prompts(shape: Shape, count: int, tokens: int) -> list[list[int]]:
     return [[rng.randrange(shape.vocabulary) for _ in range(tokens)] for _ in range(count)]
 
 
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Counts on like the target, and is wrong with probability 1 - `acceptance`, keyed by request and position."""
 
     def __init__(self, vocabulary: int, acceptance: float) -> None:
@@ -80,15 +80,6 @@ class OracleDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         return [self._drafts(ask) for ask in asks]
-
-    def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
-        pass
-
-    def rehearse(self, batch: int, draft_len: int) -> None:
-        pass
-
-    def forget(self, request_id: str) -> None:
-        pass
 
     def _drafts(self, ask: Ask) -> list[int]:
         seed, begin = crc32(ask.request_id.encode()), len(ask.tokens)

@@ -20,8 +20,10 @@ from worker_service.distill.evaluate import LONGEST, Acceptance, measure
 from worker_service.distill.speed import Speed, compare
 from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
 from worker_service.drafters import vocabulary_digest, with_lookup
-from worker_service.engine.draft import Drafter, NgramDrafter, NoDrafter
-from worker_service.engine.draft_head import Head, HeadConfig, HeadDrafter, load_head, save_head
+from worker_service.engine.drafting.drafter import Drafter, NoDrafter
+from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig, load_head, save_head
+from worker_service.engine.drafting.head_drafter import HeadDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.models import LoadedModel, load
 from worker_service.prompts import Prompt, PromptError, encode, read_prompts
@@ -104,14 +106,14 @@ def _generate(
     )
 
 
-def _train(options: argparse.Namespace, target: LoadedModel, learned: Sequence[Sample], bar: Progress) -> Head:
+def _train(options: argparse.Namespace, target: LoadedModel, learned: Sequence[Sample], bar: Progress) -> DraftHead:
     model = target.model
     features = Features(options.work / "features.bin", learned, model.config.hidden_size)
     read = bar.add_task("read", total=None, unit="answers")
     features.compute(model, learned, lambda done, total: bar.update(read, completed=done, total=total))
     ids = draft_vocabulary(learned, options.draft_tokens)
-    head = Head(
-        HeadConfig(
+    head = DraftHead(
+        DraftHeadConfig(
             target=target.name,
             vocabulary=vocabulary_digest(target.tokenizer),
             hidden_size=model.config.hidden_size,
@@ -142,7 +144,7 @@ def _train(options: argparse.Namespace, target: LoadedModel, learned: Sequence[S
 
 @torch.inference_mode()
 def evaluate(
-    head: Head, target: LoadedModel, samples: Sequence[Sample], bar: Progress
+    head: DraftHead, target: LoadedModel, samples: Sequence[Sample], bar: Progress
 ) -> dict[str, dict[str, dict[str, object]]]:
     """Acceptance on `samples` by drafter and category: n-grams, the head alone with every draft, and the default."""
     model = target.model
@@ -170,7 +172,7 @@ def evaluate(
 
 
 def _race(
-    options: argparse.Namespace, target: LoadedModel, head: Head, samples: Sequence[Sample], bar: Progress
+    options: argparse.Namespace, target: LoadedModel, head: DraftHead, samples: Sequence[Sample], bar: Progress
 ) -> dict[str, Speed]:
     model = target.model
     tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from worker_service.distill.data import Sample
-from worker_service.engine.draft import Ask, Drafter
+from worker_service.engine.drafting.drafter import Ask, Drafter
 
 LONGEST = 8
 

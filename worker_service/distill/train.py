@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import embedding
 
 from worker_service.distill.data import Sample
-from worker_service.engine.draft_head import Head
+from worker_service.engine.drafting.head import DraftHead
 
 _CHUNK = 256  # positions whose logits are held at a time: they then stay in the CPU's cache
 _LATER = 0.8  # weight of each further step of a chain: it matters only if those before it were right
@@ -84,7 +84,7 @@ def batches(samples: Sequence[Sample], tokens: int, seed: int) -> Iterator[list[
             batch, size = [], 0
 
 
-def initialise(head: Head, model: Any) -> None:
+def initialise(head: DraftHead, model: Any) -> None:
     """Begin with small random weights, the identity from state to state, and the MLP of the target's last layer.
 
     Where that layer has another form, it begins random too.
@@ -106,7 +106,7 @@ class Trainer:
     """A head in training, and where it is in its schedule. `save` and `load` make it resumable."""
 
     def __init__(
-        self, head: Head, embeddings: torch.Tensor, output: torch.Tensor, *, unroll: int, learning_rate: float
+        self, head: DraftHead, embeddings: torch.Tensor, output: torch.Tensor, *, unroll: int, learning_rate: float
     ) -> None:
         """`embeddings`, `output`: the target's tables, both [vocabulary, hidden], bfloat16."""
         self.head, self.step = head, 0

@@ -1,6 +1,7 @@
-"""Attention of packed tokens over KV in blocks, and the memory of the blocks. Whose which block is, kv.py knows.
+"""Attention of packed tokens over KV in blocks, and the memory of the blocks. Whose blocks they are, kv.py knows.
 
-Two ways to the same numbers, up to rounding: the native kernels on a CPU, and torch's own operations anywhere else.
+There are two ways to the same numbers, up to rounding: the native kernels on a CPU, torch's own operations anywhere
+else.
 """
 
 import ctypes
@@ -16,24 +17,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from worker_service.engine import native
+from worker_service.engine.shape import AttentionShape
 
 
-class Span(NamedTuple):
-    """Tokens begin..begin + n of a round's packed tokens: those of one request from position `start` on."""
+class QueryRange(NamedTuple):
+    """The packed tokens begin..begin + n of a pass: they are those of one request from position `start` on."""
 
     begin: int
     n: int
     start: int
     table: "array[int]"  # the request's blocks, in order
-
-
-class Shape(NamedTuple):
-    layers: int
-    heads: int
-    kv_heads: int
-    dim: int
-    blocks: int
-    block_tokens: int
 
 
 _handles = itertools.count()
@@ -51,16 +44,16 @@ class PagedAttention(ABC):
         AttentionInterface.register(self.name, _attention_function(handle))
 
     @abstractmethod
-    def begin(self, spans: Sequence[Span]) -> None:
-        """Say what the packed tokens of the next forward pass are; all its layers share this."""
+    def begin(self, ranges: Sequence[QueryRange]) -> None:
+        """Say whose the packed tokens of the next forward pass are; all its layers share this."""
 
     @abstractmethod
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float, window: int
     ) -> torch.Tensor:
-        """Write the new `key` and `value` [T, kv heads, dim] into their blocks, then attend over all that precedes.
+        """Write the new `key` and `value` [T, kv heads, dim] into their blocks, then attend over all up to each token.
 
-        `query` and the result: [T, heads, dim]. `window`: how far back a token sees, itself included; 0: everything.
+        `query` and the result: [T, heads, dim]. `window`: how many tokens back a token sees, itself included; 0: all.
         """
 
     def save(self, table: Sequence[int]) -> torch.Tensor:
@@ -72,6 +65,7 @@ class PagedAttention(ABC):
         return saved
 
     def restore(self, table: Sequence[int], saved: torch.Tensor) -> None:
+        """Write what `save` returned into these blocks."""
         for own, layer in zip(saved, self._data, strict=True):
             layer[:, list(table)] = own.to(layer.device)
 
@@ -79,41 +73,44 @@ class PagedAttention(ABC):
 _instances: WeakValueDictionary[int, PagedAttention] = WeakValueDictionary()
 
 
-def paged_attention(shape: Shape, device: torch.device, dtype: torch.dtype) -> PagedAttention:
-    if device.type == "cpu" and NativeAttention.supports(shape, dtype):
-        return NativeAttention(shape, dtype)
-    return TorchAttention(shape, device, dtype)
+def paged_attention(
+    shape: AttentionShape, blocks: int, block_tokens: int, device: torch.device, dtype: torch.dtype
+) -> PagedAttention:
+    """Attention with memory for `blocks` blocks of `block_tokens` tokens each, by the faster way that is possible."""
+    if device.type == "cpu" and NativeAttention.supports(shape, block_tokens, dtype):
+        return NativeAttention(shape, blocks, block_tokens, dtype)
+    return TorchAttention(shape, blocks, block_tokens, device, dtype)
 
 
-def _memory(shape: Shape) -> tuple[int, int, int, int, int]:
-    return shape.layers, 2, shape.blocks, shape.kv_heads, shape.block_tokens * shape.dim
+def _memory(shape: AttentionShape, blocks: int, block_tokens: int) -> tuple[int, int, int, int, int]:
+    return shape.layers, 2, blocks, shape.kv_heads, block_tokens * shape.dim
 
 
 class NativeAttention(PagedAttention):
     """kernels/attention.h, for a CPU."""
 
     @staticmethod
-    def supports(shape: Shape, dtype: torch.dtype) -> bool:
-        fits = shape.dim % native.LANES == 0 and shape.block_tokens % native.LANES == 0
+    def supports(shape: AttentionShape, block_tokens: int, dtype: torch.dtype) -> bool:
+        fits = shape.dim % native.LANES == 0 and block_tokens % native.LANES == 0
         return fits and dtype in native.TYPES and native.kernels() is not None
 
-    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
-        super().__init__(native.empty(_memory(shape), dtype))
-        self.shape, self.dtype = shape, dtype
+    def __init__(self, shape: AttentionShape, blocks: int, block_tokens: int, dtype: torch.dtype) -> None:
+        super().__init__(native.empty(_memory(shape, blocks, block_tokens), dtype))
+        self.shape, self.block_tokens, self.dtype = shape, block_tokens, dtype
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         self._kernel = native.function(
             "attention", dtype, pointer, pointer, integer, *[pointer] * 7, ctypes.c_float, integer
         )
-        self._shape = array("i", [shape.heads, shape.kv_heads, shape.dim, shape.block_tokens])
+        self._shape = array("i", [shape.heads, shape.kv_heads, shape.dim, block_tokens])
         self.pointers = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in self._data]
         self.begin(())
 
-    def begin(self, spans: Sequence[Span]) -> None:
-        self._spans, self._tables = array("i"), array("i")
-        for span in spans:
-            self._spans.extend((span.begin, span.n, span.start, len(self._tables)))
-            self._tables.extend(span.table)
-        self.round = self._spans.buffer_info()[0], len(spans), self._tables.buffer_info()[0]
+    def begin(self, ranges: Sequence[QueryRange]) -> None:
+        self._ranges, self._tables = array("i"), array("i")
+        for each in ranges:
+            self._ranges.extend((each.begin, each.n, each.start, len(self._tables)))
+            self._tables.extend(each.table)
+        self.ranges = self._ranges.buffer_info()[0], len(ranges), self._tables.buffer_info()[0]  # for the kernels
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float, window: int
@@ -125,30 +122,30 @@ class NativeAttention(PagedAttention):
         out = torch.empty_like(query)
         new = query.data_ptr(), key.data_ptr(), value.data_ptr()
         shape = self._shape.buffer_info()[0]
-        self._kernel(shape, *self.round, *new, *self.pointers[layer], out.data_ptr(), scale, window)
+        self._kernel(shape, *self.ranges, *new, *self.pointers[layer], out.data_ptr(), scale, window)
         return out
 
 
 class _Group:
-    """Spans that are computed as one padded batch."""
+    """Query ranges that are computed as one padded batch of B."""
 
-    def __init__(self, spans: Sequence[Span], block_tokens: int, device: torch.device) -> None:
-        longest, blocks = max(s.n for s in spans), max(-(-(s.start + s.n) // block_tokens) for s in spans)
-        # Padding repeats a last token and a first block: it costs, and what comes of it is not used.
+    def __init__(self, ranges: Sequence[QueryRange], block_tokens: int, device: torch.device) -> None:
+        longest, blocks = max(r.n for r in ranges), max(-(-(r.start + r.n) // block_tokens) for r in ranges)
+        # Padding repeats a range's last token and first block. It costs time, and its results are not used.
         self.rows = torch.tensor(
-            [[s.begin + min(i, s.n - 1) for i in range(longest)] for s in spans], device=device
+            [[r.begin + min(i, r.n - 1) for i in range(longest)] for r in ranges], device=device
         )  # [B, longest]
         self.tables = torch.tensor(
-            [[*s.table[:blocks], *[s.table[0]] * (blocks - len(s.table))] for s in spans], device=device
+            [[*r.table[:blocks], *[r.table[0]] * (blocks - len(r.table))] for r in ranges], device=device
         )  # [B, blocks]
         self._positions = torch.tensor(
-            [[s.start + min(i, s.n - 1) for i in range(longest)] for s in spans], device=device
+            [[r.start + min(i, r.n - 1) for i in range(longest)] for r in ranges], device=device
         )
         self._keys = torch.arange(blocks * block_tokens, device=device)
         self._masks: dict[int, torch.Tensor] = {}
 
     def mask(self, window: int) -> torch.Tensor:
-        """[B, 1, longest, keys]: causal, and no further back than `window`."""
+        """Which keys each token sees [B, 1, longest, keys]: none after it, and none further back than `window`."""
         if window not in self._masks:
             own = self._positions[:, :, None]
             seen = self._keys <= own
@@ -157,21 +154,24 @@ class _Group:
 
 
 class TorchAttention(PagedAttention):
-    """For any device: blocks are gathered, for all short spans together and for each chunk of prefill."""
+    """For any device: blocks are gathered, for all short query ranges together and for each long one by itself."""
 
     _SHORT = 16  # tokens
 
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(torch.zeros(_memory(shape), device=device, dtype=dtype))  # what is masked must be finite
-        self._block_tokens = shape.block_tokens
-        self._layers = self._data.view(*self._data.shape[:-1], shape.block_tokens, shape.dim)
+    def __init__(
+        self, shape: AttentionShape, blocks: int, block_tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        memory = _memory(shape, blocks, block_tokens)
+        super().__init__(torch.zeros(memory, device=device, dtype=dtype))  # what is masked must be finite
+        self._block_tokens = block_tokens
+        self._layers = self._data.view(*self._data.shape[:-1], block_tokens, shape.dim)
 
-    def begin(self, spans: Sequence[Span]) -> None:
+    def begin(self, ranges: Sequence[QueryRange]) -> None:
         device, size = self._data.device, self._block_tokens
-        short = [span for span in spans if span.n <= self._SHORT]
-        groups = ([short] if short else []) + [[span] for span in spans if span.n > self._SHORT]
+        short = [each for each in ranges if each.n <= self._SHORT]
+        groups = ([short] if short else []) + [[each] for each in ranges if each.n > self._SHORT]
         self._groups = [_Group(group, size, device) for group in groups]
-        places = [(s.table[at // size], at % size) for s in spans for at in range(s.start, s.start + s.n)]
+        places = [(r.table[at // size], at % size) for r in ranges for at in range(r.start, r.start + r.n)]
         self._new_blocks, self._new_offsets = torch.tensor(places, device=device).T
 
     def attend(
@@ -196,14 +196,15 @@ class TorchAttention(PagedAttention):
 
 
 def _attention_function(handle: int) -> Callable[..., tuple[torch.Tensor, None]]:
-    """What transformers calls in each layer. It does not keep its PagedAttention alive: the registry is for ever."""
+    """What transformers calls in each layer. It does not keep its PagedAttention alive, for the registry never
+    forgets."""
 
     def attention(
         module: torch.nn.Module,
         query: torch.Tensor,  # [1, heads, T, dim]
         key: torch.Tensor,  # [1, kv heads, T, dim]
         value: torch.Tensor,
-        attention_mask: torch.Tensor | None,  # none: this attention has no mask function, it makes its own
+        attention_mask: torch.Tensor | None,  # None: this attention has no mask function, it makes its own
         *,
         scaling: float | None = None,
         sliding_window: int | None = None,

@@ -1,19 +1,19 @@
 """From embeddings to the last hidden states in native code, for models of the Llama family on a CPU. No sampling.
 
-It computes what the transformers module computes, with the module's own weights, packed for the kernels. Between its
-layers nothing is rounded to bfloat16.
+The native decoder computes what the transformers module computes, with the module's own weights, packed for the
+kernels. Between its layers nothing is rounded to bfloat16.
 """
 
 import ctypes
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from worker_service.engine import native
 from worker_service.engine.attention import NativeAttention, PagedAttention
+from worker_service.engine.packed import pack
 
-# Their layers are one and the same: RMS norm, rotary embedding, grouped-query attention, gated SiLU.
+# The layers of these models are all the same: RMS norm, rotary embedding, grouped-query attention, gated SiLU.
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
@@ -36,46 +36,9 @@ class _Decoder(ctypes.Structure):
     ]
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """[n, k] in panels of 32 outputs and steps of 4 bytes, as the kernels want it: [n / 32, k / step, 32, step].
-
-    `n` is filled up with zeros.
-    """
-    n, k = weight.shape
-    weight = pad(weight.detach(), (0, 0, 0, -n % native.PANEL))
-    step = 4 // weight.itemsize
-    panels = weight.view(-1, native.PANEL, k // step, step).permute(0, 2, 1, 3)
-    return native.empty(panels.shape, weight.dtype).copy_(panels)
-
-
-class PackedLinear(torch.nn.Module):
-    """A product with packed weights. Sums and results are float32: bfloat16 logits tie where the model does not."""
-
-    def __init__(self, linear: torch.nn.Linear) -> None:
-        super().__init__()
-        self._weight, self._bias = pack(linear.weight), None
-        if linear.bias is not None:
-            self._bias = pad(linear.bias.detach().float(), (0, -linear.out_features % native.PANEL))
-        self._outputs, self._inputs = linear.out_features, linear.in_features
-        self._kernel = native.function("linear", linear.weight.dtype, *[ctypes.c_void_p] * 4, *[ctypes.c_int] * 3)
-
-    @staticmethod
-    def supports(linear: torch.nn.Linear) -> bool:
-        weight = linear.weight
-        fits = weight.device.type == "cpu" and linear.in_features % 2 == 0
-        return fits and weight.dtype in native.TYPES and native.kernels() is not None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., inputs] to float32 [..., outputs]."""
-        x = x.to(self._weight.dtype).contiguous()
-        rows, padded = x.numel() // self._inputs, self._outputs + -self._outputs % native.PANEL
-        out = torch.empty((*x.shape[:-1], padded), dtype=torch.float32)
-        bias = None if self._bias is None else self._bias.data_ptr()
-        self._kernel(x.data_ptr(), self._weight.data_ptr(), bias, out.data_ptr(), rows, padded, self._inputs)
-        return out[..., : self._outputs]
-
-
 class NativeDecoder:
+    """All layers of a model in one call of kernels/decoder.h."""
+
     @staticmethod
     def supports(model: Any, attention: PagedAttention) -> bool:
         if type(model).__name__ not in _FAMILY or not isinstance(attention, NativeAttention):
@@ -111,7 +74,7 @@ class NativeDecoder:
             layer.keys, layer.values = keys, values
             module.to("meta")
         self._decoder = _Decoder(
-            shape.heads, shape.kv_heads, shape.dim, shape.block_tokens,
+            shape.heads, shape.kv_heads, shape.dim, attention.block_tokens,
             shape.layers, config.hidden_size, config.intermediate_size, window,
             scale, config.rms_norm_eps,
             self._keep(base.norm.weight.float()), layers,
@@ -125,18 +88,20 @@ class NativeDecoder:
         return self._kept[-1].data_ptr()
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, hidden size] of the tokens [T] that the attention was told to begin with."""
+        """Hidden states [T, hidden size] of the tokens `ids` [T] at `positions` [T], which the attention has begun
+        with."""
         x = self._embed(ids).float()
         cosine, sine = (part[0].contiguous() for part in self._rotary(x, positions[None]))
         hidden = torch.empty(x.shape, dtype=self._dtype)
         self._kernel(
-            ctypes.byref(self._decoder), *self._attention.round, len(ids),
+            ctypes.byref(self._decoder), *self._attention.ranges, len(ids),
             cosine.data_ptr(), sine.data_ptr(), x.data_ptr(), hidden.data_ptr(),
         )  # fmt: skip
         return hidden
 
 
 def _window(layer: Any) -> int:
-    """How far back its tokens see; 0: everything. Some modules keep this themselves, others ask the configuration."""
+    """How many tokens back its tokens see, themselves included; 0: all. Some modules keep this, others ask the
+    config."""
     attention = layer.self_attn
     return getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None)) or 0

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout  # torch has no public name for it
 from torch.nn.functional import pad
 
-from worker_service.engine.attention import Span
+from worker_service.engine.attention import QueryRange
 from worker_service.engine.kv import BlockPool
 from worker_service.engine.target import Target
 
@@ -125,8 +125,8 @@ class SharedTarget(Target):
         with torch.inference_mode():
             while (call := self._group.next_call()) is not None:
                 match call:
-                    case "_compute", [*packed, spans]:
-                        self._own("_compute", *packed, [Span(*span) for span in spans])
+                    case "_compute", [*packed, ranges]:
+                        self._own("_compute", *packed, [QueryRange(*each) for each in ranges])
                     case ("new_pool" | "_save" | "_restore" | "_discard") as name, arguments:
                         self._own(name, *arguments)
                     case name, _:
@@ -137,9 +137,9 @@ class SharedTarget(Target):
         return pool
 
     def _compute(
-        self, tokens: Sequence[int], positions: Sequence[int], wanted: Sequence[int], spans: Sequence[Span]
+        self, input_ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], ranges: Sequence[QueryRange]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        computed: tuple[torch.Tensor, torch.Tensor] = self._on_all("_compute", tokens, positions, wanted, spans)
+        computed: tuple[torch.Tensor, torch.Tensor] = self._on_all("_compute", input_ids, positions, wanted, ranges)
         return computed
 
     def _save(self, name: str, table: Sequence[int]) -> None:

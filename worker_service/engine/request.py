@@ -2,23 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from worker_service.engine.kv import KV
 from worker_service.engine.stop import StopStrings
-from worker_service.engine.types import Finish, Limits, Sampling
+from worker_service.engine.types import Finish, Held, Limits, Row, Sampling
 
 
 @dataclass(slots=True)
 class Saved:
-    """KV in the host's memory, with the target: `blocks` of it, good for the first `length` tokens."""
+    """A copy of KV in the host's memory: so many `blocks`, of which the first `length` tokens can be used."""
 
     blocks: int
     length: int
 
 
 class EngineRequest:
-    """Tokens are the truth; `kv` holds the first `kv.length` of them, never the last one. It is empty while there is
-    `saved` KV."""
+    """Tokens are the truth. `kv` holds keys and values of the first `kv.length` of them, and never of the last one. It
+    is empty while there is `saved` KV."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class EngineRequest:
         self.salt, self.kv = salt, kv
         self.saved: Saved | None = None
         self.finish: Finish | None = None
-        self.error = ""
+        self.error = ""  # why it cannot be run
         self._stops, self._eos_ids = stops, eos_ids
         self._max_tokens = min(limits.max_tokens, context_tokens - prompt_len)
 
@@ -51,18 +52,32 @@ class EngineRequest:
         return max(len(self.tokens) - self.prompt_len, 0)
 
     @property
-    def left(self) -> int:
+    def remaining_tokens(self) -> int:
         """How many tokens it may still emit."""
         return self._max_tokens - self.output_tokens
 
     @property
-    def prefill_owed(self) -> int:
-        """Tokens to be computed before it can draft: all of the prompt, but not the last token of output."""
+    def num_uncomputed(self) -> int:
+        """Tokens that must be computed before it can draft: all of the prompt, but not the last token of output."""
         computed = self.saved.length if self.saved else self.kv.length
-        return len(self.tokens) - computed - (1 if self.output_tokens else 0)
+        return max(len(self.tokens) - computed - (1 if self.output_tokens else 0), 0)
+
+    def runnable(self, prefill_tokens: int) -> bool:
+        """Whether a step could do something for it, if that may prefill so many of its tokens."""
+        return self.finish is None and (bool(self.error) or not self.num_uncomputed or prefill_tokens > 0)
+
+    def keep(self, known: "EngineRequest") -> None:
+        """Take over the KV of the same request as it was `known` before, as far as its tokens are the same."""
+        pairs = zip(known.tokens, self.tokens, strict=False)
+        agreed = next((i for i, (before, now) in enumerate(pairs) if before != now), len(self.tokens))
+        agreed = max(min(agreed, len(self.tokens) - 1), 0)
+        self.kv, self.saved = known.kv, known.saved
+        self.kv.truncate(agreed)
+        if self.saved:
+            self.saved.length = min(self.saved.length, agreed)
 
     def extend(self, sampled: Sequence[int]) -> list[int]:
-        """Append sampled tokens up to the one that ends the request; returns those, and sets `finish`."""
+        """Append sampled tokens up to the one that ends the request. Returns those, and sets `finish`."""
         emitted: list[int] = []
         for token in sampled:
             self.tokens.append(token)
@@ -78,4 +93,28 @@ class EngineRequest:
             return Finish.STOP
         if stopped and self.output_tokens >= self.limits.min_tokens:
             return Finish.STOP
-        return Finish.LENGTH if self.left <= 0 else None
+        return Finish.LENGTH if self.remaining_tokens <= 0 else None
+
+    def row(self, start: int, **fields: Any) -> Row:
+        """The report of a round that began at output token `start`; `fields` are what else the round did."""
+        return Row(
+            self.id,
+            self.placement,
+            start,
+            blocks=self.kv.private_blocks,
+            num_uncomputed=0 if self.finish else self.num_uncomputed,
+            finish=self.finish,
+            error=self.error,
+            **fields,
+        )
+
+    def held(self) -> Held:
+        """How much of its KV there is."""
+        return Held(
+            self.id,
+            self.placement,
+            self.output_tokens,
+            blocks=self.kv.private_blocks,
+            offloaded=self.saved.blocks if self.saved else 0,
+            num_uncomputed=self.num_uncomputed,
+        )

@@ -1,7 +1,8 @@
 """A causal LM's forward pass over packed tokens of many requests. No sampling, no scheduling.
 
-All rows of a round, decode rows as well as prefill chunks, are one packed sequence [1, T]. Only attention looks at
-requests one by one, each over its own KV; so there is no padding, and each row may have its own length.
+All tokens of a step, those of decoding as well as parts of prompts, are one packed text of T tokens. Only attention
+looks at the requests one by one, each over its own KV. So there is no padding, and each request may bring another
+number of tokens.
 """
 
 import copy
@@ -12,14 +13,16 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from worker_service.engine.attention import PagedAttention, Shape, Span, paged_attention
-from worker_service.engine.decoder import NativeDecoder, PackedLinear
+from worker_service.engine.attention import PagedAttention, QueryRange, paged_attention
+from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.kv import KV, BlockPool
+from worker_service.engine.packed import PackedLinear
+from worker_service.engine.shape import attention_shape
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive tokens of one request: its tokens from `start` on. `kv` already has place for them."""
+class InputSequence:
+    """Consecutive tokens of one request, from position `start` of its text on. `kv` already has place for them."""
 
     kv: KV
     start: int
@@ -40,29 +43,18 @@ class Target:
             model.set_output_embeddings(PackedLinear(head))
         elif model.dtype != torch.float32:
             model.set_output_embeddings(_Float32Head(head))
-        # What enters the head is kept, and the head left to the model: some scale its logits afterwards.
-        model.get_output_embeddings().register_forward_pre_hook(self._keep_hidden)
         self._model = model
         self._attention: PagedAttention | None = None
         self._decoder: NativeDecoder | None = None
         self._shares = shares
-        self._saved: dict[str, torch.Tensor] = {}
+        self._saved: dict[str, torch.Tensor] = {}  # copies of KV in the host's memory
         self.device, self.dtype = torch.device(model.device), model.dtype
         self.vocab_size = int(model.config.vocab_size)
 
     def new_pool(self, blocks: int, block_tokens: int) -> BlockPool:
-        """Memory for the KV of all its requests; once."""
-        config = self._model.config
-        heads = config.num_attention_heads
-        shape = Shape(
-            layers=config.num_hidden_layers,
-            heads=heads // self._shares,
-            kv_heads=(getattr(config, "num_key_value_heads", None) or heads) // self._shares,
-            dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            blocks=blocks,
-            block_tokens=block_tokens,
-        )
-        self._attention = paged_attention(shape, self.device, self.dtype)
+        """Memory for the KV of all its requests. To be called once, before anything is computed."""
+        shape = attention_shape(self._model.config, self._shares)
+        self._attention = paged_attention(shape, blocks, block_tokens, self.device, self.dtype)
         # The native decoder computes all layers in one call; shares are summed up after each half of a layer.
         if self._shares == 1 and NativeDecoder.supports(self._model, self._attention):
             self._decoder = NativeDecoder(self._model, self._attention)
@@ -75,41 +67,59 @@ class Target:
         self._save(name, kv.table[: kv.used_blocks])
 
     def restore(self, name: str, kv: KV, first: int = 0) -> None:
-        """The blocks of `kv` from number `first` on, as they were saved. The copy stays."""
+        """Fill the blocks of `kv` from number `first` on with what was saved under this name. The copy stays."""
         self._restore(name, first, kv.table[first : kv.used_blocks])
 
     def discard(self, name: str) -> None:
-        """The copy is needed no more."""
+        """Give up the copy under this name."""
         self._discard(name)
 
-    def forward(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the segments' tokens, filling their KV.
+    def forward(self, sequences: Sequence[InputSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the tokens of all sequences, filling their KV.
 
-        Returns float32 logits [wanted rows, vocabulary], and the hidden states that the head made them from
-        [wanted rows, hidden size] in the model's dtype.
+        Returns float32 logits [n, vocabulary] and the hidden states that the output head made them from [n, hidden
+        size], in the model's dtype, of the n tokens whose logits are wanted.
         """
-        tokens: list[int] = []
+        input_ids: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
-        spans: list[Span] = []
-        for segment in segments:
-            begin, n = len(tokens), len(segment.tokens)
-            wanted.extend(range(begin + segment.logits_from, begin + n))
-            tokens.extend(segment.tokens)
-            positions.extend(range(segment.start, segment.start + n))
-            spans.append(Span(begin, n, segment.start, segment.kv.table))
-        return self._compute(tokens, positions, wanted, spans)
+        ranges: list[QueryRange] = []
+        for sequence in sequences:
+            begin, n = len(input_ids), len(sequence.tokens)
+            wanted.extend(range(begin + sequence.logits_from, begin + n))
+            input_ids.extend(sequence.tokens)
+            positions.extend(range(sequence.start, sequence.start + n))
+            ranges.append(QueryRange(begin, n, sequence.start, sequence.kv.table))
+        return self._compute(input_ids, positions, wanted, ranges)
+
+    # What follows knows no requests: where a model is shared, each process does the same (parallel.py).
 
     def _compute(
-        self, tokens: Sequence[int], positions: Sequence[int], wanted: Sequence[int], spans: Sequence[Span]
+        self, input_ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], ranges: Sequence[QueryRange]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._memory.begin(spans)
-        logits = self._logits(
-            *(torch.tensor(x, dtype=torch.long, device=self.device) for x in (tokens, positions, wanted))
+        self._memory.begin(ranges)
+        logits, hidden = self._pass(
+            *(torch.tensor(x, dtype=torch.long, device=self.device) for x in (input_ids, positions, wanted))
         )
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # so that the caller's clock measures the pass, not its launch
-        return logits.float(), self._hidden
+        return logits.float(), hidden
+
+    def _pass(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward`, of `input_ids` [T] at `positions` [T]. `wanted` [n]: indices of the tokens that need logits."""
+        head = self._model.get_output_embeddings()
+        if self._decoder is not None:
+            hidden = self._decoder(input_ids, positions)[wanted]
+            return head(hidden[None])[0], hidden
+        inputs: list[torch.Tensor] = []
+        # The head is left to the model, for some scale its logits afterwards.
+        with head.register_forward_pre_hook(lambda _, given: inputs.append(given[0][0])):
+            output = self._model(
+                input_ids=input_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted
+            )
+        return output.logits[0], inputs[0]
 
     def _save(self, name: str, table: Sequence[int]) -> None:
         self._saved[name] = self._memory.save(table)
@@ -126,24 +136,9 @@ class Target:
             raise RuntimeError("a pool comes first")
         return self._attention
 
-    def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        if self._decoder is not None:
-            result: torch.Tensor = self._model.get_output_embeddings()(self._decoder(tokens, positions)[wanted][None])[
-                0
-            ]
-            return result
-        output = self._model(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted
-        )
-        result = output.logits[0]
-        return result
-
-    def _keep_hidden(self, head: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        self._hidden = inputs[0][0]
-
 
 class _Float32Head(torch.nn.Module):
-    """The output head in float32: bfloat16 logits tie where the model does not."""
+    """The output head in float32: where bfloat16 logits are equal, the model's own may differ."""
 
     def __init__(self, head: torch.nn.Linear) -> None:
         super().__init__()
@@ -151,4 +146,5 @@ class _Float32Head(torch.nn.Module):
         self.bias = None if head.bias is None else copy.deepcopy(head.bias).float()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., hidden size] to [..., vocabulary]."""
         return linear(hidden.float(), self.weight, self.bias)

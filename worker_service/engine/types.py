@@ -6,30 +6,38 @@ from enum import Enum
 
 
 class Finish(Enum):
+    """Why a request has ended."""
+
     STOP = "stop"  # an end-of-sequence id or a stop string
     LENGTH = "length"  # max_tokens, or the model's context is full
     ERROR = "error"  # the request cannot be run; its row says why
 
 
 class Skip(Enum):
-    NO_BLOCKS = "no_blocks"  # KV memory ran out: the lowest-ranked wait
+    """Why a request that was to run in a step did not."""
+
+    NO_BLOCKS = "no_blocks"  # no free block of KV was left for it
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
+    """How output tokens are drawn from the model's logits."""
+
     temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0  # in (0, 1]
     top_k: int = 0  # 0: all
     seed: int = 0  # uint64
     repetition_penalty: float = 1.0  # above 0; positive logits of tokens in prompt or output are divided by it
     presence_penalty: float = 0.0  # taken from the logits of tokens that are in the output
-    frequency_penalty: float = 0.0  # and this as often as they are
+    frequency_penalty: float = 0.0  # taken from them once for each time that the token is in the output
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and what is added to their logits
-    logprobs: int | None = None  # rows tell each token's log-probability, and those of so many likeliest
+    logprobs: int | None = None  # rows tell each token's log-probability, and those of this many likeliest tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """When a request ends. Numbers are output tokens."""
+
     max_tokens: int
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -38,7 +46,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One place of a ranking. Both numbers are upper bounds: the engine clips, and its row says what it used."""
+    """One entry of a schedule. Both numbers are upper bounds: the engine may use less, and its row says how much."""
 
     request_id: str
     draft_len: int
@@ -55,7 +63,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one round did for one request."""
+    """What one step did for one request: its round."""
 
     request_id: str
     placement: int
@@ -63,9 +71,9 @@ class Row:
     tokens: tuple[int, ...] = ()  # emitted; the last one ended the request if `finish` is set
     drafted: int = 0
     accepted: int = 0
-    prefilled: int = 0  # tokens of prompt, or of lost KV, computed in this round
-    blocks: int = 0  # of KV that only it holds now: what dropping it would free
-    prefill_owed: int = 0  # tokens still to be computed before it can draft
+    prefilled: int = 0  # tokens of the prompt, or of a text whose KV was lost, computed in this round
+    blocks: int = 0  # of KV that no other request shares: dropping the request would free as many
+    num_uncomputed: int = 0  # tokens that must be computed before it can draft
     finish: Finish | None = None
     skipped: Skip | None = None
     error: str = ""  # with Finish.ERROR
@@ -74,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One round. `verify_s` is the target's forward pass, `other_s` all that is neither it nor drafting; seconds."""
+    """One step. Seconds: `draft_s` of the drafter, `verify_s` of the target's forward pass, `other_s` of the rest."""
 
     rows: tuple[Row, ...]
     free_blocks: int
@@ -83,35 +91,38 @@ class StepResult:
     other_s: float
 
     @property
-    def ran(self) -> bool:
-        """Whether any request advanced or ended: running the same ranking again may then do more."""
-        return any(row.skipped is None for row in self.rows)
+    def ran(self) -> tuple[Row, ...]:
+        """The rows of requests that advanced or ended. Without any, the same schedule would get nowhere again."""
+        return tuple(row for row in self.rows if row.skipped is None)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
+    """A request that the engine knows, and how much of its KV there is."""
+
     request_id: str
     placement: int
     output_tokens: int
     blocks: int = 0  # of KV, as in Row
     offloaded: int = 0  # blocks of KV in the host's memory
-    prefill_owed: int = 0
+    num_uncomputed: int = 0  # as in Row
 
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """Seconds. A round of b requests with n drafts each costs n * (draft_s + verify_token_s * b) + verify_s
-    + verify_slope_s * (b - 1)."""
+    """What a step costs, in seconds. With n drafts for each of b requests:
+    n * (draft_s + verify_token_s * b) + verify_s + verify_slope_s * (b - 1), and prefill_token_s for each token
+    prefilled."""
 
-    draft_s: float  # per draft position
-    verify_s: float  # one verify pass, batch 1
-    verify_slope_s: float  # per further request of the batch
+    draft_s: float  # for each position drafted
+    verify_s: float  # one forward pass for one request without drafts
+    verify_slope_s: float  # for each further request of the batch
     prefill_token_s: float
-    verify_token_s: float  # per draft token verified
-    offload_block_s: float = 0.0  # per block of KV, to the host's memory and back; 0: there is none for it
+    verify_token_s: float  # for each draft token verified
+    offload_block_s: float = 0.0  # for a block of KV, to the host's memory and back; 0: there is no room for it there
 
-    def round_s(self, drafted: Sequence[int], prefilled: int) -> float:
-        """Of a round with so many tokens drafted for each of its requests, and so many of prompts computed."""
+    def step_s(self, drafted: Sequence[int], prefilled: int) -> float:
+        """Of a step that drafts `drafted` tokens, one number a request, and prefills `prefilled` tokens in all."""
         drafting_s = max(drafted) * self.draft_s + sum(drafted) * self.verify_token_s
         prefill_s = prefilled * self.prefill_token_s
         return drafting_s + prefill_s + self.verify_s + (len(drafted) - 1) * self.verify_slope_s

@@ -9,7 +9,7 @@ from typing import Any
 
 from worker_service.engine.request import EngineRequest, Saved
 from worker_service.engine.types import CostProfile, Held, Limits, Row, Run, Sampling, Skip, StepResult
-from worker_service.runner import Report, Runner
+from worker_service.runner import Runner
 
 EOS = 0
 BLOCK_TOKENS = 4
@@ -116,21 +116,11 @@ class CountingEngine:
         request.kv.length = 0  # type: ignore[misc]
 
     def held(self) -> list[Held]:
-        return [
-            Held(
-                r.id,
-                r.placement,
-                r.output_tokens,
-                blocks=r.kv.blocks,  # type: ignore[arg-type]
-                offloaded=r.saved.blocks if r.saved else 0,
-                prefill_owed=max(r.prefill_owed, 0),
-            )
-            for r in self.requests.values()
-        ]
+        return [request.held() for request in self.requests.values()]
 
     def runnable(self, run: Run) -> bool:
         request = self.requests.get(run.request_id)
-        return request is not None and request.finish is None and (request.prefill_owed <= 0 or run.prefill_tokens > 0)
+        return request is not None and request.runnable(run.prefill_tokens)
 
     def step(self, runs: Sequence[Run], slots: int) -> StepResult:
         rows: list[Row] = []
@@ -154,32 +144,19 @@ class CountingEngine:
             room -= request.saved.length
             request.saved = None
         if room <= 0 or request.saved:
-            return self._of(request, start, skipped=Skip.NO_BLOCKS)
-        prefill = min(max(request.prefill_owed, 0), run.prefill_tokens, room)
+            return request.row(start, skipped=Skip.NO_BLOCKS)
+        prefill = min(request.num_uncomputed, run.prefill_tokens, room)
         missing = len(request.tokens) - kv.length
-        if request.prefill_owed > 0 and not (prefill == request.prefill_owed and missing <= room):
+        if request.num_uncomputed > 0 and not (prefill == request.num_uncomputed and missing <= room):
             kv.length += prefill  # type: ignore[misc]
-            return self._of(request, start, prefilled=prefill)
-        drafted = 0 if prefill else max(0, min(run.draft_len, self._max_draft, request.left - 1, room - 1))
+            return request.row(start, prefilled=prefill)
+        drafted = 0 if prefill else max(0, min(run.draft_len, self._max_draft, request.remaining_tokens - 1, room - 1))
         accepted = self._rng.randint(0, drafted)
         prompt = request.tokens[: request.prompt_len]
         emitted = request.extend([token_at(prompt, start + i) for i in range(accepted + 1)])
         kv.length = 0 if request.finish else len(request.tokens) - 1  # type: ignore[misc]
         accepted = min(accepted, len(emitted))
-        return self._of(request, start, tokens=tuple(emitted), drafted=drafted, accepted=accepted, prefilled=prefill)
-
-    @staticmethod
-    def _of(request: EngineRequest, start: int, **fields: Any) -> Row:
-        owed = 0 if request.finish else max(request.prefill_owed, 0)
-        return Row(
-            request.id,
-            request.placement,
-            start,
-            blocks=request.kv.blocks,  # type: ignore[arg-type]
-            prefill_owed=owed,
-            finish=request.finish,
-            **fields,
-        )
+        return request.row(start, tokens=tuple(emitted), drafted=drafted, accepted=accepted, prefilled=prefill)
 
 
 class _Idle(BaseException):
@@ -212,29 +189,31 @@ class VirtualRunner(Runner):
         super().__init__(engine, slots, 0)  # type: ignore[arg-type]
         self._loop = asyncio.get_running_loop()
         self._wake = _Turnstile(lambda: self._loop.call_soon(self._turn))  # type: ignore[assignment]
+        self._costs = _FixedCosts()  # type: ignore[assignment]
         self._round_s = round_s
         self._busy = False
-
-    @property
-    def cost(self) -> CostProfile:
-        return COST
 
     def _turn(self) -> None:
         if self._busy:
             return  # the round in hand ends first
         try:
-            turn = self._next_turn(0.0)
+            step = self._next_step(0.0)
         except _Idle:
             return
-        assert turn is not None
+        assert step is not None
         self._busy = True
-        session, command, _, idle_s = turn
-        self._loop.call_later(self._round_s(), self._ended_round, session, command, idle_s)
+        self._loop.call_later(self._round_s(), self._ended_step, step)
 
-    def _ended_round(self, session: Any, command: Any, idle_s: float) -> None:
-        result = self._engine.step(command.rank, self._slots)
-        session.step += 1
-        session.exhausted = not result.ran
+    def _ended_step(self, step: Any) -> None:
         self._busy = False
-        session.report(Report(session.step, command.seq, result, 0.0, idle_s))
+        self._done(step, self._engine.step(step.command.schedule, self._slots), 0.0)
         self._turn()
+
+
+class _FixedCosts:
+    """In place of the cost model: nothing is learned."""
+
+    profile = COST
+
+    def observe(self, result: StepResult) -> None:
+        return

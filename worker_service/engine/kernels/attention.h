@@ -1,4 +1,4 @@
-// Attention of a round's packed tokens over KV in blocks.
+// Attention of the packed tokens of a pass over KV in blocks.
 //
 // Within a block the keys of a head lie transposed, [dim][token], and its values as they come, [token][dim], so that
 // scores and outputs are the same kind of product (products.h); both in steps, as it wants them.
@@ -15,8 +15,8 @@ struct Shape {  // of the model and its blocks
     int32_t heads, kv_heads, dim, block_tokens;
 };
 
-struct Segment {  // tokens begin..begin+n of the packed round: its request's from position `start` on
-    int32_t begin, n, start, table;  // table: where its block ids begin
+struct QueryRange {  // the packed tokens begin..begin+n: they are those of one request from position `start` on
+    int32_t begin, n, start, table;  // table: where the request's block ids begin
 };
 }
 
@@ -43,15 +43,15 @@ struct Seen {
     float top = NEVER;
     Floats mass = {};
 
-    // Turns the scores [begin, end) of the next `span` tokens into weights, all others into 0; returns by how much
-    // what was summed up before has to shrink.
+    // Turns the scores [begin, end) of the next block into weights, and its other scores into 0. Returns the factor by
+    // which what was summed up before has to shrink.
     template <typename T>
-    float next(float* score, T* weight, int begin, int end, int span, float scale) {
-        begin = std::clamp(begin, 0, span), end = std::clamp(end, begin, span);
+    float next(float* score, T* weight, int begin, int end, int block_tokens, float scale) {
+        begin = std::clamp(begin, 0, block_tokens), end = std::clamp(end, begin, block_tokens);
         std::fill(score, score + begin, NEVER);
-        std::fill(score + end, score + span, NEVER);
+        std::fill(score + end, score + block_tokens, NEVER);
         Floats most = load(score);
-        for (int t = LANES; t < span; t += LANES) {
+        for (int t = LANES; t < block_tokens; t += LANES) {
             const Floats here = load(score + t);
             most = here > most ? here : most;
         }
@@ -59,7 +59,7 @@ struct Seen {
         top = std::max(top, largest(most) * scale);
         const float shrink = top == before ? 1 : std::exp(before - top);
         mass *= shrink;
-        for (int t = 0; t < span; t += LANES) {
+        for (int t = 0; t < block_tokens; t += LANES) {
             const Floats here = load(score + t), p = here == NEVER ? Floats{} : exp(here * scale - top);
             mass += p;
             store(weight + t, p);
@@ -70,7 +70,7 @@ struct Seen {
     static constexpr float NEVER = -1e30f;
 };
 
-constexpr int TILE = 16;  // tokens of a segment that share one pass over its blocks
+constexpr int TILE = 16;  // tokens of a query range that are computed together, over all blocks that they see
 
 template <typename T>
 struct Scratch {  // of one thread; grows to the largest tile
@@ -81,35 +81,38 @@ struct Scratch {  // of one thread; grows to the largest tile
 
 // One tile of queries of one key-value head over all blocks that it sees.
 template <typename T>
-void attend(const Shape& shape, const Segment& segment, const int32_t* table, int kv_head, int first, const T* query,
+void attend(const Shape& shape, const QueryRange& range, const int32_t* table, int kv_head, int first, const T* query,
             const T* keys, const T* values, T* out, float scale, int window, Scratch<T>& scratch) {
-    const int group = shape.heads / shape.kv_heads, dim = shape.dim, span = shape.block_tokens;
-    const int tokens = std::min(TILE, segment.n - first), rows = tokens * group;
+    const int group = shape.heads / shape.kv_heads, dim = shape.dim, block_tokens = shape.block_tokens;
+    const int tokens = std::min(TILE, range.n - first), rows = tokens * group;
     const auto place = [&](int r) {  // of the row's head, in query and out
-        return (int64_t(segment.begin + first + r / group) * shape.heads + kv_head * group + r % group) * dim;
+        return (int64_t(range.begin + first + r / group) * shape.heads + kv_head * group + r % group) * dim;
     };
-    scratch.query.resize(rows * dim), scratch.weight.resize(rows * span), scratch.score.resize(rows * span);
+    const int scores = rows * block_tokens;
+    scratch.query.resize(rows * dim), scratch.weight.resize(scores), scratch.score.resize(scores);
     scratch.sum.assign(rows * dim, 0.0f), scratch.seen.assign(rows, {});
     T *q = scratch.query.data(), *weight = scratch.weight.data();
     float *sum = scratch.sum.data(), *score = scratch.score.data();
     for (int r = 0; r < rows; r++) std::copy_n(query + place(r), dim, q + r * dim);
-    const int low = window ? std::max(0, segment.start + first - window + 1) : 0;
-    const int high = segment.start + first + tokens;
-    const auto start = [&](int block) { return (int64_t(table[block]) * shape.kv_heads + kv_head) * span * dim; };
-    for (int block = low / span; block * span < high; block++) {
-        const int64_t at = start(block), ahead = (block + 1) * span < high ? start(block + 1) - at : 0;
-        std::fill_n(score, rows * span, 0.0f);
-        multiply(q, dim, keys + at, score, rows, dim, span, ahead);
+    const int low = window ? std::max(0, range.start + first - window + 1) : 0;
+    const int high = range.start + first + tokens;
+    const auto start = [&](int block) {
+        return (int64_t(table[block]) * shape.kv_heads + kv_head) * block_tokens * dim;
+    };
+    for (int block = low / block_tokens; block * block_tokens < high; block++) {
+        const int64_t at = start(block), ahead = (block + 1) * block_tokens < high ? start(block + 1) - at : 0;
+        std::fill_n(score, scores, 0.0f);
+        multiply(q, dim, keys + at, score, rows, dim, block_tokens, ahead);
         for (int r = 0; r < rows; r++) {
-            const int own = segment.start + first + r / group - block * span;  // of the row's token, from here
-            const float shrink = scratch.seen[r].next(score + r * span, weight + r * span,
-                                                      window ? own - window + 1 : 0, own + 1, span, scale);
+            const int own = range.start + first + r / group - block * block_tokens;  // of the row's token, from here
+            const float shrink = scratch.seen[r].next(score + r * block_tokens, weight + r * block_tokens,
+                                                      window ? own - window + 1 : 0, own + 1, block_tokens, scale);
             if (shrink != 1)
                 for (int d = 0; d < dim; d += LANES) store(sum + r * dim + d, load(sum + r * dim + d) * shrink);
         }
         // Beyond `high` there may be anything, but for the other half of a step.
-        const int filled = std::min(span, high - block * span);
-        multiply(weight, span, values + at, sum, rows, filled + filled % STEP<T>, dim, ahead);
+        const int filled = std::min(block_tokens, high - block * block_tokens);
+        multiply(weight, block_tokens, values + at, sum, rows, filled + filled % STEP<T>, dim, ahead);
     }
     for (int r = 0; r < rows; r++) {
         const float mass = total(scratch.seen[r].mass);
@@ -117,29 +120,29 @@ void attend(const Shape& shape, const Segment& segment, const int32_t* table, in
     }
 }
 
-using Tiles = std::vector<std::pair<int, int>>;  // segment, first token
+using Tiles = std::vector<std::pair<int, int>>;  // number of the query range, first token in it
 
-struct Round {
+struct Pass {
     const Shape& shape;
-    const Segment* segments;
+    const QueryRange* ranges;
     int count;
     const int32_t* tables;
     Tiles tiles;
     float scale;
     int window;
 
-    Round(const Shape& shape, const Segment* segments, int count, const int32_t* tables, float scale, int window)
-        : shape(shape), segments(segments), count(count), tables(tables), scale(scale), window(window) {
+    Pass(const Shape& shape, const QueryRange* ranges, int count, const int32_t* tables, float scale, int window)
+        : shape(shape), ranges(ranges), count(count), tables(tables), scale(scale), window(window) {
         for (int s = 0; s < count; s++)
-            for (int first = 0; first < segments[s].n; first += TILE) tiles.emplace_back(s, first);
+            for (int first = 0; first < ranges[s].n; first += TILE) tiles.emplace_back(s, first);
     }
 };
 
-// Key and value of one head of the token that is `inside`-th in its block.
+// Writes key and value of one head, for the token at place `inside` of its block.
 template <typename T>
-void write(const T* key, const T* value, T* keys, T* values, int inside, int dim, int span) {
+void write(const T* key, const T* value, T* keys, T* values, int inside, int dim, int block_tokens) {
     constexpr int S = STEP<T>;
-    for (int d = 0; d < dim; d++) keys[(d / S * span + inside) * S + d % S] = key[d];
+    for (int d = 0; d < dim; d++) keys[(d / S * block_tokens + inside) * S + d % S] = key[d];
     T* row = values + inside / S * dim * S;
     for (int d = 0; d < dim; d++) row[d * S + inside % S] = value[d];
     // The other half of the step will be multiplied by a weight of 0, so it must be finite.
@@ -148,33 +151,33 @@ void write(const T* key, const T* value, T* keys, T* values, int inside, int dim
             for (int other = 1; other < S; other++) row[d * S + other] = T{};
 }
 
-// Within a parallel region, as all that follows; it ends with a barrier.
+// To be called within a parallel region; it ends with a barrier.
 template <typename T>
-void attention(Barrier& barrier, const Round& round, const T* query, const T* key, const T* value, T* keys, T* values,
+void attention(Barrier& barrier, const Pass& pass, const T* query, const T* key, const T* value, T* keys, T* values,
                T* out) {
-    const Shape& shape = round.shape;
-    const int dim = shape.dim, span = shape.block_tokens;
-    // First all new keys and values, for the tiles of a segment see each other's.
+    const Shape& shape = pass.shape;
+    const int dim = shape.dim, block_tokens = shape.block_tokens;
+    // First all new keys and values, for the tiles of one query range see each other's.
 #pragma omp for nowait
-    for (int task = 0; task < round.count * shape.kv_heads; task++) {
-        const Segment& segment = round.segments[task / shape.kv_heads];
+    for (int task = 0; task < pass.count * shape.kv_heads; task++) {
+        const QueryRange& range = pass.ranges[task / shape.kv_heads];
         const int head = task % shape.kv_heads;
-        for (int i = 0; i < segment.n; i++) {
-            const int position = segment.start + i, inside = position % span;
-            const int64_t block = round.tables[segment.table + position / span];
-            const int64_t from = (int64_t(segment.begin + i) * shape.kv_heads + head) * dim;
-            const int64_t at = (block * shape.kv_heads + head) * span * dim;
-            write(key + from, value + from, keys + at, values + at, inside, dim, span);
+        for (int i = 0; i < range.n; i++) {
+            const int position = range.start + i, inside = position % block_tokens;
+            const int64_t block = pass.tables[range.table + position / block_tokens];
+            const int64_t from = (int64_t(range.begin + i) * shape.kv_heads + head) * dim;
+            const int64_t at = (block * shape.kv_heads + head) * block_tokens * dim;
+            write(key + from, value + from, keys + at, values + at, inside, dim, block_tokens);
         }
     }
     barrier.wait();
     static thread_local Scratch<T> scratch;
 #pragma omp for schedule(dynamic) nowait
-    for (int task = 0; task < int(round.tiles.size()) * shape.kv_heads; task++) {
-        const auto [s, first] = round.tiles[task / shape.kv_heads];
-        const Segment& segment = round.segments[s];
-        attend(shape, segment, round.tables + segment.table, task % shape.kv_heads, first, query, keys, values, out,
-               round.scale, round.window, scratch);
+    for (int task = 0; task < int(pass.tiles.size()) * shape.kv_heads; task++) {
+        const auto [s, first] = pass.tiles[task / shape.kv_heads];
+        const QueryRange& range = pass.ranges[s];
+        attend(shape, range, pass.tables + range.table, task % shape.kv_heads, first, query, keys, values, out,
+               pass.scale, pass.window, scratch);
     }
     barrier.wait();
 }

@@ -1,4 +1,4 @@
-// The decoder of the Llama family: a round's packed tokens through all layers.
+// The decoder of the Llama family: the packed tokens of a pass through all layers.
 #pragma once
 #include "attention.h"
 #include "layers.h"
@@ -49,11 +49,11 @@ void rotate(Barrier& barrier, const Shape& shape, int tokens, const float* qkv, 
 }
 
 template <typename T>
-void decode(const Decoder& decoder, const Segment* segments, int count, const int32_t* tables, int tokens,
+void decode(const Decoder& decoder, const QueryRange* ranges, int count, const int32_t* tables, int tokens,
             const float* cosine, const float* sine, float* x, T* hidden) {
     const Shape& shape = decoder.shape;
     const int q = shape.heads * shape.dim, kv = shape.kv_heads * shape.dim, width = decoder.hidden;
-    static thread_local std::vector<float> floats;  // they grow to the longest round, and stay
+    static thread_local std::vector<float> floats;  // they grow to the longest pass, and stay
     static thread_local std::vector<T> narrow;
     const int wide = std::max(q + 2 * kv, 2 * decoder.inner);
     floats.resize(int64_t(tokens) * wide);
@@ -62,7 +62,7 @@ void decode(const Decoder& decoder, const Segment* segments, int count, const in
     T *normed = narrow.data(), *query = normed + int64_t(tokens) * width, *key = query + int64_t(tokens) * q,
       *value = key + int64_t(tokens) * kv, *attended = value + int64_t(tokens) * kv,
       *gated = attended + int64_t(tokens) * q;
-    const Round round(shape, segments, count, tables, decoder.scale, decoder.window);
+    const Pass pass(shape, ranges, count, tables, decoder.scale, decoder.window);
     Barrier barrier;
 #pragma omp parallel
     {
@@ -71,7 +71,7 @@ void decode(const Decoder& decoder, const Segment* segments, int count, const in
             rms_norm(barrier, x, layer.attention_norm, normed, tokens, width, decoder.epsilon);
             linear(barrier, normed, (const T*)layer.qkv, layer.qkv_bias, product, tokens, q + 2 * kv, width);
             rotate(barrier, shape, tokens, product, cosine, sine, query, key, value);
-            attention(barrier, round, query, key, value, (T*)layer.keys, (T*)layer.values, attended);
+            attention(barrier, pass, query, key, value, (T*)layer.keys, (T*)layer.values, attended);
             linear(barrier, attended, (const T*)layer.output, nullptr, x, tokens, width, q, true);
             rms_norm(barrier, x, layer.mlp_norm, normed, tokens, width, decoder.epsilon);
             linear(barrier, normed, (const T*)layer.gate_up, nullptr, product, tokens, 2 * decoder.inner, width);

@@ -8,29 +8,29 @@
 namespace {
 
 template <typename T>
-void attention_alone(const Shape& shape, const Segment* segments, int count, const int32_t* tables, const T* query,
+void attention_alone(const Shape& shape, const QueryRange* ranges, int count, const int32_t* tables, const T* query,
                      const T* key, const T* value, T* keys, T* values, T* out, float scale, int window) {
-    const Round round(shape, segments, count, tables, scale, window);
+    const Pass pass(shape, ranges, count, tables, scale, window);
     Barrier barrier;
 #pragma omp parallel
-    attention(barrier, round, query, key, value, keys, values, out);
+    attention(barrier, pass, query, key, value, keys, values, out);
 }
 
 }  // namespace
 
-// For each type of weights T: one layer's attention of a round (`query`, `key`, `value`, `out` are [T][heads][dim];
-// `keys` and `values` the layer's blocks; `window`: how far back a token sees, itself included, 0: everything); a round
+// For each type of weights T: one layer's attention in a pass (`query`, `key`, `value`, `out` are [T][heads][dim];
+// `keys` and `values` the layer's blocks; `window`: how far back a token sees, itself included, 0: everything); a pass
 // through all layers (`x`: embeddings [T][hidden], overwritten; `cosine`, `sine`: [T][dim]; `hidden`: the result, after
 // the last norm); chains of drafts; and a product with packed weights, summed in float32.
 #define FOR_TYPE(NAME, T)                                                                                              \
-    void attention_##NAME(const Shape* shape, const Segment* segments, int count, const int32_t* tables,               \
+    void attention_##NAME(const Shape* shape, const QueryRange* ranges, int count, const int32_t* tables,              \
                           const T* query, const T* key, const T* value, T* keys, T* values, T* out, float scale,       \
                           int window) {                                                                                \
-        attention_alone(*shape, segments, count, tables, query, key, value, keys, values, out, scale, window);         \
+        attention_alone(*shape, ranges, count, tables, query, key, value, keys, values, out, scale, window);           \
     }                                                                                                                  \
-    void decode_##NAME(const Decoder* decoder, const Segment* segments, int count, const int32_t* tables, int tokens,  \
+    void decode_##NAME(const Decoder* decoder, const QueryRange* ranges, int count, const int32_t* tables, int tokens, \
                        const float* cosine, const float* sine, float* x, T* hidden) {                                  \
-        decode(*decoder, segments, count, tables, tokens, cosine, sine, x, hidden);                                    \
+        decode(*decoder, ranges, count, tables, tokens, cosine, sine, x, hidden);                                      \
     }                                                                                                                  \
     void draft_##NAME(const DraftHead* head, float* state, int32_t* token, int rows, int longest, float sure,          \
                       float hopeful, int32_t* drafts, int32_t* length) {                                               \

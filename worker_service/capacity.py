@@ -1,4 +1,5 @@
-"""Whether a model can be served on this machine: its architecture, the memory it takes. Nothing is loaded here."""
+"""Whether a model can be served on this machine: its architecture, and the memory that it needs. Nothing is loaded
+here."""
 
 import json
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from worker_service.engine.profile import WARM_UP_TOKENS
+from worker_service.engine.shape import attention_shape, layer_configs
+from worker_service.engine.warm_up import WARM_UP_TOKENS
 from worker_service.pull import ModelError
 
 _GIB = 2**30
@@ -22,19 +24,23 @@ class TooLittleMemoryError(ModelError):
     """Weights and KV exceed what is free now; another time they may fit."""
 
 
-def read_config(folder: Path) -> Any:
-    """Its transformers configuration. Raises ModelError, also for an architecture that the engine cannot serve."""
+def read_config(folder: Path, shares: int = 1) -> Any:
+    """The transformers configuration of the model in `folder`.
+
+    Raises ModelError, also for an architecture that the engine cannot serve, or not on `shares` devices together.
+    """
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"cannot load {folder}: {error}") from error
-    if problem := _problem(config, model):
+    if problem := _problem(config, model, shares):
         raise ModelError(f"{folder}: {model.__name__} {problem}, so it cannot be served")
     return config
 
 
-def _problem(config: Any, model: Any) -> str:
+def _problem(config: Any, model: Any, shares: int) -> str:
+    """Why the engine cannot serve this architecture; empty if it can."""
     if getattr(config, "is_encoder_decoder", False):
         return "has an encoder"
     if model._is_stateful or not set(getattr(config, "layer_types", None) or ()) <= _LAYERS:
@@ -45,12 +51,18 @@ def _problem(config: Any, model: Any) -> str:
         return "caps its attention softly"
     if not model._supports_attention_backend:
         return "does not let its attention be replaced"
-    unsaid = [name for name in _SAID if not isinstance(getattr(config, name, None), int)]
-    return f"has a configuration that does not say its {unsaid[0]}" if unsaid else ""
+    first = layer_configs(config)[0]
+    if unsaid := [name for name in _SAID if not isinstance(getattr(first, name, None), int)]:
+        return f"has a configuration that does not say its {unsaid[0]}"
+    try:
+        attention_shape(config, shares)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def check_kv_tokens(kv_tokens: int, context_tokens: int) -> None:
-    """Raises ModelError where not even one short request fits."""
+    """Raises ModelError where not even one short request fits, in the KV memory or in the model's context."""
     for name, tokens in (("kv_tokens", kv_tokens), ("the model's context", context_tokens)):
         if tokens < WARM_UP_TOKENS:
             raise ModelError(f"{name}: {tokens} tokens are too few for a request; {WARM_UP_TOKENS} are the least")
@@ -65,18 +77,17 @@ def check_memory(
     host_kv_tokens: int = 0,
     shares: int = 1,
 ) -> None:
-    """Raises TooLittleMemoryError where weights and KV exceed what is free on `device`, or offloaded KV the host's.
+    """Raises TooLittleMemoryError where weights and KV exceed what is free on `device`, or offloaded KV what is free on
+    the host; ModelError as read_config does.
 
-    `shares`: over how many devices both are split. Where a system does not tell what is free, nothing is refused.
+    `kv_tokens` and `host_kv_tokens` are for all requests together; `shares`: over how many devices model and KV are
+    split. On a system that does not tell what is free nothing is refused.
     """
-    config = read_config(folder)
+    config = read_config(folder, shares)
     weights = _weights(folder) * dtype.itemsize
-    if getattr(config, "tie_word_embeddings", False):  # one matrix in the files, two in memory: the head has its own
+    if getattr(config, "tie_word_embeddings", False):  # one matrix in the files, two in memory: the head has a copy
         weights += config.vocab_size * config.hidden_size * dtype.itemsize
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    a_token = 2 * config.num_hidden_layers * kv_heads * dim * dtype.itemsize // shares
+    a_token = attention_shape(config, shares).kv_values_per_token * dtype.itemsize
     weights //= shares
     free = free_bytes(device)
     on_cpu = host_kv_tokens if device.type == "cpu" else 0
@@ -101,7 +112,7 @@ def _gib(size: int) -> str:
 
 
 def _weights(folder: Path) -> int:
-    """How many numbers there are in its files. Raises ModelError if one is no safetensors file."""
+    """How many numbers the model's files hold. Raises ModelError if one of them is no safetensors file."""
     count = 0
     for path in folder.glob("*.safetensors"):
         try:
@@ -119,7 +130,7 @@ def _weights(folder: Path) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be taken on this device; None: the system does not say."""
+    """Bytes of memory that can still be taken on this device; None: the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     found = [free for free in (_meminfo_free(), *_cgroup_free()) if free is not None]
@@ -134,7 +145,8 @@ def _meminfo_free() -> int | None:
 
 
 def _cgroup_free() -> list[int]:
-    """What each of the control groups (version 2) around this process leaves to it: a container's limit is one."""
+    """Bytes that each of the control groups (version 2) around this process leaves to it: a container's limit is
+    one."""
     if not _OWN_CGROUP.exists():
         return []
     own = next((line[3:] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::")), "/")
@@ -144,7 +156,7 @@ def _cgroup_free() -> list[int]:
         limit = folder / "memory.max"
         if limit.is_file() and (most := limit.read_text().strip()) != "max":
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            # Pages of files that nobody uses are given back on demand.
+            # The system takes back pages of files that are not in use.
             used = int((folder / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
             found.append(max(int(most) - used, 0))
         if folder == _CGROUPS:

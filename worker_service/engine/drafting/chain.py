@@ -1,30 +1,35 @@
-"""How the draft head's recurrence is computed: natively on a CPU, with torch anywhere else. It knows no requests."""
+"""How the draft head's recurrence is computed: natively on a CPU, with torch anywhere else. No requests are known
+here."""
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.nn.functional import embedding, linear
 
 from worker_service.engine import native
-from worker_service.engine.decoder import pack
+from worker_service.engine.drafting.head import DraftHead
+from worker_service.engine.packed import pack
 
 
 class Chain(Protocol):
-    """Drafts greedily, the whole batch one token at a time."""
+    """Drafts greedily, one token at a time for the whole batch."""
 
     def __call__(
         self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
     ) -> list[list[int]]:
-        """For each row of `state` [n, hidden] and its newest token at most `longest` drafts: those of which it is sure.
+        """For each row of `state` [n, hidden] and its newest token in `tokens` [n] at most `longest` drafts.
 
-        It ends early when no row's last draft is right with probability `hopeful`, with all before it.
+        A draft counts as right with some probability together with all before it: only those with at least `sure` are
+        returned, and the chain ends early when no row reaches `hopeful`.
         """
 
 
 class TorchChain:
-    def __init__(self, head: Any, embeddings: torch.Tensor, output: torch.Tensor) -> None:
+    """With torch's own operations, on any device."""
+
+    def __init__(self, head: DraftHead, embeddings: torch.Tensor, output: torch.Tensor) -> None:
         """`output` [draft tokens, hidden]: the target's output rows of the head's draft tokens."""
         self._head, self._embeddings, self._output = head, embeddings, output
 
@@ -63,13 +68,13 @@ class NativeChain:
     """kernels/draft_head.h: one call for a whole chain. Between layers nothing is rounded to bfloat16."""
 
     @staticmethod
-    def supports(head: Any, embeddings: torch.Tensor) -> bool:
+    def supports(head: DraftHead, embeddings: torch.Tensor) -> bool:
         config = head.config
         sizes = config.hidden_size, 2 * config.intermediate_size, config.draft_tokens
         fits = all(size % native.PANEL == 0 for size in sizes) and embeddings.device.type == "cpu"
         return fits and embeddings.dtype in native.TYPES and native.kernels() is not None
 
-    def __init__(self, head: Any, embeddings: torch.Tensor, output: torch.Tensor) -> None:
+    def __init__(self, head: DraftHead, embeddings: torch.Tensor, output: torch.Tensor) -> None:
         config, dtype = head.config, embeddings.dtype
         products = [pack(weight) for weight in (head.join.weight, head.gate_up.weight, head.down.weight, output)]
         norms = [norm.float() for norm in (head.state_norm, head.token_norm, head.mlp_norm, head.output_norm)]

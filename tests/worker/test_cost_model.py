@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from worker_service.engine.refine import TELL_ROUNDS, RefinedProfile
+from worker_service.engine.cost_model import TELL_STEPS, CostModel
 from worker_service.engine.types import CostProfile, Row, StepResult
 
 MEASURED = CostProfile(
@@ -48,32 +48,32 @@ def rounds(cost: CostProfile, count: int, noise: float = 0.0) -> Iterator[StepRe
 
 
 def after(results: Iterator[StepResult]) -> CostProfile:
-    profile = RefinedProfile(MEASURED)
+    model = CostModel(MEASURED)
     for result in results:
-        profile.observe(result)
-    return profile.cost
+        model.observe(result)
+    return model.profile
 
 
 def test_changed_costs_are_found_within_some_rounds() -> None:
-    assert astuple(after(rounds(CHANGED, 4 * TELL_ROUNDS))) == pytest.approx(astuple(CHANGED), rel=0.07)
+    assert astuple(after(rounds(CHANGED, 4 * TELL_STEPS))) == pytest.approx(astuple(CHANGED), rel=0.07)
 
 
 def test_a_busy_machine_is_followed_in_the_mean() -> None:
-    found = after(rounds(CHANGED, 10 * TELL_ROUNDS, noise=0.1))
+    found = after(rounds(CHANGED, 10 * TELL_STEPS, noise=0.1))
     assert found.verify_s == pytest.approx(1.1 * CHANGED.verify_s, rel=0.1)
     assert found.draft_s == pytest.approx(1.1 * CHANGED.draft_s, rel=0.1)
 
 
 def test_a_single_stall_changes_nothing() -> None:
-    quiet = [*rounds(MEASURED, 3 * TELL_ROUNDS)]
-    for at in (0, TELL_ROUNDS, 3 * TELL_ROUNDS - 1):
+    quiet = [*rounds(MEASURED, 3 * TELL_STEPS)]
+    for at in (0, TELL_STEPS, 3 * TELL_STEPS - 1):
         stalled = [*quiet[:at], a_round(MEASURED, 4, 4, times=200.0), *quiet[at + 1 :]]
         assert astuple(after(iter(stalled))) == pytest.approx(astuple(MEASURED), rel=0.05)
 
 
 def test_what_rounds_of_one_shape_cannot_tell_apart_changes_in_proportion() -> None:
     """Nothing but batches of four with four drafts each, half as fast as at warm-up."""
-    cost = after(a_round(MEASURED, 4, 4, times=2.0) for _ in range(40 * TELL_ROUNDS))
+    cost = after(a_round(MEASURED, 4, 4, times=2.0) for _ in range(40 * TELL_STEPS))
     round_s = 4 * cost.draft_s + cost.verify_s + 3 * cost.verify_slope_s + 16 * cost.verify_token_s
     assert round_s == pytest.approx(2 * (4 * 0.002 + 0.02 + 3 * 0.003 + 16 * 0.0004), rel=0.01)
     assert cost.verify_s > MEASURED.verify_s
@@ -83,31 +83,31 @@ def test_what_rounds_of_one_shape_cannot_tell_apart_changes_in_proportion() -> N
 
 def test_no_cost_is_ever_negative() -> None:
     """A larger batch takes less time here, which no sum of costs can explain."""
-    profile = RefinedProfile(MEASURED)
-    for i in range(20 * TELL_ROUNDS):
+    model = CostModel(MEASURED)
+    for i in range(20 * TELL_STEPS):
         batch = 1 + i % 8
-        profile.observe(a_round(replace(MEASURED, verify_slope_s=-0.002), batch, 0))
-        assert min(astuple(profile.cost)) >= 0
-    assert profile.cost.verify_slope_s == 0
+        model.observe(a_round(replace(MEASURED, verify_slope_s=-0.002), batch, 0))
+        assert min(astuple(model.profile)) >= 0
+    assert model.profile.verify_slope_s == 0
 
 
 def test_a_cost_that_was_measured_as_nothing_can_grow() -> None:
-    profile = RefinedProfile(replace(MEASURED, verify_token_s=0.0))
-    for result in rounds(MEASURED, 4 * TELL_ROUNDS):
-        profile.observe(result)
-    assert profile.cost.verify_token_s == pytest.approx(MEASURED.verify_token_s, rel=0.1)
+    model = CostModel(replace(MEASURED, verify_token_s=0.0))
+    for result in rounds(MEASURED, 4 * TELL_STEPS):
+        model.observe(result)
+    assert model.profile.verify_token_s == pytest.approx(MEASURED.verify_token_s, rel=0.1)
 
 
 def test_it_is_told_only_when_it_has_changed() -> None:
-    profile = RefinedProfile(MEASURED)
-    assert not any(profile.observe(result) for result in rounds(MEASURED, 3 * TELL_ROUNDS))
-    told = [profile.observe(result) for result in rounds(CHANGED, 30 * TELL_ROUNDS)]
-    assert any(told[: 3 * TELL_ROUNDS])
-    assert not any(told[10 * TELL_ROUNDS :])
+    model = CostModel(MEASURED)
+    assert not any(model.observe(result) for result in rounds(MEASURED, 3 * TELL_STEPS))
+    told = [model.observe(result) for result in rounds(CHANGED, 30 * TELL_STEPS)]
+    assert any(told[: 3 * TELL_STEPS])
+    assert not any(told[10 * TELL_STEPS :])
 
 
 def test_a_round_that_got_nowhere_teaches_nothing() -> None:
-    profile = RefinedProfile(MEASURED)
-    for _ in range(2 * TELL_ROUNDS):
-        assert profile.observe(StepResult((), 9, 0.0, 5.0, 5.0)) is None
-    assert profile.cost == MEASURED
+    model = CostModel(MEASURED)
+    for _ in range(2 * TELL_STEPS):
+        assert model.observe(StepResult((), 9, 0.0, 5.0, 5.0)) is None
+    assert model.profile == MEASURED

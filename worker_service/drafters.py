@@ -1,20 +1,21 @@
-"""Which drafter a worker uses: its name or directory becomes one, or a clear error. How drafters draft is the engine's.
-
-Beside this file lie the heads that come with LAPS-SD, each in a directory named like the model it was made for.
-"""
+"""Which drafter a worker uses: its name or directory becomes one, or a clear error. How drafters draft is the
+engine's."""
 
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from worker_service.engine.draft import Drafter, FirstOf, NgramDrafter, NoDrafter
-from worker_service.engine.draft_head import CONFIG, HeadDrafter, load_head
-from worker_service.engine.draft_model import ModelDrafter
+from worker_service.engine.drafting.drafter import Drafter, FirstOf, NoDrafter
+from worker_service.engine.drafting.head import CONFIG, load_head
+from worker_service.engine.drafting.head_drafter import HeadDrafter
+from worker_service.engine.drafting.model import ModelDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.models import LoadedModel, load
 from worker_service.pull import ModelError
 
-_BUNDLED = Path(__file__).parent
+# The draft heads that come with LAPS-SD, each in a directory named like the model that it was made for.
+_BUNDLED = Path(__file__).parent / "engine" / "drafting" / "heads"
 
 
 def make_drafter(name: str, target: LoadedModel, *, blocks: int, block_tokens: int) -> Drafter:

@@ -1,37 +1,40 @@
-"""The cost profile while serving: every round corrects what warm-up measured. No clock lives here, and no decision.
+"""What steps cost, learned while serving: every step corrects what warm-up measured. No clock lives here, and no
+decision.
 
-A round takes verify_s + verify_slope_s * (batch - 1) + verify_token_s * drafted + prefill_token_s * prefilled, and
-beside that draft_s for each position drafted: two lines through the rounds, fitted by least squares that forget.
+A step takes verify_s + verify_slope_s * (batch - 1) + verify_token_s * drafted + prefill_token_s * prefilled, and
+beside that draft_s for each position drafted. So there are two linear models, fitted by least squares that forget old
+steps.
 """
 
 from collections.abc import Sequence
+from dataclasses import astuple
 
 from worker_service.engine.types import CostProfile, StepResult
 
-FADING = 0.99  # of what rounds taught, a round
-LEANING = 0.01  # on where it began, in rounds: it decides where the rounds do not tell the coefficients apart
-ROBUSTNESS = 2.0  # times the usual error: a round that is further off counts the less
-LEAST_ERROR = 0.02  # that counts as usual, of what was expected
-TELL_ROUNDS = 32  # at most so often others are told
-TELL_CHANGE = 0.1  # of a coefficient, since they were told
+FADING = 0.99  # of what a step has taught, with each further step
+LEANING = 0.01  # weight of what was measured first, in steps: it decides where steps do not tell coefficients apart
+ROBUSTNESS = 2.0  # times the usual error: a step that is further off counts less
+LEAST_ERROR = 0.02  # that counts as usual, as a share of what was expected
+TELL_STEPS = 32  # others are told at most once in so many steps
+TELL_CHANGE = 0.1  # and only if a coefficient has changed by this share since they were told
 _LEAST_S = 1e-6
 
 
-class RefinedProfile:
-    """Not thread-safe but for reading `cost`."""
+class CostModel:
+    """Not thread-safe but for reading `profile`."""
 
     def __init__(self, measured: CostProfile) -> None:
-        self.cost = self._told = measured
+        self.profile = self._told = measured
         least_s = 0.01 * measured.verify_s  # a coefficient that was measured as nothing may grow, too
-        self._drafting = _Line([measured.draft_s], least_s)
-        self._verifying = _Line(
+        self._drafting = _LinearModel([measured.draft_s], least_s)
+        self._verifying = _LinearModel(
             [measured.verify_s, measured.verify_slope_s, measured.verify_token_s, measured.prefill_token_s], least_s
         )
-        self._rounds = 0
+        self._steps = 0
 
     def observe(self, result: StepResult) -> CostProfile | None:
-        """One round. The profile, if it should be told: it has changed, and it is some rounds since it was told."""
-        ran = [row for row in result.rows if row.skipped is None]
+        """Learn from one step. Returns the profile if others should be told of it: see TELL_STEPS, TELL_CHANGE."""
+        ran = result.ran
         if not ran:
             return None
         drafted = [row.drafted for row in ran]
@@ -39,35 +42,26 @@ class RefinedProfile:
         self._verifying.observe(
             [1, len(ran) - 1, sum(drafted), sum(row.prefilled for row in ran)], result.verify_s + result.other_s
         )
-        self._rounds += 1
-        if self._rounds % TELL_ROUNDS:
+        self._steps += 1
+        if self._steps % TELL_STEPS:
             return None
         (draft_s,) = self._drafting.coefficients
         verify_s, slope_s, token_s, prefill_s = self._verifying.coefficients
         verify_s = max(verify_s, _LEAST_S)
-        self.cost = CostProfile(draft_s, verify_s, slope_s, prefill_s, token_s, self._told.offload_block_s)
-        if not _differs(self.cost, self._told):
+        self.profile = CostProfile(draft_s, verify_s, slope_s, prefill_s, token_s, self._told.offload_block_s)
+        pairs = zip(astuple(self.profile), astuple(self._told), strict=True)
+        if not any(abs(now - told) > TELL_CHANGE * max(now, told) for now, told in pairs):
             return None
-        self._told = self.cost
-        return self.cost
+        self._told = self.profile
+        return self.profile
 
 
-def _differs(one: CostProfile, other: CostProfile) -> bool:
-    pairs = (
-        (one.draft_s, other.draft_s),
-        (one.verify_s, other.verify_s),
-        (one.verify_slope_s, other.verify_slope_s),
-        (one.prefill_token_s, other.prefill_token_s),
-        (one.verify_token_s, other.verify_token_s),
-    )
-    return any(abs(a - b) > TELL_CHANGE * max(a, b) for a, b in pairs)
-
-
-class _Line:
+class _LinearModel:
     """Coefficients >= 0 for y = sum of coefficient * x, from samples of relative error.
 
-    Weighted least squares with exponential forgetting and a ridge about the start; Huber's weights (Robust Estimation
-    of a Location Parameter, 1964) for the outliers of a busy machine; solved by coordinate descent, a sweep a sample.
+    Weighted least squares with exponential forgetting, and a ridge that holds the coefficients near their start.
+    Huber's weights (Robust Estimation of a Location Parameter, 1964) tame the outliers of a busy machine. Solved by
+    coordinate descent, one sweep for each sample.
     """
 
     def __init__(self, start: Sequence[float], least: float) -> None:
@@ -77,7 +71,7 @@ class _Line:
         self._now = list(self._start)
         self._xx = [[0.0] * len(start) for _ in start]
         self._xy = [0.0] * len(start)
-        self._error = 0.1  # the usual one, of what was expected
+        self._error = 0.1  # the usual one, as a share of what was expected
 
     @property
     def coefficients(self) -> list[float]:
@@ -90,7 +84,7 @@ class _Line:
         expected = max(sum(x * value for x, value in zip(scaled, self._now, strict=True)), 1e-9)
         error = abs(y / expected - 1)
         weight = min(1.0, ROBUSTNESS * self._error / error) if error else 1.0
-        # An outlier hardly widens what is usual, a change that stays does within some rounds.
+        # One outlier hardly widens what is usual; a change that lasts does so within some steps.
         self._error = max(LEAST_ERROR, 0.9 * self._error + 0.1 * min(error, 3 * self._error))
         row = [x / expected for x in scaled]
         for i, x in enumerate(row):

@@ -1,0 +1,63 @@
+"""The drafter that is a draft head on the target: it continues from what the target knew of each request."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+
+from worker_service.engine.drafting.chain import Chain, NativeChain, TorchChain
+from worker_service.engine.drafting.drafter import Ask, Drafter
+from worker_service.engine.drafting.head import DraftHead
+
+# Chosen by replaying held-out answers with the costs of a small machine: higher values only pay in larger batches.
+SURE, HOPEFUL = 0.3, 0.5
+
+
+class HeadDrafter(Drafter):
+    """Drafts greedily, one token at a time for the whole batch, for as long as it is sure enough.
+
+    For a request whose newest hidden state it does not have it drafts nothing: the next round brings one.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        embeddings: torch.Tensor,
+        output_rows: torch.Tensor,
+        sure: float = SURE,
+        hopeful: float = HOPEFUL,
+    ) -> None:
+        """`embeddings`, `output_rows`: the target's, [vocabulary, hidden]. The drafter works on a copy of the head in
+        their dtype, on their device.
+
+        A draft is proposed if, by the head's own reckoning, it and all drafts before it are right with a probability of
+        at least `sure`. Another one is made as long as that probability is at least `hopeful` for some request: else
+        its work would likely be for nothing. Raises ValueError if the head's tokens are not among the target's.
+        """
+        if not all(0 <= token < len(embeddings) for token in head.draft_ids.tolist()):
+            raise ValueError(f"its tokens are not among the {len(embeddings)} of the target")
+        head = copy.deepcopy(head).to(embeddings.device, embeddings.dtype).requires_grad_(False)
+        kind = NativeChain if NativeChain.supports(head, embeddings) else TorchChain
+        self._chains: Chain = kind(head, embeddings, output_rows[head.draft_ids].to(embeddings.dtype))
+        self._sure, self._hopeful = sure, hopeful
+        self._hidden = embeddings.new_ones(1, embeddings.shape[1])  # for rehearsals
+        self._states: dict[str, tuple[int, torch.Tensor]] = {}  # of each request: tokens seen, hidden state after them
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        known = [ask for ask in asks if self._states.get(ask.request_id, (0,))[0] == len(ask.tokens)]
+        if not known:
+            return [[] for _ in asks]
+        hidden = torch.stack([self._states[ask.request_id][1] for ask in known])
+        longest = max(ask.draft_len for ask in known)
+        chains = self._chains(hidden, [ask.tokens[-1] for ask in known], longest, self._sure, self._hopeful)
+        drafts = dict(zip([ask.request_id for ask in known], chains, strict=True))
+        return [drafts.get(ask.request_id, [])[: ask.draft_len] for ask in asks]
+
+    def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
+        self._states[request_id] = length, hidden.clone()  # one row: the tensor behind it is that of the whole step
+
+    def rehearse(self, batch: int, draft_len: int) -> None:
+        self._chains(self._hidden.expand(batch, -1), [0] * batch, draft_len, sure=0.0, hopeful=0.0)
+
+    def forget(self, request_id: str) -> None:
+        self._states.pop(request_id, None)

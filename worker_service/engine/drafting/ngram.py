@@ -1,0 +1,67 @@
+"""The drafter that looks up what followed the same tokens earlier in the text. It computes nothing."""
+
+from collections.abc import Sequence
+
+from worker_service.engine.drafting.drafter import Ask, Drafter
+
+
+class NgramDrafter(Drafter):
+    """Prompt lookup: what followed the most recent earlier occurrence of the longest matching suffix.
+
+    A. Saxena, Prompt Lookup Decoding, 2023. It has no use for hidden states, and a lookup needs no rehearsal.
+    """
+
+    def __init__(self, longest: int = 3, shortest: int = 1, *, cautious: bool = False) -> None:
+        """A suffix must match in at least `shortest` tokens; matches of `longest` tokens and of more count alike.
+
+        `cautious`: a match of n tokens earns n drafts, and only one of `longest` tokens as many as are asked for.
+        """
+        self._longest, self._shortest, self._cautious = longest, shortest, cautious
+        self._indexes: dict[str, _NgramIndex] = {}
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        return [self._index(ask.request_id).propose(ask.tokens, ask.draft_len) for ask in asks]
+
+    def forget(self, request_id: str) -> None:
+        self._indexes.pop(request_id, None)
+
+    def _index(self, request_id: str) -> "_NgramIndex":
+        index = self._indexes.get(request_id)
+        if index is None:
+            index = self._indexes[request_id] = _NgramIndex(self._longest, self._shortest, self._cautious)
+        return index
+
+
+class _NgramIndex:
+    """All n-grams of one request's tokens: O(longest) a token, however long the text."""
+
+    def __init__(self, longest: int, shortest: int, cautious: bool) -> None:
+        self._longest, self._shortest, self._cautious = longest, shortest, cautious
+        self._next: dict[tuple[int, ...], int] = {}  # n-gram -> where its most recent continuation begins
+        self._indexed = 0  # n-grams that end before this position are in the index
+
+    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+        """At most `k` tokens that may follow `tokens`."""
+        self._extend(tokens)
+        for n in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
+            begin = self._next.get(tuple(tokens[-n:]))
+            if begin is not None:
+                return self._follow(tokens, begin, min(k, n) if self._cautious and n < self._longest else k)
+        return []
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        # The last token is left out: an n-gram that ends there has no continuation yet.
+        for end in range(self._indexed + 1, len(tokens)):
+            for n in range(self._shortest, min(self._longest, end) + 1):
+                self._next[tuple(tokens[end - n : end])] = end
+            self._indexed = end
+
+    @staticmethod
+    def _follow(tokens: Sequence[int], begin: int, k: int) -> list[int]:
+        """Copy from `begin` on. Past the end of the text the copy goes on into itself: what repeats goes on
+        repeating."""
+        drafts = list(tokens[begin : begin + k])
+        period = len(tokens) - begin
+        while len(drafts) < k:
+            drafts.append(drafts[-period])
+        return drafts

@@ -1,0 +1,99 @@
+"""Which requests of a schedule run in a step, and on which of their tokens. Nothing is computed here."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from worker_service.engine.host_pool import HostPool
+from worker_service.engine.request import EngineRequest
+from worker_service.engine.target import InputSequence
+from worker_service.engine.types import Run
+
+
+@dataclass(slots=True)
+class Work:
+    """What one request does in one step: compute those of its own tokens that have no KV yet, and then its drafts."""
+
+    request: EngineRequest
+    uncomputed: list[int]
+    draft_len: int  # at most so many drafts: there is KV for them
+    prefilled: int
+    samples: bool  # False: a part of the prefill that does not reach its end
+    drafts: list[int] = field(default_factory=list)
+
+    @property
+    def num_logits(self) -> int:
+        """Tokens that the target samples: one after each draft, and one before."""
+        return len(self.drafts) + 1 if self.samples else 0
+
+    @property
+    def sequence(self) -> InputSequence:
+        """The target's input. The request's KV has been extended for it already."""
+        kv, input_ids = self.request.kv, self.uncomputed + self.drafts
+        return InputSequence(kv, kv.length - len(input_ids), input_ids, len(input_ids) - self.num_logits)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """`over` are requests that end without computing anything; for the `skipped` there are no free blocks of KV."""
+
+    work: Sequence[Work]
+    over: Sequence[EngineRequest]
+    skipped: Sequence[EngineRequest]
+
+
+class Planner:
+    """Serves the first requests of a schedule that can run, with KV for all that they will compute."""
+
+    def __init__(self, host: HostPool, max_draft: int, max_prefill: int) -> None:
+        """`max_draft`: tokens drafted for one request in a step; `max_prefill`: tokens prefilled for all together."""
+        self._host, self._max_draft, self._max_prefill = host, max_draft, max_prefill
+
+    def plan(self, schedule: Iterable[Run], requests: Mapping[str, EngineRequest], slots: int) -> StepPlan:
+        """At most `slots` requests of `schedule`, best first. Unknown ids are passed over; of an id that is listed
+        twice the last entry counts, at the place of the first."""
+        work: list[Work] = []
+        over: list[EngineRequest] = []
+        skipped: list[EngineRequest] = []
+        budget = self._max_prefill
+        for run in {run.request_id: run for run in schedule}.values():
+            if len(work) == slots or len(skipped) == slots:
+                break
+            request = requests.get(run.request_id)
+            if request is None or not request.runnable(run.prefill_tokens):
+                continue
+            if request.error or request.remaining_tokens <= 0:
+                over.append(request)
+                continue
+            self._resume(request)
+            # Once a request had to be skipped for want of blocks, those listed after it must not take any.
+            room = request.kv.own_room if skipped else request.kv.room
+            if room <= 0 or request.saved:
+                skipped.append(request)
+                continue
+            prefill = min(request.num_uncomputed, run.prefill_tokens, room, budget)
+            if prefill or not request.num_uncomputed:
+                budget -= prefill
+                work.append(self._work(request, run.draft_len, prefill, room))
+        return StepPlan(work, over, skipped)
+
+    def _resume(self, request: EngineRequest) -> None:
+        """Share the blocks of others that begin with the same text, and bring back KV that was offloaded if there is
+        room for it and for one token more."""
+        if request.saved and request.saved.length >= request.kv.room:
+            return
+        request.kv.adopt(request.tokens)
+        if request.saved:
+            self._host.restore(request)
+
+    def _work(self, request: EngineRequest, draft_len: int, prefill: int, room: int) -> Work:
+        tokens = request.tokens[request.kv.length :]
+        samples = True
+        if request.num_uncomputed:
+            # The last token of output, if there is one, comes along with the end of the prefill.
+            samples = prefill == request.num_uncomputed and len(tokens) <= room
+            tokens = tokens if samples else tokens[:prefill]
+            draft_len = 0
+        else:
+            draft_len = max(min(draft_len, self._max_draft, request.remaining_tokens - 1, room - 1), 0)
+        request.kv.extend(len(tokens) + draft_len)
+        return Work(request, tokens, draft_len, prefill, samples)

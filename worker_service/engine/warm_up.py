@@ -1,0 +1,105 @@
+"""Warm-up: what steps cost on this machine, measured on the engine itself. It leaves nothing admitted."""
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+
+from worker_service.engine.engine import Engine
+from worker_service.engine.kv import KV
+from worker_service.engine.types import CostProfile, Limits, Run, Sampling, StepResult
+
+_PROMPT = 64
+WARM_UP_TOKENS = 3 * _PROMPT  # of each request: its prompt and what its rounds emit at most
+_DRAFTS = 4
+_REPETITIONS = 5
+_OFFLOADED = 8  # blocks copied at a time
+_LIMITS = Limits(max_tokens=1 << 20, ignore_eos=True)
+
+
+def measure(engine: Engine, slots: int) -> CostProfile:
+    """Time prefills, and steps of one request and of `slots`, without drafts and with. The engine must hold no request.
+
+    Of a few repetitions the fastest counts, for a busy machine only ever adds time. With a small model all of it takes
+    less than two seconds. With memory for fewer requests than `slots` the slope comes from those that fit.
+    """
+    batch = max(min(slots, engine.blocks // -(-WARM_UP_TOKENS // engine.pool.block_tokens)), 1)
+    names = [f"warm-up-{i}" for i in range(batch)]
+    prompt = [token % engine.vocab_size for token in (1, 2, 3, 4)] * (_PROMPT // 4)  # n-gram drafters propose here
+    prefills = []
+    for name in names:
+        engine.admit(name, 0, prompt, len(prompt), Sampling(), _LIMITS, salt=name)  # none shares another's prefill
+        prefills.append(_timed_step(engine, [name], 0)[0])
+    _steps(engine, names, _DRAFTS)  # the first passes pay for allocations
+    alone = _steps(engine, names[:1], 0)
+    together = _steps(engine, names, 0)
+    drafting = _steps(engine, names, _DRAFTS)
+    for name in names:
+        engine.forget(name)
+    return CostProfile(
+        draft_s=max(drafting.draft_s, _drafting(engine, batch)),
+        verify_s=alone.verify_s,
+        verify_slope_s=max(together.verify_s - alone.verify_s, 0.0) / max(batch - 1, 1),
+        prefill_token_s=min(prefills) / _PROMPT,
+        verify_token_s=max(drafting.verify_s - together.verify_s, 0.0) / (drafting.drafted or 1),
+        offload_block_s=_offloading(engine) if engine.host_blocks else 0.0,
+    )
+
+
+class _Steps(NamedTuple):
+    """The fastest of a few: seconds of all but drafting, and of drafting for each position; tokens drafted in a
+    step."""
+
+    verify_s: float
+    draft_s: float
+    drafted: float
+
+
+def _steps(engine: Engine, names: list[str], drafts: int) -> _Steps:
+    steps = [_timed_step(engine, names, drafts) for _ in range(_REPETITIONS)]
+    return _Steps(
+        min(total_s - result.draft_s for total_s, result in steps),
+        min(result.draft_s for _, result in steps) / max(drafts, 1),
+        sum(row.drafted for _, result in steps for row in result.rows) / _REPETITIONS,
+    )
+
+
+def _timed_step(engine: Engine, names: list[str], drafts: int) -> tuple[float, StepResult]:
+    begun = perf_counter()
+    result = engine.step([Run(name, drafts, _PROMPT) for name in names], len(names))
+    return perf_counter() - begun, result
+
+
+def _drafting(engine: Engine, batch: int) -> float:
+    """Seconds for each position, of a drafter that might spare itself the work in the steps measured above."""
+
+    def rehearse() -> None:
+        with torch.inference_mode():
+            engine.drafter.rehearse(batch, _DRAFTS)
+
+    return _least_s(rehearse) / _DRAFTS
+
+
+def _offloading(engine: Engine) -> float:
+    """Seconds for each block of KV that is copied to the host's memory and back."""
+    blocks = min(_OFFLOADED, engine.blocks)
+
+    def copy() -> None:
+        kv = KV(engine.pool)
+        kv.extend(blocks * engine.pool.block_tokens)
+        engine.target.save("", kv)  # no request has this id
+        engine.target.restore("", kv)
+        engine.target.discard("")
+        kv.release()
+
+    return _least_s(copy) / blocks
+
+
+def _least_s(work: Callable[[], None]) -> float:
+    times = []
+    for _ in range(_REPETITIONS):
+        begun = perf_counter()
+        work()
+        times.append(perf_counter() - begun)
+    return min(times)
