@@ -9,8 +9,8 @@ from pydantic_settings import SettingsConfigDict
 from redis.asyncio import ConnectionPool
 
 from protos.settings import ServiceSettings, is_loopback
-from scheduler_service.core.admission import Bounds
 from scheduler_service.core.policies import Policy, make_policy
+from scheduler_service.core.types import Bounds
 from scheduler_service.predictor import PredictorKind
 from scheduler_service.tenants import read_terms
 

@@ -7,11 +7,11 @@ from typing import Any, TextIO
 
 from pydantic import TypeAdapter
 
-from scheduler_service.core.admission import Bounds
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 from scheduler_service.core.core import Core
 from scheduler_service.core.fairness import Terms
 from scheduler_service.core.types import (
+    Bounds,
     Cancelled,
     CostChanged,
     Draining,
@@ -46,8 +46,9 @@ class EventLog:
 
     def leading(self, core: Core) -> None:
         """A scheduler's life begins, and this is what it knew by then; the log may hold several."""
-        length, acceptance = _LENGTH.dump_python(core.length), _ACCEPTANCE.dump_python(core.acceptance)
-        self._write(length=length, acceptance=acceptance, bounds=_BOUNDS.dump_python(core.bounds))
+        known = core.fleet.known
+        length, acceptance = _LENGTH.dump_python(known.length), _ACCEPTANCE.dump_python(known.acceptance)
+        self._write(length=length, acceptance=acceptance, bounds=_BOUNDS.dump_python(core.fleet.bounds))
 
     def terms(self, terms: Mapping[str, Terms]) -> None:
         """From now on."""
@@ -79,11 +80,11 @@ def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Pla
         for line in map(json.loads, lines):
             if "length" in line:
                 core = make_core()
-                core.length = _LENGTH.validate_python(line["length"])
-                core.acceptance = _ACCEPTANCE.validate_python(line["acceptance"])
-                core.bounds = _BOUNDS.validate_python(line["bounds"])
+                core.fleet.known.length = _LENGTH.validate_python(line["length"])
+                core.fleet.known.acceptance = _ACCEPTANCE.validate_python(line["acceptance"])
+                core.fleet.bounds = _BOUNDS.validate_python(line["bounds"])
             elif "terms" in line:
-                core.tenants.terms = _TERMS.validate_python(line["terms"])
+                core.fleet.tenants.terms = _TERMS.validate_python(line["terms"])
             elif "restored" in line:
                 core.restore([_RECORD.validate_python(line["restored"], strict=False)])
             elif "event" in line:

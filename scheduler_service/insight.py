@@ -8,8 +8,8 @@ from protos.errors import UnknownRequest
 from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import translate
-from scheduler_service.core import admission, outlook
-from scheduler_service.core.core import Core
+from scheduler_service.core import backlog, outlook
+from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import policy_name
 from scheduler_service.leader import Leader
@@ -21,18 +21,18 @@ MOST_LISTED = 256  # live requests and tenants in Stats, so that the cost of an 
 
 def stats(leader: Leader, requests: int = 0) -> types_pb.ServerStats:
     """Figures of the service, and up to `requests` live requests, at most MOST_LISTED, the best claims first."""
-    entries = leader.core.entries.values()
+    entries = leader.core.fleet.entries.values()
     states = Counter(entry.state for entry in entries)
     levels = Counter(entry.claim.level for entry in entries)
     delays = sorted(leader.counters.command_delays_s)
     counts, model = leader.counters, leader.workers.model
     return types_pb.ServerStats(
-        policy=policy_name(leader.core.policy),
+        policy=policy_name(leader.core.fleet.policy),
         model=model.name if model else "",
         waiting=states[State.WAITING],
         running=states[State.RUNNING],
         paused=states[State.PAUSED],
-        queue_lengths=[levels[level] for level in range(1, leader.core.policy.levels + 1)],
+        queue_lengths=[levels[level] for level in range(1, leader.core.fleet.policy.levels + 1)],
         workers=[_worker_status(leader, session) for session in leader.sessions.values()],
         submitted=counts.submitted,
         finished=counts.ended[State.FINISHED],
@@ -48,18 +48,18 @@ def stats(leader: Leader, requests: int = 0) -> types_pb.ServerStats:
         predictor=_predictor_status(leader.learning.status),
         now=leader.clock(),
         context_tokens=model.context_tokens if model else 0,
-        requests=_live(leader, outlook.best(leader.core, min(requests, MOST_LISTED))),
-        classes=_classes(leader.core),
+        requests=_live(leader, outlook.best(leader.core.fleet, min(requests, MOST_LISTED))),
+        classes=_classes(leader.core.fleet),
         tenants=_tenants(leader),
         refused=counts.refused,
         expired=counts.ended[State.EXPIRED],
-        backlog_bound_s=admission.backlog_bound_s(leader.core),
+        backlog_bound_s=backlog.bound_s(leader.core.fleet),
     )
 
 
 def _tenants(leader: Leader) -> list[types_pb.TenantStatus]:
     tenants: dict[str, types_pb.TenantStatus] = {}
-    for entry in leader.core.entries.values():
+    for entry in leader.core.fleet.entries.values():
         name = entry.request.tenant
         status = tenants.get(name) or tenants.setdefault(name, types_pb.TenantStatus(tenant=name))
         status.tokens += entry.request.most_tokens
@@ -72,8 +72,8 @@ def _tenants(leader: Leader) -> list[types_pb.TenantStatus]:
     return nlargest(MOST_LISTED, tenants.values(), key=lambda one: (one.waiting + one.running, one.refused))
 
 
-def _classes(core: Core) -> list[types_pb.ClassStatus]:
-    waits_s = admission.waits_s(core) if core.workers else {}
+def _classes(fleet: Fleet) -> list[types_pb.ClassStatus]:
+    waits_s = backlog.waits_s(fleet) if fleet.workers else {}
     return [
         types_pb.ClassStatus(
             **{"class": int(klass)},
@@ -81,14 +81,14 @@ def _classes(core: Core) -> list[types_pb.ClassStatus]:
             tokens=load.tokens,
             backlog_s=waits_s.get(klass, 0.0),
         )
-        for klass, load in core.load.by_class.items()
+        for klass, load in fleet.load.by_class.items()
     ]
 
 
 async def request_status(leader: Leader, id: str) -> types_pb.RequestStatus:
     """Why am I waiting? Raises UnknownRequest, StoreUnavailable."""
     now = leader.clock()
-    if id in leader.core.entries:
+    if id in leader.core.fleet.entries:
         return _live(leader, [id])[0]
     if (stored := await leader.ledger.stored(id)) is None:
         raise UnknownRequest(f"request {id} is unknown, or ended too long ago")
@@ -99,23 +99,23 @@ async def request_status(leader: Leader, id: str) -> types_pb.RequestStatus:
 
 
 def _live(leader: Leader, ids: Sequence[str]) -> list[types_pb.RequestStatus]:
-    now, core = leader.clock(), leader.core
+    now, fleet = leader.clock(), leader.core.fleet
     statuses = []
-    for id, wait_s in zip(ids, outlook.waits_s(core, ids), strict=True):
-        entry = core.entries[id]
+    for id, wait_s in zip(ids, outlook.waits_s(fleet, ids), strict=True):
+        entry = fleet.entries[id]
         status = translate.to_status(entry.record(), now)
-        status.position = outlook.position(core, id)
+        status.position = outlook.position(fleet, id)
         status.worker_id = entry.home or ""
-        status.predicted_tokens = outlook.predicted_tokens(core, id)
+        status.predicted_tokens = entry.predicted_tokens
         if leader.sessions:
             status.estimated_start = now + wait_s if entry.started is None else entry.started
-            status.estimated_end = now + wait_s + outlook.remaining_s(core, id)
+            status.estimated_end = now + wait_s + outlook.remaining_s(fleet, id)
         statuses.append(status)
     return statuses
 
 
 def _worker_status(leader: Leader, session: WorkerSession) -> types_pb.WorkerStatus:
-    worker = leader.core.workers[session.worker]
+    worker = leader.core.fleet.workers[session.worker]
     return types_pb.WorkerStatus(
         worker_id=session.worker,
         slots=worker.up.slots,

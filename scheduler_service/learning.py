@@ -48,10 +48,10 @@ class Learning:
             except Unreadable as error:
                 self._log.warning("learned_unreadable", reason=str(error), bytes=len(packed))
         word = self.status.word if self.status else "none"
-        self._log.info("learned", predictor=word, finished=self._core.length.finished)
+        self._log.info("learned", predictor=word, finished=self._core.fleet.known.length.finished)
 
     def _restore(self, learned: Learned) -> None:
-        self._core.length, self._core.acceptance = learned.length, learned.acceptance
+        self._core.fleet.known.length, self._core.fleet.known.acceptance = learned.length, learned.acceptance
         self._saved = learned.length.finished
         if self._predictor:
             self._predictor.restore(learned.examples, learned.model, learned.version)
@@ -106,11 +106,12 @@ class Learning:
 
     async def save(self) -> None:
         """Raises StoreUnavailable, Fenced. Nothing is written if nothing was learned since."""
-        if (finished := self._core.length.finished) == self._saved:
+        if (finished := self._core.fleet.known.length.finished) == self._saved:
             return
         predictor = self._predictor
         known = (predictor.known(), predictor.model, predictor.status.version) if predictor else ()
-        learned = Learned(copy.deepcopy(self._core.length), copy.copy(self._core.acceptance), *known)
+        fleet = self._core.fleet.known
+        learned = Learned(copy.deepcopy(fleet.length), copy.copy(fleet.acceptance), *known)
         await self._store.save_learned(self._epoch, await asyncio.to_thread(learned.encode))
         self._saved = finished
 

@@ -9,7 +9,7 @@ from protos.v1 import gateway_link_pb2 as pb
 from protos.watched import Watched
 from scheduler_service import checks
 from scheduler_service.config import Settings
-from scheduler_service.core import admission
+from scheduler_service.core import backlog
 from scheduler_service.core.fairness import Terms
 from scheduler_service.core.types import Cancelled, QueueIsFull, TooLate, Unseen
 from scheduler_service.counters import Counters
@@ -71,7 +71,7 @@ class Requests:
             self._check(submit, known)
             self._durable.submit(submit, outbox)
         except QueueIsFull as error:
-            request_s = admission.request_s(self._core)
+            request_s = backlog.request_s(self._core.fleet)
             after_ms = self._retries.after_ms(self._durable.clock(), error.room_s, request_s)
             self._refuse(submit, outbox, QueueFull(str(error), retry_after_ms=after_ms))
         except TooLate as error:
@@ -92,7 +92,7 @@ class Requests:
             raise NotServing("the store is behind", retry_after_ms=1000)
         checks.submit(submit, model.context_tokens)
         unread = len(self._recovery.unread)
-        self._core.unseen = Unseen(unread, unread * model.context_tokens)
+        self._core.fleet.unseen = Unseen(unread, unread * model.context_tokens)
         self.reload_tenant_terms()
 
     def _refuse(self, submit: pb.Submit, outbox: GatewayOutbox, error: RequestError) -> None:
@@ -102,8 +102,8 @@ class Requests:
 
     def reload_tenant_terms(self) -> None:
         """If the settings' file has changed."""
-        if self._terms is not None and (terms := self._terms.get()) is not self._core.tenants.terms:
-            self._core.tenants.terms = terms
+        if self._terms is not None and (terms := self._terms.get()) is not self._core.fleet.tenants.terms:
+            self._core.fleet.tenants.terms = terms
             if self._event_log:
                 self._event_log.terms(terms)
 

@@ -100,7 +100,7 @@ def _to_round(row: worker_pb.Row) -> Round:
 def of_plan(plan: Plan) -> list[worker_pb.Run]:
     return [
         worker_pb.Run(request_id=run.id, draft_len=run.draft_len, prefill_tokens=run.prefill_tokens)
-        for run in plan.rank
+        for run in plan.schedule
     ]
 
 

@@ -58,7 +58,7 @@ class WorkerPool:
             return
         self.sessions.close(session)
         self._durable.apply(WorkerDown(session.worker, died=not session.leaving))
-        if suspects := len(self._core.isolation.suspects):
+        if suspects := len(self._core.fleet.isolation.suspects):
             self._log.warning("suspects", worker=session.worker, requests=suspects)
         self._changed()
 
@@ -73,7 +73,7 @@ class WorkerPool:
         """`seconds` have passed. Give up on workers that have owed the report of a round for too long: they still send
         heartbeats, but their device hangs."""
         for session in self.sessions.values():
-            up = self._core.workers[session.worker].up
+            up = self._core.fleet.workers[session.worker].up
             expected_s = up.cost.round_s(up.max_draft, up.slots)
             expected_s += up.slots * self._settings.prefill_chunk * up.cost.prefill_token_s
             limit_s = self._settings.step_timeout_s + STEP_SLACK * expected_s
@@ -87,7 +87,7 @@ class WorkerPool:
         """Take in a report, and have the next command sent. `received_at`: time.perf_counter()."""
         if (report.session, report.epoch) != (session.id, self.epoch) or session.closed.is_set():
             return
-        if report.draining and not self._core.workers[session.worker].draining:
+        if report.draining and not self._core.fleet.workers[session.worker].draining:
             self._log.info("worker_draining", worker=session.worker)
             self._durable.apply(Draining(session.worker))
             self.sessions.wake_all()
@@ -108,7 +108,8 @@ class WorkerPool:
     def _report_without_rows(self, session: WorkerSession, report: pb.StepReport) -> None:
         """Either a heartbeat (free_blocks is 0) or the worker's answer to a command that lists no request. The answer
         says how much KV is free after cancellations. If suspects wait for this worker to be empty, they may start."""
-        quarantined = not session.command.rank and self._core.isolation.held(self._core.workers[session.worker])
+        fleet = self._core.fleet
+        quarantined = not session.command.rank and fleet.isolation.quarantined(fleet.workers[session.worker])
         if quarantined or report.free_blocks:
             self._durable.observe(Obeyed(session.worker, report.command_seq, report.free_blocks or None))
         if quarantined:
@@ -118,16 +119,16 @@ class WorkerPool:
 
     def call_for(self, id: str) -> None:
         """A request has come: wake the worker that should plan because of it, if any should."""
-        if (worker := placement.called_for(self._core, id)) is not None:
+        if (worker := placement.called_for(self._core.fleet, id)) is not None:
             self.sessions[worker].wake.set()
 
     def command(self, session: WorkerSession) -> pb.StepCommand:
         """The newest desired state of that worker. It has to be sent: it counts as known to the worker."""
         plan = self._durable.plan(session.worker)
-        if (idle := placement.idle_beside_work(self._core)) is not None and idle != session.worker:
+        if (idle := placement.idle_beside_work(self._core.fleet)) is not None and idle != session.worker:
             self.sessions[idle].wake.set()  # nothing else would wake it: an idle worker reports nothing
-        forget = self.sessions.forget(session, plan.forget)
-        admitted = [(run.id, run.placement) for run in plan.rank if session.sent.get(run.id) != run.placement]
+        forget = self.sessions.forget(session, plan.to_forget)
+        admitted = [(run.id, run.placement) for run in plan.schedule if session.sent.get(run.id) != run.placement]
         self.sessions.sent(session, admitted)
         session.seq += 1
         command = pb.StepCommand(

@@ -99,7 +99,7 @@ class Length:
         """As if it were no surer than that."""
         return self if self.spread >= spread else Length(self.location, spread)
 
-    def left(self, emitted: int, most: int) -> float:
+    def remaining(self, emitted: int, most: int) -> float:
         """Expected tokens still to come of a request that did not end by `emitted`, and is cut off at `most`."""
         if emitted >= most:
             return 0.0

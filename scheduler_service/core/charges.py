@@ -4,7 +4,7 @@ classes.py."""
 from collections import defaultdict
 from collections.abc import Iterable
 
-from scheduler_service.core.classes import Classes, ClassTurn
+from scheduler_service.core.classes import ClassAccount, Classes
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.fairness import Tenant
 from scheduler_service.core.types import Round
@@ -12,9 +12,9 @@ from scheduler_service.core.types import Round
 
 def charge(classes: Classes, ran: Iterable[tuple[Entry, Round]], share_s: float, prefill_token_s: float) -> None:
     """`share_s`: nominal seconds of a whole worker that a slot's round is; a prompt takes the whole worker."""
-    service_s: defaultdict[tuple[ClassTurn, Tenant], float] = defaultdict(float)
+    service_s: defaultdict[tuple[ClassAccount, Tenant], float] = defaultdict(float)
     for entry, row in ran:
-        service_s[entry.turn, entry.tenant] += (share_s if row.new else 0.0) + row.prefilled * prefill_token_s
-    for (turn, tenant), seconds in service_s.items():
+        service_s[entry.of_class, entry.tenant] += (share_s if row.new else 0.0) + row.prefilled * prefill_token_s
+    for (of_class, tenant), seconds in service_s.items():
         tenant.charge(seconds)
-        classes.charge(turn.klass, seconds)
+        classes.charge(of_class.klass, seconds)

@@ -15,7 +15,7 @@ TURN_S = 0.5  # of a whole worker
 
 
 @total_ordering
-class ClassTurn:
+class ClassAccount:
     """Part of a key: compares as the class stands now. Keys of several classes are therefore kept apart."""
 
     __slots__ = ("due", "klass", "live", "owed_s")
@@ -39,7 +39,7 @@ class ClassTurn:
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    def __lt__(self, other: "ClassTurn") -> bool:
+    def __lt__(self, other: "ClassAccount") -> bool:
         return (not self.due, self.klass) < (not other.due, other.klass)
 
     __hash__ = object.__hash__
@@ -49,13 +49,13 @@ class Classes:
     """The accounts of all classes."""
 
     def __init__(self) -> None:
-        self._turns = {klass: ClassTurn(klass) for klass in RequestClass}
+        self._accounts = {klass: ClassAccount(klass) for klass in RequestClass}
 
-    def turn(self, klass: RequestClass) -> ClassTurn:
-        return self._turns[klass]
+    def account(self, klass: RequestClass) -> ClassAccount:
+        return self._accounts[klass]
 
     def charge(self, klass: RequestClass, service_s: float) -> None:
         """Nominal seconds of a whole worker that a request of `klass` got."""
-        for turn in self._turns.values():
-            if turn.live:
-                turn.serve(LEAST[turn.klass] * service_s - (service_s if turn.klass is klass else 0.0))
+        for account in self._accounts.values():
+            if account.live:
+                account.serve(LEAST[account.klass] * service_s - (service_s if account.klass is klass else 0.0))

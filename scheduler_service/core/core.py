@@ -4,33 +4,25 @@
 deterministic: equal inputs give equal plans. Nothing here waits, reads a clock or speaks to anybody.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from dataclasses import replace
 
-from scheduler_service.core import admission, kv, placement
-from scheduler_service.core.admission import UNBOUNDED, Bounds
-from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
+from scheduler_service.core import admission, backlog
 from scheduler_service.core.charges import charge
-from scheduler_service.core.classes import Classes
-from scheduler_service.core.deadlines import Deadlines
-from scheduler_service.core.draft import PROBE_ROUNDS, REFERENCE, choose_draft_lengths
-from scheduler_service.core.entry import Entry, Worker
-from scheduler_service.core.fairness import FairRanking, Tenants
-from scheduler_service.core.isolation import Isolation
+from scheduler_service.core.draft import REFERENCE
+from scheduler_service.core.entry import Entry
+from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import Move, State
-from scheduler_service.core.load import Load
-from scheduler_service.core.overtaking import Overtaking
-from scheduler_service.core.policies import Claim, Policy
-from scheduler_service.core.ranking import Key
-from scheduler_service.core.refit import Refit
+from scheduler_service.core.plan import make_plan
+from scheduler_service.core.policies import Policy
 from scheduler_service.core.types import (
+    UNBOUNDED,
     Advanced,
     AlreadySubmitted,
+    Bounds,
     Cancelled,
     Changed,
     CostChanged,
-    CostProfile,
     Draining,
     Effect,
     Ended,
@@ -41,20 +33,18 @@ from scheduler_service.core.types import (
     Record,
     Request,
     Round,
-    Run,
     StepDone,
     Submitted,
     Tick,
-    Unseen,
     WorkerDown,
     WorkerUp,
 )
-from scheduler_service.core.views import EntryView
 
 
 class Core:
-    """`draft_len`: tokens proposed per round; None: as many as pay. `prefill_chunk`: prompt tokens computed in one.
-    `max_deaths`: workers that may die while a request runs there alone, until it is ended."""
+    """`draft_len`: tokens proposed in a round; None: as many as pay. `prefill_chunk`: prompt tokens computed in one.
+    `bounds`: what may be live. `max_deaths`: workers that may die while a request runs there alone, until it is
+    ended."""
 
     def __init__(
         self,
@@ -65,155 +55,125 @@ class Core:
         bounds: Bounds = UNBOUNDED,
         max_deaths: int = 3,
     ) -> None:
-        self.policy = policy
-        self.draft_len = REFERENCE if draft_len is None else draft_len
-        self._adaptive = draft_len is None
-        self.prefill_chunk = prefill_chunk
-        self.bounds = bounds
-        self.entries: dict[str, Entry] = {}
-        self.workers: dict[str, Worker] = {}
-        self.length = FleetLength()
-        self.acceptance = FleetAcceptance.at(self.draft_len)
-        self._overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
-        self._refit = Refit()
-        self.tenants = Tenants()
-        self.isolation = Isolation(max_deaths)
-        self.load = Load()
-        self.unseen = Unseen()
-        self._classes = Classes()
-        self.unplaced = FairRanking()
-        self._deadlines = Deadlines(self.entries)
-        # One profile for all, which only has to order: the first worker's at first, so that keys stay comparable.
-        self._cost: CostProfile | None = None
-        self._slots = 1
-        self.round_s = self.cost.round_s(self.draft_len, 1)  # nominal: full batch, reference draft length
+        self.fleet = Fleet(policy, REFERENCE if draft_len is None else draft_len, bounds, max_deaths)
+        self._choose_drafts = draft_len is None
+        self._prefill_chunk = prefill_chunk
 
-    # ---- observe ----
+    def plan(self, name: str) -> Plan:
+        """What that worker shall run from now on."""
+        return make_plan(self.fleet, name, choose_drafts=self._choose_drafts, prefill_chunk=self._prefill_chunk)
+
+    def restore(self, records: Iterable[Record]) -> None:
+        """Live requests that an earlier scheduler has left."""
+        for record in records:
+            self._add(self.fleet.prepare(Entry.restored(record, self.fleet.known)))
 
     def observe(self, event: Event, now: float) -> tuple[Effect, ...]:
         """Fold `event`. Raises QueueIsFull, TooLate, AlreadySubmitted or IllegalMove, and then nothing has changed."""
+        fleet = self.fleet
         match event:
             case StepDone():
                 return self._step_done(event, now)
             case Submitted(request):
                 return self._submitted(request, now)
             case Cancelled(id):
-                entry = self.entries.get(id)
+                entry = fleet.entries.get(id)
                 return (self._end(entry, Move.CANCEL, None),) if entry else ()
             case WorkerUp():
                 return self._worker_up(event)
             case WorkerDown(name, died):
                 return self._worker_down(name, died)
             case Obeyed(name, plan, free_blocks):
-                worker = self.workers[name]
+                worker = fleet.workers[name]
                 worker.obeyed(plan)
                 worker.free_blocks = worker.free_blocks if free_blocks is None else free_blocks
                 return ()
             case Draining(name):
-                worker = self.workers[name]
+                worker = fleet.workers[name]
                 worker.draining = True
-                homed = [self.entries[key[-1]] for key in worker.ranking]
-                return self._displace(entry for entry in homed if entry.state is not State.RUNNING)
+                return self._displace(entry for entry in fleet.homed(worker) if entry.state is not State.RUNNING)
             case CostChanged(name, cost):
-                self.workers[name].up = replace(self.workers[name].up, cost=cost)
-                self._staff()
+                fleet.workers[name].up = replace(fleet.workers[name].up, cost=cost)
+                fleet.staff()
                 return ()
             case Tick():
-                return tuple(self._end(entry, Move.EXPIRE, None) for entry in self._deadlines.passed(now))
+                return tuple(self._end(entry, Move.EXPIRE, None) for entry in fleet.deadlines.passed(now))
+
+    # ---- requests come and go ----
 
     def _submitted(self, request: Request, now: float) -> tuple[Effect, ...]:
-        if request.id in self.entries:
+        fleet = self.fleet
+        if request.id in fleet.entries:
             raise AlreadySubmitted(request.id)
-        entry = Entry(self.tenants.admit(request, self.unseen, admission.request_s(self)))
-        entry.tenant = self.tenants.find(request.tenant)
-        self._believe(entry)
-        admission.check(self, entry, now)
-        return (Changed(self._adopt(entry).record()),)
+        request = fleet.tenants.admit(request, fleet.unseen, backlog.request_s(fleet))
+        entry = fleet.prepare(Entry(request, fleet.known))
+        admission.check(fleet, entry, now)
+        self._add(entry)
+        return (Changed(entry.record()),)
 
-    def _believe(self, entry: Entry) -> Entry:
-        """All that a claim depends on."""
-        entry.turn = self._classes.turn(entry.request.klass)
-        entry.draft_len = self.draft_len
-        self._believe_length(entry)
-        return entry
+    def _add(self, entry: Entry) -> None:
+        fleet = self.fleet
+        fleet.add(entry)
+        if fleet.overtaking:
+            fleet.overtaking.arrived(entry.request, fleet.believed_rounds(entry), backlog.busy_rounds(fleet))
 
-    def _believe_length(self, entry: Entry) -> None:
-        """Its length, by what is known now."""
-        known = self.length.belief(entry.request.predicted_tokens, entry.request.expected)
-        entry.length = known.at_least(self.policy.surest)
-        entry.foresee()
+    def _end(self, entry: Entry, move: Move, finish: Finish | None, start: int | None = None) -> Ended:
+        entry.move(move)
+        self.fleet.remove(entry)
+        return Ended(entry.record(), finish, start)
 
-    def _adopt(self, entry: Entry) -> Entry:
-        """It is live from now on: what it may come to is reserved until it ends."""
-        self.entries[entry.request.id] = entry
-        entry.tenant = self.tenants.join(entry.request)
-        entry.turn.live += 1
-        self.load.reserve(entry, self.believed_rounds(entry))
-        self._deadlines.add(entry)
-        self.isolation.join(entry)
-        if self.policy.learns and not entry.request.foreseen:
-            self._refit.join(entry.request.id)
-        if self._overtaking:
-            self._overtaking.arrived(entry.request, self.believed_rounds(entry), admission.busy_rounds(self))
-        self._rank(entry)
-        return entry
+    # ---- workers come and go ----
 
     def _worker_up(self, up: WorkerUp) -> tuple[Effect, ...]:
+        fleet = self.fleet
         lost = self._worker_down(up.worker, died=not up.held)
-        self.isolation.acquit(up.held)
-        if self._cost is None:
-            self._cost, self._slots = up.cost, up.slots
-            self.round_s = up.cost.round_s(self.draft_len, up.slots)
-        worker = self.workers[up.worker] = Worker(up, up.blocks)
-        self._staff()
+        fleet.isolation.acquit(up.held)
+        worker = fleet.attach(up)
         for held in up.held:
-            entry = self.entries.get(held.id)
-            worker.left[held.id] = None
+            entry = fleet.entries.get(held.id)
+            worker.to_forget[held.id] = None
             # A later placement than is known: the leader that made it died before it wrote that down.
             if entry and entry.home is None and not entry.probation and entry.placement <= held.placement:
                 entry.placement = held.placement
                 entry.blocks, entry.offloaded, entry.prefill_owed = held.blocks, held.offloaded, held.prefill_owed
-                self.place(entry, up.worker, move=False)
+                fleet.place(entry, up.worker, move=False)
                 worker.free_blocks -= entry.blocks
         return lost
 
     def _worker_down(self, name: str, died: bool) -> tuple[Effect, ...]:
-        if (worker := self.workers.get(name)) is None:
+        fleet = self.fleet
+        if (worker := fleet.workers.get(name)) is None:
             return ()
-        accused = self.isolation.accuse(worker, self.entries) if died else set()
-        effects = self._displace([self.entries[key[-1]] for key in worker.ranking], accused)
-        del self.workers[name]
-        self._staff()
+        accused = fleet.isolation.accuse(worker, fleet.entries) if died else set()
+        effects = self._displace(fleet.homed(worker), accused)
+        fleet.detach(name)
         return effects
 
-    def _staff(self) -> None:
-        self.load.staff(self.workers.values(), self.draft_len)
-
     def _displace(self, entries: Iterable[Entry], accused: Set[Entry] = frozenset()) -> tuple[Effect, ...]:
-        """They have no worker any more, and no KV; some may have killed it."""
+        """These requests have no worker any more, and no KV. The `accused` may have killed it."""
         effects: list[Effect] = []
         for entry in entries:
-            self._leave(entry)
-            entry.home, entry.key = None, ()
             waited = entry.state is State.WAITING
-            entry.lose_kv()
-            self._rank(entry)
-            if entry in accused and self.isolation.is_guilty(entry):
+            self.fleet.displace(entry)
+            if entry in accused and self.fleet.isolation.is_guilty(entry):
                 effects.append(self._end(entry, Move.FAIL, None))
             elif not waited or entry in accused:
-                # One that only waited writes nothing: workers may come and go for as long as the store is away.
+                # A request that only waited writes nothing: workers may come and go while the store is away.
                 effects.append(Changed(entry.record()))
         return tuple(effects)
 
+    # ---- rounds ----
+
     def _step_done(self, step: StepDone, now: float) -> tuple[Effect, ...]:
-        worker = self.workers[step.worker]
+        fleet, known = self.fleet, self.fleet.known
+        worker = fleet.workers[step.worker]
         worker.free_blocks = step.free_blocks
-        self.load.step_done(worker, step, self.draft_len, now)
+        fleet.load.step_done(worker, step, fleet.draft_len, now)
         worker.obeyed(worker.planned if step.plan is None else step.plan)
         effects: list[Effect] = []
         ran: dict[str, tuple[Entry, Round]] = {}
         for row in step.rounds:
-            entry = self.entries.get(row.id)
+            entry = fleet.entries.get(row.id)
             if not entry or (entry.home, entry.placement, entry.emitted) != (step.worker, row.placement, row.start):
                 continue  # stale: it was moved, ended, or its worker ran ahead of what is durable
             entry.blocks = row.blocks
@@ -221,42 +181,43 @@ class Core:
             if not row.skipped:
                 entry.offloaded = 0
                 ran[row.id] = entry, row
-        if self._overtaking:
-            self._overtaking.served([(entry.request, self.load.rounds(id)) for id, (entry, _) in ran.items()])
-        charge(self._classes, ran.values(), self.round_s / self._slots, self.cost.prefill_token_s)
+        if fleet.overtaking:
+            fleet.overtaking.served([(entry.request, fleet.load.rounds(id)) for id, (entry, _) in ran.items()])
+        charge(fleet.classes, ran.values(), known.round_s / known.slots, known.cost.prefill_token_s)
         for entry, row in ran.values():
             effects.append(self._round_done(entry, row, now - step.duration_s))
         for id in sorted(worker.running - ran.keys()):
-            entry = self.entries.get(id)
+            entry = fleet.entries.get(id)
             if entry and entry.home == step.worker and entry.state is State.RUNNING:
                 entry.move(Move.PREEMPT)
                 entry.preemptions += 1
-                self._rank(entry)
+                fleet.rank(entry)
                 effects.append(Changed(entry.record()))
-        worker.running = {id for id in ran if id in self.entries}
-        if self._overtaking:
-            for entry in [self.entries[id] for id in self._overtaking.overdue()]:
+        worker.running = {id for id in ran if id in fleet.entries}
+        if fleet.overtaking:
+            for entry in [fleet.entries[id] for id in fleet.overtaking.overdue()]:
                 entry.overdue = True
-                self._rank(entry)
+                fleet.rank(entry)
         return tuple(effects)
 
     def _round_done(self, entry: Entry, row: Round, began: float) -> Effect:
+        fleet, known = self.fleet, self.fleet.known
         if entry.state is not State.RUNNING:
             entry.move(Move.RUN)
         if entry.started is None:
             entry.started = began
         entry.emitted += row.new
-        entry.foresee()
+        entry.expect()
         if row.new:
-            self.isolation.served(entry)
+            fleet.isolation.served(entry)
         if row.finish:
-            self.workers[entry.home or ""].listed.pop(row.id, None)
+            fleet.workers[entry.home or ""].listed.pop(row.id, None)
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         if row.prefilled:  # the whole batch waits for it, and it may take rounds of a slot
-            batch_s = row.prefilled * self.cost.prefill_token_s * self._slots + (0 if row.new else self.round_s)
+            batch_s = row.prefilled * known.cost.prefill_token_s * known.slots + (0 if row.new else known.round_s)
             entry.kv_s += batch_s
         else:
-            entry.served_s += self.round_s
+            entry.served_s += known.round_s
         if row.drafted or (row.new and not row.prefilled):
             entry.acceptance = entry.acceptance.after(row.drafted, row.accepted, row.new)
         if row.finish is Finish.ERROR:
@@ -265,134 +226,13 @@ class Core:
             ended = self._end(entry, Move.FINISH, row.finish, row.start)
             self._learn(entry, cut=ended.cut)
             return ended
-        entry.perceptible = entry.perceptible or self.policy.perceives(EntryView(self, entry))
-        self._rank(entry)
+        entry.perceptible = entry.perceptible or fleet.policy.perceives(entry)
+        fleet.rank(entry)
         return Advanced(entry.record(), row.start)
 
-    def _end(self, entry: Entry, move: Move, finish: Finish | None, start: int | None = None) -> Ended:
-        entry.move(move)
-        self._leave(entry)
-        del self.entries[entry.request.id]
-        self.tenants.leave(entry.request)
-        self.isolation.leave(entry)
-        self._refit.leave(entry.request.id)
-        entry.turn.leave()
-        self.load.release(entry.request)
-        if self._overtaking:
-            self._overtaking.ended(entry.request)
-        return Ended(entry.record(), finish, start)
-
     def _learn(self, entry: Entry, *, cut: bool) -> None:
-        self.length.observe(entry.emitted, entry.request.predicted_tokens, cut=cut)
-        self.acceptance.observe(entry.acceptance)
-        if self.policy.learns:
-            self._refit.learned(self.length, self.acceptance)
-
-    # ---- order ----
-
-    def _rekey(self) -> None:
-        """Let some claims follow what was learned."""
-        for id in self._refit.due():
-            self._believe_length(self.entries[id])
-            self._rank(self.entries[id])
-
-    @property
-    def cost(self) -> CostProfile:
-        return self._cost or CostProfile()
-
-    def _ranking(self, entry: Entry) -> FairRanking:
-        return self.unplaced if entry.home is None else self.workers[entry.home].ranking
-
-    def _leave(self, entry: Entry) -> None:
-        """It is no longer where it was."""
-        self._ranking(entry).remove(entry.key)
-        if entry.home is not None:
-            self.workers[entry.home].left[entry.request.id] = None
-
-    def _rank(self, entry: Entry) -> None:
-        """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
-        self.load.update(entry, self.believed_rounds(entry))
-        key = self.key(entry)
-        if key == entry.key:
-            return
-        if entry.key:
-            self._ranking(entry).move(entry.key, key)
-        else:
-            self._ranking(entry).add(key)
-        entry.key = key
-
-    def key(self, entry: Entry) -> Key:
-        """Where it belongs among all others, by its class, tenant and claim as they are now."""
-        entry.claim = self.policy.claim(EntryView(self, entry), self.round_s)
-        # A running request keeps its place against an equal claim: only a strictly higher one preempts.
-        waits = entry.state is not State.RUNNING
-        # Without preemption who has begun goes first. Not who ran last: with plans a round late two would take turns.
-        new = entry.started is None and not self.policy.preemptive
-        request = entry.request
-        claim = Claim(1, -1, request.arrival) if entry.overdue else entry.claim
-        return (new, entry.turn, entry.tenant, *claim, waits, request.arrival, request.id)
-
-    def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
-        """Make `home` its worker. Its KV elsewhere is given up: what the old home still reports is stale."""
-        self._leave(entry)
-        entry.key = ()
-        entry.home = home
-        self.workers[home].left.pop(entry.request.id, None)
-        if move:
-            entry.lose_kv()
-            entry.placement += 1
-        self._rank(entry)
-
-    # ---- plan ----
-
-    def plan(self, name: str) -> Plan:
-        """What the worker shall run from now on. Places waiting requests on it, and claims some of another's if it
-        would be idle while those wait."""
-        self._rekey()
-        worker = self.workers[name]
-        suspects = self.isolation.plan(self, name)
-        rank = placement.choose(self, name) if suspects is None else suspects
-        by_claim_reversed = (self.entries[key[-1]] for key in reversed(worker.ranking))
-        rank, evict = kv.fit(worker, rank, by_claim_reversed, apart=suspects is not None)
-        for entry, copy in evict.items():
-            worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
-            entry.offload_kv(copy) if copy else entry.lose_kv()
-            entry.placement += 1  # a row of the round in hand must not bring back what the plan gives away
-            self._rank(entry)
-        if self._adaptive:
-            choose_draft_lengths(rank[: worker.up.slots], self.acceptance, worker.up.cost, worker.up.max_draft)
-        runs = tuple(self._run(entry, worker.up.max_draft) for entry in rank)
-        worker.plan(run.id for run in runs)
-        drop = tuple(entry.request.id for entry, copy in evict.items() if not copy)
-        offload = tuple(entry.request.id for entry, copy in evict.items() if copy)
-        forget, worker.left = tuple(worker.left), {}
-        return Plan(runs, drop, offload, forget)
-
-    def _run(self, entry: Entry, longest: int) -> Run:
-        probe = self._adaptive and entry.rounds % PROBE_ROUNDS == 0
-        draft_len = min(max(entry.draft_len, int(probe)), longest)
-        return Run(entry.request.id, entry.placement, draft_len, self.prefill_chunk)
-
-    # ---- what others may ask ----
-
-    def rankings(self) -> tuple[FairRanking, ...]:
-        """Every live request is in one of them."""
-        return (self.unplaced, *(worker.ranking for worker in self.workers.values()))
-
-    def believed_rounds(self, entry: Entry) -> int:
-        """That it still needs, by what is believed of its length given that it did not end yet."""
-        return math.ceil(entry.left_tokens / self.tokens_per_round)
-
-    @property
-    def tokens_per_round(self) -> float:
-        """As finished requests had them."""
-        return self.acceptance.per_round + 1
-
-    # ---- across restarts ----
-
-    def snapshot(self) -> Iterator[Record]:
-        return (entry.record() for entry in self.entries.values())
-
-    def restore(self, records: Iterable[Record]) -> None:
-        for record in records:
-            self._adopt(self._believe(Entry.restored(record)))
+        known = self.fleet.known
+        known.length.observe(entry.emitted, entry.request.predicted_tokens, cut=cut)
+        known.acceptance.observe(entry.acceptance)
+        if self.fleet.policy.learns:
+            self.fleet.refit.learned(known.length, known.acceptance)

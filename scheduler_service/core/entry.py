@@ -1,48 +1,52 @@
-"""What the core keeps of one live request and of one worker. Changed by the core alone."""
+"""What the core keeps of one live request and of one worker. Changed by the core alone; decides nothing."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
-from scheduler_service.core.classes import ClassTurn
+from scheduler_service.core.classes import ClassAccount
 from scheduler_service.core.fairness import FairRanking, Tenant
+from scheduler_service.core.known import Known
 from scheduler_service.core.lifecycle import Move, State, after
 from scheduler_service.core.policies import Claim
 from scheduler_service.core.ranking import Key
 from scheduler_service.core.types import Record, Request, RequestClass, WorkerUp
 
-WORTH = 3.0  # times the seconds that its KV cost is a request served before it may lose it
+WORTH = 3.0  # a request may lose its KV once it was served for this many times the seconds that its KV cost
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
+    """One live request. To a policy it is a `types.View`, which shows a part of it."""
+
     request: Request
+    known: Known
     state: State = State.WAITING
     home: str | None = None  # the worker it is placed on
     placement: int = 0  # grows with every move
-    emitted: int = 0
+    emitted: int = 0  # output tokens
     prefilled: int = 0  # tokens of its own prompt computed at least once
     prefill_owed: int = 0  # tokens to be computed before it can draft
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_len: int = 0  # that it was last planned to use
-    length: Length = SOME_LENGTH
-    left_tokens: float = 0.0  # of output, by that belief: `foresee`
+    length: Length = SOME_LENGTH  # what is believed of its output
+    remaining_tokens: float = 0.0  # of output still to come, by that belief: `expect`
     perceptible: bool = False
     overdue: bool = False  # overtaken as often as the policy allows
     preemptions: int = 0
-    started: float | None = None
+    started: float | None = None  # when its first round began
     blocks: int = 0  # of KV on its home worker
-    offloaded: int = 0  # blocks that a copy of its KV takes in the memory of that worker's host; it has no others then
+    offloaded: int = 0  # blocks that its KV takes in the memory of that worker's host; then it has no others
     kv_s: float = 0.0  # nominal seconds that its batch spent on computing its KV
     served_s: float = 0.0  # nominal seconds of service since that was computed, or came back
     deaths: int = 0  # of workers that ran it alone, one after the other
-    probation: int = 0  # rounds with output until nobody suspects it any more (isolation.py)
+    probation: int = 0  # rounds with output until it is no suspect any more (isolation.py)
     suspected: int = 0  # the placement under which it was last suspected
-    crowd: int = 1  # that may have been under way then
-    tenant: Tenant = field(default_factory=lambda: Tenant(""))  # whose it is
-    turn: ClassTurn = field(default_factory=lambda: ClassTurn(RequestClass.DEFAULT))  # of its class
+    crowd: int = 1  # requests that may have been under way on its worker then
+    tenant: Tenant = field(default_factory=lambda: Tenant(""))
+    of_class: ClassAccount = field(default_factory=lambda: ClassAccount(RequestClass.DEFAULT))
     claim: Claim = Claim(1, 0, 0.0)
-    key: Key = ()  # where it stands in its ranking
+    key: Key = ()  # where it stands in its ranking; (): in none
 
     def __post_init__(self) -> None:
         self.prefill_owed = self.tokens
@@ -54,11 +58,43 @@ class Entry:
 
     @property
     def tokens(self) -> int:
+        """Of prompt and output so far."""
         return self.request.prompt_tokens + self.emitted
 
-    def foresee(self) -> None:
-        """What is left of it, now that its belief or its output has changed."""
-        self.left_tokens = self.length.left(self.emitted, self.request.max_tokens)
+    # ---- what a policy may ask, beside some of the fields ----
+
+    @property
+    def attained_s(self) -> float:
+        return self.acceptance.rounds * self.known.round_s + self.prefilled * self.known.cost.prefill_token_s
+
+    @property
+    def predicted_tokens(self) -> int:
+        request = self.request
+        predicted = self.known.length.predict(request.predicted_tokens, request.max_tokens, request.expected)
+        return max(predicted, self.emitted)
+
+    @property
+    def prefill_s(self) -> float:
+        return self.request.prompt_tokens * self.known.cost.prefill_token_s
+
+    @property
+    def prior_accepted(self) -> float:
+        expected, fleet = self.request.expected, self.known.acceptance
+        if expected is None or expected.acceptance is None:
+            return fleet.per_round
+        return expected.acceptance * fleet.drafts_per_round
+
+    @property
+    def resume_s(self) -> float:
+        cost = self.known.cost
+        back_s = cost.resume_s if self.state is State.PAUSED else 0.0
+        return self.prefill_owed * cost.prefill_token_s + self.offloaded * cost.offload_block_s + back_s
+
+    # ---- changes ----
+
+    def expect(self) -> None:
+        """Work out what remains of it, now that its belief or its output has changed."""
+        self.remaining_tokens = self.length.remaining(self.emitted, self.request.max_tokens)
 
     def worth(self, price_s: float) -> bool:
         """Whether it was served long enough, since its KV came, to have been worth `price_s` of its batch."""
@@ -69,6 +105,7 @@ class Entry:
         self.state = after(self.state, move)
 
     def lose_kv(self) -> None:
+        """All of it, on the worker and in its host's memory."""
         if self.state is not State.WAITING:
             self.move(Move.EVICT)
         self.blocks = self.offloaded = 0
@@ -76,7 +113,7 @@ class Entry:
         self.prefill_owed = self.tokens
 
     def offload_kv(self, blocks: int) -> None:
-        """To `blocks` of its home's host memory, whence it comes back when it runs again."""
+        """Its KV goes to `blocks` of its host's memory, and comes back when it runs there again."""
         if self.state is not State.WAITING:
             self.move(Move.EVICT)
         self.blocks, self.offloaded = 0, blocks
@@ -100,10 +137,11 @@ class Entry:
         )
 
     @classmethod
-    def restored(cls, record: Record) -> "Entry":
+    def restored(cls, record: Record, known: Known) -> "Entry":
         """As a new scheduler finds it: placed nowhere until a worker says that it still holds its KV."""
         return cls(
             request=record.request,
+            known=known,
             placement=record.placement,
             emitted=record.emitted,
             prefilled=record.prefilled,
@@ -119,16 +157,18 @@ class Entry:
 
 @dataclass(slots=True)
 class Worker:
+    """One attached worker, as the last report and the plans since then leave it."""
+
     up: WorkerUp
     free_blocks: int
     ranking: FairRanking = field(default_factory=FairRanking)  # of the requests whose home it is
     running: set[str] = field(default_factory=set)  # ran in its last round
-    draining: bool = False  # it wants to end: nobody new comes
+    draining: bool = False  # it wants to end: no request is placed on it any more
     full_at: float | None = None  # when its last round ended, if no slot was vacant
     planned: int = 0  # plans made for it
-    listed: dict[str, int] = field(default_factory=dict)  # who may be under way there: the last plan that lists each
-    apart: tuple[str, ...] = ()  # suspects that were given it to themselves
-    left: dict[str, None] = field(default_factory=dict)  # requests that have gone from it since its last plan
+    listed: dict[str, int] = field(default_factory=dict)  # may be under way there: the last plan that lists each
+    quarantined: tuple[str, ...] = ()  # suspects that were given it to themselves
+    to_forget: dict[str, None] = field(default_factory=dict)  # requests that have gone from it since its last plan
 
     def plan(self, ids: Iterable[str]) -> None:
         """The next plan lists these."""

@@ -1,35 +1,32 @@
-"""Requests that may have killed the worker they ran on: they run apart until that is settled. Decides no other order.
+"""Requests that may have killed the worker they ran on: the suspects. Keeps the account; plans nothing.
 
-Whoever may have been under way on a worker that died is a suspect. Suspects run on a worker that has nobody else,
-group by group, and clear themselves by going on for some rounds. A group whose worker dies is divided, at last into
-requests that run alone; only who was alone when its worker died, `max_deaths` times in a row, is ended. So no request
-is ever ended for what its neighbour did.
+When a worker dies, every request that may have been under way on it becomes a suspect. Suspects run on a worker that is
+quarantined: it has no other requests. They run group by group, and a suspect is cleared when it has gone on for
+PROBATION_ROUNDS rounds. If a quarantined worker dies, its group is divided, in the end into requests that run alone. A
+request is ended only if its worker died `max_deaths` times in a row while it ran alone. So no request is ever ended for
+what its neighbour did. core/placement.py chooses the groups.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
-from scheduler_service.core import placement
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.types import Held
 
-if TYPE_CHECKING:
-    from scheduler_service.core.core import Core
-
 PROBATION_ROUNDS = 8  # with output: further than a worker was ahead of its reports when it died
-GROUPS = 16  # that the suspects of a death are divided into: rounds alone are slow, and deaths slower
 
 
 class Isolation:
+    """`max_deaths`: workers that may die while a request runs there alone, until it is ended."""
+
     def __init__(self, max_deaths: int) -> None:
-        self.suspects: dict[str, Entry] = {}  # live, each without a worker or on one that is set apart
+        self.suspects: dict[str, Entry] = {}  # live, each without a worker or on a quarantined one
         self._max_deaths = max_deaths
 
     def accuse(self, worker: Worker, entries: Mapping[str, Entry]) -> set[Entry]:
-        """It seems to have died. Returns whom it may have been running."""
+        """The worker seems to have died. Returns the requests that it may have been running."""
         crowd = len(worker.listed)
         known = [entries[id] for id in worker.listed if id in entries]
-        accused = [entry for entry in known if entry.home == worker.up.worker]  # not who has gone elsewhere since
+        accused = [entry for entry in known if entry.home == worker.up.worker]  # not those that have moved since
         for entry in accused:
             entry.deaths += crowd == 1
             entry.probation = PROBATION_ROUNDS
@@ -68,39 +65,14 @@ class Isolation:
         entry.deaths = entry.probation = 0
         self.leave(entry)
 
-    def held(self, worker: Worker) -> list[Entry]:
-        """The suspects that have this worker to themselves; []: it is one as any other."""
-        if not worker.apart:
+    def quarantined(self, worker: Worker) -> list[Entry]:
+        """The suspects that have this worker to themselves. []: the worker is not quarantined."""
+        if not worker.quarantined:
             return []
-        found = map(self.suspects.get, worker.apart)
+        found = map(self.suspects.get, worker.quarantined)
         return [entry for entry in found if entry is not None and entry.home == worker.up.worker]
 
     @property
     def waiting(self) -> int:
         """Suspects without a worker."""
         return sum(entry.home is None for entry in self.suspects.values())
-
-    def due(self, core: "Core") -> bool:
-        """Whether a worker is to be set apart: one at a time, so that the others serve whom nobody suspects."""
-        return self.waiting > 0 and not any(map(self.held, core.workers.values()))
-
-    def plan(self, core: "Core", name: str) -> list[Entry] | None:
-        """Whom the worker runs if it is set apart, or is to be from now on. None: it is one as any other."""
-        if not self.suspects:
-            return None
-        worker = core.workers[name]
-        held = self.held(worker)
-        if not held and self.due(core) and name == placement.hungriest(core):
-            held = self._group(worker.up.slots)
-            for entry in held:
-                core.place(entry, name)
-            worker.apart = tuple(entry.request.id for entry in held)
-        if held and not worker.listed.keys() <= set(worker.apart):
-            return []  # first comes the end of what may be under way
-        return held or None
-
-    def _group(self, slots: int) -> list[Entry]:
-        """Who goes next: of those that wait the first, and some that were suspected with it."""
-        waiting = sorted((entry for entry in self.suspects.values() if entry.home is None), key=lambda entry: entry.key)
-        crowd = waiting[0].crowd
-        return [entry for entry in waiting if entry.crowd == crowd][: min(slots, -(-crowd // GROUPS))]

@@ -7,38 +7,38 @@ from scheduler_service.core.entry import Entry, Worker
 
 def fit(
     worker: Worker,
-    rank: Sequence[Entry],
+    chosen: Sequence[Entry],
     by_claim_reversed: Iterable[Entry],
     *,
     patient: bool = True,
-    apart: bool = False,
+    quarantined: bool = False,
 ) -> tuple[list[Entry], dict[Entry, int]]:
-    """Which of `rank` (best first) may run with full KV, and who must give up KV for that: with the blocks that a copy
-    of it takes in the host's memory, or 0 where it is dropped.
+    """Which of `chosen` (best first) may run with full KV, and which requests must give up KV for that: each with the
+    blocks that a copy of its KV takes in the host's memory, or 0 where the KV is dropped.
 
-    A request resumes only if all of it fits, so that none is evicted halfway; the best one always does, since admission
-    refuses what exceeds the whole memory. Requests of a lower claim give way, the lowest first, but only those that
-    were worth it: served for some times as long as it took to compute their KV, or takes to copy it where the host's
-    memory has room. Until then they go on in the place of whoever waits for their memory, so that no order of claims
-    makes a worker compute or copy the same KV for ever. Who has the worker to itself (`apart`) waits for none of them,
-    and none runs beside it.
+    A request resumes only if all of it fits, so that none is evicted halfway. The best one always fits, since no live
+    request exceeds the whole memory. Requests of a lower claim give way, the lowest first, but only those that were
+    worth it: served for WORTH times as long as it took to compute their KV, or as it takes to copy it where the host's
+    memory has room. Until then they go on in the place of the request that waits for their memory. So no order of
+    claims makes a worker compute or copy the same KV for ever. On a `quarantined` worker the suspects wait for none of
+    the other requests, and none runs beside them.
     """
-    patient = patient and not apart
+    patient = patient and not quarantined
     slots = worker.up.slots
     free = worker.free_blocks
     homed: list[Entry] | None = None  # lowest claim first; looked up only when memory is short
     kept: list[Entry] = []
     evict: dict[Entry, int] = {}
     reserved = False  # for the best one, which waits: nobody else begins
-    for place, entry in enumerate(rank[:slots]):
+    for place, entry in enumerate(chosen[:slots]):
         if entry in evict or (reserved and not entry.blocks):
             continue
         need = _need(worker, entry)
         if need > free:
             if homed is None:
                 homed = list(by_claim_reversed)
-                if apart:
-                    homed = [*(other for other in homed if other not in rank), *reversed(rank)]
+                if quarantined:
+                    homed = [*(other for other in homed if other not in chosen), *reversed(chosen)]
             giving = dict(_giving(worker, homed, evict, patient))
             givers = _givers(giving, homed[: homed.index(entry)], need - free)
             if givers is None and (place or any(other.blocks and other not in giving for other in homed)):
@@ -49,7 +49,7 @@ def fit(
                 free += giver.blocks
         kept.append(entry)
         free -= need
-    if homed is not None and not apart:
+    if homed is not None and not quarantined:
         giving = dict(_giving(worker, homed, evict, patient=True))
         for entry in reversed(homed):
             need = _need(worker, entry)
@@ -57,9 +57,9 @@ def fit(
             if len(kept) < slots and need <= free and not passed:
                 kept.append(entry)
                 free -= need
-    if rank and not kept:  # each waits for memory of another
-        return fit(worker, rank, homed or (), patient=False, apart=apart)
-    for entry in rank[slots:]:  # the worker fills up with them, so they must fit like the others
+    if chosen and not kept:  # each waits for memory of another
+        return fit(worker, chosen, homed or (), patient=False, quarantined=quarantined)
+    for entry in chosen[slots:]:  # the worker fills up with them, so they must fit like the others
         need = _need(worker, entry)
         if need <= free and not (entry in kept or entry in evict or (reserved and not entry.blocks)):
             kept.append(entry)

@@ -1,102 +1,135 @@
-"""Whom a worker runs: of its own, of those without a worker, of those that wait at another. Draws up no whole plan."""
+"""Which requests a worker runs: its own, those without a worker, those that wait at another. Makes no whole plan."""
 
 from bisect import insort
-from typing import TYPE_CHECKING
 
 from scheduler_service.core.entry import Entry, Worker
+from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.ranking import Key
 
-if TYPE_CHECKING:
-    from scheduler_service.core.core import Core
-
 SPARES = 8  # listed at most beside those that run: more than end in a round or two, and each costs every plan
+GROUPS = 16  # that the suspects of a death are divided into: rounds alone are slow, and deaths slower
 
 
-def choose(core: "Core", name: str) -> list[Entry]:
-    """Who has the best claims to this worker, best first; those that are new there are placed.
+def choose(fleet: Fleet, name: str) -> list[Entry]:
+    """The requests with the best claims to this worker, best first. Those that are new there are placed on it.
 
-    Of those that wait at others it takes whom its idle slots have room for, else one at a time: the others are about to
-    run the rest, and each move is a payload sent twice.
+    The worker may also take over requests that wait at another worker: as many as it has idle slots, then at most one
+    more in each plan. More would be waste: the other worker will soon run them itself, and every move sends the
+    request's tokens again.
     """
-    worker = core.workers[name]
-    rank: list[Entry] = []
+    worker = fleet.workers[name]
+    chosen: list[Entry] = []
     slots = worker.up.slots
-    for key in _best(core, worker, _most_listed(worker)):
-        entry = core.entries[key[-1]]
+    for key in _best(fleet, worker, _most_listed(worker)):
+        entry = fleet.entries[key[-1]]
         if entry.home is None:
-            core.place(entry, name)
-        rank.append(entry)
+            fleet.place(entry, name)
+        chosen.append(entry)
     more = not worker.draining
-    while more and (claimed := claimable(core, name, rank[:slots])) is not None:
-        more = len(rank) < slots
-        core.place(claimed, name)
-        insort(rank, claimed, key=lambda entry: entry.key)
-    return rank
+    while more and (claimed := claimable(fleet, name, chosen[:slots])) is not None:
+        more = len(chosen) < slots
+        fleet.place(claimed, name)
+        insort(chosen, claimed, key=lambda entry: entry.key)
+    return chosen
 
 
-def hungriest(core: "Core") -> str | None:
-    """The worker that a new request is best offered to first."""
-    open = [name for name, one in core.workers.items() if not (one.draining or core.isolation.held(one))]
-    return max(open, key=lambda name: core.workers[name].vacancy, default=None)
-
-
-def called_for(core: "Core", id: str) -> str | None:
-    """The worker that plans at once since this request has come: the hungriest, if the newcomer is to run there next or
-    spares are missing. Else the plan that answers its next report is early enough."""
-    if (name := hungriest(core)) is None:
+def choose_suspects(fleet: Fleet, name: str) -> list[Entry] | None:
+    """The requests that the worker runs if it is quarantined, or is to be from now on. None: it is like any other."""
+    isolation = fleet.isolation
+    if not isolation.suspects:
         return None
-    worker = core.workers[name]
+    worker = fleet.workers[name]
+    suspects = isolation.quarantined(worker)
+    if not suspects and quarantine_due(fleet) and name == hungriest(fleet):
+        suspects = _next_group(fleet, worker.up.slots)
+        for entry in suspects:
+            fleet.place(entry, name)
+        worker.quarantined = tuple(entry.request.id for entry in suspects)
+    if suspects and not worker.listed.keys() <= set(worker.quarantined):
+        return []  # first what may still be under way there must end
+    return suspects or None
+
+
+def quarantine_due(fleet: Fleet) -> bool:
+    """Whether a worker is to be quarantined: one at a time, so that the others serve the requests that nobody
+    suspects."""
+    isolation = fleet.isolation
+    return isolation.waiting > 0 and not any(map(isolation.quarantined, fleet.workers.values()))
+
+
+def _next_group(fleet: Fleet, slots: int) -> list[Entry]:
+    """The suspects that go next: the first of those that wait, and some that were suspected with it."""
+    suspects = fleet.isolation.suspects.values()
+    waiting = sorted((entry for entry in suspects if entry.home is None), key=lambda entry: entry.key)
+    crowd = waiting[0].crowd
+    return [entry for entry in waiting if entry.crowd == crowd][: min(slots, -(-crowd // GROUPS))]
+
+
+def hungriest(fleet: Fleet) -> str | None:
+    """The worker that a new request is best offered to first: the one with most vacant slots."""
+    open = [name for name, one in fleet.workers.items() if not (one.draining or fleet.isolation.quarantined(one))]
+    return max(open, key=lambda name: fleet.workers[name].vacancy, default=None)
+
+
+def called_for(fleet: Fleet, id: str) -> str | None:
+    """The worker that should plan at once since this request has come: the hungriest one, if the newcomer is to run
+    there next or spares are missing. Else the plan that answers that worker's next report is early enough."""
+    if (name := hungriest(fleet)) is None:
+        return None
+    worker = fleet.workers[name]
     spared = len(worker.ranking) >= _most_listed(worker)
-    waits = spared and worker.ranking.first(worker.up.slots)[-1] < core.entries[id].key
+    waits = spared and worker.ranking.first(worker.up.slots)[-1] < fleet.entries[id].key
     return None if waits else name
 
 
-def idle_beside_work(core: "Core") -> str | None:
+def idle_beside_work(fleet: Fleet) -> str | None:
     """A worker with a vacant slot, if it could claim a request that waits elsewhere: it should plan."""
-    name = hungriest(core)
-    if name is None or core.workers[name].vacancy <= 0:
+    name = hungriest(fleet)
+    if name is None or fleet.workers[name].vacancy <= 0:
         return None
-    offered = len(core.unplaced) > core.isolation.waiting or core.isolation.due(core)
-    return name if offered or claimable(core, name, []) else None
+    offered = len(fleet.unplaced) > fleet.isolation.waiting or quarantine_due(fleet)
+    return name if offered or claimable(fleet, name, []) else None
 
 
 def _most_listed(worker: Worker) -> int:
     return worker.up.slots + min(worker.up.slots, SPARES)
 
 
-def _best(core: "Core", worker: Worker, limit: int) -> list[Key]:
-    """The best of what the worker has and of what has no home yet; suspects run apart."""
-    suspects = core.isolation.suspects
-    offered = [] if worker.draining else core.unplaced.first(limit + len(suspects))
+def _best(fleet: Fleet, worker: Worker, limit: int) -> list[Key]:
+    """The best of what the worker has and of what has no worker. Suspects are left out: they run apart."""
+    suspects = fleet.isolation.suspects
+    offered = [] if worker.draining else fleet.unplaced.first(limit + len(suspects))
     best = sorted(worker.ranking.first(limit + len(suspects)) + offered)
     return [key for key in best if key[-1] not in suspects][:limit]
 
 
-def claimable(core: "Core", name: str, batch: list[Entry]) -> Entry | None:
-    """The best request that waits at another worker and is better off in the next `batch` of this one: it has no KV
-    there and a better claim than the last of the batch; or a slot would idle, and waiting takes longer than computing
-    its KV anew."""
-    idle = len(batch) < core.workers[name].up.slots
+def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
+    """The best request that waits at another worker and is better off in the next `batch` of this one.
+
+    That is one without KV there and with a better claim than the last of the batch. If a slot here would idle it is any
+    one without KV there, or one whose KV is computed anew here before the other worker has room for it.
+    """
+    idle = len(batch) < fleet.workers[name].up.slots
     best = None
-    for other, donor in core.workers.items():
-        apart = bool(core.isolation.held(donor))  # then its slots are not for the others that it has
-        if other == name or (donor.vacancy >= 0 and not apart):
+    for other, donor in fleet.workers.items():
+        quarantined = bool(fleet.isolation.quarantined(donor))  # then its slots are not for its other requests
+        if other == name or (donor.vacancy >= 0 and not quarantined):
             continue
-        for key in donor.ranking.beyond(0 if apart else donor.up.slots):
-            entry = core.entries[key[-1]]
+        for key in donor.ranking.beyond(0 if quarantined else donor.up.slots):
+            entry = fleet.entries[key[-1]]
             if (best and key >= best.key) or not (idle or key < batch[-1].key):
                 break
             if entry.state is State.RUNNING or entry.probation:
                 continue
-            rebuild_s = entry.tokens * core.workers[name].up.cost.prefill_token_s
-            if not (entry.blocks or entry.offloaded) or (idle and rebuild_s < _next_end_s(core, donor)):
+            rebuild_s = entry.tokens * fleet.workers[name].up.cost.prefill_token_s
+            if not (entry.blocks or entry.offloaded) or (idle and rebuild_s < _next_end_s(fleet, donor)):
                 best = entry
                 break
     return best
 
 
-def _next_end_s(core: "Core", worker: Worker) -> float:
+def _next_end_s(fleet: Fleet, worker: Worker) -> float:
     """Seconds until the first of those that go first there is believed to end."""
-    first = (core.entries[key[-1]] for key in worker.ranking.first(worker.up.slots))
-    return min(map(core.believed_rounds, first)) * worker.up.cost.round_s(core.draft_len, worker.up.slots)
+    first = (fleet.entries[key[-1]] for key in worker.ranking.first(worker.up.slots))
+    return min(map(fleet.believed_rounds, first)) * worker.up.cost.round_s(fleet.draft_len, worker.up.slots)

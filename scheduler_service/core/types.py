@@ -6,6 +6,7 @@ Times are seconds, sizes tokens or blocks. Nothing here holds the true output le
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from math import inf
 from typing import NamedTuple, Protocol
 
 from scheduler_service.core.beliefs import Acceptance, Expected, Length
@@ -255,14 +256,15 @@ class Run:
 
 @value
 class Plan:
-    """Desired state of one worker: `rank` best first, longer than its slots, so that vacant places fill themselves.
-    KV that others need the memory of is dropped, or offloaded to the host's memory. What ended or went elsewhere since
-    the last plan is to be forgotten, if it is known there."""
+    """Desired state of one worker: its `schedule`, best first, longer than its slots, so that vacant places fill
+    themselves. KV of the requests in `drop` is dropped, and that of those in `offload` goes to the host's memory, since
+    others need the room. The worker may forget the requests `to_forget`: they have ended or moved since its last
+    plan."""
 
-    rank: tuple[Run, ...]
+    schedule: tuple[Run, ...]
     drop: tuple[str, ...]
     offload: tuple[str, ...] = ()
-    forget: tuple[str, ...] = ()
+    to_forget: tuple[str, ...] = ()
 
 
 class View(Protocol):
@@ -285,7 +287,7 @@ class View(Protocol):
         """What finished requests, or a predictor, taught of its output."""
 
     @property
-    def left_tokens(self) -> float:
+    def remaining_tokens(self) -> float:
         """Of output, still to come by that belief."""
 
     @property
@@ -315,6 +317,18 @@ class Unseen(NamedTuple):
     requests: int = 0
     tokens: int = 0  # at most
 
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What may be live at a time. `tokens`: of prompt and output, as many as they may come to. `backlog_s`: seconds
+    that their work may take all workers together; None: as core/backlog.py says."""
+
+    requests: float = inf
+    tokens: float = inf
+    backlog_s: float | None = inf
+
+
+UNBOUNDED = Bounds()
 
 # ---- errors ----
 

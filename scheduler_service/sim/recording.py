@@ -109,7 +109,7 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
 def _planned(recording: Recording, plan: Mapping[str, Any]) -> None:
     """What a plan gives away (`Core.plan`) makes the rows of the round in hand stale."""
     requests = recording.requests
-    for run in plan["rank"]:
+    for run in plan["schedule"]:
         if run["id"] in requests:
             requests[run["id"]].placement = run["placement"]
     for id in (*plan["drop"], *plan["offload"]):

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler_service.core import placement
-from scheduler_service.core.admission import UNBOUNDED, Bounds
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import Policy
-from scheduler_service.core.types import Changed, Ended, QueueIsFull, Record, StepDone, Submitted
+from scheduler_service.core.types import UNBOUNDED, Bounds, Changed, Ended, QueueIsFull, Record, StepDone, Submitted
 from scheduler_service.predictor.port import Predictor
 from scheduler_service.sim.worker import Fleet, SimWorker
 from scheduler_service.sim.workload import Job
@@ -94,7 +93,7 @@ class Simulation:
                 self._submit(arrivals[arrived], now)
                 arrived += 1
                 if arrived % self._sample_every == 0:
-                    levels = Counter(entry.claim.level for entry in self.core.entries.values())
+                    levels = Counter(entry.claim.level for entry in self.core.fleet.entries.values())
                     self.trace.levels.append((now, levels))
             while ends and ends[0][0] <= now:
                 _, name, step = heapq.heappop(ends)
@@ -107,8 +106,8 @@ class Simulation:
                 for name in sorted(self._idle) if len(self._idle) > 1 else tuple(self._idle):
                     self._plan(name)
                     self._begin(name, now)
-        if self.core.entries:
-            raise RuntimeError(f"{len(self.core.entries)} requests wait, yet no worker can run one")
+        if self.core.fleet.entries:
+            raise RuntimeError(f"{len(self.core.fleet.entries)} requests wait, yet no worker can run one")
         return self.trace
 
     def _submit(self, job: Job, now: float) -> None:
@@ -121,7 +120,7 @@ class Simulation:
         except QueueIsFull:
             self.trace.refused.append(job)
             return
-        if self._fleet.plan_lag and (name := placement.called_for(self.core, request.id)) is not None:
+        if self._fleet.plan_lag and (name := placement.called_for(self.core.fleet, request.id)) is not None:
             self._answer(name, now)
 
     def _answer(self, name: str, now: float) -> None:
@@ -133,7 +132,7 @@ class Simulation:
         while due:
             name = due.popleft()
             concerned = self._plan(name)
-            if (idle := placement.idle_beside_work(self.core)) not in (None, name):
+            if (idle := placement.idle_beside_work(self.core.fleet)) not in (None, name):
                 concerned.insert(0, idle)
             due.extend(other for other in dict.fromkeys(concerned) if other not in due)
             if name in self._idle:

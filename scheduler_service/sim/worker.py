@@ -70,18 +70,18 @@ class SimWorker:
     def obey(self, plan: Plan) -> list[str]:
         """The newest plan stands; what any has dropped or moved elsewhere is released before the next round. Returns
         what is new here."""
-        entries = self._core.entries
+        entries = self._core.fleet.entries
         moved = [id for id in self._admitted if id not in entries or entries[id].home != self.name]
         for id in moved:
             del self._admitted[id]
         if self._exhausted:
-            self._exhausted = not (moved or plan.drop or plan.offload) and plan.rank == self._plan.rank
+            self._exhausted = not (moved or plan.drop or plan.offload) and plan.schedule == self._plan.schedule
         self._plan = plan
         self._due += [(id, False) for id in (*moved, *plan.drop)] + [(id, True) for id in plan.offload]
         if self._fleet.workers == 1:  # nothing is ever moved
             return []
-        new = [run.id for run in plan.rank if self._admitted.get(run.id) != run.placement]
-        self._admitted.update((run.id, run.placement) for run in plan.rank)
+        new = [run.id for run in plan.schedule if self._admitted.get(run.id) != run.placement]
+        self._admitted.update((run.id, run.placement) for run in plan.schedule)
         return new
 
     def knows(self, ids: Sequence[str]) -> bool:
@@ -98,8 +98,8 @@ class SimWorker:
         self._due.clear()
         rows: list[Round] = []
         drafted = verified = prefilled = resumed = restored = ran = 0
-        for run in self._plan.rank:
-            entry = self._core.entries.get(run.id)
+        for run in self._plan.schedule:
+            entry = self._core.fleet.entries.get(run.id)
             if entry is None:
                 continue  # it ended since the plan was made
             held = self._held.get(run.id)

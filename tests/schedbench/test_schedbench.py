@@ -26,7 +26,7 @@ async def test_a_queue_stays_full_while_requests_end_and_every_token_is_accepted
         await worker.attached.wait()
         running.append(tasks.create_task(gateway.run()))
         await gateway.fill(12)
-        assert len(leader.core.entries) == 12
+        assert len(leader.core.fleet.entries) == 12
         worker.go.set()
 
         async def some_ended() -> bool:
@@ -48,7 +48,7 @@ async def test_gateways_share_the_requests_and_tenants_are_drawn_among_all_of_th
         running += [tasks.create_task(gateway.run()) for gateway in gateways]
         await fill(gateways, 30)
         assert [gateway.live for gateway in gateways] == [7, 7, 8, 8]
-        assert {entry.request.tenant for entry in leader.core.entries.values()} == {"tenant-0", "tenant-1", "tenant-2"}
+        assert {entry.request.tenant for entry in leader.core.fleet.entries.values()} == {"tenant-0", "tenant-1", "tenant-2"}
         worker.go.set()
 
         async def all_have_ended_some() -> bool:

@@ -10,6 +10,7 @@ from scheduler_service.core.types import (
     Effect,
     Finish,
     Held,
+    Record,
     Request,
     RequestClass,
     Round,
@@ -38,6 +39,11 @@ def worker_up(
     return WorkerUp(name, slots, blocks, 16, max_draft=4, cost=cost, held=held, host_blocks=host_blocks)
 
 
+def records(core: Core) -> list[Record]:
+    """What the store would have of all live requests."""
+    return [entry.record() for entry in core.fleet.entries.values()]
+
+
 def core(policy: str = "laps-sd", *settings: str, **options: object) -> Core:
     return Core(make_policy(policy, settings), **options)  # type: ignore[arg-type]
 
@@ -58,8 +64,8 @@ class Seen:
     resume_s: float = 0.0
 
     @property
-    def left_tokens(self) -> float:
-        return self.length.left(self.emitted, self.request.max_tokens)
+    def remaining_tokens(self) -> float:
+        return self.length.remaining(self.emitted, self.request.max_tokens)
 
     @classmethod
     def of(cls, view: View) -> "Seen":
@@ -97,7 +103,7 @@ class FakeWorker:
         for id in (*plan.drop, *plan.offload):
             self.resident.pop(id, None)
         self.offloaded.update(plan.offload)
-        rows = [self._row(run.id, run.placement, emit, drafted) for run in plan.rank[: self.slots]]
+        rows = [self._row(run.id, run.placement, emit, drafted) for run in plan.schedule[: self.slots]]
         self.ran.append(tuple(row.id for row in rows))
         self.now += 1
         return self.core.observe(StepDone(self.name, tuple(rows), self._free(), 1.0), self.now)
@@ -114,7 +120,7 @@ class FakeWorker:
         return [ids[0] if ids else "" for ids in self.ran[-rounds:]]
 
     def _row(self, id: str, placement: int, emit: int, drafted: int) -> Round:
-        entry = self.core.entries[id]
+        entry = self.core.fleet.entries[id]
         start = entry.emitted
         prefill = 0 if self.resident.get(id) == placement or id in self.offloaded else entry.tokens
         self.resident[id] = placement
@@ -129,8 +135,8 @@ class FakeWorker:
         return Round(id, placement, start, new, drafts, min(drafts, max(0, new - 1)), prefill, 0, blocks, finish)
 
     def _free(self) -> int:
-        held = sum(-(-self.core.entries[id].tokens // 16) for id in self.resident if id in self.core.entries)
-        return self.blocks - held
+        entries = self.core.fleet.entries
+        return self.blocks - sum(-(-entries[id].tokens // 16) for id in self.resident if id in entries)
 
 
 __all__ = ["COST", "Core", "FakeWorker", "RequestClass", "core", "request", "worker_up"]

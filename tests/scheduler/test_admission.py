@@ -7,11 +7,11 @@ from math import inf
 import pytest
 
 from protos.v1 import inference_pb2
-from scheduler_service.core import admission
-from scheduler_service.core.admission import BACKLOG, Bounds
+from scheduler_service.core import backlog
+from scheduler_service.core.backlog import BACKLOG
 from scheduler_service.core.fairness import Terms
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted, TooLate, Unseen
+from scheduler_service.core.types import Bounds, Cancelled, QueueIsFull, RequestClass, Submitted, TooLate, Unseen
 from scheduler_service.retries import MAX_AFTER_S, Retries
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
@@ -55,7 +55,7 @@ def test_requests_are_bounded_and_worse_classes_first() -> None:
 def test_no_class_locks_another_out() -> None:
     queue = Queue(Bounds(requests=100))
     assert [queue.fill(klass) for klass in (INTERACTIVE, DEFAULT, BATCH)] == [90, 5, 5]
-    assert len(queue.core.entries) == 100
+    assert len(queue.core.fleet.entries) == 100
 
 
 def test_tokens_are_bounded_by_what_prompt_and_output_may_come_to() -> None:
@@ -74,11 +74,11 @@ def test_what_ends_makes_room_for_as_much() -> None:
 
 def test_what_an_earlier_leader_admitted_and_nobody_has_read_yet_takes_room() -> None:
     queue = Queue(Bounds(requests=20, tokens=100_000))
-    queue.core.unseen = Unseen(10, 10 * 256)
+    queue.core.fleet.unseen = Unseen(10, 10 * 256)
     assert queue.fill(DEFAULT, max_tokens=100) == 6
-    queue.core.unseen = Unseen(1, 99_990)
+    queue.core.fleet.unseen = Unseen(1, 99_990)
     assert queue.fill(DEFAULT, max_tokens=100) == 0
-    queue.core.unseen = Unseen()
+    queue.core.fleet.unseen = Unseen()
     assert queue.fill(DEFAULT, max_tokens=100) == 16 - 6
 
 
@@ -91,13 +91,13 @@ async def test_reservations_outlive_their_leader() -> None:
         for id in "ab":
             await gateway.submit(id, max_tokens=60)
         await gateway.until(lambda: gateway.accepted == {"a", "b"})
-        before = leader.core.load.by_class
+        before = leader.core.fleet.load.by_class
         await gateway.close()
         await worker.close()
     async with scheduler(store, **bounds) as (leader, target):
         worker, gateway = await ScriptedWorker(target).attach(), ScriptedGateway(target)
         await gateway.until(lambda: gateway.serving.ready)
-        assert leader.core.load.by_class == before
+        assert leader.core.fleet.load.by_class == before
         await gateway.submit("c", max_tokens=200)
         await gateway.submit("d", max_tokens=60)
         await gateway.submit("e", max_tokens=1)
@@ -126,7 +126,7 @@ def test_a_tenants_flood_keeps_nobody_else_out() -> None:
 
 def test_a_tenants_part_of_the_backlog_goes_by_its_weight() -> None:
     queue = Queue(AUTO)
-    queue.core.tenants.terms = {"heavy": Terms(weight=3)}
+    queue.core.fleet.tenants.terms = {"heavy": Terms(weight=3)}
     full = queue.fill(DEFAULT, tenant="flood")
     assert queue.fill(DEFAULT, tenant="heavy") == pytest.approx(full * 3 / 4, abs=1)
 
@@ -176,7 +176,7 @@ def test_the_pace_is_measured() -> None:
         for _ in range(90):
             queue.now += slowness
             queue.step(drafted=0)
-    waits = [admission.waits_s(queue.core)[DEFAULT] for queue in (told, measured)]
+    waits = [backlog.waits_s(queue.core.fleet)[DEFAULT] for queue in (told, measured)]
     assert waits[1] == pytest.approx(2 * waits[0], rel=0.1)
 
 
@@ -314,5 +314,5 @@ def test_hardly_anybody_who_would_have_ended_in_time_is_refused(policy: str) -> 
 def test_a_core_without_bounds_refuses_nobody() -> None:
     queue = Queue(Bounds())
     assert queue.fill(DEFAULT, 500) == 500
-    assert admission.backlog_bound_s(queue.core) == inf
+    assert backlog.bound_s(queue.core.fleet) == inf
     assert request("x").most_tokens == 1004

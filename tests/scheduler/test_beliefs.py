@@ -86,13 +86,13 @@ def test_what_is_left_is_the_mean_over_all_lengths_beyond_and_ends_at_the_bound(
     """Against equally likely lengths."""
     normal = NormalDist(location, spread)
     alive = 1 - normal.cdf(math.log(emitted)) if emitted else 1.0
-    left = Length(location, spread).left(emitted, emitted + more)
-    assert 0 <= left <= more
+    remaining = Length(location, spread).remaining(emitted, emitted + more)
+    assert 0 <= remaining <= more
     if alive > 1e-4:
         shares = (1 - alive * (i + 0.5) / 2000 for i in range(2000))
         drawn = fmean(min(math.exp(normal.inv_cdf(share)), emitted + more) - emitted for share in shares)
-        assert left == pytest.approx(drawn, rel=0.03, abs=0.1)
+        assert remaining == pytest.approx(drawn, rel=0.03, abs=0.1)
 
 
 def test_nothing_is_left_at_the_bound() -> None:
-    assert Length(9.0, 0.5).left(64, 64) == 0
+    assert Length(9.0, 0.5).remaining(64, 64) == 0

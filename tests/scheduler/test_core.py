@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_service.core.admission import Bounds
 from scheduler_service.core.core import Core
 from scheduler_service.core.entry import WORTH
 from scheduler_service.core.lifecycle import State
@@ -12,6 +11,7 @@ from scheduler_service.core.outlook import position, waits_s
 from scheduler_service.core.types import (
     Advanced,
     AlreadySubmitted,
+    Bounds,
     Cancelled,
     Effect,
     Ended,
@@ -25,7 +25,7 @@ from scheduler_service.core.types import (
     Tick,
     WorkerDown,
 )
-from tests.scheduler.builders import COST, FakeWorker, core, request, worker_up
+from tests.scheduler.builders import COST, FakeWorker, core, records, request, worker_up
 
 
 def advanced(effects: tuple[Effect, ...]) -> list[Effect]:
@@ -44,7 +44,7 @@ def test_under_laps_sd_a_short_request_overtakes_a_long_one() -> None:
     worker.run(20)
     worker.submit("short")
     assert worker.run(5) == ["short"] * 3 + ["long"] * 2
-    assert worker.core.entries["long"].preemptions == 1
+    assert worker.core.fleet.entries["long"].preemptions == 1
 
 
 def test_an_equal_claim_does_not_preempt() -> None:
@@ -82,7 +82,7 @@ def test_a_hint_orders_perceptible_requests() -> None:
 def test_the_list_is_longer_than_the_slots() -> None:
     worker = FakeWorker(core(), dict.fromkeys("abcd", 5), slots=1)
     worker.submit(*"abcd")
-    assert [run.id for run in worker.core.plan("w").rank] == ["a", "b"]
+    assert [run.id for run in worker.core.plan("w").schedule] == ["a", "b"]
 
 
 def test_a_stale_row_counts_for_nothing() -> None:
@@ -91,7 +91,7 @@ def test_a_stale_row_counts_for_nothing() -> None:
     worker.step()
     row = worker._row("a", placement=0, emit=1, drafted=0)
     assert not advanced(worker.core.observe(StepDone("w", (row,), 0, 1.0), 9.0))
-    assert worker.core.entries["a"].emitted == 1
+    assert worker.core.fleet.entries["a"].emitted == 1
 
 
 def test_tokens_that_do_not_begin_where_the_output_ends_count_for_nothing() -> None:
@@ -112,7 +112,7 @@ def test_cancel_ends_a_request_in_any_live_state_once() -> None:
         assert isinstance(ended, Ended)
         assert ended.record.state is State.CANCELLED
         assert worker.core.observe(Cancelled(id), 4.0) == ()
-    assert worker.core.plan("w").rank == ()
+    assert worker.core.plan("w").schedule == ()
 
 
 def test_a_deadline_expires_whatever_waits_or_runs() -> None:
@@ -131,7 +131,7 @@ def test_the_deadlines_of_ended_requests_take_no_memory() -> None:
     for number in range(1000):
         queue.observe(Submitted(request(f"r{number}", deadline=1e9)), 0.0)
         queue.observe(Cancelled(f"r{number}"), 0.0)
-    assert len(queue._deadlines) < 100
+    assert len(queue.fleet.deadlines) < 100
 
 
 def test_an_id_that_is_used_again_has_a_deadline_of_its_own() -> None:
@@ -149,10 +149,10 @@ def test_a_lost_workers_requests_run_elsewhere_with_the_tokens_they_have() -> No
     first.run(3)
     queue.observe(WorkerDown("first"), first.now)
     second = FakeWorker(queue, {"a": 9}, name="second")
-    (run,) = queue.plan("second").rank
+    (run,) = queue.plan("second").schedule
     assert (run.id, run.placement) == ("a", 2)
     second.step()
-    assert queue.entries["a"].emitted == 4
+    assert queue.fleet.entries["a"].emitted == 4
 
 
 def test_a_worker_that_comes_and_goes_writes_nothing_new() -> None:
@@ -169,12 +169,12 @@ def test_kv_of_a_placement_that_was_never_written_down_is_kept() -> None:
     """The leader that placed it died first."""
     queue = core("fcfs")
     queue.observe(Submitted(request("a")), 0.0)
-    records = list(queue.snapshot())
+    left = records(queue)
     successor = core("fcfs")
-    successor.restore(records)
-    successor.observe(worker_up(held=(Held("a", records[0].placement + 1),)), 1.0)
-    assert successor.entries["a"].home == "w"
-    assert successor.plan("w").rank[0].placement == records[0].placement + 1
+    successor.restore(left)
+    successor.observe(worker_up(held=(Held("a", left[0].placement + 1),)), 1.0)
+    assert successor.fleet.entries["a"].home == "w"
+    assert successor.plan("w").schedule[0].placement == left[0].placement + 1
 
 
 def test_kv_that_a_returning_worker_held_is_kept() -> None:
@@ -184,7 +184,7 @@ def test_kv_that_a_returning_worker_held_is_kept() -> None:
     worker.run(3)
     queue.observe(WorkerDown("w"), 3.0)
     queue.observe(worker_up(held=(Held("a", 1),)), 4.0)
-    (run,) = queue.plan("w").rank
+    (run,) = queue.plan("w").schedule
     assert run.placement == 1
 
 
@@ -194,8 +194,8 @@ def test_an_idle_worker_claims_what_waits_at_another() -> None:
     busy.submit("a", "b")
     busy.step()  # lists both: one runs, one waits there
     queue.observe(worker_up("idle"), 1.0)
-    assert [run.id for run in queue.plan("idle").rank] == ["b"]
-    assert [run.id for run in queue.plan("busy").rank] == ["a"]
+    assert [run.id for run in queue.plan("idle").schedule] == ["b"]
+    assert [run.id for run in queue.plan("busy").schedule] == ["a"]
 
 
 def paused_beside(prefill_token_s: float) -> Core:
@@ -207,17 +207,17 @@ def paused_beside(prefill_token_s: float) -> Core:
     busy.run(2)
     busy.submit("runs", predicted_tokens=50)
     busy.run(2)
-    assert queue.entries["paused"].state is State.PAUSED
+    assert queue.fleet.entries["paused"].state is State.PAUSED
     queue.observe(worker_up("idle", cost=cost), 9.0)
     return queue
 
 
 def test_a_paused_request_is_claimed_when_computing_its_kv_anew_is_quicker_than_waiting() -> None:
-    assert [run.id for run in paused_beside(prefill_token_s=0.1).plan("idle").rank] == ["paused"]
+    assert [run.id for run in paused_beside(prefill_token_s=0.1).plan("idle").schedule] == ["paused"]
 
 
 def test_a_paused_request_stays_when_waiting_is_quicker_than_computing_its_kv_anew() -> None:
-    assert paused_beside(prefill_token_s=100.0).plan("idle").rank == ()
+    assert paused_beside(prefill_token_s=100.0).plan("idle").schedule == ()
 
 
 def test_a_paused_request_is_claimed_from_behind_one_that_has_yet_to_begin() -> None:
@@ -226,7 +226,7 @@ def test_a_paused_request_is_claimed_from_behind_one_that_has_yet_to_begin() -> 
     queue.observe(Submitted(request("next", 9.0, predicted_tokens=20)), 9.0)
     queue.plan("w")
     queue.observe(Cancelled("runs"), 10.0)
-    assert [run.id for run in queue.plan("idle").rank] == ["paused"]
+    assert [run.id for run in queue.plan("idle").schedule] == ["paused"]
 
 
 def test_what_holds_no_kv_yet_goes_to_the_worker_that_runs_it_first() -> None:
@@ -236,10 +236,10 @@ def test_what_holds_no_kv_yet_goes_to_the_worker_that_runs_it_first() -> None:
     one.submit("a", predicted_tokens=10)
     one.submit("b", predicted_tokens=20)
     one.step()
-    assert queue.entries["b"].home == "one"
+    assert queue.fleet.entries["b"].home == "one"
     other = FakeWorker(queue, {"c": 30}, name="other")
     other.submit("c", predicted_tokens=30)
-    assert [run.id for run in queue.plan("other").rank[:1]] == ["b"]
+    assert [run.id for run in queue.plan("other").schedule[:1]] == ["b"]
 
 
 def test_a_running_request_is_never_claimed_by_another_worker() -> None:
@@ -248,7 +248,7 @@ def test_a_running_request_is_never_claimed_by_another_worker() -> None:
     busy.submit("a")
     busy.step()
     queue.observe(worker_up("idle"), 1.0)
-    assert queue.plan("idle").rank == ()
+    assert queue.plan("idle").schedule == ()
 
 
 def test_the_kv_of_the_lowest_claim_is_dropped_when_memory_runs_out() -> None:
@@ -258,7 +258,7 @@ def test_the_kv_of_the_lowest_claim_is_dropped_when_memory_runs_out() -> None:
     worker.run(55)
     worker.submit("short", prompt=40)
     assert worker.core.plan("w").drop == ("long",)
-    assert worker.core.entries["long"].state is State.WAITING
+    assert worker.core.fleet.entries["long"].state is State.WAITING
 
 
 def test_who_waits_for_memory_lets_its_holder_run_until_the_prefill_has_paid() -> None:
@@ -277,13 +277,13 @@ def test_a_round_in_hand_does_not_bring_back_memory_that_was_given_away() -> Non
     worker = FakeWorker(core(), {"long": 60, "short": 30}, blocks=6)
     worker.submit("long")
     worker.run(55)
-    placement = worker.core.entries["long"].placement
+    placement = worker.core.fleet.entries["long"].placement
     worker.submit("short", prompt=40)
     assert worker.core.plan("w").drop == ("long",)
-    late = Round("long", placement, worker.core.entries["long"].emitted, 1, 4, 0, 0, 0, 4)
+    late = Round("long", placement, worker.core.fleet.entries["long"].emitted, 1, 4, 0, 0, 0, 4)
     worker.core.observe(StepDone("w", (late,), 2, 1.0), worker.now)
-    assert worker.core.entries["long"].blocks == 0
-    assert worker.core.entries["long"].state is State.WAITING
+    assert worker.core.fleet.entries["long"].blocks == 0
+    assert worker.core.fleet.entries["long"].state is State.WAITING
 
 
 def test_memory_is_never_taken_from_a_better_claim() -> None:
@@ -294,7 +294,7 @@ def test_memory_is_never_taken_from_a_better_claim() -> None:
     worker.submit("second", prompt=40)
     plan = worker.core.plan("w")
     assert plan.drop == ()
-    assert [run.id for run in plan.rank] == ["first"]
+    assert [run.id for run in plan.schedule] == ["first"]
 
 
 def test_of_two_that_fill_all_memory_the_lower_claim_gives_way() -> None:
@@ -323,7 +323,7 @@ def test_one_shortage_of_memory_is_paid_for_once() -> None:
     worker.submit("first", "second", "third")
     worker.run(11)
     assert worker._free() == 3
-    worker.core.workers["w"].free_blocks = 0
+    worker.core.fleet.workers["w"].free_blocks = 0
     drops = [worker.core.plan("w").drop for _ in range(3)]
     assert drops == [("third",), (), ()]
 
@@ -334,7 +334,7 @@ def test_a_request_that_lost_its_kv_finishes_all_the_same() -> None:
     worker.run(55)
     worker.submit("short", prompt=40)
     worker.run(40)
-    assert not worker.core.entries
+    assert not worker.core.fleet.entries
 
 
 def test_a_full_queue_refuses_and_changes_nothing() -> None:
@@ -342,7 +342,7 @@ def test_a_full_queue_refuses_and_changes_nothing() -> None:
     queue.observe(Submitted(request("a")), 0.0)
     with pytest.raises(QueueIsFull):
         queue.observe(Submitted(request("b")), 0.0)
-    assert list(queue.entries) == ["a"]
+    assert list(queue.fleet.entries) == ["a"]
 
 
 def test_a_live_id_is_not_taken_twice() -> None:
@@ -357,9 +357,9 @@ def test_a_restored_core_goes_on_where_the_old_one_stopped() -> None:
     old.submit("a", "b")
     old.run(25)
     queue = core()
-    queue.restore(old.core.snapshot())
-    for id, entry in old.core.entries.items():
-        restored = queue.entries[id]
+    queue.restore(records(old.core))
+    for id, entry in old.core.fleet.entries.items():
+        restored = queue.fleet.entries[id]
         assert restored.emitted == entry.emitted
         assert restored.acceptance == entry.acceptance
         assert restored.perceptible == entry.perceptible
@@ -371,24 +371,24 @@ def test_the_mean_length_of_finished_requests_becomes_the_prediction() -> None:
     worker = FakeWorker(core(), {"a": 6})
     worker.submit("a")
     worker.run(6)
-    assert worker.core.length.predict(None, 1000) == 6
+    assert worker.core.fleet.known.length.predict(None, 1000) == 6
 
 
 def test_position_and_wait_grow_with_the_queue() -> None:
     worker = FakeWorker(core("fcfs"), dict.fromkeys("abc", 10))
     worker.submit(*"abc", predicted_tokens=10)
     worker.step()
-    assert [position(worker.core, id) for id in "abc"] == [0, 1, 2]
-    running, *waiting = waits_s(worker.core, ["a", "b", "c"])
+    assert [position(worker.core.fleet, id) for id in "abc"] == [0, 1, 2]
+    running, *waiting = waits_s(worker.core.fleet, ["a", "b", "c"])
     assert running == 0 < waiting[0] < waiting[1]
-    assert waits_s(worker.core, ["c"]) == waiting[1:]
+    assert waits_s(worker.core.fleet, ["c"]) == waiting[1:]
 
 
 def test_an_error_of_the_worker_ends_the_request_as_failed() -> None:
     worker = FakeWorker(core(), {"a": 1})
     worker.submit("a")
     plan = worker.core.plan("w")
-    row = worker._row("a", plan.rank[0].placement, 1, 0)
+    row = worker._row("a", plan.schedule[0].placement, 1, 0)
     failed = StepDone("w", (replace(row, finish=Finish.ERROR),), 9, 1.0)
     (ended,) = worker.core.observe(failed, 1.0)
     assert ended.record.state is State.FAILED

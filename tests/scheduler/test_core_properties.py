@@ -25,12 +25,12 @@ ACTIONS = st.lists(
 def reserved(core: Core) -> dict[RequestClass, Sum]:
     """What the live requests hold, counted anew."""
     sums = {klass: Sum() for klass in RequestClass}
-    for entry in core.entries.values():
+    for entry in core.fleet.entries.values():
         one = sums[entry.request.klass]
         one.requests += 1
         one.tokens += entry.request.most_tokens
-        one.prefill += core.load._work[entry.request.id][1]
-        one.rounds += core.load._work[entry.request.id][0]
+        one.prefill += core.fleet.load._work[entry.request.id][1]
+        one.rounds += core.fleet.load._work[entry.request.id][0]
     return sums
 
 
@@ -69,18 +69,18 @@ class Fleet:
         self.check()
 
     def check(self) -> None:
-        homes = [entry.home for entry in self.core.entries.values()]
-        for name, worker in self.core.workers.items():
+        homes = [entry.home for entry in self.core.fleet.entries.values()]
+        for name, worker in self.core.fleet.workers.items():
             assert len(worker.ranking) == homes.count(name)
-            homed = [self.core.entries[key[-1]] for key in worker.ranking]
+            homed = [self.core.fleet.entries[key[-1]] for key in worker.ranking]
             assert sum(entry.offloaded for entry in homed) <= worker.up.host_blocks
             assert not any(entry.blocks and entry.offloaded for entry in homed)
-        assert len(self.core.unplaced) == homes.count(None)
-        assert self.core.load.by_class == reserved(self.core)
+        assert len(self.core.fleet.unplaced) == homes.count(None)
+        assert self.core.fleet.load.by_class == reserved(self.core)
 
     def drain(self) -> None:
         for _ in range(5000):
-            if not self.core.entries:
+            if not self.core.fleet.entries:
                 return
             for name in WORKERS:
                 self.do("step", name)
@@ -94,7 +94,7 @@ def test_every_request_ends_exactly_once(policy: str, actions: list[tuple[str, o
         fleet.do(*action)
     fleet.drain()
     assert sorted(fleet.ended) == sorted(fleet.lengths)
-    assert all(one == Sum() for one in fleet.core.load.by_class.values())
+    assert all(one == Sum() for one in fleet.core.fleet.load.by_class.values())
 
 
 @settings(max_examples=40, deadline=None)
@@ -118,7 +118,7 @@ def test_plans_settle_and_list_each_request_once_and_on_one_worker(
         fleet.do(*action)
     passes = [[fleet.core.plan(name) for name in WORKERS] for _ in range(9)]  # claims are renewed by and by
     assert passes[-2] == passes[-1]
-    listed = [run.id for plan in passes[-1] for run in plan.rank]
+    listed = [run.id for plan in passes[-1] for run in plan.schedule]
     assert len(set(listed)) == len(listed)
 
 
@@ -127,8 +127,8 @@ def test_plans_settle_and_list_each_request_once_and_on_one_worker(
 def test_no_slot_idles_while_a_request_waits(policy: str, lengths: list[int]) -> None:
     worker = FakeWorker(core(policy), {f"r{i}": length for i, length in enumerate(lengths)}, slots=2)
     worker.submit(*worker.lengths)
-    while worker.core.entries:
-        live = len(worker.core.entries)
+    while worker.core.fleet.entries:
+        live = len(worker.core.fleet.entries)
         worker.step()
         assert len(worker.ran[-1]) == min(2, live)
 
@@ -141,10 +141,10 @@ def test_no_slot_idles_while_a_request_waits_at_another_worker(policy: str, acti
     for action in actions:
         fleet.do(*action)
         for name, other in (WORKERS, WORKERS[::-1]):
-            if len(fleet.core.plan(name).rank) < 2:
-                assert not len(fleet.core.unplaced)
-                behind = list(fleet.core.workers[other].ranking)[2:]
-                assert all(fleet.core.entries[key[-1]].blocks for key in behind)
+            if len(fleet.core.plan(name).schedule) < 2:
+                assert not len(fleet.core.fleet.unplaced)
+                behind = list(fleet.core.fleet.workers[other].ranking)[2:]
+                assert all(fleet.core.fleet.entries[key[-1]].blocks for key in behind)
 
 
 @settings(max_examples=30, deadline=None)
@@ -154,11 +154,11 @@ def test_a_stale_report_never_changes_the_output(lengths: list[int], rounds: int
     worker.submit(*worker.lengths)
     for _ in range(rounds):
         plan = worker.core.plan("w")
-        rows = [worker._row(run.id, run.placement, 1, 0) for run in plan.rank[:2]]
+        rows = [worker._row(run.id, run.placement, 1, 0) for run in plan.schedule[:2]]
         worker.core.observe(StepDone("w", tuple(rows), 100, 1.0), 1.0)
-        before = {id: entry.emitted for id, entry in worker.core.entries.items()}
+        before = {id: entry.emitted for id, entry in worker.core.fleet.entries.items()}
         worker.core.observe(StepDone("w", tuple(rows), 100, 1.0), 2.0)
-        assert {id: entry.emitted for id, entry in worker.core.entries.items()} == before
+        assert {id: entry.emitted for id, entry in worker.core.fleet.entries.items()} == before
 
 
 def test_a_worker_that_comes_back_empty_changes_no_output() -> None:
@@ -167,4 +167,4 @@ def test_a_worker_that_comes_back_empty_changes_no_output() -> None:
         fleet.do("submit", 20)
     fleet.do("step", "u")
     fleet.core.observe(worker_up("u", slots=2), 9.0)
-    assert all(entry.home != "u" for entry in fleet.core.entries.values())
+    assert all(entry.home != "u" for entry in fleet.core.fleet.entries.values())

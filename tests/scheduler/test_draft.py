@@ -77,7 +77,7 @@ def rounds(core: Core, accepted: float, count: int) -> list[int]:
     """The draft lengths of `count` rounds of decoding, of each of which that share is accepted."""
     lengths, emitted = [], 0
     for now in range(count):
-        (run,) = core.plan("w").rank
+        (run,) = core.plan("w").schedule
         hits = round(accepted * run.draft_len)
         row = Round("a", run.placement, emitted, hits + 1, run.draft_len, hits, 0 if now else 4, 0, 1)
         core.observe(StepDone("w", (row,), 1000, 1.0), float(now))

@@ -19,10 +19,10 @@ def test_a_draining_worker_keeps_who_runs_and_gives_up_the_others() -> None:
     effects = queue.observe(Draining("w"), worker.now)
     assert not effects  # "b" waited, and waits
     worker.submit("c")
-    assert [run.id for run in queue.plan("w").rank] == ["a"]
+    assert [run.id for run in queue.plan("w").schedule] == ["a"]
     worker.run(2)
-    assert "a" not in queue.entries
-    assert not queue.plan("w").rank
+    assert "a" not in queue.fleet.entries
+    assert not queue.plan("w").schedule
     other = FakeWorker(queue, dict.fromkeys("bc", 3), name="other")
     assert other.run(6) == [*"bbbccc"]
 
@@ -34,7 +34,7 @@ def test_a_paused_request_leaves_a_draining_worker_with_its_tokens() -> None:
     worker.run(30)
     worker.submit("b")
     worker.run(2)
-    assert queue.entries["a"].state is State.PAUSED
+    assert queue.fleet.entries["a"].state is State.PAUSED
     (changed,) = queue.observe(Draining("w"), worker.now)
     assert (changed.record.request.id, changed.record.state, changed.record.emitted) == ("a", State.WAITING, 30)
 
@@ -45,9 +45,9 @@ def test_nothing_is_offered_to_a_draining_worker() -> None:
     busy = FakeWorker(queue, {"a": 9}, name="busy")
     queue.observe(Draining("draining"), 0.0)
     busy.submit("a")
-    assert hungriest(queue) == "busy"
-    assert idle_beside_work(queue) == "busy"
-    assert not queue.plan("draining").rank
+    assert hungriest(queue.fleet) == "busy"
+    assert idle_beside_work(queue.fleet) == "busy"
+    assert not queue.plan("draining").schedule
 
 
 async def test_a_worker_that_drains_hands_over_and_is_let_go() -> None:

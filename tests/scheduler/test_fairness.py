@@ -28,7 +28,7 @@ class Fleet(FakeWorker):
 
     def __init__(self, policy: str = "gittins", terms: dict[str, Terms] | None = None) -> None:
         super().__init__(core(policy), {}, slots=SLOTS)
-        self.core.tenants.terms = terms or {}
+        self.core.fleet.tenants.terms = terms or {}
 
     def flood(self, tenant: str, count: int = 20, length: int = LONG, **more: object) -> None:
         for number in range(count):
@@ -207,7 +207,7 @@ def test_a_tenants_requests_are_bounded_and_nobody_elses_with_them() -> None:
     fleet.flood("b", count=5)
     fleet.shares(12)  # both of its requests end
     fleet.submit("a-again", tenant="a")
-    assert "a-again" in fleet.core.entries
+    assert "a-again" in fleet.core.fleet.entries
 
 
 def test_a_tenants_tokens_are_bounded() -> None:

@@ -51,7 +51,7 @@ def test_no_belief_is_surer_than_the_policy_takes_for_true(policy: str, spread: 
     name, *settings = policy.split(":")
     one = core(name, *settings)
     one.observe(Submitted(request("sure", expected=Expected(Length(4.0, 0.05), 0.6))), 0.0)
-    assert one.entries["sure"].length == Length(4.0, spread)
+    assert one.fleet.entries["sure"].length == Length(4.0, spread)
 
 
 def test_a_sure_length_ranks_by_what_remains() -> None:
@@ -143,16 +143,16 @@ def test_without_hints_the_lengths_of_finished_requests_are_believed() -> None:
 def test_what_was_learned_reaches_those_who_wait_a_few_per_plan() -> None:
     worker = FakeWorker(core("gittins"), {f"r{i}": 3 for i in range(100)})
     worker.submit(*worker.lengths, predicted_tokens=500)
-    before = {id: entry.length for id, entry in worker.core.entries.items()}
+    before = {id: entry.length for id, entry in worker.core.fleet.entries.items()}
     counts = []
     for _ in range(30):
         worker.step(emit=5)
-        changed = [id for id, entry in worker.core.entries.items() if entry.length != before[id]]
+        changed = [id for id, entry in worker.core.fleet.entries.items() if entry.length != before[id]]
         counts.append(len(changed) - sum(counts))
-        if len(changed) == len(worker.core.entries):
+        if len(changed) == len(worker.core.fleet.entries):
             break
     assert max(counts) <= AT_ONCE
-    assert sum(counts) == len(worker.core.entries)
+    assert sum(counts) == len(worker.core.fleet.entries)
 
 
 def test_what_a_predictor_told_of_those_who_wait_stays_as_it_is() -> None:
@@ -160,11 +160,11 @@ def test_what_a_predictor_told_of_those_who_wait_stays_as_it_is() -> None:
     worker.submit(*worker.lengths)
     told = Expected(Length(9.0, 0.5), 0.6)
     worker.core.observe(Submitted(request("told", expected=told)), worker.now)
-    key = worker.core.entries["told"].key
+    key = worker.core.fleet.entries["told"].key
     worker.run(32)
-    assert worker.core.length.finished == 8
-    assert worker.core.entries["told"].length == told.length
-    assert worker.core.entries["told"].key == key
+    assert worker.core.fleet.known.length.finished == 8
+    assert worker.core.fleet.entries["told"].length == told.length
+    assert worker.core.fleet.entries["told"].key == key
 
 
 def test_a_newcomer_starts_with_what_was_learned() -> None:
@@ -172,7 +172,7 @@ def test_a_newcomer_starts_with_what_was_learned() -> None:
     worker.submit(*worker.lengths, predicted_tokens=500)
     worker.run(40)
     worker.core.observe(Submitted(request("new", predicted_tokens=500)), worker.now)
-    assert worker.core.entries["new"].length.location < math.log(400)
+    assert worker.core.fleet.entries["new"].length.location < math.log(400)
 
 
 @pytest.mark.parametrize("setting", ["acceptance_rounds=0", "least_spread=9"])

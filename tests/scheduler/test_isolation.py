@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from protos.v1 import types_pb2
 from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.core.core import Core
-from scheduler_service.core.isolation import GROUPS, PROBATION_ROUNDS
+from scheduler_service.core.isolation import PROBATION_ROUNDS
 from scheduler_service.core.lifecycle import State
+from scheduler_service.core.placement import GROUPS
 from scheduler_service.core.types import (
     Changed,
     CostProfile,
@@ -42,16 +43,16 @@ class Mortal(FakeWorker):
 
     def obey(self) -> None:
         self.plan = self.core.plan(self.name)
-        self.number = self.core.workers[self.name].planned
+        self.number = self.core.fleet.workers[self.name].planned
         for id in (*self.plan.drop, *self.plan.offload):
             self.resident.pop(id, None)
-        if not self.plan.rank:
+        if not self.plan.schedule:
             self.core.observe(Obeyed(self.name, self.number), 0.0)
 
     def round(self) -> tuple[Effect, ...]:
         """Of the plan that stands, however old it is."""
-        runs = [run for run in self.plan.rank if run.id in self.core.entries][: self.slots]
-        if any(self.core.entries[run.id].emitted >= self.fleet.fatal.get(run.id, math.inf) for run in runs):
+        runs = [run for run in self.plan.schedule if run.id in self.core.fleet.entries][: self.slots]
+        if any(self.core.fleet.entries[run.id].emitted >= self.fleet.fatal.get(run.id, math.inf) for run in runs):
             return self.fleet.bury(self)
         rows = tuple(self._row(run.id, run.placement, 1, 0) for run in runs)
         return self.core.observe(StepDone(self.name, rows, self.blocks, 1.0, self.number), 0.0) if rows else ()
@@ -79,18 +80,18 @@ class Fleet:
         worker = self.workers[name]
         effects = worker.round() if verb == "round" else worker.obey()
         self.ended |= {e.record.request.id: e.record.state for e in effects or () if isinstance(e, Ended)}
-        for id, suspect in self.core.isolation.suspects.items():
-            home = suspect.home and self.core.workers[suspect.home]
+        for id, suspect in self.core.fleet.isolation.suspects.items():
+            home = suspect.home and self.core.fleet.workers[suspect.home]
             assert suspect.probation > 0
-            assert not home or id in home.apart
+            assert not home or id in home.quarantined
 
     def run(self, rng: random.Random) -> None:
         """Until all have ended."""
         for _ in range(20_000):
-            if not self.core.entries:
+            if not self.core.fleet.entries:
                 return
             self.do(rng.choice(list(self.workers)), rng.choice(["obey", "round"]))
-        raise AssertionError(f"never ended: {list(self.core.entries)}")
+        raise AssertionError(f"never ended: {list(self.core.fleet.entries)}")
 
 
 @settings(max_examples=60, deadline=None)
@@ -134,19 +135,19 @@ def test_whoever_was_listed_is_suspected_and_that_is_written_down() -> None:
     assert all(effect.record.probation == PROBATION_ROUNDS for effect in effects)
     successor = core("fcfs")
     successor.restore(effect.record for effect in effects)
-    assert list(successor.isolation.suspects) == ["a", "b"]
+    assert list(successor.fleet.isolation.suspects) == ["a", "b"]
 
 
 def test_who_has_gone_elsewhere_since_it_was_listed_is_no_suspect() -> None:
     queue = core("fcfs")
     worker = FakeWorker(queue, dict.fromkeys("ab", 99))
     worker.submit("a", "b")
-    assert [run.id for run in queue.plan("w").rank] == ["a", "b"]
+    assert [run.id for run in queue.plan("w").schedule] == ["a", "b"]
     claims = FakeWorker(queue, worker.lengths, "claims")
     claims.step()
     assert claims.ran == [("b",)]
     died(worker)
-    assert list(queue.isolation.suspects) == ["a"]
+    assert list(queue.fleet.isolation.suspects) == ["a"]
 
 
 def test_suspects_clear_themselves_one_after_the_other_and_then_run_together() -> None:
@@ -154,7 +155,7 @@ def test_suspects_clear_themselves_one_after_the_other_and_then_run_together() -
     for _ in range(3 * PROBATION_ROUNDS):
         worker.step()
         if not worker.ran[-1]:  # what the plan before listed comes to its end
-            worker.core.observe(Obeyed("w", worker.core.workers["w"].planned), worker.now)
+            worker.core.observe(Obeyed("w", worker.core.fleet.workers["w"].planned), worker.now)
     assert Counter(len(ids) for ids in worker.ran)[1] >= 2 * PROBATION_ROUNDS
     worker.run(PROBATION_ROUNDS)
     assert worker.ran[-1] == ("a", "b", "c")
@@ -180,14 +181,14 @@ def test_no_suspect_begins_before_the_end_of_what_may_be_under_way() -> None:
     for worker, id in ((first, "a"), (second, "b")):
         worker.submit(id)
         worker.step()
-    running = queue.workers["second"].planned
+    running = queue.fleet.workers["second"].planned
     died(first)
-    assert not queue.plan("second").rank
-    assert not queue.plan("second").rank
+    assert not queue.plan("second").schedule
+    assert not queue.plan("second").schedule
     queue.observe(Obeyed("second", running), 0.0)  # a heartbeat that tells of the plan before
-    assert not queue.plan("second").rank
+    assert not queue.plan("second").schedule
     queue.observe(Obeyed("second", running + 1), 0.0)
-    assert [run.id for run in queue.plan("second").rank] == ["a"]
+    assert [run.id for run in queue.plan("second").schedule] == ["a"]
 
 
 def beside(old: FakeWorker, prompt: int, rounds: int) -> Core:
@@ -196,12 +197,12 @@ def beside(old: FakeWorker, prompt: int, rounds: int) -> Core:
     old.submit("old")
     old.run(rounds)
     old.submit("late", prompt=prompt)
-    suspect = served.entries["late"]
+    suspect = served.fleet.entries["late"]
     suspect.probation = 2 * PROBATION_ROUNDS
     suspect.crowd = 1
-    served.isolation.join(suspect)
-    assert served.plan("w").rank == ()
-    served.observe(Obeyed("w", served.workers["w"].planned), old.now)
+    served.fleet.isolation.join(suspect)
+    assert served.plan("w").schedule == ()
+    served.observe(Obeyed("w", served.fleet.workers["w"].planned), old.now)
     return served
 
 
@@ -209,7 +210,7 @@ def test_suspects_get_the_memory_that_better_claims_hold() -> None:
     """They waited for each other for ever. (Simulated faults, seed 8687.)"""
     served = beside(FakeWorker(core("fcfs"), {"old": 1000, "late": 5}, blocks=4), prompt=40, rounds=20)
     plan = served.plan("w")
-    assert [run.id for run in plan.rank] == ["late"]
+    assert [run.id for run in plan.schedule] == ["late"]
     assert plan.drop == ("old",)
 
 
@@ -225,7 +226,7 @@ def test_a_suspect_that_has_begun_goes_on_in_memory_that_a_better_claim_holds() 
 def test_nobody_runs_beside_a_suspect_that_waits_for_memory() -> None:
     worker = FakeWorker(core("fcfs"), {"old": 1000, "late": 5}, slots=2, blocks=4, cost=SLOW_PREFILL)
     served = beside(worker, prompt=40, rounds=2)  # too few for what the KV of "old" has cost
-    assert [run.id for run in served.plan("w").rank] == ["late"]
+    assert [run.id for run in served.plan("w").schedule] == ["late"]
 
 
 def test_many_suspects_go_in_groups_which_a_death_divides() -> None:
@@ -234,7 +235,7 @@ def test_many_suspects_go_in_groups_which_a_death_divides() -> None:
     worker.submit(*ids)
     sizes = []
     for _ in range(3):
-        sizes.append(len(worker.core.plan("w").rank))
+        sizes.append(len(worker.core.plan("w").schedule))
         died(worker)
         worker.core.observe(worker_up(slots=40), 0.0)
     assert sizes == [40, -(-40 // GROUPS), 1]
@@ -245,10 +246,10 @@ def test_a_worker_that_still_holds_what_it_had_did_not_die() -> None:
     worker.submit("a", "b")
     worker.step()
     died(worker)
-    assert set(worker.core.isolation.suspects) == {"a", "b"}
+    assert set(worker.core.fleet.isolation.suspects) == {"a", "b"}
     worker.core.observe(worker_up(slots=2, held=(Held("a", 1, 1), Held("b", 1, 1))), worker.now)
-    assert not worker.core.isolation.suspects
-    assert [run.placement for run in worker.core.plan("w").rank] == [1, 1]
+    assert not worker.core.fleet.isolation.suspects
+    assert [run.placement for run in worker.core.plan("w").schedule] == [1, 1]
 
 
 def test_cut_links_never_add_up_to_a_guilt() -> None:
@@ -257,8 +258,8 @@ def test_cut_links_never_add_up_to_a_guilt() -> None:
     for _ in range(9):
         worker.core.plan("w")
         died(worker)
-        worker.core.observe(worker_up(held=(Held("a", worker.core.entries["a"].placement, 1),)), 0.0)
-    assert worker.core.entries["a"].deaths == 0
+        worker.core.observe(worker_up(held=(Held("a", worker.core.fleet.entries["a"].placement, 1),)), 0.0)
+    assert worker.core.fleet.entries["a"].deaths == 0
 
 
 async def test_a_request_that_kills_each_worker_ends_with_a_sentence_and_its_neighbour_goes_on() -> None:
@@ -317,6 +318,6 @@ async def test_only_who_does_not_take_its_leave_makes_suspects(leaves: bool) -> 
         else:
             await worker.close()
         await gateway.until(lambda: not gateway.serving.ready)
-        assert bool(leader.core.isolation.suspects) is not leaves
+        assert bool(leader.core.fleet.isolation.suspects) is not leaves
         await worker.close()
         await gateway.close()

@@ -21,7 +21,6 @@ from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.types import Ended, Finish, Record
-from scheduler_service.core.views import EntryView
 from scheduler_service.event_log import replay
 from scheduler_service.learning import Learning
 from scheduler_service.predictor import PredictorKind
@@ -70,13 +69,13 @@ def submit(prompt: tuple[int, ...]) -> gateway_pb.Submit:
 
 def finish(learning: Learning, requests: int = LEAST_NEW) -> None:
     """As many short and long answers, as the leader and its core would tell of them."""
-    rng = Random(learning._core.length.finished)
+    rng = Random(learning._core.fleet.known.length.finished)
     for index in range(requests):
         prompt, tokens = ((SHORT, rng.randint(4, 8)), (LONG, rng.randint(200, 400)))[index % 2]
         acceptance = Acceptance(2, 8, rng.randint(2, 6))
         record = Record(request("r", max_tokens=500), State.FINISHED, 1, tokens, 3, acceptance, True, 1, 0.0, 0, 0.0)
-        learning._core.length.observe(tokens)
-        learning._core.acceptance.observe(acceptance)
+        learning._core.fleet.known.length.observe(tokens)
+        learning._core.fleet.known.acceptance.observe(acceptance)
         learning.finished(submit(prompt), Ended(record, Finish.STOP))
 
 
@@ -156,8 +155,8 @@ async def test_what_was_learned_survives_a_restart(store: Store) -> None:
     await after.take_over(await store.lead(2000))
     assert after.status == before.status
     assert median(after, LONG) == median(before, LONG)
-    assert after._core.length == before._core.length
-    assert after._core.acceptance == before._core.acceptance
+    assert after._core.fleet.known.length == before._core.fleet.known.length
+    assert after._core.fleet.known.acceptance == before._core.fleet.known.acceptance
 
 
 async def test_after_a_restart_it_goes_on_learning_from_what_it_had(store: Store) -> None:
@@ -208,14 +207,14 @@ async def test_damaged_bytes_are_a_cold_start(store: Store) -> None:
     for damaged in (bytes(flipped), b"", b"nonsense", packed[: len(packed) // 2]):
         learning = await unreadable(store, damaged)
         assert learning.status is not None
-        assert (learning.status.word, learning._core.length.finished) == ("cold", 0)
+        assert (learning.status.word, learning._core.fleet.known.length.finished) == ("cold", 0)
 
 
 async def test_another_schema_is_a_cold_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = await kept()
     monkeypatch.setattr(learned, "SCHEMA", learned.SCHEMA + 1)
     learning = await unreadable(store, packed)
-    assert learning._core.length.finished == 0
+    assert learning._core.fleet.known.length.finished == 0
 
 
 async def test_features_of_another_version_leave_the_fleets_beliefs(
@@ -225,7 +224,7 @@ async def test_features_of_another_version_leave_the_fleets_beliefs(
     monkeypatch.setattr(learned, "FEATURES_VERSION", learned.FEATURES_VERSION + 1)
     learning = await unreadable(store, packed)
     assert learning.status is not None
-    assert (learning.status.word, learning._core.length.finished) == ("cold", LEAST_NEW)
+    assert (learning.status.word, learning._core.fleet.known.length.finished) == ("cold", LEAST_NEW)
 
 
 async def test_a_training_process_that_crashes_costs_one_refit() -> None:
@@ -320,8 +319,8 @@ async def test_live_a_short_kind_is_expected_to_be_shorter(redis_url: str, names
             await gateway.submit(id, *prompt, max_tokens=100)
         await gateway.until(lambda: gateway.accepted >= {"short", "long"})
         core = leader.core
-        assert EntryView(core, core.entries["short"]).predicted_tokens < 10
-        assert EntryView(core, core.entries["long"]).predicted_tokens > 40
+        assert core.fleet.entries["short"].predicted_tokens < 10
+        assert core.fleet.entries["long"].predicted_tokens > 40
         await gateway.close()
         await worker.close()
     await store.close()
@@ -337,7 +336,7 @@ async def test_the_event_log_replays_what_was_learned_and_expected(tmp_path: Pat
         await worker.until("long")
         await gateway.submit("short", *SHORT, max_tokens=100)
         await worker.until("short", "long")  # it overtakes, for what is expected of it
-        assert leader.core.entries["short"].length.location < leader.core.entries["long"].length.location
+        assert leader.core.fleet.entries["short"].length.location < leader.core.fleet.entries["long"].length.location
         await worker.report(worker.row("short", 0, 7, drafted=4, accepted=1))
         await worker.next_command()
         await gateway.close()
@@ -355,4 +354,4 @@ async def test_without_a_predictor_only_the_fleets_beliefs_are_learned(store: St
     await learning.save()
     after = new(store)
     await after.take_over(await store.lead(2000))
-    assert after._core.length.finished == LEAST_NEW
+    assert after._core.fleet.known.length.finished == LEAST_NEW

@@ -14,6 +14,7 @@ from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core.entry import Entry
+from scheduler_service.core.known import Known
 from scheduler_service.ledger import Ledger, Tracked
 from scheduler_service.store import MemoryStore
 from scheduler_service.store.rounds import decode
@@ -157,7 +158,7 @@ async def test_a_resubmission_is_accepted_once_more_and_runs_once(live: Live) ->
     gateway.accepted.clear()
     await gateway.submit("a", deadline_unix_ms=10**15 + 1)  # each attempt has its own
     await gateway.until(lambda: "a" in gateway.accepted)
-    assert len(leader.core.entries) == 1
+    assert len(leader.core.fleet.entries) == 1
 
 
 async def test_only_a_submission_is_acknowledged(live: Live) -> None:
@@ -208,7 +209,7 @@ async def test_another_submission_under_the_id_of_an_ended_request_is_refused(li
 async def test_what_is_not_durable_is_not_yet_the_submission_of_its_id() -> None:
     """It may turn out that an ended request of other content has it. (Simulated faults, seed 17222.)"""
     ledger = Ledger(MemoryStore(), time.time, lambda id: None)
-    ledger.live["a"] = Tracked(gateway_pb.Submit(request_id="a"), Entry(request("a")).record())
+    ledger.live["a"] = Tracked(gateway_pb.Submit(request_id="a"), Entry(request("a"), Known(4)).record())
     with pytest.raises(UnknownRequest):
         await ledger.submission("a")
     ledger.live["a"].stored = True

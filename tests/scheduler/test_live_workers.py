@@ -69,7 +69,7 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
         gateway = ScriptedGateway(target)
         await gateway.until(lambda: gateway.serving.ready)
         await gateway.until(lambda: not gateway.serving.ready)
-        assert not leader.core.workers
+        assert not leader.core.fleet.workers
         await gateway.close()
         await worker.close()
 
@@ -125,7 +125,7 @@ async def test_two_rows_of_one_request_are_refused_before_either_counts(live: Li
     await worker.report(worker.row("a", 0), worker.row("a", 0, 7))
     with pytest.raises(grpc.aio.AioRpcError, match="more than one"):
         await drain(worker)
-    assert leader.core.entries["a"].emitted == 0
+    assert leader.core.fleet.entries["a"].emitted == 0
 
 
 async def test_a_worker_without_a_model_does_not_decide_what_the_others_run(store: Switch) -> None:
@@ -157,7 +157,7 @@ async def test_the_event_log_replays_to_the_same_plans(store: Switch, tmp_path_f
         await gateway.close()
         await worker.close()
     async with scheduler(store, event_log=path) as (leader, target):  # a second life: its mean length is one token
-        assert leader.core.length.predict(None, 50) == 1
+        assert leader.core.fleet.known.length.predict(None, 50) == 1
         worker = await ScriptedWorker(target).attach()
         await worker.until("a")
         for start in range(12, 24):

@@ -6,7 +6,6 @@ from itertools import pairwise
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Held, RequestClass, StepDone, Submitted, WorkerDown
-from scheduler_service.core.views import EntryView
 from tests.scheduler.builders import COST, FakeWorker, core, request, worker_up
 
 DEAR_PREFILL = replace(COST, prefill_token_s=1.0, offload_block_s=0.01)
@@ -30,19 +29,19 @@ def test_kv_is_offloaded_where_the_hosts_memory_has_room_for_all_of_it() -> None
 def test_a_request_whose_kv_is_offloaded_waits_at_home_and_owes_no_prefill() -> None:
     worker = evicting()
     worker.step()
-    long = worker.core.entries["long"]
+    long = worker.core.fleet.entries["long"]
     assert (long.state, long.home, long.blocks, long.prefill_owed) == (State.WAITING, "w", 0, 0)
     assert long.offloaded == 5  # its 59 tokens, and the reserve
-    assert EntryView(worker.core, long).resume_s == 5 * COST.offload_block_s
+    assert long.resume_s == 5 * COST.offload_block_s
 
 
 def test_it_runs_on_without_prefill_and_the_hosts_memory_is_free_again() -> None:
     worker = evicting()
     worker.run(40)
-    assert not worker.core.entries
+    assert not worker.core.fleet.entries
     worker = evicting()
     worker.run(32)  # the short one ended
-    long = worker.core.entries["long"]
+    long = worker.core.fleet.entries["long"]
     assert (long.state, long.offloaded, long.prefilled) == (State.RUNNING, 0, 4)
 
 
@@ -51,8 +50,8 @@ def test_a_late_row_of_the_round_in_hand_does_not_bring_it_back() -> None:
     row = worker._row("long", placement=1, emit=1, drafted=0)
     worker.core.plan("w")
     worker.core.observe(StepDone("w", (row,), 2, 1.0), worker.now)
-    assert worker.core.entries["long"].state is State.WAITING
-    assert worker.core.entries["long"].offloaded == 5
+    assert worker.core.fleet.entries["long"].state is State.WAITING
+    assert worker.core.fleet.entries["long"].offloaded == 5
 
 
 def before_the_better(host_blocks: int) -> list[str]:
@@ -91,10 +90,10 @@ def beside_an_idle_worker(prefill_token_s: float) -> Core:
 
 
 def test_offloaded_kv_is_left_for_an_idle_worker_only_if_computing_it_anew_is_quicker_than_waiting() -> None:
-    assert beside_an_idle_worker(prefill_token_s=100.0).plan("idle").rank == ()
+    assert beside_an_idle_worker(prefill_token_s=100.0).plan("idle").schedule == ()
     queue = beside_an_idle_worker(prefill_token_s=0.001)
-    assert [run.id for run in queue.plan("idle").rank] == ["long"]
-    moved = queue.entries["long"]
+    assert [run.id for run in queue.plan("idle").schedule] == ["long"]
+    moved = queue.fleet.entries["long"]
     assert (moved.home, moved.offloaded, moved.prefill_owed) == ("idle", 0, moved.tokens)
 
 
@@ -102,7 +101,7 @@ def test_a_lost_worker_takes_its_hosts_memory_along() -> None:
     worker = evicting()
     worker.step()
     worker.core.observe(WorkerDown("w"), worker.now)
-    long = worker.core.entries["long"]
+    long = worker.core.fleet.entries["long"]
     assert (long.home, long.offloaded, long.prefill_owed) == (None, 0, long.tokens)
 
 
@@ -110,6 +109,6 @@ def test_a_new_scheduler_learns_from_the_worker_what_is_offloaded() -> None:
     queue = core()
     queue.observe(Submitted(request("a")), 0.0)
     queue.observe(worker_up(held=(Held("a", 0, blocks=0, offloaded=3, prefill_owed=2),), host_blocks=4), 1.0)
-    entry = queue.entries["a"]
+    entry = queue.fleet.entries["a"]
     assert (entry.home, entry.blocks, entry.offloaded, entry.prefill_owed) == ("w", 0, 3, 2)
-    assert queue.workers["w"].free_blocks == 1000
+    assert queue.fleet.workers["w"].free_blocks == 1000

@@ -3,7 +3,7 @@
 from math import inf
 
 from scheduler_service.config import Settings
-from scheduler_service.core.outlook import best, predicted_tokens, remaining_s, waits_s
+from scheduler_service.core.outlook import best, remaining_s, waits_s
 from scheduler_service.insight import MOST_LISTED, stats
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore
@@ -24,21 +24,21 @@ def test_those_that_have_begun_are_listed_before_those_that_wait() -> None:
     worker = paused_and_running()
     worker.submit("next", predicted_tokens=20)
     worker.submit("last", predicted_tokens=30)
-    assert best(worker.core, 9) == ["short", "long", "next", "last"]
-    assert best(worker.core, 3) == ["short", "long", "next"]
+    assert best(worker.core.fleet, 9) == ["short", "long", "next", "last"]
+    assert best(worker.core.fleet, 3) == ["short", "long", "next"]
 
 
 def test_a_paused_request_waits_for_those_before_it() -> None:
-    core = paused_and_running().core
-    assert waits_s(core, ["short", "long"]) == [0, remaining_s(core, "short")]
+    fleet = paused_and_running().core.fleet
+    assert waits_s(fleet, ["short", "long"]) == [0, remaining_s(fleet, "short")]
 
 
 def test_a_length_is_never_believed_below_what_there_is() -> None:
     worker = FakeWorker(core("fcfs"), {"a": 10})
     worker.submit("a", predicted_tokens=2)
-    assert predicted_tokens(worker.core, "a") == 2
+    assert worker.core.fleet.entries["a"].predicted_tokens == 2
     worker.run(5)
-    assert predicted_tokens(worker.core, "a") == 5
+    assert worker.core.fleet.entries["a"].predicted_tokens == 5
 
 
 def test_stats_list_as_many_requests_as_asked_for_within_a_bound() -> None:

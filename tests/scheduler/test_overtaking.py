@@ -24,11 +24,11 @@ class Watched(Simulation):
         observe = self.core.observe
 
         def watched(event: Event, now: float) -> object:
-            live = [entry.request for entry in self.core.entries.values()]
+            live = [entry.request for entry in self.core.fleet.entries.values()]
             effects = observe(event, now)
             match event:
                 case Submitted(request):
-                    self.ahead[request.id] = self.core._overtaking._ahead[request.klass]  # type: ignore[union-attr]
+                    self.ahead[request.id] = self.core.fleet.overtaking._ahead[request.klass]  # type: ignore[union-attr]
                 case StepDone():
                     ran = {row.id for row in event.rounds if not row.skipped}
                     self._count([one for one in live if one.id in ran], [one for one in live if one.id not in ran])

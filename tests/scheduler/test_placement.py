@@ -8,25 +8,25 @@ from tests.scheduler.builders import FakeWorker, core, request, worker_up
 def test_the_list_has_a_few_spares_however_many_slots_there_are() -> None:
     worker = FakeWorker(core(), {}, slots=20)
     worker.submit(*map(str, range(100)))
-    assert len(worker.core.plan("w").rank) == 20 + SPARES
+    assert len(worker.core.plan("w").schedule) == 20 + SPARES
 
 
 def test_a_plan_says_once_what_has_gone_from_its_worker() -> None:
     worker = FakeWorker(core("fcfs"), {"a": 1, "b": 9, "c": 9}, slots=1)
     worker.submit("a", "b", "c")
     worker.step()
-    assert worker.core.plan("w").forget == ("a",)  # it has ended
+    assert worker.core.plan("w").to_forget == ("a",)  # it has ended
     worker.core.observe(worker_up("idle"), 1.0)
-    assert worker.core.plan("idle").rank[0].id == "c"
-    assert worker.core.plan("w").forget == ("c",)
-    assert worker.core.plan("w").forget == ()
+    assert worker.core.plan("idle").schedule[0].id == "c"
+    assert worker.core.plan("w").to_forget == ("c",)
+    assert worker.core.plan("w").to_forget == ()
 
 
 def test_what_a_worker_holds_of_ended_requests_is_to_be_forgotten() -> None:
     queue = core()
     queue.observe(Submitted(request("live")), 0.0)
     queue.observe(worker_up(held=(Held("live", 1), Held("ended", 1))), 0.0)
-    assert queue.plan("w").forget == ("ended",)
+    assert queue.plan("w").to_forget == ("ended",)
 
 
 def test_of_what_waits_at_another_a_worker_without_idle_slots_takes_one_at_a_time() -> None:
@@ -37,21 +37,21 @@ def test_of_what_waits_at_another_a_worker_without_idle_slots_takes_one_at_a_tim
     one.step()
     other = FakeWorker(queue, {"e": 30, "f": 30}, name="other", slots=2)
     other.submit("e", "f", predicted_tokens=30)
-    queue.entries["c"].home = queue.entries["d"].home = "one"
-    assert [run.id for run in queue.plan("other").rank] == ["c", "e", "f"]
-    assert [run.id for run in queue.plan("other").rank] == ["c", "d", "e", "f"]
+    queue.fleet.entries["c"].home = queue.fleet.entries["d"].home = "one"
+    assert [run.id for run in queue.plan("other").schedule] == ["c", "e", "f"]
+    assert [run.id for run in queue.plan("other").schedule] == ["c", "d", "e", "f"]
 
 
 def test_a_request_calls_for_a_plan_if_it_is_to_run_next_or_spares_are_missing() -> None:
     queue = core("las")
     worker = FakeWorker(queue, {}, slots=1)
     worker.submit("runs")
-    assert called_for(queue, "runs") == worker.name
+    assert called_for(queue.fleet, "runs") == worker.name
     queue.plan(worker.name)
     worker.submit("spare")
-    assert called_for(queue, "spare") == worker.name
+    assert called_for(queue.fleet, "spare") == worker.name
     queue.plan(worker.name)
     worker.submit("waits")
-    assert called_for(queue, "waits") is None
+    assert called_for(queue.fleet, "waits") is None
     worker.submit("urgent", klass=RequestClass.INTERACTIVE)
-    assert called_for(queue, "urgent") == worker.name
+    assert called_for(queue.fleet, "urgent") == worker.name

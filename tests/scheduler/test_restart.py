@@ -127,9 +127,9 @@ async def test_a_take_over_that_redis_breaks_off_is_repeated_whole(redis_url: st
     leader = Leader(Settings(_cli_parse_args=False), store)  # type: ignore[call-arg]
     with pytest.raises(StoreUnavailable):
         await leader.lead()
-    assert not leader.core.entries
+    assert not leader.core.fleet.entries
     await leader.lead()
-    assert list(leader.core.entries) == ["a"]
+    assert list(leader.core.fleet.entries) == ["a"]
     await store.close()
 
 
@@ -143,12 +143,12 @@ async def test_a_new_leader_knows_of_rounds_that_were_stored_as_tokens_alone(red
         for start in range(0, 9, 3):
             await worker.report(worker.row("a", start, 7, 8, 9, drafted=4, accepted=2))
         await gateway.until(lambda: len(gateway.tokens.get("a", ())) == 9)
-        known = leader.core.entries["a"].record()
+        known = leader.core.fleet.entries["a"].record()
         await gateway.close()
         await worker.close()
     (counted,) = await store._redis.hmget(store.keys.request("a"), "counted")
     assert counted == b"3"  # the first round made it run
     async with scheduler(store) as (leader, _):
-        assert leader.core.entries["a"].acceptance == known.acceptance
+        assert leader.core.fleet.entries["a"].acceptance == known.acceptance
         assert known.acceptance.rounds == 3
     await store.close()

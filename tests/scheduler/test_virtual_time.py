@@ -147,7 +147,7 @@ async def test_the_event_log_of_a_troubled_life_replays_to_the_same_plans(policy
         await live.rounds(20)
         await live.attach("w1")
         await live.rounds(20)
-        assert live.leader.core.entries
+        assert live.leader.core.fleet.entries
     async with live.leading(**settings):
         await live.attach("w0")
         await live.run(jobs[60:])

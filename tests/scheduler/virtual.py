@@ -117,7 +117,7 @@ class Live:
         self._tasks = [leader.persisting, *(asyncio.create_task(run()) for run in background)]
         await self._until(lambda: not leader.recovery.unread)
         self._start(GatewayLink(lambda: leader).Link, self.gateway.stream)
-        for id in leader.core.entries:
+        for id in leader.core.fleet.entries:
             self.gateway.follow(id)
         try:
             yield self
@@ -178,7 +178,7 @@ class Live:
             and not any(session.wake.is_set() for session in leader.sessions.values())
             and self.gateway.stream.said.empty()
             and all(worker.stream.said.empty() for worker in self.workers.values())
-            and self.gateway.live == set(leader.core.entries)
+            and self.gateway.live == set(leader.core.fleet.entries)
         )
 
     async def _until(self, condition: Callable[[], bool]) -> None:

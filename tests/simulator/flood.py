@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from scheduler_service.core.admission import Bounds
 from scheduler_service.core.policies import make_policy
+from scheduler_service.core.types import Bounds
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.results import percentile

@@ -15,7 +15,7 @@ def test_as_many_wait_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Watched(decision.Core):
         def plan(self, name: str) -> Plan:
-            live.append(len(self.entries))
+            live.append(len(self.fleet.entries))
             return super().plan(name)
 
     monkeypatch.setattr(decision, "Core", Watched)

@@ -52,11 +52,11 @@ class Gittins(Policy):
     def claim(self, view: View, round_s: float) -> Claim:
         median = math.exp(view.length.location)
         # Of a length that is cut at a bound the index is that of the uncut one, or all that is left if that is less.
-        tokens = min(median * rank(view.emitted / median, view.length.spread), view.left_tokens)
+        tokens = min(median * rank(view.emitted / median, view.length.spread), view.remaining_tokens)
         rounds = tokens / (view.acceptance.per_round(view.prior_accepted, self.acceptance_rounds) + 1)
-        left_s = rounds * round_s + view.resume_s
+        remaining_s = rounds * round_s + view.resume_s
         # All wait at the same pace: that it arrived early weighs as much, and need not be told anew every second.
-        return Claim(1, 0, left_s + self.ageing * view.request.arrival)
+        return Claim(1, 0, remaining_s + self.ageing * view.request.arrival)
 
 
 def rank(age: float, spread: float) -> float:

@@ -276,13 +276,13 @@ class World:
         if len(leading) != 1:
             return [f"{len(leading)} schedulers lead"]
         ((name, leader),) = leading
-        left = [f"{name} still has {id}" for id in leader.core.entries | leader.ledger.live]
+        left = [f"{name} still has {id}" for id in leader.core.fleet.entries | leader.ledger.live]
         unheard = leader.persister._lost or leader.recovery._rolled_back  # that the store holds everything, or what
         if unheard or leader.recovery.unread or leader.ledger._early or leader.persister.behind:
             left.append(f"{name} has not read {leader.recovery.unread} or not written {leader.persister.behind}")
         left += [f"{name} still relays {outbox.follows}" for outbox in leader.outboxes if outbox.follows]
         for worker, engine in self.engines.items():
-            known = leader.core.workers.get(worker)
+            known = leader.core.fleet.workers.get(worker)
             if known is None or engine.requests or engine.free_blocks != engine.blocks:
                 left.append(f"{worker} holds {list(engine.requests)}, and is {known}")
             elif len(known.ranking) or leader.sessions[worker].sent:

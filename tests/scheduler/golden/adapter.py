@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from scheduler_service.core import outlook, placement
-from scheduler_service.core.admission import Bounds
 from scheduler_service.core.core import Core
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.fairness import Terms
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import Advanced, Effect, Ended, Plan, Record, Unseen
+from scheduler_service.core.types import Advanced, Bounds, Effect, Ended, Plan, Record, Unseen
 
 Line = tuple[object, ...]
 
@@ -25,57 +24,57 @@ def make_core(policy: str, draft_len: int | None, prefill_chunk: int, bounds: Bo
 
 
 def entries(core: Core) -> Mapping[str, Entry]:
-    return core.entries
+    return core.fleet.entries
 
 
 def workers(core: Core) -> Iterable[str]:
-    return core.workers
+    return core.fleet.workers
 
 
 def set_terms(core: Core, terms: Mapping[str, Terms]) -> None:
-    core.tenants.terms = terms
+    core.fleet.tenants.terms = terms
 
 
 def set_unseen(core: Core, unseen: Unseen) -> None:
-    core.unseen = unseen
+    core.fleet.unseen = unseen
 
 
 def records(core: Core) -> list[Record]:
     """What the store would have of all live requests."""
-    return [entry.record() for entry in core.entries.values()]
+    return [entry.record() for entry in core.fleet.entries.values()]
 
 
 def teach(old: Core, new: Core) -> None:
     """A new scheduler reads what the old one has learned."""
-    new.length, new.acceptance = old.length, old.acceptance
+    new.fleet.known.length, new.fleet.known.acceptance = old.fleet.known.length, old.fleet.known.acceptance
 
 
 def worker_to_plan_for(core: Core, id: str) -> str | None:
-    return placement.called_for(core, id)
+    return placement.called_for(core.fleet, id)
 
 
 def idle_worker(core: Core) -> str | None:
-    return placement.idle_beside_work(core)
+    return placement.idle_beside_work(core.fleet)
 
 
 def standing(core: Core, ids: Sequence[str]) -> Line:
     """What people may ask about requests."""
     return (
-        [round(wait_s, 9) for wait_s in outlook.waits_s(core, ids)],
-        [outlook.position(core, id) for id in ids],
-        [outlook.predicted_tokens(core, id) for id in ids],
-        [round(outlook.remaining_s(core, id), 9) for id in ids],
-        outlook.best(core, 8),
+        [round(wait_s, 9) for wait_s in outlook.waits_s(core.fleet, ids)],
+        [outlook.position(core.fleet, id) for id in ids],
+        [core.fleet.entries[id].predicted_tokens for id in ids],
+        [round(outlook.remaining_s(core.fleet, id), 9) for id in ids],
+        outlook.best(core.fleet, 8),
     )
 
 
 def schedule(plan: Plan) -> list[tuple[str, int, int, int]]:
     """Best first: id, placement, draft length, tokens of prompt."""
-    return [(run.id, run.placement, run.draft_len, run.prefill_tokens) for run in plan.rank]
+    return [(run.id, run.placement, run.draft_len, run.prefill_tokens) for run in plan.schedule]
 
 
 def plan_line(plan: Plan) -> Line:
-    return (schedule(plan), plan.drop, plan.offload, plan.forget)
+    return (schedule(plan), plan.drop, plan.offload, plan.to_forget)
 
 
 def effect_lines(core: Core, effects: Iterable[Effect]) -> Iterator[Line]:

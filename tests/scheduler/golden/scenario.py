@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from scheduler_service.core.admission import UNBOUNDED, Bounds
 from scheduler_service.core.beliefs import Expected, Length
 from scheduler_service.core.fairness import Terms
 from scheduler_service.core.types import (
+    UNBOUNDED,
+    Bounds,
     Cancelled,
     CostChanged,
     CostProfile,

@@ -4,7 +4,7 @@ import json
 from hashlib import sha256
 from pathlib import Path
 
-from scheduler_service.core.admission import Bounds
+from scheduler_service.core.types import Bounds
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.simulator import simulate
 from scheduler_service.sim.worker import Fleet

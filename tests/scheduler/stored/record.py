@@ -70,7 +70,8 @@ def main(server: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "redis.sock"
         process = subprocess.Popen(
-            [server, "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--save", ""], stdout=subprocess.DEVNULL
+            [server, "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--save", ""],
+            stdout=subprocess.DEVNULL,
         )
         while not socket.exists():
             time.sleep(0.01)

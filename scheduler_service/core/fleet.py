@@ -1,0 +1,170 @@
+"""The state of the queue: live requests, workers, and where each request stands. Decides nothing."""
+
+import math
+
+from scheduler_service.core.classes import Classes
+from scheduler_service.core.deadlines import Deadlines
+from scheduler_service.core.entry import Entry, Worker
+from scheduler_service.core.fairness import FairRanking, Tenants
+from scheduler_service.core.isolation import Isolation
+from scheduler_service.core.known import Known
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.load import Load
+from scheduler_service.core.overtaking import Overtaking
+from scheduler_service.core.policies import Claim, Policy
+from scheduler_service.core.ranking import Key
+from scheduler_service.core.refit import Refit
+from scheduler_service.core.types import Bounds, Unseen, WorkerUp
+
+
+class Fleet:
+    """`draft_len`: drafts a round in which nominal seconds are counted. `bounds`, `max_deaths`: as in `Core`."""
+
+    def __init__(self, policy: Policy, draft_len: int, bounds: Bounds, max_deaths: int) -> None:
+        self.policy = policy
+        self.draft_len = draft_len
+        self.bounds = bounds
+        self.known = Known(draft_len)
+        self.unseen = Unseen()
+        self.entries: dict[str, Entry] = {}  # the live requests
+        self.workers: dict[str, Worker] = {}
+        self.unplaced = FairRanking()  # of the requests without a worker
+        self.tenants = Tenants()
+        self.classes = Classes()
+        self.load = Load()
+        self.isolation = Isolation(max_deaths)
+        self.deadlines = Deadlines(self.entries)
+        self.refit = Refit()
+        self.overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
+
+    # ---- requests ----
+
+    def prepare(self, entry: Entry) -> Entry:
+        """Set all that the claim of a new request depends on. It is not live yet."""
+        entry.tenant = self.tenants.find(entry.request.tenant)
+        entry.of_class = self.classes.account(entry.request.klass)
+        entry.draft_len = self.draft_len
+        self._expect(entry)
+        return entry
+
+    def _expect(self, entry: Entry) -> None:
+        """What is believed of its length now."""
+        belief = self.known.length.belief(entry.request.predicted_tokens, entry.request.expected)
+        entry.length = belief.at_least(self.policy.surest)
+        entry.expect()
+
+    def add(self, entry: Entry) -> None:
+        """It is live from now on: all that it may need is reserved until it ends."""
+        self.entries[entry.request.id] = entry
+        entry.tenant = self.tenants.join(entry.request)
+        entry.of_class.live += 1
+        self.load.reserve(entry, self.believed_rounds(entry))
+        self.deadlines.add(entry)
+        self.isolation.join(entry)
+        if self.policy.learns and not entry.request.foreseen:
+            self.refit.join(entry.request.id)
+        self.rank(entry)
+
+    def remove(self, entry: Entry) -> None:
+        """It has ended."""
+        self._leave(entry)
+        del self.entries[entry.request.id]
+        self.tenants.leave(entry.request)
+        self.isolation.leave(entry)
+        self.refit.leave(entry.request.id)
+        entry.of_class.leave()
+        self.load.release(entry.request)
+        if self.overtaking:
+            self.overtaking.ended(entry.request)
+
+    def refit_some(self) -> None:
+        """Some claims follow what finished requests have taught."""
+        for id in self.refit.due():
+            self._expect(self.entries[id])
+            self.rank(self.entries[id])
+
+    def believed_rounds(self, entry: Entry) -> int:
+        """That it still needs, by what is believed of its length given that it did not end yet."""
+        return math.ceil(entry.remaining_tokens / self.known.tokens_per_round)
+
+    # ---- workers ----
+
+    def attach(self, up: WorkerUp) -> Worker:
+        self.known.first_worker(up.cost, up.slots)
+        worker = self.workers[up.worker] = Worker(up, up.blocks)
+        self.staff()
+        return worker
+
+    def detach(self, name: str) -> None:
+        """All its requests have been displaced."""
+        del self.workers[name]
+        self.staff()
+
+    def staff(self) -> None:
+        """The workers, or what their rounds cost, have changed."""
+        self.load.staff(self.workers.values(), self.draft_len)
+
+    @property
+    def slots(self) -> int:
+        return sum(worker.up.slots for worker in self.workers.values())
+
+    def homed(self, worker: Worker) -> list[Entry]:
+        """The requests whose home it is, best claim first."""
+        return [self.entries[key[-1]] for key in worker.ranking]
+
+    # ---- order ----
+
+    def rankings(self) -> tuple[FairRanking, ...]:
+        """Every live request is in one of them."""
+        return (self.unplaced, *(worker.ranking for worker in self.workers.values()))
+
+    def _ranking(self, entry: Entry) -> FairRanking:
+        return self.unplaced if entry.home is None else self.workers[entry.home].ranking
+
+    def rank(self, entry: Entry) -> None:
+        """Put it where its claim belongs; called whenever anything that the claim depends on has changed."""
+        self.load.update(entry, self.believed_rounds(entry))
+        key = self.key(entry)
+        if key == entry.key:
+            return
+        if entry.key:
+            self._ranking(entry).move(entry.key, key)
+        else:
+            self._ranking(entry).add(key)
+        entry.key = key
+
+    def key(self, entry: Entry) -> Key:
+        """Where it belongs among all others, by its class, tenant and claim as they are now."""
+        entry.claim = self.policy.claim(entry, self.known.round_s)
+        # A running request keeps its place against an equal claim: only a strictly higher one preempts.
+        waits = entry.state is not State.RUNNING
+        # Without preemption requests that have begun go first. Not those that ran last: with plans a round late two
+        # would run alternately.
+        new = entry.started is None and not self.policy.preemptive
+        request = entry.request
+        claim = Claim(1, -1, request.arrival) if entry.overdue else entry.claim
+        return (new, entry.of_class, entry.tenant, *claim, waits, request.arrival, request.id)
+
+    def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
+        """Make `home` its worker. With `move` its KV elsewhere is given up: what the old one reports is stale."""
+        self._leave(entry)
+        entry.home = home
+        self.workers[home].to_forget.pop(entry.request.id, None)
+        if move:
+            entry.lose_kv()
+            entry.placement += 1
+        self.rank(entry)
+
+    def displace(self, entry: Entry) -> None:
+        """It has no worker any more, and no KV."""
+        self._leave(entry)
+        entry.home = None
+        entry.lose_kv()
+        self.rank(entry)
+
+    def _leave(self, entry: Entry) -> None:
+        """It is no longer where it was."""
+        self._ranking(entry).remove(entry.key)
+        entry.key = ()
+        if entry.home is not None:
+            self.workers[entry.home].to_forget[entry.request.id] = None
