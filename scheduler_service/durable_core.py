@@ -118,6 +118,7 @@ class DurableCore:
         start, log, ending, brief = None, b"", None, False
         if row is not None and row.tokens and getattr(effect, "start", None) is not None:
             tracked.output.extend(row.tokens)
+            tracked.rows.append(row)
             brief = not row.prefilled and record.goes_on(tracked.written)
             logprobs = row.logprobs.SerializeToString() if row.HasField("logprobs") else b""
             start, log = row.start, encode(row.tokens, row.drafted, row.accepted, logprobs)

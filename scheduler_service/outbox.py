@@ -2,9 +2,11 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 from protos.errors import RequestError
 from protos.v1 import gateway_link_pb2 as pb
+from protos.v1 import worker_link_pb2 as worker_pb
 
 MAX_PENDING = 16_384  # items for one gateway; one that reads more slowly is cut off, and follows again by offset
 MAX_ITEMS = 4096  # in one message, which keeps it far below the size that gRPC accepts
@@ -15,6 +17,7 @@ class GatewayOutbox:
 
     def __init__(self) -> None:
         self.follows: set[str] = set()  # requests whose output goes to this gateway
+        self.gone = False  # nobody takes from it any more
         self._messages = deque([pb.ToGateway()])  # the last one grows
         self._items = 0  # in the last message
         self._pending = 0
@@ -31,16 +34,28 @@ class GatewayOutbox:
             request_id=id, code=error.code.value[0], message=error.message, retry_after_ms=error.retry_after_ms
         )
 
-    def delta(self, delta: pb.Delta) -> None:
-        """Output of a request, its ending, or both."""
-        self._put().deltas.append(delta)
-        if delta.HasField("ending"):
-            self.follows.discard(delta.request_id)
+    def row(self, row: worker_pb.Row, ending: bytes | None) -> None:
+        """A round as its worker reported it. `ending`: a serialized Ending, if it was the last one."""
+        delta = self._put().deltas.add(
+            request_id=row.request_id, start=row.start, tokens=row.tokens, drafted=row.drafted, accepted=row.accepted
+        )
+        if row.HasField("logprobs"):
+            delta.logprobs.CopyFrom(row.logprobs)
+        if ending is not None:
+            delta.ending.MergeFromString(ending)
+            self.follows.discard(row.request_id)
 
-    def repeat(self, delta: pb.Delta) -> None:
-        """Stored output that the gateway asked for: it does not count towards MAX_PENDING."""
-        self.delta(delta)
+    def repeat(self, id: str, start: int, tokens: Sequence[int], drafted: int, accepted: int, logprobs: bytes) -> None:
+        """A stored round that the gateway asked for: it does not count towards MAX_PENDING."""
+        delta = self._put().deltas.add(request_id=id, start=start, tokens=tokens, drafted=drafted, accepted=accepted)
+        if logprobs:
+            delta.logprobs.MergeFromString(logprobs)
         self._pending -= 1
+
+    def ending(self, id: str, start: int, ending: bytes) -> None:
+        """Without tokens. `start`: all tokens of the output."""
+        self._put().deltas.add(request_id=id, start=start).ending.MergeFromString(ending)
+        self.follows.discard(id)
 
     def serving(self, serving: pb.Serving) -> None:
         """The newest state of the service replaces the one before it, if that was not sent yet."""

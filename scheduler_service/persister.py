@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Protocol
 
 import structlog
@@ -22,8 +23,9 @@ class Durable(Protocol):
     async def durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
         """These writes were committed, in this order."""
 
-    def everything(self) -> list[Write]:
-        """All that the store has acknowledged and may have lost, each request whole."""
+    def everything(self) -> Iterable[Write]:
+        """All that the store has acknowledged and may have lost, each request whole. It does not change before the next
+        call of `durable`."""
 
 
 class Persister:
@@ -125,11 +127,11 @@ class Persister:
 
     async def _rewrite(self, lost: str) -> None:
         """The store was restarted, or somebody deleted keys. As long as this leader lives it writes all of it again."""
-        whole = self._ledger.everything()
-        structlog.get_logger().error("store_lost_writes", what=lost, rewriting=len(whole))
-        follows = self._commits
-        while len(whole) > MAX_WRITES_PER_COMMIT:
+        structlog.get_logger().error("store_lost_writes", what=lost)
+        whole = iter(self._ledger.everything())
+        follows, part = self._commits, list(islice(whole, MAX_WRITES_PER_COMMIT))
+        while next_part := list(islice(whole, MAX_WRITES_PER_COMMIT)):
             self._parts -= 1
-            await self._store.rewrite(self._epoch, self._parts, follows, whole[:MAX_WRITES_PER_COMMIT])
-            follows, whole = self._parts, whole[MAX_WRITES_PER_COMMIT:]
-        await self._store.rewrite(self._epoch, self._commits, follows, whole)
+            await self._store.rewrite(self._epoch, self._parts, follows, part)
+            follows, part = self._parts, next_part
+        await self._store.rewrite(self._epoch, self._commits, follows, part)

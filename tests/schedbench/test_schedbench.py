@@ -48,7 +48,8 @@ async def test_gateways_share_the_requests_and_tenants_are_drawn_among_all_of_th
         running += [tasks.create_task(gateway.run()) for gateway in gateways]
         await fill(gateways, 30)
         assert [gateway.live for gateway in gateways] == [7, 7, 8, 8]
-        assert {entry.request.tenant for entry in leader.core.fleet.entries.values()} == {"tenant-0", "tenant-1", "tenant-2"}
+        entries = leader.core.fleet.entries.values()
+        assert {entry.request.tenant for entry in entries} == {"tenant-0", "tenant-1", "tenant-2"}
         worker.go.set()
 
         async def all_have_ended_some() -> bool:
