@@ -74,10 +74,10 @@ async def test_the_requests_that_the_last_code_without_a_version_stored_go_on(
         await worker.until("runs", "paused", "waits")
         assert list(worker.admitted["runs"].tokens) == [1, 2, 3, 4, 7, 8, 9, 8, 9]
         assert worker.admitted["runs"].sampling.seed == 7
-        entry = leader.core.entries["runs"]
+        entry = leader.core.fleet.entries["runs"]
         assert (entry.request.deadline, entry.request.tenant) == (4_102_444_800.0, "kiosk")
         assert (entry.acceptance.rounds, entry.acceptance.drafted) == (3, 12)
-        assert leader.core.entries["paused"].preemptions == 1
+        assert leader.core.fleet.entries["paused"].preemptions == 1
         await worker.report(worker.row("runs", 5, 1, finish=STOP), worker.row("paused", 1, 4, finish=STOP))
         await worker.until("waits")
         await worker.report(worker.row("waits", 0, 5, finish=STOP))
@@ -143,7 +143,7 @@ async def test_a_payload_that_is_malformed_or_anothers_is_unreadable(store: Redi
         await gateway.until(lambda: len(gateway.refused) == 2)
         assert "its payload is malformed" in gateway.refused["b"].message
         assert "its payload does not belong to it" in gateway.refused["c"].message
-        assert list(leader.core.entries) == ["a"]
+        assert list(leader.core.fleet.entries) == ["a"]
 
 
 async def test_an_unreadable_request_that_is_submitted_again_is_not_run_twice(
@@ -193,7 +193,7 @@ async def test_another_model_continues_no_stored_request_and_nobody_waits_behind
             assert gateway.endings[id].finish_reason == ERROR
             assert gateway.endings[id].message == "it was submitted for model f; the workers now run model g"
             assert gateway.tokens[id] == tokens
-        assert list(leader.core.entries) == ["new"]
+        assert list(leader.core.fleet.entries) == ["new"]
         await worker.report(worker.row("new", 0, 5, finish=STOP))
         await gateway.until(lambda: "new" in gateway.endings)
     assert await store.index() == ([], [])
@@ -217,7 +217,7 @@ async def test_a_request_of_another_model_ends_also_if_it_is_read_after_the_work
         gated.opened.set()
         await gateway.until(lambda: "b" in gateway.endings)
         assert gateway.endings["b"].finish_reason == ERROR
-        assert not leader.core.entries
+        assert not leader.core.fleet.entries
     await gated.close()
 
 
