@@ -61,6 +61,15 @@ async def all_read(leader: Leader) -> None:
     await until(done)
 
 
+async def all_set_aside(leader: Leader) -> None:
+    """There was something to set aside, and it is done."""
+
+    async def done() -> bool:
+        return leader.recovery.set_aside.count > 0 and not leader.recovery.set_aside.pending
+
+    await until(done)
+
+
 async def test_the_requests_that_the_last_code_without_a_version_stored_go_on(
     store: RedisStore, raw: redis.Redis, namespace: str
 ) -> None:
@@ -106,11 +115,8 @@ async def test_an_unreadable_request_is_set_aside_and_the_others_go_on(
         assert refusal.code == DATA_LOSS
         assert "its field prompt_tokens is malformed: b'many'" in refusal.message
         assert leader.recovery.set_aside.count == 1
-
-        async def kept() -> bool:
-            return bool(raw.sismember(store.keys.all_unreadable, broken))
-
-        await until(kept)
+        await all_set_aside(leader)
+    assert raw.smembers(store.keys.all_unreadable) == {broken.encode()}
     assert raw.hget(store.keys.unreadable(broken), "prompt_tokens") == b"many"
     async with live(store) as (leader, worker, gateway):  # which finds it no more, and still tells its client
         await all_read(leader)
@@ -118,6 +124,26 @@ async def test_an_unreadable_request_is_set_aside_and_the_others_go_on(
         await gateway.follow(broken)
         await gateway.until(lambda: broken in gateway.refused)
         assert "b'many'" in gateway.refused[broken].message
+
+
+async def test_a_person_may_mend_what_was_set_aside_and_give_it_back(store: RedisStore, raw: redis.Redis) -> None:
+    """As docs/reliability.md says."""
+    await leave(store, "a")
+    raw.hset(store.keys.request("a"), "prompt_tokens", "many")
+    async with live(store) as (leader, _, _):
+        await all_set_aside(leader)
+    raw.rename(store.keys.unreadable("a"), store.keys.request("a"))
+    raw.rename(store.keys.unreadable_log("a"), store.keys.log("a"))
+    for key in (store.keys.request("a"), store.keys.log("a")):
+        raw.persist(key)
+    raw.hset(store.keys.request("a"), "prompt_tokens", 3)
+    raw.zadd(store.keys.queues[0], {"a": 0})
+    async with live(store) as (_, worker, gateway):
+        await gateway.follow("a")
+        await worker.until("a")
+        await worker.report(worker.row("a", 1, 8, finish=STOP))
+        await gateway.until(lambda: "a" in gateway.endings)
+        assert gateway.tokens["a"] == [7, 8]
 
 
 async def test_who_followed_an_unreadable_request_before_it_was_read_hears_why(
