@@ -20,7 +20,7 @@ NEWER = f"{MAJOR}.{MINOR + 1}".encode()
 PATCHES = {
     "store/fields.py": [
         (f"MAJOR, MINOR = {MAJOR}, {MINOR}\n", f"MAJOR, MINOR = {MAJOR}, {MINOR + 1}\n"),
-        ("RECORD = (\n", 'RECORD = (\n    Field("shade", "shade", int, int, 7),\n'),
+        ("RECORD = Table(\n", 'RECORD = Table(\n    Field("shade", "shade", int, int, 7),\n'),
     ],
     "core/types.py": [("    deaths: int = 0", "    shade: int = 7\n    deaths: int = 0")],
 }
