@@ -29,8 +29,9 @@ for i, change in ipairs(cmsgpack.unpack(ARGV[8])) do
   local hash, log = ARGV[6] .. id, ARGV[7] .. id
   local stored = redis.call('HMGET', hash, 'arrival', 'emitted', 'ending')
   local known = arrivals[hash] or stored[1]
-  local broken = create and not known and stored[2] -- a record without its arrival: no new request may mix with it
-  local taken = broken or (known and known ~= arrival) or ((stored[3] or lengths[hash] == 'over') and not again)
+  -- A record without its arrival was set aside, or has lost it: no request may mix with it.
+  local unreadable = not known and (stored[3] or (create and stored[2]))
+  local taken = unreadable or (known and known ~= arrival) or ((stored[3] or lengths[hash] == 'over') and not again)
   if taken and not whole then
     verdicts[i] = 2
   else
