@@ -50,12 +50,13 @@ for _, change in ipairs(changes) do
   local hash, log, id, after, output, level, score, with_kv, ended, fields = unpack(change)
   local brief = #fields == 0
   local was = not brief and tonumber(redis.call('HGET', hash, 'level'))
+  if whole then redis.call('DEL', hash, log) end
+  -- HSET comes first: while memory is full Redis refuses it, unless the script has written before.
+  redis.call('HSET', hash, 'emitted', after, 'level', level, unpack(fields))
   if was and was ~= level then redis.call('ZREM', KEYS[2 + was], id) end
   if whole or not (was or brief) then -- its hash may have been evicted while a queue still names it
     for queue = 1, levels do redis.call('ZREM', KEYS[2 + queue], id) end
   end
-  if whole then redis.call('DEL', hash, log) end
-  redis.call('HSET', hash, 'emitted', after, 'level', level, unpack(fields))
   if output ~= '' then redis.call('APPEND', log, output) end
   if not brief then redis.call(with_kv and 'SADD' or 'SREM', KEYS[2], id) end
   if ended then

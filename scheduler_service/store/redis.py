@@ -195,4 +195,5 @@ async def _guarded(call: Any) -> Any:
         text = f"{code} {error}" if code else str(error)
         raise (StoreUnavailable if text.startswith(PASSING) else StoreRefuses)(text) from error
     except (RedisError, OSError, TimeoutError) as error:
-        raise StoreUnavailable(str(error) or type(error).__name__) from error
+        signed_in = not isinstance(error.__cause__, AuthenticationError)  # redis-py wraps those of a new connection
+        raise (StoreUnavailable if signed_in else StoreRefuses)(str(error) or type(error).__name__) from error

@@ -124,7 +124,7 @@ def an_end_is_no_end() -> AbstractContextManager[Any]:
 
 
 def nothing_is_read_back() -> AbstractContextManager[Any]:
-    async def begin(self: Recovery) -> None:
+    async def begin(self: Recovery, epoch: int) -> None:
         return
 
     return mock.patch.object(Recovery, "begin", begin)

@@ -313,7 +313,7 @@ async def test_the_model_that_a_request_runs_on_stays_with_it(store: Store) -> N
     await reign.commit(tokens("a", 0, 10))
     assert [stored.model for stored in await store.read(["a", "b"]) if isinstance(stored, Stored)] == ["of A", ""]
     await store.rewrite(reign.epoch, 2, 2, [replace(tokens("a", 0, 10), submit=b"payload a", model="of A")])
-    assert (stored := await store.get("a")) and stored.model == "of A"
+    assert (await store.read(["a"]))[0].model == "of A"
 
 
 async def test_a_request_set_aside_is_not_live_and_tells_why(store: Store) -> None:
