@@ -14,13 +14,13 @@ from rich.table import Table
 
 from laps_sd import terminal
 from laps_sd.redis_server import NoServer
-from laps_sd.schedbench import against
+from laps_sd.schedbench import against, stalls
 from laps_sd.schedbench.cells import Cell, Shape, measure
 from laps_sd.stack import Options
 from laps_sd.supervise import GaveUp
 
 SLOTS = 32
-KEY = ("workers", "waiting", "tenants", "gateways")  # what tells one cell from another
+KEY = ("workers", "waiting", "tenants", "gateways", "event")  # what tells one row of a section from another
 
 
 def table(cells: Sequence[Cell]) -> Table:
@@ -50,6 +50,9 @@ def scheduler(
     batch: Annotated[int, typer.Option(min=1, help="Rows of a report: slots of each worker.")] = SLOTS,
     seconds: Annotated[float, typer.Option(min=0.5, help="Of each of a cell's two measurements.")] = 10.0,
     policy: Annotated[str, typer.Option(help="As of `laps-sd up`.")] = "default",
+    stall: Annotated[
+        bool, typer.Option("--stalls", help="No cells: how long the loops of scheduler and gateway are held at most.")
+    ] = False,
     other: Annotated[
         Path | None,
         typer.Option("--against", metavar="FOLDER", exists=True, help="Another checkout: run each cell on both."),
@@ -74,7 +77,11 @@ def scheduler(
     settings = {"slots": batch, "seconds": seconds, "policy": policy, "python": platform.python_version()}
     options = Options(policy=policy, max_backlog_s="inf", log_level="warning", grpc_port=0)
     try:
-        if other is not None:
+        found: dict[str, list[dict[str, Any]]]
+        if stall:
+            held = asyncio.run(stalls.measure(options, stalls.Scale(slots=batch)))
+            found, drawn = {"stalls": [asdict(one) for one in held]}, stalls.table(held)
+        elif other is not None:
             words = ["--seconds", str(seconds), "--policy", policy]
             words += [] if batch == SLOTS else ["--batch", str(batch)]
             ratios = [against.compare(shape, other, words, batch, repetitions, _say) for shape in shapes]

@@ -61,7 +61,7 @@ async def started(options: Options, live: int, watch: Sequence[str] = ()) -> Asy
     scheduler's module in place of `python -m`. Raises ConnectionError, NoServer."""
     (port,) = claim_ports(0)
     with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder, own_redis(options, Path(folder)) as (url, redis):
-        command = watched(scheduler_command(options, port, url), watch)
+        command = under(watch, scheduler_command(options, port, url))
         bounds = ["--max-live", str(2 * live), "--max-live-tokens", str(10**12)]
         # Workers stand still while the queue fills. They have not failed.
         bounds += ["--step-timeout-s", "3600", "--worker-timeout-s", "3600"]
@@ -71,8 +71,8 @@ async def started(options: Options, live: int, watch: Sequence[str] = ()) -> Asy
             yield Processes(f"{HOST}:{port}", psutil.Process(scheduler.pid), psutil.Process(redis_child.pid))
 
 
-def watched(command: Command, watch: Sequence[str]) -> Command:
-    """`python -P -m MODULE ...` with `watch` in place of its first three words."""
+def under(watch: Sequence[str], command: Command) -> Command:
+    """`python -P -m MODULE ...` with `watch` in place of its first three words, if there is any."""
     return replace(command, arguments=[*watch, *command.arguments[3:]]) if watch else command
 
 

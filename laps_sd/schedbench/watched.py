@@ -1,0 +1,132 @@
+"""Runs a service as `python watched.py FILE MODULE ARGUMENTS...` and keeps in FILE how long its event loop was held.
+
+A turn of the loop is what runs between two looks at its sockets: meanwhile no other message is read or answered. A
+call is one callback, or one step of a task, within a turn. FILE is shared memory, so whoever reads it costs the
+service nothing. This file imports nothing of ours, so that a service of any checkout can be watched.
+"""
+
+import asyncio
+import gc
+import mmap
+import runpy
+import selectors
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Doubles in FILE, all in seconds but the last: the longest turn on the clock and in CPU time of its thread, the longest
+# call in CPU time, the longest garbage collection. The reader sets COLLECT to 1 to have a full garbage collection, as
+# the service would have one sooner or later. It is 0 again once that is done.
+TURN_S, TURN_CPU_S, CALL_CPU_S, COLLECTED_S, COLLECT = range(5)
+NAME = slice(5 * struct.calcsize("d"), 160)  # bytes in FILE: of the longest call
+
+
+class Figures:
+    """FILE, shared with every other process that opens it."""
+
+    def __init__(self, file: Path) -> None:
+        with file.open("r+b") as opened:
+            self._bytes = mmap.mmap(opened.fileno(), NAME.stop)
+        self.values = memoryview(self._bytes)[: NAME.start].cast("d")
+
+    @property
+    def name(self) -> str:
+        return self._bytes[NAME].rstrip(b"\0").decode(errors="replace")
+
+    @name.setter
+    def name(self, name: str) -> None:
+        size = NAME.stop - NAME.start
+        self._bytes[NAME] = name.encode()[:size].ljust(size, b"\0")
+
+    def reset(self) -> None:
+        for place in range(COLLECT):
+            self.values[place] = 0.0
+        self.name = ""
+
+    def at_least(self, place: int, seconds: float) -> bool:
+        """Whether that is more than it was so far."""
+        if seconds <= self.values[place]:
+            return False
+        self.values[place] = seconds
+        return True
+
+
+class Selector(selectors.DefaultSelector):
+    """Measures the time between the end of one `select` and the beginning of the next."""
+
+    def __init__(self, figures: Figures) -> None:
+        super().__init__()
+        self._figures = figures
+        self._began_s, self._began_cpu_s = time.perf_counter(), time.thread_time()
+
+    def select(self, timeout: float | None = None) -> Any:
+        figures = self._figures
+        if figures.values[COLLECT]:
+            if gc.isenabled():
+                gc.collect()
+            figures.values[COLLECT] = 0.0
+        figures.at_least(TURN_S, time.perf_counter() - self._began_s)
+        figures.at_least(TURN_CPU_S, time.thread_time() - self._began_cpu_s)
+        events = super().select(timeout)
+        self._began_s, self._began_cpu_s = time.perf_counter(), time.thread_time()
+        return events
+
+
+class Policy(asyncio.DefaultEventLoopPolicy):
+    """Of loops whose turns are measured."""
+
+    def __init__(self, figures: Figures) -> None:
+        super().__init__()
+        self._figures = figures
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.SelectorEventLoop(Selector(self._figures))
+
+
+def watch_calls(figures: Figures) -> None:
+    run = asyncio.Handle._run
+
+    def timed(handle: Any) -> None:
+        callback, began_cpu_s = handle._callback, time.thread_time()
+        run(handle)
+        if figures.at_least(CALL_CPU_S, time.thread_time() - began_cpu_s):
+            figures.name = _name(callback)
+
+    asyncio.Handle._run = timed  # type: ignore[method-assign, assignment]
+
+
+def _name(callback: Any) -> str:
+    """Of a task's step: the file and name of its coroutine."""
+    task = getattr(callback, "__self__", None)
+    called = task.get_coro() if isinstance(task, asyncio.Task) else callback
+    name = str(getattr(called, "__qualname__", called))
+    code = getattr(called, "cr_code", None)
+    return name if code is None else f"{'/'.join(Path(code.co_filename).parts[-2:])}: {name}"
+
+
+def watch_collections(figures: Figures) -> None:
+    began_s = 0.0
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        nonlocal began_s
+        if phase == "start":
+            began_s = time.perf_counter()
+        else:
+            figures.at_least(COLLECTED_S, time.perf_counter() - began_s)
+
+    gc.callbacks.append(note)
+
+
+def main() -> None:
+    figures = Figures(Path(sys.argv[1]))
+    watch_collections(figures)
+    watch_calls(figures)
+    asyncio.set_event_loop_policy(Policy(figures))
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
