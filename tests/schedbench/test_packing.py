@@ -23,7 +23,7 @@ async def served(within_ms: int) -> tuple[int, int, int]:
         await filling
         for task in running:
             task.cancel()
-        assert leader.insight.counts["tokens"] == gateway.tokens  # no row was stale
+        assert leader.counters.tokens == gateway.tokens  # no row was stale
         assert len(gateway.latencies_s) == REQUESTS
         return worker.rows, gateway.rows, gateway.tokens
 
