@@ -14,13 +14,14 @@ from rich.table import Table
 
 from laps_sd import terminal
 from laps_sd.redis_server import NoServer
-from laps_sd.schedbench import against, stalls
+from laps_sd.schedbench import against, packing, stalls
 from laps_sd.schedbench.cells import Cell, Shape, measure
 from laps_sd.stack import Options
 from laps_sd.supervise import GaveUp
 
 SLOTS = 32
-KEY = ("workers", "waiting", "tenants", "gateways", "event")  # what tells one row of a section from another
+# What tells one row of a section from another.
+KEY = ("workers", "waiting", "tenants", "gateways", "event", "report_within_ms")
 
 
 def table(cells: Sequence[Cell]) -> Table:
@@ -50,6 +51,12 @@ def scheduler(
     batch: Annotated[int, typer.Option(min=1, help="Rows of a report: slots of each worker.")] = SLOTS,
     seconds: Annotated[float, typer.Option(min=0.5, help="Of each of a cell's two measurements.")] = 10.0,
     policy: Annotated[str, typer.Option(help="As of `laps-sd up`.")] = "default",
+    within_ms: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--report-within-ms", min=0, help="Repeatable. Other cells: workers with rounds of 25 ms pack so."
+        ),
+    ] = None,
     stall: Annotated[
         bool, typer.Option("--stalls", help="No cells: how long the loops of scheduler and gateway are held at most.")
     ] = False,
@@ -81,6 +88,10 @@ def scheduler(
         if stall:
             held = asyncio.run(stalls.measure(options, stalls.Scale(slots=batch)))
             found, drawn = {"stalls": [asdict(one) for one in held]}, stalls.table(held)
+        elif within_ms:
+            shapes_of = itertools.product(waiting or [1_000], workers or [4], within_ms)
+            packed = [asyncio.run(packing.measure(count, many, batch, ms, options)) for many, count, ms in shapes_of]
+            found, drawn = {"packed": [asdict(one) for one in packed]}, packing.table(packed)
         elif other is not None:
             words = ["--seconds", str(seconds), "--policy", policy]
             words += [] if batch == SLOTS else ["--batch", str(batch)]

@@ -155,7 +155,7 @@ async def measure(options: Options, scale: Scale) -> list[Stall]:
     """Raises ConnectionError, GaveUp or NoServer."""
     with tempfile.TemporaryDirectory(prefix="laps-sd-") as name:
         watches = [Watch(Path(name), "scheduler"), Watch(Path(name), "gateway")]
-        async with started(options, scale.live, watches[0].words) as processes:
+        async with started(options, scale.live, watch=watches[0].words) as processes:
             return await _with_gateway(options, scale, processes, watches)
 
 
