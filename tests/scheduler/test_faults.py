@@ -105,7 +105,7 @@ def relayed_before_it_is_durable() -> AbstractContextManager[Any]:
 
 
 def replace_log(tracked: Any) -> Any:
-    return replace(tracked, log=deepcopy(tracked.log), rows=list(tracked.rows))
+    return replace(tracked, log=deepcopy(tracked.log), rounds=list(tracked.rounds))
 
 
 def nothing_is_written_anew() -> AbstractContextManager[Any]:
