@@ -52,7 +52,9 @@ class Settings(ServiceSettings):
     tenants: Path | None = Field(
         None, description="file: a line `NAME weight=2 requests=9 tokens=9000` each; `*`: others"
     )
-    max_pending_steps: int = Field(16, ge=1, description="reports planned ahead of Redis; then planning waits for it")
+    max_pending_steps: int = Field(
+        16, ge=1, description="reports of one worker that may wait for Redis; then its planning waits, too"
+    )
     max_lag: int = Field(16, ge=1, le=2**31, description="rounds that a worker may run ahead of its last command")
     worker_timeout_s: float = Field(30.0, gt=0, description="a worker not heard of for so long is lost")
     step_timeout_s: float = Field(

@@ -30,12 +30,13 @@ from scheduler_service.ledger import Ledger
 from scheduler_service.other_model import OtherModel
 from scheduler_service.outbox import Outboxes
 from scheduler_service.persister import Persister
-from scheduler_service.recovery import Found, Recovery
+from scheduler_service.recovery import Recovery
 from scheduler_service.requests import Requests
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.standby import HigherEpoch
 from scheduler_service.store import Pulse, Store, Stored, StoreUnavailable
 from scheduler_service.trainer import Trainer
+from scheduler_service.unreadable import Found
 from scheduler_service.worker_pool import WorkerPool
 
 TICK_S = 0.1
@@ -113,13 +114,13 @@ class Leader:
         with_kv, waiting = len(self.ledger.live), len(self.recovery.unread)
         self._log.info("leading", epoch=self.epoch, with_kv=with_kv, waiting=waiting, policy=self.settings.policy)
 
-    def _take(self, id: str, found: Found) -> None:
+    async def _take(self, id: str, found: Found) -> None:
         """A request that an earlier leader left was read. It is ours if it has not ended."""
         if isinstance(found, Stored) and found.ending is None:
             self.durable.restore(found)
             self.workers.call_for(id)
             self._other_model.restored(id, found.model)
-        self.ledger.was_read(id, found)
+        await self.ledger.was_read(id, found)
 
     async def attach(self, hello: worker_pb.Hello) -> WorkerSession:
         """A worker's new connection. Raises RequestError if the worker does not belong here."""

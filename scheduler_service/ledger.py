@@ -1,116 +1,144 @@
-"""Live requests as the store has them, and who follows them: what became durable is relayed. It plans nothing."""
+"""Live requests as the store has them, and the gateways that follow each: what became durable is sent to them.
+
+Nothing is planned here. Whatever goes through many requests or rounds lets other tasks run after every AT_ONCE of them.
+"""
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-import structlog
-
-from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest
+from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
 from protos.idempotence import content
 from protos.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.round_log import RoundLog
 from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode
-from scheduler_service.unreadable import checked, lost
+from scheduler_service.unreadable import Found, checked, lost
 
-ENDED_KEPT_S = 10.0  # longer than a store that syncs every second can lose
-MAX_ENDED = 4096
-AT_ONCE = 32  # writes told of before others get a turn
+ENDED_KEPT_S = 10.0  # longer than the time of which a store that syncs every second can lose the writes
+AT_ONCE = 32  # writes, follows or rounds handled until other tasks run
 
 
 @dataclass(slots=True)
 class Tracked:
-    """A live request. `record` and `log` are what is durable; `written`, the last record handed to the
-    store, and `output` run ahead of them."""
+    """A request that is live or ended just now. `record`, `log` and `ending` are durable; `written`, the last record
+    handed to the store, `output` and `rounds` run ahead of them."""
 
     submit: pb.Submit
     record: Record
     written: Record = field(init=False)
     output: list[int] = field(default_factory=list)
-    log: bytearray = field(default_factory=bytearray)
-    stored: bool = False
+    rounds: list[LoggedRound] = field(default_factory=list)  # on their way to the store
+    log: RoundLog = field(default_factory=RoundLog)
+    ending: bytes | None = None
+    stored: bool = False  # its first write is durable
     model: str = ""  # as in store.Write
     followers: set[GatewayOutbox] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.written = self.record
 
-    def whole(self, ending: bytes | None = None) -> Write:
+    def whole(self) -> Write:
         """All that is durable of it."""
-        submit, log = content(self.submit), bytes(self.log)
-        return Write(self.record, submit=submit, start=0, log=log, ending=ending, model=self.model)
+        submit, log = content(self.submit), bytes(self.log.stored)
+        return Write(self.record, submit=submit, start=0, log=log, ending=self.ending, model=self.model)
 
 
 class Ledger:
-    """`drop` is told of requests that turn out not to be ours to run."""
+    """`clock`: seconds. `drop` is told of requests that turn out not to be ours to run."""
 
     def __init__(self, store: Store, clock: Callable[[], float], drop: Callable[[str], None]) -> None:
         self.live: dict[str, Tracked] = {}
         self._store, self._clock, self._drop_from_core = store, clock, drop
-        # Follows of requests that are still to be read: offset, who asks, tokens at most.
+        self._handled = 0  # follows and rounds since other tasks could run
+        # Follows of requests that recovery is still to read: offset, gateway, most tokens.
         self._early: dict[str, list[tuple[int, GatewayOutbox, int]]] = {}
-        self._ended: deque[tuple[float, Write]] = deque(maxlen=MAX_ENDED)
-        self._log = structlog.get_logger()
+        self._ended: dict[str, tuple[float, Tracked]] = {}  # and when each ended, the earliest first
 
     def adopt(self, stored: Stored) -> None:
         """A live request that an earlier leader left."""
         submit = pb.Submit.FromString(stored.submit)
         output = [token for round in decode(stored.log) for token in round.tokens]
-        self.live[submit.request_id] = Tracked(
-            submit, stored.record, output, bytearray(stored.log), stored=True, model=stored.model
-        )
+        log = RoundLog(stored.log)
+        self.live[submit.request_id] = Tracked(submit, stored.record, output, log=log, stored=True, model=stored.model)
 
     # ---- who follows ----
 
     def join(self, id: str, outbox: GatewayOutbox) -> None:
-        """What comes of a live request goes to this gateway too."""
-        tracked = self.live[id]
+        """From now on the output of a live request goes to this gateway, too."""
+        self._join(id, self.live[id], outbox)
+
+    def _join(self, id: str, tracked: Tracked, outbox: GatewayOutbox) -> None:
         tracked.followers.add(outbox)
         outbox.follows.add(id)
 
     def leave(self, outbox: GatewayOutbox) -> None:
+        """This gateway was lost."""
+        outbox.gone = True
         for id in outbox.follows:
             if id in self.live:
                 self.live[id].followers.discard(outbox)
-        for early in self._early.values():
-            early[:] = [one for one in early if one[1] is not outbox]
 
     async def follow(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
-        """Everything durable from the offset on, round by round; then what comes. Where that is more than `most` tokens
-        it ends there: the gateway follows again when it has room. Raises StoreUnavailable."""
-        try:
-            self._follow_read(id, offset, outbox, most, None if id in self.live else await self.stored(id))
-        except Lost as error:
-            outbox.refuse(id, error)
+        """Send everything durable from the offset on, round by round; then join. If there are more than `most` tokens
+        it ends there, and the gateway follows again when it has room; 0: no bound. Raises StoreUnavailable if the
+        request is not live, and the store has to be asked."""
+        found = None if self._known(id) else checked(id, await self._store.get(id))
+        await self._answer(id, found, offset, outbox, most)
 
     def follow_later(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
-        """As `follow`, once it was read: many follow at once when a leader takes over, and none holds up the others."""
+        """As `follow`, once recovery has read the request. When a leader takes over many follow at once, and none of
+        them holds up the others."""
         self._early.setdefault(id, []).append((offset, outbox, most))
 
-    def was_read(self, id: str, found: Stored | Unreadable | None) -> None:
-        """Whoever followed it early is answered."""
+    async def was_read(self, id: str, found: Found) -> None:
+        """Recovery has read this request: answer those that followed it early."""
         for offset, outbox, most in self._early.pop(id, ()):
-            if isinstance(found, Unreadable):
-                outbox.refuse(id, lost(id, found))
-            else:
-                self._follow_read(id, offset, outbox, most, found)
+            if not outbox.gone:
+                await self._answer(id, found, offset, outbox, most)
 
-    def _follow_read(self, id: str, offset: int, outbox: GatewayOutbox, most: int, stored: Stored | None) -> None:
-        if id in self.live:
-            if _replay(id, self.live[id].log, offset, outbox, most):
-                self.join(id, outbox)
-        elif stored is None:
+    async def _answer(self, id: str, found: Found, offset: int, outbox: GatewayOutbox, most: int) -> None:
+        """`found`: in the store, if the request was not known here."""
+        if (tracked := self._known(id)) is not None:
+            await self._replay(id, tracked, offset, outbox, most)
+        elif found is None:
             outbox.refuse(id, _unknown(id))
-        elif stored.ending is None:  # it became live while we looked
+        elif isinstance(found, Unreadable):
+            outbox.refuse(id, lost(id, found))
+        elif found.ending is None:  # it became live, and ended, while we looked
             outbox.refuse(id, NotServing(f"request {id} is being taken over", retry_after_ms=100))
         else:
-            _replay_ended(id, stored, offset, outbox, most)
+            await self._replay(id, _ended(found), offset, outbox, most)
+
+    def _known(self, id: str) -> Tracked | None:
+        """A request that is live, or that ended just now."""
+        return self.live.get(id) or (self._ended[id][1] if id in self._ended else None)
+
+    async def _replay(self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int) -> None:
+        """Rounds that become durable while it lasts are sent, too, so that none is missing when the gateway joins."""
+        for round in tracked.log.since(offset):
+            if most and round.start >= offset + most:
+                return
+            outbox.repeat(id, round)
+            await self._breathe()
+        if tracked.ending is not None:
+            outbox.ending(id, tracked.record.emitted, tracked.ending)
+        else:
+            self._join(id, tracked, outbox)  # nothing may wait between the last round and this
+            await self._breathe()
+
+    async def _breathe(self) -> None:
+        """Other tasks run after every AT_ONCE calls."""
+        self._handled += 1
+        if self._handled % AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+    # ---- what is known of a request ----
 
     async def submission(self, id: str) -> pb.Submit:
-        """As it was submitted, but for its deadline. Raises UnknownRequest, Lost, StoreUnavailable."""
+        """As it was submitted, without its deadline. Raises UnknownRequest, Lost, StoreUnavailable."""
         if id in self.live and self.live[id].stored:  # else it may turn out that another request has that id
             return self.live[id].submit
         if (stored := await self.stored(id)) is None:
@@ -118,40 +146,45 @@ class Ledger:
         return pb.Submit.FromString(stored.submit)
 
     async def stored(self, id: str) -> Stored | None:
-        """As the store has it; one that ended just now, as the store will have it again if it has lost it since. Raises
-        StoreUnavailable; Lost if it cannot be read."""
+        """As the store has it. A request that ended just now is known even if the store has lost it. Raises
+        StoreUnavailable; Lost if what is stored cannot be read."""
         found = checked(id, await self._store.get(id))
         if isinstance(found, Unreadable):
             raise lost(id, found)
-        if found is not None:
+        if found is not None or id not in self._ended:
             return found
-        ended = (write for _, write in reversed(self._ended) if write.record.request.id == id)
-        return next((Stored(write.record, write.submit or b"", write.log, write.ending) for write in ended), None)
+        whole = self._ended[id][1].whole()
+        return Stored(whole.record, whole.submit or b"", whole.log, whole.ending)
 
     # ---- what the store says ----
 
-    async def durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
-        """What is durable may be told. The store answers: what it holds for long enough by now it does not lose."""
+    async def durable(self, written: Iterable[tuple[Write, Verdict]]) -> None:
+        """These writes were committed: tell the gateways. The store has answered just now, so what it has held for
+        ENDED_KEPT_S it will not lose any more."""
         for count, (write, verdict) in enumerate(written, 1):
             if count % AT_ONCE == 0:
-                await asyncio.sleep(0)  # a worker waits for its command
-            id = write.record.request.id
+                await asyncio.sleep(0)
+            request = write.record.request
+            id = request.id
             tracked = self.live.get(id)
-            if tracked is None or tracked.record.request.arrival != write.record.request.arrival:
-                continue  # another request of that id was first
+            if tracked is None or tracked.record.request.arrival != request.arrival:
+                continue  # another request of that id was there first
             if verdict is Verdict.EXISTS:
                 await self._exists(id, tracked)
             else:
                 self._relay(id, tracked, write)
         oldest = self._clock() - ENDED_KEPT_S
-        while self._ended and self._ended[0][0] < oldest:
-            self._ended.popleft()
+        while self._ended and (first := next(iter(self._ended.items())))[1][0] < oldest:
+            del self._ended[first[0]]
 
-    def everything(self) -> list[Write]:
-        """All that the store has acknowledged and might have lost, each request whole."""
-        live = {id: tracked.whole() for id, tracked in self.live.items() if tracked.stored}
-        # An id that is live again is the new request's: the store had forgotten the one that ended.
-        return [*live.values(), *(write for _, write in self._ended if write.record.request.id not in live)]
+    def everything(self) -> Iterator[Write]:
+        """All that the store has acknowledged and may have lost, each request whole. To be read to its end before the
+        next writes are said to be durable."""
+        ended = {id: tracked for id, (_, tracked) in self._ended.items()}
+        # If an id is both, the live one counts: the store had forgotten the one that ended.
+        for tracked in (ended | self.live).values():
+            if tracked.stored:
+                yield tracked.whole()
 
     def _relay(self, id: str, tracked: Tracked, write: Write) -> None:
         if write.submit is not None:
@@ -159,21 +192,24 @@ class Ledger:
             for outbox in tracked.followers:
                 outbox.accepted(id)
         if write.start is not None:
-            tracked.log += write.log
-            delta = _delta(id, next(decode(write.log)), write.start)
-        else:
-            delta = pb.Delta(request_id=id, start=tracked.record.emitted)
+            tracked.log.append(write.start, write.log)
+            round = tracked.rounds.pop(0)
+            for outbox in tracked.followers:
+                outbox.round(id, round, write.ending)
+        elif write.ending is not None:
+            for outbox in tracked.followers:
+                outbox.ending(id, tracked.record.emitted, write.ending)
         tracked.record = write.record
         if write.ending is not None:
-            delta.ending.MergeFromString(write.ending)
+            tracked.ending = write.ending
+            tracked.output = []
             del self.live[id]
-            self._ended.append((self._clock(), tracked.whole(write.ending)))
-        if write.start is not None or write.ending is not None:
-            for outbox in tracked.followers:
-                outbox.delta(delta)
+            self._ended.pop(id, None)
+            self._ended[id] = (self._clock(), tracked)
 
     async def _exists(self, id: str, tracked: Tracked) -> None:
-        """A request of that id ended before this one came. The same one was sent again, since its answer was lost."""
+        """A request of that id ended before this one came. If it is the same one, it was sent again because its answer
+        was lost."""
         try:
             stored = await self._store.get(id)
         except StoreUnavailable as error:
@@ -187,9 +223,9 @@ class Ledger:
             self._withdraw(id, tracked, DuplicateRequest(f"request_id: {id} was used before"))
         else:
             self._drop(id)
-            for outbox in tracked.followers:
+            for outbox in list(tracked.followers):
                 outbox.accepted(id)
-                _replay_ended(id, stored, 0, outbox)
+                await self._replay(id, _ended(stored), 0, outbox, most=0)
 
     def _withdraw(self, id: str, tracked: Tracked, error: RequestError) -> None:
         self._drop(id)
@@ -201,29 +237,10 @@ class Ledger:
         self._drop_from_core(id)
 
 
+def _ended(stored: Stored) -> Tracked:
+    """A request that ended some time ago. What was submitted does not matter any more."""
+    return Tracked(pb.Submit(), stored.record, log=RoundLog(stored.log), ending=stored.ending)
+
+
 def _unknown(id: str) -> UnknownRequest:
     return UnknownRequest(f"request {id} is unknown, or ended too long ago")
-
-
-def _replay(id: str, log: bytes | bytearray, offset: int, outbox: GatewayOutbox, most: int = 0) -> bool:
-    """Whether that is all; not if it has `most` tokens before its end."""
-    for round in decode(bytes(log)):
-        end = round.start + len(round.tokens)
-        if most and round.start >= offset + most:
-            return False
-        if end > offset:
-            outbox.repeat(_delta(id, round, round.start))
-    return True
-
-
-def _replay_ended(id: str, stored: Stored, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
-    if _replay(id, stored.log, offset, outbox, most):
-        ending = pb.Ending.FromString(stored.ending or b"")
-        outbox.delta(pb.Delta(request_id=id, start=stored.record.emitted, ending=ending))
-
-
-def _delta(id: str, round: LoggedRound, start: int) -> pb.Delta:
-    delta = pb.Delta(request_id=id, start=start, tokens=round.tokens, drafted=round.drafted, accepted=round.accepted)
-    if round.logprobs:
-        delta.logprobs.MergeFromString(round.logprobs)
-    return delta

@@ -5,6 +5,7 @@ from collections import deque
 
 from protos.errors import RequestError
 from protos.v1 import gateway_link_pb2 as pb
+from scheduler_service.store.rounds import LoggedRound
 
 MAX_PENDING = 16_384  # items for one gateway; one that reads more slowly is cut off, and follows again by offset
 MAX_ITEMS = 4096  # in one message, which keeps it far below the size that gRPC accepts
@@ -15,6 +16,7 @@ class GatewayOutbox:
 
     def __init__(self) -> None:
         self.follows: set[str] = set()  # requests whose output goes to this gateway
+        self.gone = False  # nobody takes from it any more
         self._messages = deque([pb.ToGateway()])  # the last one grows
         self._items = 0  # in the last message
         self._pending = 0
@@ -31,16 +33,29 @@ class GatewayOutbox:
             request_id=id, code=error.code.value[0], message=error.message, retry_after_ms=error.retry_after_ms
         )
 
-    def delta(self, delta: pb.Delta) -> None:
-        """Output of a request, its ending, or both."""
-        self._put().deltas.append(delta)
-        if delta.HasField("ending"):
-            self.follows.discard(delta.request_id)
+    def round(self, id: str, round: LoggedRound, ending: bytes | None = None) -> None:
+        """A round that is durable now. `ending`: a serialized Ending, if it was the last one."""
+        delta = self._put().deltas.add()
+        delta.request_id = id  # one by one: arguments of `add` cost more, and this is done for every row
+        delta.start = round.start
+        delta.tokens.extend(round.tokens)
+        delta.drafted = round.drafted
+        delta.accepted = round.accepted
+        if round.logprobs:
+            delta.logprobs.MergeFromString(round.logprobs)
+        if ending is not None:
+            delta.ending.MergeFromString(ending)
+            self.follows.discard(id)
 
-    def repeat(self, delta: pb.Delta) -> None:
-        """Stored output that the gateway asked for: it does not count towards MAX_PENDING."""
-        self.delta(delta)
+    def repeat(self, id: str, round: LoggedRound) -> None:
+        """A round that the gateway asked for again: it does not count towards MAX_PENDING."""
+        self.round(id, round)
         self._pending -= 1
+
+    def ending(self, id: str, start: int, ending: bytes) -> None:
+        """Without tokens. `start`: all tokens of the output."""
+        self._put().deltas.add(request_id=id, start=start).ending.MergeFromString(ending)
+        self.follows.discard(id)
 
     def serving(self, serving: pb.Serving) -> None:
         """The newest state of the service replaces the one before it, if that was not sent yet."""

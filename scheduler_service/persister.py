@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Protocol
 
 import structlog
@@ -19,11 +20,12 @@ RETRY_S, MAX_RETRY_S = 0.05, 0.25  # pauses between attempts: each is twice as l
 class Durable(Protocol):
     """Keeps account of what the store has acknowledged."""
 
-    async def durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
+    async def durable(self, written: Iterable[tuple[Write, Verdict]]) -> None:
         """These writes were committed, in this order."""
 
-    def everything(self) -> list[Write]:
-        """All that the store has acknowledged and may have lost, each request whole."""
+    def everything(self) -> Iterable[Write]:
+        """All that the store has acknowledged and may have lost, each request whole. It does not change before the next
+        call of `durable`."""
 
 
 class Persister:
@@ -88,7 +90,7 @@ class Persister:
             writes += batch
             taken += 1
         verdicts = await self._commit(writes)
-        await self._ledger.durable(list(zip(writes, verdicts, strict=True)))
+        await self._ledger.durable(zip(writes, verdicts, strict=True))
         for _ in range(taken):
             _, worker = self._pending.popleft()
             if worker is not None:
@@ -125,11 +127,11 @@ class Persister:
 
     async def _rewrite(self, lost: str) -> None:
         """The store was restarted, or somebody deleted keys. As long as this leader lives it writes all of it again."""
-        whole = self._ledger.everything()
-        structlog.get_logger().error("store_lost_writes", what=lost, rewriting=len(whole))
-        follows = self._commits
-        while len(whole) > MAX_WRITES_PER_COMMIT:
+        structlog.get_logger().error("store_lost_writes", what=lost)
+        whole = iter(self._ledger.everything())
+        follows, part = self._commits, list(islice(whole, MAX_WRITES_PER_COMMIT))
+        while next_part := list(islice(whole, MAX_WRITES_PER_COMMIT)):
             self._parts -= 1
-            await self._store.rewrite(self._epoch, self._parts, follows, whole[:MAX_WRITES_PER_COMMIT])
-            follows, whole = self._parts, whole[MAX_WRITES_PER_COMMIT:]
-        await self._store.rewrite(self._epoch, self._commits, follows, whole)
+            await self._store.rewrite(self._epoch, self._parts, follows, part)
+            follows, part = self._parts, next_part
+        await self._store.rewrite(self._epoch, self._commits, follows, part)

@@ -2,26 +2,24 @@
 somebody asks for them."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
-from typing import TypeAlias
 
 import structlog
 
-from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable
-from scheduler_service.unreadable import SetAside, checked
+from scheduler_service.store import Store, StoreUnavailable, Unreadable
+from scheduler_service.unreadable import Found, SetAside, checked
 
-CHUNK = 64  # requests read at once; a step may have to wait for one such read
+CHUNK = 8  # requests read at once: taking them over holds up everybody else
 RETRY_S = 0.25
-
-
-Found: TypeAlias = Stored | Unreadable | None  # None: it is stored no longer
 
 
 class Recovery:
     """`take` gets each request as it was found. `known`: whether a request is live here already."""
 
-    def __init__(self, store: Store, take: Callable[[str, Found], None], known: Callable[[str], bool]) -> None:
+    def __init__(
+        self, store: Store, take: Callable[[str, Found], Awaitable[None]], known: Callable[[str], bool]
+    ) -> None:
         self.set_aside = SetAside(store)
         self.unread: dict[str, None] = {}  # ids, the best claim first
         self._store, self._take, self._known = store, take, known
@@ -35,9 +33,11 @@ class Recovery:
         and then took over none."""
         self._epoch = epoch
         index = await self._store.index()
-        with_kv = await self._store.read(index.with_kv)
+        with_kv = [(ids, await self._store.read(ids)) for ids in _chunks(index.with_kv)]
         self.unread = dict.fromkeys([*index.with_kv, *index.waiting])
-        self._taken(index.with_kv, with_kv)
+        for ids, read in with_kv:
+            await self._taken(ids, read)
+            await asyncio.sleep(0)
         self._due.set()
 
     def again(self) -> None:
@@ -56,7 +56,7 @@ class Recovery:
                     self.unread |= {id: None for ids in index for id in ids if not self._known(id)}
                     self._rolled_back = False
                 waiting = len(self.unread)
-                while self.unread:
+                while self.unread:  # it shrinks meanwhile: requests are also read when somebody asks for them
                     await self.fetch(list(islice(self.unread, CHUNK)))
                 await self.set_aside.carry_out(self._epoch)
                 self._log.info("recovered", waiting=waiting)
@@ -66,10 +66,10 @@ class Recovery:
 
     async def fetch(self, ids: Iterable[str]) -> None:
         """Take over those of `ids` that were not read yet. Raises StoreUnavailable."""
-        if wanted := [id for id in ids if id in self.unread]:
-            self._taken(wanted, await self._store.read(wanted))
+        for wanted in _chunks([id for id in ids if id in self.unread]):
+            await self._taken(wanted, await self._store.read(wanted))
 
-    def _taken(self, ids: list[str], read: list[Found]) -> None:
+    async def _taken(self, ids: list[str], read: list[Found]) -> None:
         for id, found in zip(ids, read, strict=True):
             if id in self.unread:  # else another call has read it meanwhile
                 del self.unread[id]
@@ -78,4 +78,8 @@ class Recovery:
                     if isinstance(found, Unreadable):
                         self.set_aside.found(id, found)
                         self._due.set()
-                    self._take(id, found)
+                    await self._take(id, found)
+
+
+def _chunks(ids: list[str]) -> list[list[str]]:
+    return [ids[at : at + CHUNK] for at in range(0, len(ids), CHUNK)]

@@ -1,6 +1,8 @@
 """Stored requests that cannot be read: found here, and kept apart in the store, so that none of them ends the service.
 What the store itself can check of a request, it checks (store/fields.py)."""
 
+from typing import TypeAlias
+
 import structlog
 from google.protobuf.message import DecodeError
 
@@ -8,8 +10,10 @@ from protos.errors import Lost
 from protos.v1 import gateway_link_pb2 as pb
 from scheduler_service.store import Store, Stored, StoreRefuses, Unreadable
 
+Found: TypeAlias = Stored | Unreadable | None  # None: it is not stored, or no longer
 
-def checked(id: str, found: Stored | Unreadable | None) -> Stored | Unreadable | None:
+
+def checked(id: str, found: Found) -> Found:
     """`found`, or why its payload is of no use."""
     if not isinstance(found, Stored):
         return found

@@ -22,22 +22,29 @@ class LoggedRound(NamedTuple):
     accepted: int
     logprobs: bytes = b""  # a serialized types.Logprobs
 
+    @property
+    def size(self) -> int:
+        """Bytes of it in a log."""
+        return _HEAD.size + 4 * len(self.tokens) + (_LENGTH.size + len(self.logprobs) if self.logprobs else 0)
+
 
 def encode(tokens: Sequence[int], drafted: int, accepted: int, logprobs: bytes = b"") -> bytes:
     """One round. Raises struct.error if a count or an id is out of range, ValueError for more than MAX_TOKENS."""
     if len(tokens) > MAX_TOKENS:
         raise ValueError(f"{len(tokens)} tokens in a round, of at most {MAX_TOKENS}")
-    head = _HEAD.pack(drafted, accepted, len(tokens) | (_LOGPROBS if logprobs else 0))
-    tail = _LENGTH.pack(len(logprobs)) + logprobs if logprobs else b""
-    return head + struct.pack(f"<{len(tokens)}I", *tokens) + tail
+    count = len(tokens)
+    if not logprobs:
+        return struct.pack(f"<BBH{count}I", drafted, accepted, count, *tokens)
+    head = struct.pack(f"<BBH{count}I", drafted, accepted, count | _LOGPROBS, *tokens)
+    return head + _LENGTH.pack(len(logprobs)) + logprobs
 
 
-def decode(log: bytes) -> Iterator[LoggedRound]:
-    """The rounds of a log, in order. Raises struct.error if the log is cut short."""
-    start = 0
-    for at, end, drafted, accepted, count in _heads(log):
-        tokens = struct.unpack_from(f"<{count}I", log, at)
-        logprobs = bytes(log[at + 4 * count + _LENGTH.size : end])
+def decode(log: bytes | bytearray, at: int = 0, start: int = 0) -> Iterator[LoggedRound]:
+    """The rounds of a log, in order, from byte `at` on: the one that begins there has `start` output tokens before it.
+    Raises struct.error if the log is cut short."""
+    for begin, end, drafted, accepted, count in _heads(log, at):
+        tokens = struct.unpack_from(f"<{count}I", log, begin)
+        logprobs = bytes(log[begin + 4 * count + _LENGTH.size : end])
         yield LoggedRound(start, tokens, drafted, accepted, logprobs)
         start += count
 
@@ -47,9 +54,8 @@ def count(log: bytes) -> int:
     return sum(count for *_, count in _heads(log))
 
 
-def _heads(log: bytes) -> Iterator[tuple[int, int, int, int, int]]:
-    """Of each round: where its tokens begin, where it ends, drafted, accepted, tokens."""
-    at = 0
+def _heads(log: bytes | bytearray, at: int = 0) -> Iterator[tuple[int, int, int, int, int]]:
+    """Of each round from byte `at` on: where its tokens begin, where it ends, drafted, accepted, tokens."""
     while at < len(log):
         drafted, accepted, word = _HEAD.unpack_from(log, at)
         at += _HEAD.size

@@ -8,6 +8,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -104,7 +105,7 @@ def relayed_before_it_is_durable() -> AbstractContextManager[Any]:
 
 
 def replace_log(tracked: Any) -> Any:
-    return replace(tracked, log=bytearray(tracked.log))
+    return replace(tracked, log=deepcopy(tracked.log), rounds=list(tracked.rounds))
 
 
 def nothing_is_written_anew() -> AbstractContextManager[Any]:

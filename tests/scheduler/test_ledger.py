@@ -1,11 +1,19 @@
 """What a leader keeps of requests that ended, as long as the store might have lost them; and how it tells of them."""
 
 import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from protos.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.lifecycle import State
 from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, Ledger, Tracked
+from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.round_log import MARK_EVERY
 from scheduler_service.store import MemoryStore, Verdict, Write
+from scheduler_service.store.rounds import LoggedRound, decode, encode
 from tests.scheduler.test_store_contract import record
 
 
@@ -64,3 +72,85 @@ async def test_while_much_is_told_commands_get_their_turns() -> None:
         turns.append(len(book.live))
     assert len(set(turns)) >= 4
     assert not book.live
+
+
+async def grow(book: Book, id: str, rounds: int) -> None:
+    """A live request with so many durable rounds of two tokens."""
+    book.live[id] = tracked = Tracked(pb.Submit(request_id=id), record(id), stored=True)
+    for start in range(0, 2 * rounds, 2):
+        await book.durable([advance(tracked, start)])
+
+
+def advance(tracked: Tracked, start: int) -> tuple[Write, Verdict]:
+    tracked.rounds.append(LoggedRound(start, (start, start + 1), 4, 1))
+    written = replace(tracked.record, emitted=start + 2)
+    return Write(written, start=start, log=encode([start, start + 1], 4, 1)), Verdict.APPLIED
+
+
+async def heard(outbox: GatewayOutbox) -> list[int]:
+    return [token for delta in (await outbox.take()).deltas for token in delta.tokens]
+
+
+async def test_a_follow_sends_what_is_durable_from_its_offset_on_and_then_what_comes() -> None:
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=100)
+    await book.follow("a", 197, outbox)
+    await book.durable([advance(book.live["a"], 200)])
+    assert await heard(outbox) == [196, 197, 198, 199, 200, 201]
+
+
+async def test_to_follow_from_the_end_few_rounds_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that links again follows a thousand requests at once, of hundreds of rounds each."""
+    book = Book()
+    await grow(book, "a", rounds=1000)
+    decoded = 0
+
+    def counted(*args: Any) -> Iterator[LoggedRound]:
+        nonlocal decoded
+        for one in decode(*args):
+            decoded += 1
+            yield one
+
+    monkeypatch.setattr("scheduler_service.round_log.decode", counted)
+    await book.follow("a", 2000, GatewayOutbox())
+    assert decoded <= MARK_EVERY
+
+
+async def test_while_many_requests_are_followed_others_get_their_turns() -> None:
+    book, outbox = Book(), GatewayOutbox()
+    for number in range(4 * AT_ONCE):
+        await grow(book, f"r{number}", rounds=1)
+    telling = asyncio.create_task(follow_all(book, outbox))
+    turns = set()
+    while not telling.done():
+        await asyncio.sleep(0)
+        turns.add(len(outbox.follows))
+    assert len(turns) >= 4
+    assert len(outbox.follows) == 4 * AT_ONCE
+
+
+async def follow_all(book: Book, outbox: GatewayOutbox) -> None:
+    for id in list(book.live):
+        await book.follow(id, 2, outbox)
+
+
+async def test_what_becomes_durable_while_a_long_output_is_repeated_is_not_missing() -> None:
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=3 * AT_ONCE)
+    following = asyncio.create_task(book.follow("a", 0, outbox))
+    await asyncio.sleep(0)
+    await book.durable([advance(book.live["a"], 6 * AT_ONCE)])
+    assert not following.done()
+    await following
+    assert await heard(outbox) == list(range(6 * AT_ONCE + 2))
+
+
+async def test_a_request_that_ends_while_its_output_is_repeated_is_told_to_its_end() -> None:
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=3 * AT_ONCE)
+    following = asyncio.create_task(book.follow("a", 0, outbox))
+    await asyncio.sleep(0)
+    await book.durable([(Write(book.live["a"].record, ending=b""), Verdict.APPLIED)])
+    await following
+    assert (await outbox.take()).deltas[-1].HasField("ending")
+    assert not outbox.follows

@@ -1,0 +1,36 @@
+"""The durable rounds of one live request, found again by token offset. It knows neither requests nor the store."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from scheduler_service.store.rounds import LoggedRound, decode
+
+MARK_EVERY = 16  # to find a round at most so many others are decoded
+
+
+class RoundLog:
+    """`stored`: the rounds in their stored form (store/rounds.py)."""
+
+    def __init__(self, stored: bytes = b"") -> None:
+        self.stored = bytearray()
+        self._rounds = 0
+        self._starts: list[int] = []  # of every MARK_EVERYth round: the output tokens before it ...
+        self._at: list[int] = []  # ... and the byte of `stored` where it begins
+        for round in decode(stored):
+            self.append(round.start, stored[len(self.stored) : len(self.stored) + round.size])
+
+    def append(self, start: int, encoded: bytes) -> None:
+        """One round more, with `start` output tokens before it."""
+        if self._rounds % MARK_EVERY == 0:
+            self._starts.append(start)
+            self._at.append(len(self.stored))
+        self._rounds += 1
+        self.stored += encoded
+
+    def since(self, offset: int) -> Iterator[LoggedRound]:
+        """The rounds that have tokens from output token `offset` on; also those that are appended meanwhile."""
+        if self._rounds:
+            mark = max(0, bisect_right(self._starts, offset) - 1)
+            for round in decode(self.stored, self._at[mark], self._starts[mark]):
+                if round.start + len(round.tokens) > offset:
+                    yield round
