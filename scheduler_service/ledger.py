@@ -211,7 +211,7 @@ class Ledger:
         """A request of that id ended before this one came. If it is the same one, it was sent again because its answer
         was lost."""
         try:
-            stored = await self._store.get(id)
+            stored = checked(id, await self._store.get(id))
         except StoreUnavailable as error:
             self._withdraw(id, tracked, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
             return

@@ -1,17 +1,21 @@
-"""Two real scheduler processes on one Redis, and what one does to them."""
+"""Two real scheduler processes on one Redis, and what one does to them. Each may run the code of another folder."""
 
 import asyncio
+import os
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from protos.health import PLAINTEXT, is_serving
 from tests.waiting import until
 
 LINK = "laps_sd.v1.GatewayLink"
+ROOT = Path(__file__).parents[2]
+STOP_S = 30.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -27,6 +31,7 @@ class SchedulerProcess:
     port: int
     arguments: tuple[str, ...]
     process: asyncio.subprocess.Process | None = None
+    code: Path = ROOT  # the folder whose scheduler_service it runs from its next start on
 
     @property
     def target(self) -> str:
@@ -35,7 +40,10 @@ class SchedulerProcess:
     async def start(self) -> None:
         """Returns when it is alive, in whatever role."""
         words = ("-m", "scheduler_service", "--standby", "--port", str(self.port), *self.arguments)
-        self.process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.DEVNULL)
+        path = {**os.environ, "PYTHONPATH": f"{self.code}{os.pathsep}{ROOT}"}
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, cwd=self.code, env=path, stderr=asyncio.subprocess.DEVNULL
+        )
 
         async def alive() -> bool:
             return await self._answers("")
@@ -51,6 +59,13 @@ class SchedulerProcess:
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
+
+    async def stop(self) -> None:
+        """SIGTERM; returns when it has ended."""
+        assert self.process is not None
+        self.process.terminate()
+        async with asyncio.timeout(STOP_S):
+            assert await self.process.wait() == 0
 
     async def kill(self) -> None:
         assert self.process is not None

@@ -61,6 +61,15 @@ async def all_read(leader: Leader) -> None:
     await until(done)
 
 
+async def all_set_aside(leader: Leader) -> None:
+    """There was something to set aside, and it is done."""
+
+    async def done() -> bool:
+        return leader.recovery.set_aside.count > 0 and not leader.recovery.set_aside.pending
+
+    await until(done)
+
+
 async def test_the_requests_that_the_last_code_without_a_version_stored_go_on(
     store: RedisStore, raw: redis.Redis, namespace: str
 ) -> None:
@@ -74,10 +83,10 @@ async def test_the_requests_that_the_last_code_without_a_version_stored_go_on(
         await worker.until("runs", "paused", "waits")
         assert list(worker.admitted["runs"].tokens) == [1, 2, 3, 4, 7, 8, 9, 8, 9]
         assert worker.admitted["runs"].sampling.seed == 7
-        entry = leader.core.entries["runs"]
+        entry = leader.core.fleet.entries["runs"]
         assert (entry.request.deadline, entry.request.tenant) == (4_102_444_800.0, "kiosk")
         assert (entry.acceptance.rounds, entry.acceptance.drafted) == (3, 12)
-        assert leader.core.entries["paused"].preemptions == 1
+        assert leader.core.fleet.entries["paused"].preemptions == 1
         await worker.report(worker.row("runs", 5, 1, finish=STOP), worker.row("paused", 1, 4, finish=STOP))
         await worker.until("waits")
         await worker.report(worker.row("waits", 0, 5, finish=STOP))
@@ -106,11 +115,8 @@ async def test_an_unreadable_request_is_set_aside_and_the_others_go_on(
         assert refusal.code == DATA_LOSS
         assert "its field prompt_tokens is malformed: b'many'" in refusal.message
         assert leader.recovery.set_aside.count == 1
-
-        async def kept() -> bool:
-            return bool(raw.sismember(store.keys.all_unreadable, broken))
-
-        await until(kept)
+        await all_set_aside(leader)
+    assert raw.smembers(store.keys.all_unreadable) == {broken.encode()}
     assert raw.hget(store.keys.unreadable(broken), "prompt_tokens") == b"many"
     async with live(store) as (leader, worker, gateway):  # which finds it no more, and still tells its client
         await all_read(leader)
@@ -118,6 +124,26 @@ async def test_an_unreadable_request_is_set_aside_and_the_others_go_on(
         await gateway.follow(broken)
         await gateway.until(lambda: broken in gateway.refused)
         assert "b'many'" in gateway.refused[broken].message
+
+
+async def test_a_person_may_mend_what_was_set_aside_and_give_it_back(store: RedisStore, raw: redis.Redis) -> None:
+    """As docs/reliability.md says."""
+    await leave(store, "a")
+    raw.hset(store.keys.request("a"), "prompt_tokens", "many")
+    async with live(store) as (leader, _, _):
+        await all_set_aside(leader)
+    raw.rename(store.keys.unreadable("a"), store.keys.request("a"))
+    raw.rename(store.keys.unreadable_log("a"), store.keys.log("a"))
+    for key in (store.keys.request("a"), store.keys.log("a")):
+        raw.persist(key)
+    raw.hset(store.keys.request("a"), "prompt_tokens", 3)
+    raw.zadd(store.keys.queues[0], {"a": 0})
+    async with live(store) as (_, worker, gateway):
+        await gateway.follow("a")
+        await worker.until("a")
+        await worker.report(worker.row("a", 1, 8, finish=STOP))
+        await gateway.until(lambda: "a" in gateway.endings)
+        assert gateway.tokens["a"] == [7, 8]
 
 
 async def test_who_followed_an_unreadable_request_before_it_was_read_hears_why(
@@ -143,7 +169,7 @@ async def test_a_payload_that_is_malformed_or_anothers_is_unreadable(store: Redi
         await gateway.until(lambda: len(gateway.refused) == 2)
         assert "its payload is malformed" in gateway.refused["b"].message
         assert "its payload does not belong to it" in gateway.refused["c"].message
-        assert list(leader.core.entries) == ["a"]
+        assert list(leader.core.fleet.entries) == ["a"]
 
 
 async def test_an_unreadable_request_that_is_submitted_again_is_not_run_twice(
@@ -193,7 +219,7 @@ async def test_another_model_continues_no_stored_request_and_nobody_waits_behind
             assert gateway.endings[id].finish_reason == ERROR
             assert gateway.endings[id].message == "it was submitted for model f; the workers now run model g"
             assert gateway.tokens[id] == tokens
-        assert list(leader.core.entries) == ["new"]
+        assert list(leader.core.fleet.entries) == ["new"]
         await worker.report(worker.row("new", 0, 5, finish=STOP))
         await gateway.until(lambda: "new" in gateway.endings)
     assert await store.index() == ([], [])
@@ -217,7 +243,7 @@ async def test_a_request_of_another_model_ends_also_if_it_is_read_after_the_work
         gated.opened.set()
         await gateway.until(lambda: "b" in gateway.endings)
         assert gateway.endings["b"].finish_reason == ERROR
-        assert not leader.core.entries
+        assert not leader.core.fleet.entries
     await gated.close()
 
 

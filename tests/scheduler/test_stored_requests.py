@@ -13,7 +13,7 @@ from scheduler_service.store.fields import ACCEPTANCE, MAJOR, MINOR, RECORD, REQ
 from tests.scheduler.builders import request
 from tests.scheduler.test_store_contract import Reign, record, tokens
 
-TABLE = REQUEST + RECORD + SCRIPT + ACCEPTANCE
+TABLE = REQUEST.fields + RECORD.fields + SCRIPT.fields + ACCEPTANCE.fields
 NEEDED = [field for field in TABLE if field.default is ...]
 BY_DEFAULT = [field for field in TABLE if field.default is not ...]
 
@@ -48,8 +48,8 @@ EXPECTED = Expected(Length(4.5, 0.75), 0.5)
 
 
 def value(stored: Stored, field: Field) -> object:
-    owner = stored.record.request if field in REQUEST else stored.record
-    return getattr(stored.record.acceptance if field in ACCEPTANCE else owner, field.attribute)
+    owner = stored.record.request if field in REQUEST.fields else stored.record
+    return getattr(stored.record.acceptance if field in ACCEPTANCE.fields else owner, field.attribute)
 
 
 async def readable(store: RedisStore, id: str = "a") -> Stored:
