@@ -104,7 +104,7 @@ class Bench:
     ready_at: dict[int, float] = field(default_factory=dict)  # since when each gateway has a leader with a worker
 
     async def waiting(self) -> int:
-        return int((await self.links[0].stats(inference_pb2.StatsRequest())).waiting)
+        return int((await self.links[0].scheduler.stats(inference_pb2.StatsRequest())).waiting)
 
     async def submit(self, waiting: int, prompt: int) -> list[Listener]:
         """The first `SLOTS` run, for ever; the others wait."""
