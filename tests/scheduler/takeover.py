@@ -120,7 +120,7 @@ class Bench:
         self.running += [self.tasks.create_task(each.run()) for each in those]
 
     async def waiting(self) -> int:
-        return int((await self.links[0].stats(inference_pb2.StatsRequest())).waiting)
+        return int((await self.links[0].scheduler.stats(inference_pb2.StatsRequest())).waiting)
 
     async def submit(self, waiting: int, prompt: int) -> list[Listener]:
         """The first `SLOTS` run, for ever; the others wait."""
