@@ -115,13 +115,16 @@ def scheduler(
 
 
 def write(file: Path, settings: dict[str, Any], found: dict[str, list[dict[str, Any]]]) -> None:
-    """Into the record: cells of the same key are replaced, others stay. So one record is made by several runs."""
+    """Into the record: rows with the same key are replaced, others stay, so that several runs make one record. The
+    settings are those of its cells."""
     record = json.loads(file.read_text()) if file.exists() else {}
+    if "cells" in found or not record:
+        record = {**settings, **record, **settings}
     for name, new in found.items():
         keys = [[one.get(part) for part in KEY] for one in new]
         old = [one for one in record.get(name, ()) if [one.get(part) for part in KEY] not in keys]
         record[name] = [*old, *new]
-    file.write_text(json.dumps({**settings, **record, **settings}, indent=2) + "\n")
+    file.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _say(line: str) -> None:
