@@ -98,7 +98,7 @@ def test_the_page_has_a_table_for_each_measurement_of_the_scheduler(record: dict
     theirs = {"commands_per_cpu_s": 100.0, "ended_per_command": 0.5}
     ratio = against.ratio(shape, [{**theirs, "rows_per_cpu_s": 6400.0, "rows_per_command": 32.0}], [theirs], slots=32)
     held = Held(turn_ms=4.0, turn_cpu_ms=3.0, call_cpu_ms=2.0, call="links/workers.py: _read", collected_ms=1.0)
-    stall = Stall(event="Stats", live=10, gateways=2, streams=3, rounds=4, scheduler=held, gateway=held)
+    stall = Stall(event="Stats", scheduler=held, gateway=held)
     counts = dict.fromkeys((field.name for field in fields(Packed)), 1)
     sections = {"against": [asdict(ratio)], "stalls": [asdict(stall)], "packed": [counts]}
     settings = {"slots": 32, "seconds": 10.0, "policy": "default", "python": "3", "cells": []}
