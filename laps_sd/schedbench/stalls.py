@@ -28,14 +28,10 @@ from protos.v1.gateway_link_pb2_grpc import GatewayLinkStub
 # Of the table: headings, and how a Stall fills them.
 COLUMNS = {
     "event": "{0.event}",
-    "scheduler: turn ms": "{0.scheduler.turn_ms:.1f}",
-    "of CPU": "{0.scheduler.turn_cpu_ms:.1f}",
-    "call": "{0.scheduler.call_cpu_ms:.1f} {0.scheduler.call}",
-    "collection": "{0.scheduler.collected_ms:.1f}",
-    "gateway: turn ms": "{0.gateway.turn_ms:.1f}",
-    "of CPU ": "{0.gateway.turn_cpu_ms:.1f}",
-    "call ": "{0.gateway.call_cpu_ms:.1f} {0.gateway.call}",
-    "collection ": "{0.gateway.collected_ms:.1f}",
+    "scheduler: turn, of CPU ms": "{0.scheduler.turn_ms:.1f}, {0.scheduler.turn_cpu_ms:.1f}",
+    "longest call": "{0.scheduler.call_cpu_ms:.1f} {0.scheduler.call}",
+    "gateway: turn, of CPU ms": "{0.gateway.turn_ms:.1f}, {0.gateway.turn_cpu_ms:.1f}",
+    "longest call ": "{0.gateway.call_cpu_ms:.1f} {0.gateway.call}",
 }
 PUBLIC = "laps_sd.v1.Inference"
 VOCABULARY = 128_000  # with its tokenizer of 3 MB, as those of large models
