@@ -91,7 +91,7 @@ def watch_calls(figures: Figures) -> None:
     def timed(handle: Any) -> None:
         callback, began_cpu_s = handle._callback, time.thread_time()
         task = getattr(callback, "__self__", None)
-        called = task.get_coro() if isinstance(task, asyncio.Task) else callback  # a task that ends forgets it
+        called = (isinstance(task, asyncio.Task) and task.get_coro()) or callback  # a task that ends forgets it
         run(handle)
         if figures.at_least(CALL_CPU_S, time.thread_time() - began_cpu_s):
             code = getattr(called, "cr_code", None)
