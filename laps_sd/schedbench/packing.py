@@ -4,13 +4,10 @@ as long as a GPU's, and each setting serves the same requests with the same luck
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from statistics import fmean
 from typing import Any
-
-from rich.table import Table
 
 from laps_sd.schedbench.cells import start
 from laps_sd.schedbench.gateways import Gateway
@@ -20,6 +17,21 @@ from laps_sd.stack import Options
 from protos.v1 import gateway_link_pb2
 from protos.v1 import worker_link_pb2 as pb
 
+# Of the table: headings, and how a Packed fills them.
+COLUMNS = {
+    "workers": "{0.workers:,}",
+    "waiting": "{0.waiting:,}",
+    "within ms": "{0.report_within_ms}",
+    "commands / s": "{0.commands_per_s:,.0f}",
+    "rows / s": "{0.rows_per_s:,.0f}",
+    "busy": "{0.busy:.0%}",
+    "stood": "{0.stood_share:.0%}",
+    "mean latency s": "{0.mean_latency_s:.3f}",
+    "p99 gap ms": "{0.p99_gap_ms:.0f}",
+    "preemptions": "{0.preemptions:,}",
+    "rounds late": "{0.late_rounds:.2f}",
+    "most": "{0.most_late_rounds}",
+}
 ROUND_S = 0.025
 MOST_PACKED = 8  # rounds in a row
 MAX_LAG = 16  # rounds that a worker runs beyond the last report that its command has seen
@@ -227,23 +239,3 @@ async def measure(workers: int, waiting: int, slots: int, within_ms: int, option
         late_rounds=fmean(late) if late else 0.0,
         most_late_rounds=max(late, default=0),
     )
-
-
-def table(cells: Sequence[Packed]) -> Table:
-    drawn = Table("workers", "waiting", "within ms", "commands / s", "rows / s", "busy", "stood", "mean latency s")
-    for name in ("p99 gap ms", "preemptions", "rounds late", "most"):
-        drawn.add_column(name)
-    for column in drawn.columns:
-        column.justify = "right"
-    for one in cells:
-        drawn.add_row(
-            *(f"{number:,}" for number in (one.workers, one.waiting, one.report_within_ms)),
-            *(f"{rate:,.0f}" for rate in (one.commands_per_s, one.rows_per_s)),
-            *(f"{share:.0%}" for share in (one.busy, one.stood_share)),
-            f"{one.mean_latency_s:.3f}",
-            f"{one.p99_gap_ms:.0f}",
-            f"{one.preemptions:,}",
-            f"{one.late_rounds:.2f}",
-            f"{one.most_late_rounds}",
-        )
-    return drawn

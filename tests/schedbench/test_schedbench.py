@@ -132,7 +132,6 @@ def test_ratios_are_those_of_rows_and_another_amount_of_work_shows() -> None:
     ratio = against.ratio(shape, ours, [theirs] * 3, slots=4)
     assert (ratio.least, ratio.median, ratio.most) == (2.0, 3.0, 4.0)
     assert ratio.rows_per_command == (3.0, 4.0)
-    assert not ratio.same_work
 
 
 async def test_a_scheduler_that_refuses_ends_the_bench() -> None:
