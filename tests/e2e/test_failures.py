@@ -13,8 +13,6 @@ from protos.health import is_serving
 from tests.e2e.stack import Stack, running_stack
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(180)
-
 GREEDY: dict[str, Any] = {"prompt": "Once upon a time there was a queue.", "max_tokens": 600, "ignore_eos": True}
 SEEDED: dict[str, Any] = {**GREEDY, "prompt": "In the queue there were", "temperature": 1.0, "seed": 7}
 

@@ -150,19 +150,9 @@ async def measure(waiting: int, prompt: int, kills: int, lease_s: float) -> dict
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # silence
     model = model_info(context_tokens=CONTEXT)
     with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder)) as redis:
-        more = (
-            "--policy",
-            "fcfs",
-            "--max-live",
-            str(2 * waiting + 100),
-            "--max-live-tokens",
-            str(10**12),
-            "--max-backlog-s",
-            "inf",
-            "--lease-s",
-            str(lease_s),
-        )
-        async with pair(redis.url, "takeover", *more) as schedulers, asyncio.TaskGroup() as tasks:
+        more = ["--policy", "fcfs", "--max-live", str(2 * waiting + 100), "--max-live-tokens", str(10**12)]
+        more += ["--max-backlog-s", "inf"]
+        async with pair(redis.url, "takeover", *more, lease_s=lease_s) as schedulers, asyncio.TaskGroup() as tasks:
             targets = [each.target for each in schedulers]
             bench = Bench(schedulers, talker := Talker())
 
