@@ -1,7 +1,7 @@
 """What one scheduler process has counted since it began to lead. Nothing here is stored, and nothing decides by it."""
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Changed, Effect, Finish, StepDone
@@ -24,17 +24,18 @@ class Counters:
         if tenant in self.refused_by_tenant or len(self.refused_by_tenant) < MAX_TENANTS:
             self.refused_by_tenant[tenant] += 1
 
-    def step_done(self, step: StepDone, effects: Iterable[Effect]) -> None:
+    def step_done(self, step: StepDone, effects: Sequence[Effect]) -> None:
         """`effects`: what the core made of `step`. Rows without an effect were stale, and do not count."""
-        counted = set()
-        for effect in effects:
-            if isinstance(effect, Changed):
-                self.preemptions += effect.record.state is State.PAUSED
-            elif effect.start is not None:
-                counted.add(effect.record.request.id)
+        advanced = [effect for effect in effects if not isinstance(effect, Changed) and effect.start is not None]
+        if len(advanced) < len(effects):
+            self.preemptions += sum(effect.record.state is State.PAUSED for effect in effects)
+        rows = step.rounds
+        if len(advanced) < len(rows):
+            counted = {effect.record.request.id for effect in advanced}
+            rows = tuple(row for row in rows if row.id in counted)
         tokens = drafts = drafted = accepted = 0
-        for row in step.rounds:
-            if row.id in counted and row.finish is not Finish.ERROR:
+        for row in rows:
+            if row.finish is not Finish.ERROR:
                 tokens += row.new
                 drafts += row.drafted > 0
                 drafted += row.drafted

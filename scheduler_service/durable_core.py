@@ -15,7 +15,7 @@ from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service import translate
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import Cancelled, Effect, Ended, Event, Plan, StepDone, Submitted, Tick
+from scheduler_service.core.types import Cancelled, Changed, Effect, Ended, Event, Plan, StepDone, Submitted, Tick
 from scheduler_service.counters import Counters
 from scheduler_service.event_log import EventLog
 from scheduler_service.learning import Learning
@@ -24,7 +24,7 @@ from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.persister import Persister
 from scheduler_service.session import Sessions
 from scheduler_service.store import Stored, Write
-from scheduler_service.store.rounds import encode
+from scheduler_service.store.rounds import LoggedRound, encode
 
 Rows = Mapping[str, worker_pb.Row]
 NO_ROWS: Rows = {}
@@ -113,15 +113,17 @@ class DurableCore:
             self._persister.put(writes, worker)
 
     def _write(self, effect: Effect, row: worker_pb.Row | None) -> Write:
+        """Called for every row of every report."""
         record = effect.record
         tracked = self._ledger.live[record.request.id]
         start, log, ending, brief = None, b"", None, False
-        if row is not None and row.tokens and getattr(effect, "start", None) is not None:
-            tracked.output.extend(row.tokens)
-            tracked.rows.append(row)
-            brief = not row.prefilled and record.goes_on(tracked.written)
+        if row is not None and not isinstance(effect, Changed) and effect.start is not None and row.tokens:
             logprobs = row.logprobs.SerializeToString() if row.HasField("logprobs") else b""
-            start, log = row.start, encode(row.tokens, row.drafted, row.accepted, logprobs)
+            round = LoggedRound(effect.start, tuple(row.tokens), row.drafted, row.accepted, logprobs)
+            tracked.output.extend(round.tokens)
+            tracked.rounds.append(round)
+            brief = not row.prefilled and record.goes_on(tracked.written)
+            start, log = effect.start, encode(*round[1:])
         if isinstance(effect, Ended):
             ending = self._end(effect, tracked, row).SerializeToString()
         tracked.written = record

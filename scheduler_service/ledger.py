@@ -4,18 +4,17 @@ Nothing is planned here. Whatever goes through many requests or rounds lets othe
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
 from protos.idempotence import content
 from protos.v1 import gateway_link_pb2 as pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.round_log import RoundLog
 from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable, Verdict, Write
-from scheduler_service.store.rounds import decode
+from scheduler_service.store.rounds import LoggedRound, decode
 from scheduler_service.unreadable import Found, checked, lost
 
 ENDED_KEPT_S = 10.0  # longer than the time of which a store that syncs every second can lose the writes
@@ -25,13 +24,13 @@ AT_ONCE = 32  # writes, follows or rounds handled until other tasks run
 @dataclass(slots=True)
 class Tracked:
     """A request that is live or ended just now. `record`, `log` and `ending` are durable; `written`, the last record
-    handed to the store, `output` and `rows` run ahead of them."""
+    handed to the store, `output` and `rounds` run ahead of them."""
 
     submit: pb.Submit
     record: Record
     written: Record = field(init=False)
     output: list[int] = field(default_factory=list)
-    rows: list[worker_pb.Row] = field(default_factory=list)  # with tokens, on their way to the store
+    rounds: list[LoggedRound] = field(default_factory=list)  # on their way to the store
     log: RoundLog = field(default_factory=RoundLog)
     ending: bytes | None = None
     stored: bool = False  # its first write is durable
@@ -122,7 +121,7 @@ class Ledger:
         for round in tracked.log.since(offset):
             if most and round.start >= offset + most:
                 return
-            outbox.repeat(id, round.start, round.tokens, round.drafted, round.accepted, round.logprobs)
+            outbox.repeat(id, round)
             await self._breathe()
         if tracked.ending is not None:
             outbox.ending(id, tracked.record.emitted, tracked.ending)
@@ -159,15 +158,16 @@ class Ledger:
 
     # ---- what the store says ----
 
-    async def durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
+    async def durable(self, written: Iterable[tuple[Write, Verdict]]) -> None:
         """These writes were committed: tell the gateways. The store has answered just now, so what it has held for
         ENDED_KEPT_S it will not lose any more."""
         for count, (write, verdict) in enumerate(written, 1):
             if count % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            id = write.record.request.id
+            request = write.record.request
+            id = request.id
             tracked = self.live.get(id)
-            if tracked is None or tracked.record.request.arrival != write.record.request.arrival:
+            if tracked is None or tracked.record.request.arrival != request.arrival:
                 continue  # another request of that id was there first
             if verdict is Verdict.EXISTS:
                 await self._exists(id, tracked)
@@ -193,9 +193,9 @@ class Ledger:
                 outbox.accepted(id)
         if write.start is not None:
             tracked.log.append(write.start, write.log)
-            row = tracked.rows.pop(0)
+            round = tracked.rounds.pop(0)
             for outbox in tracked.followers:
-                outbox.row(row, write.ending)
+                outbox.round(id, round, write.ending)
         elif write.ending is not None:
             for outbox in tracked.followers:
                 outbox.ending(id, tracked.record.emitted, write.ending)

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 
 from protos.errors import RequestError
 from protos.v1 import gateway_link_pb2 as pb
-from protos.v1 import worker_link_pb2 as worker_pb
+from scheduler_service.store.rounds import LoggedRound
 
 MAX_PENDING = 16_384  # items for one gateway; one that reads more slowly is cut off, and follows again by offset
 MAX_ITEMS = 4096  # in one message, which keeps it far below the size that gRPC accepts
@@ -34,22 +33,23 @@ class GatewayOutbox:
             request_id=id, code=error.code.value[0], message=error.message, retry_after_ms=error.retry_after_ms
         )
 
-    def row(self, row: worker_pb.Row, ending: bytes | None) -> None:
-        """A round as its worker reported it. `ending`: a serialized Ending, if it was the last one."""
-        delta = self._put().deltas.add(
-            request_id=row.request_id, start=row.start, tokens=row.tokens, drafted=row.drafted, accepted=row.accepted
-        )
-        if row.HasField("logprobs"):
-            delta.logprobs.CopyFrom(row.logprobs)
+    def round(self, id: str, round: LoggedRound, ending: bytes | None = None) -> None:
+        """A round that is durable now. `ending`: a serialized Ending, if it was the last one."""
+        delta = self._put().deltas.add()
+        delta.request_id = id  # one by one: arguments of `add` cost more, and this is done for every row
+        delta.start = round.start
+        delta.tokens.extend(round.tokens)
+        delta.drafted = round.drafted
+        delta.accepted = round.accepted
+        if round.logprobs:
+            delta.logprobs.MergeFromString(round.logprobs)
         if ending is not None:
             delta.ending.MergeFromString(ending)
-            self.follows.discard(row.request_id)
+            self.follows.discard(id)
 
-    def repeat(self, id: str, start: int, tokens: Sequence[int], drafted: int, accepted: int, logprobs: bytes) -> None:
-        """A stored round that the gateway asked for: it does not count towards MAX_PENDING."""
-        delta = self._put().deltas.add(request_id=id, start=start, tokens=tokens, drafted=drafted, accepted=accepted)
-        if logprobs:
-            delta.logprobs.MergeFromString(logprobs)
+    def repeat(self, id: str, round: LoggedRound) -> None:
+        """A round that the gateway asked for again: it does not count towards MAX_PENDING."""
+        self.round(id, round)
         self._pending -= 1
 
     def ending(self, id: str, start: int, ending: bytes) -> None:

@@ -20,7 +20,7 @@ RETRY_S, MAX_RETRY_S = 0.05, 0.25  # pauses between attempts: each is twice as l
 class Durable(Protocol):
     """Keeps account of what the store has acknowledged."""
 
-    async def durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
+    async def durable(self, written: Iterable[tuple[Write, Verdict]]) -> None:
         """These writes were committed, in this order."""
 
     def everything(self) -> Iterable[Write]:
@@ -90,7 +90,7 @@ class Persister:
             writes += batch
             taken += 1
         verdicts = await self._commit(writes)
-        await self._ledger.durable(list(zip(writes, verdicts, strict=True)))
+        await self._ledger.durable(zip(writes, verdicts, strict=True))
         for _ in range(taken):
             _, worker = self._pending.popleft()
             if worker is not None:

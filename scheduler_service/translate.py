@@ -97,11 +97,11 @@ def _to_round(row: worker_pb.Row) -> Round:
     )
 
 
-def of_plan(plan: Plan) -> list[worker_pb.Run]:
-    return [
-        worker_pb.Run(request_id=run.id, draft_len=run.draft_len, prefill_tokens=run.prefill_tokens)
-        for run in plan.schedule
-    ]
+def list_runs(plan: Plan, command: worker_pb.StepCommand) -> None:
+    """Put the plan's schedule into the command."""
+    add = command.rank.add
+    for run in plan.schedule:
+        add(request_id=run.id, draft_len=run.draft_len, prefill_tokens=run.prefill_tokens)
 
 
 def to_ending(record: Record, finish: Finish | None, now: float, message: str = "") -> gateway_pb.Ending:

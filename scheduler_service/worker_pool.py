@@ -137,11 +137,11 @@ class WorkerPool:
             seq=session.seq,
             seen_step=session.seen_step,
             admit=[self._admit(id, placement) for id, placement in admitted],
-            rank=translate.of_plan(plan),
             drop=plan.drop,
             offload=plan.offload,
             forget=forget,
         )
+        translate.list_runs(plan, command)
         session.commanded(command)
         return command
 

@@ -1,5 +1,4 @@
-"""Whether a model can be served on this machine: its architecture, and the memory that it needs. Nothing is loaded
-here."""
+"""Whether a model can be served on this machine: its architecture, and its memory. Nothing is loaded here."""
 
 import json
 from pathlib import Path
@@ -145,8 +144,7 @@ def _meminfo_free() -> int | None:
 
 
 def _cgroup_free() -> list[int]:
-    """Bytes that each of the control groups (version 2) around this process leaves to it: a container's limit is
-    one."""
+    """Bytes that each control group (version 2) around this process leaves to it, such as a container's limit."""
     if not _OWN_CGROUP.exists():
         return []
     own = next((line[3:] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::")), "/")

@@ -1,4 +1,4 @@
-"""Between the wire's messages and the engine's plain data. No decisions."""
+"""The wire's messages to the engine's plain data, and back. No decisions."""
 
 import gzip
 from collections.abc import Sequence
@@ -128,7 +128,7 @@ def of_cost(cost: CostProfile) -> pb.CostProfile:
 
 
 def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> gateway_link_pb2.ModelInfo:
-    """What a gateway needs to turn text into tokens and back. `context_tokens`: what the KV memory allows, too."""
+    """What a gateway needs to turn text into tokens and back. `context_tokens`: what both model and KV memory allow."""
     tokenizer = model.tokenizer
     return gateway_link_pb2.ModelInfo(
         name=model.name,

@@ -146,16 +146,19 @@ class RedisStore:
 def _change(write: Write) -> tuple[Any, ...]:
     """One write, in the order in which commit.lua unpacks it."""
     record, ended, submitted = write.record, write.ending is not None, write.submit is not None
-    pairs = [] if write.brief else fields.of_record(record)
+    if write.brief:  # most writes are
+        request = record.request
+        what = (request.id, fields.of_arrival(request), False, write.start, record.emitted, write.log)
+        return (*what, record.level, "", True, False, ())
+    pairs = fields.of_record(record)
     if write.submit is not None:
         pairs += [*fields.of_request(record.request), "submit", write.submit, "model", write.model]
     if write.ending is not None:
         pairs += ["ending", write.ending]
     start = record.emitted if write.start is None else write.start
-    score = "" if write.brief else repr(record.key)
     with_kv = record.state is not State.WAITING and not ended
     what = (record.request.id, fields.of_arrival(record.request), submitted, start, record.emitted, write.log)
-    return (*what, record.level, score, with_kv, ended, pairs)
+    return (*what, record.level, repr(record.key), with_kv, ended, pairs)
 
 
 def _stored(id: str, answer: Sequence[bytes] | bytes, log: bytes | list[bytes] | None) -> Stored | Unreadable | None:

@@ -32,9 +32,11 @@ def encode(tokens: Sequence[int], drafted: int, accepted: int, logprobs: bytes =
     """One round. Raises struct.error if a count or an id is out of range, ValueError for more than MAX_TOKENS."""
     if len(tokens) > MAX_TOKENS:
         raise ValueError(f"{len(tokens)} tokens in a round, of at most {MAX_TOKENS}")
-    head = _HEAD.pack(drafted, accepted, len(tokens) | (_LOGPROBS if logprobs else 0))
-    tail = _LENGTH.pack(len(logprobs)) + logprobs if logprobs else b""
-    return head + struct.pack(f"<{len(tokens)}I", *tokens) + tail
+    count = len(tokens)
+    if not logprobs:
+        return struct.pack(f"<BBH{count}I", drafted, accepted, count, *tokens)
+    head = struct.pack(f"<BBH{count}I", drafted, accepted, count | _LOGPROBS, *tokens)
+    return head + _LENGTH.pack(len(logprobs)) + logprobs
 
 
 def decode(log: bytes | bytearray, at: int = 0, start: int = 0) -> Iterator[LoggedRound]:

@@ -120,7 +120,7 @@ class Bench:
         self.running += [self.tasks.create_task(each.run()) for each in those]
 
     async def waiting(self) -> int:
-        return int((await self.links[0].stats(inference_pb2.StatsRequest())).waiting)
+        return int((await self.links[0].scheduler.stats(inference_pb2.StatsRequest())).waiting)
 
     async def submit(self, waiting: int, prompt: int) -> list[Listener]:
         """The first `SLOTS` run, for ever; the others wait."""
@@ -157,11 +157,13 @@ class Bench:
 
 
 @asynccontextmanager
-async def benched(redis_url: str, namespace: str, gateways: int, *more: str) -> AsyncIterator[Bench]:
+async def benched(
+    redis_url: str, namespace: str, gateways: int, *more: str, lease_s: float = 3.0
+) -> AsyncIterator[Bench]:
     """A pair of schedulers, and over real links a talker and so many gateways."""
     model = model_info(context_tokens=CONTEXT)
     flags = ("--policy", "fcfs", "--max-live-tokens", str(10**12), "--max-backlog-s", "inf", *more)
-    async with pair(redis_url, namespace, *flags) as schedulers, asyncio.TaskGroup() as tasks:
+    async with pair(redis_url, namespace, *flags, lease_s=lease_s) as schedulers, asyncio.TaskGroup() as tasks:
         targets = [each.target for each in schedulers]
         bench = Bench(schedulers, talker := Talker(), tasks)
 
@@ -196,9 +198,9 @@ async def benched(redis_url: str, namespace: str, gateways: int, *more: str) -> 
 async def measure(waiting: int, prompt: int, kills: int, lease_s: float) -> dict[str, Any]:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # silence
     gateways = 1 + (SLOTS + waiting - 1) // PER_GATEWAY
-    more = ("--max-live", str(2 * waiting + 100), "--lease-s", str(lease_s))
+    more = ("--max-live", str(2 * waiting + 100))
     with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder)) as redis:
-        async with benched(redis.url, "takeover", gateways, *more) as bench:
+        async with benched(redis.url, "takeover", gateways, *more, lease_s=lease_s) as bench:
             listeners = await bench.submit(waiting, prompt)
             bench.run(*listeners)
             took = [await bench.kill_leader(waiting, listeners) for _ in range(kills)]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from protos.v1 import gateway_link_pb2 as pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.core.lifecycle import State
 from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, Ledger, Tracked
 from scheduler_service.outbox import GatewayOutbox
@@ -75,10 +74,6 @@ async def test_while_much_is_told_commands_get_their_turns() -> None:
     assert not book.live
 
 
-def row(id: str, start: int, *tokens: int) -> worker_pb.Row:
-    return worker_pb.Row(request_id=id, start=start, tokens=tokens, drafted=4, accepted=1)
-
-
 async def grow(book: Book, id: str, rounds: int) -> None:
     """A live request with so many durable rounds of two tokens."""
     book.live[id] = tracked = Tracked(pb.Submit(request_id=id), record(id), stored=True)
@@ -87,8 +82,7 @@ async def grow(book: Book, id: str, rounds: int) -> None:
 
 
 def advance(tracked: Tracked, start: int) -> tuple[Write, Verdict]:
-    id = tracked.record.request.id
-    tracked.rows.append(row(id, start, start, start + 1))
+    tracked.rounds.append(LoggedRound(start, (start, start + 1), 4, 1))
     written = replace(tracked.record, emitted=start + 2)
     return Write(written, start=start, log=encode([start, start + 1], 4, 1)), Verdict.APPLIED
 

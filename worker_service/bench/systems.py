@@ -10,12 +10,12 @@ from worker_service.bench.race import Answer, Batch, Rounds
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Limits, Run, Sampling
 
-_PREFILL_TOKENS = 1024  # chunk: prompts are short, one round takes any of them
+_PREFILL_TOKENS = 1024  # in a step: prompts are short, so each is prefilled at once
 _names = itertools.count()
 
 
 class Ours:
-    """The engine, each round with up to `draft_len` drafts a request. No prefix is shared between answers."""
+    """Our engine, with up to `draft_len` drafts a round. Answers share no KV of equal beginnings."""
 
     def __init__(self, engine: Engine, draft_len: int, *, ignore_eos: bool = True) -> None:
         self._engine, self._draft_len, self._ignore_eos = engine, draft_len, ignore_eos
@@ -58,10 +58,10 @@ class Ours:
 
 
 class Generate:
-    """transformers' `generate` on a batch padded on the left. `options`: how it is assisted, if it is."""
+    """transformers' `generate` on a batch that is padded on the left. `options`: how its drafts are made, if any."""
 
     def __init__(self, model: Any, **options: Any) -> None:
-        """`model`: a causal LM in eval mode, its end-of-sequence ids are taken away."""
+        """`model`: a causal LM in eval mode; its end-of-sequence ids are taken away."""
         model.generation_config.eos_token_id = None
         for name in ("temperature", "top_p", "top_k"):
             setattr(model.generation_config, name, None)  # else it warns that greedy decoding has no use for them

@@ -1,4 +1,4 @@
-"""`python -m worker_service.distill`: generate, train, evaluate; each half goes on where it was interrupted."""
+"""`python -m worker_service.distill`: generate, train, evaluate. An interrupted run goes on where it was."""
 
 import argparse
 import json

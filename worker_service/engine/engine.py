@@ -126,8 +126,7 @@ class Engine:
         return ""
 
     def forget(self, request_id: str) -> None:
-        """Give back all that it holds, and know it no more: it ended, or another worker runs it. Unknown ids are no
-        error."""
+        """Give back all that it holds: it has ended, or another worker runs it. Unknown ids are no error."""
         self.drop(request_id)
         self._requests.pop(request_id, None)
 

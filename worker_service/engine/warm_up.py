@@ -48,8 +48,7 @@ def measure(engine: Engine, slots: int) -> CostProfile:
 
 
 class _Steps(NamedTuple):
-    """The fastest of a few: seconds of all but drafting, and of drafting for each position; tokens drafted in a
-    step."""
+    """The fastest of a few: seconds of all but drafting, and of each position drafted; tokens drafted in a step."""
 
     verify_s: float
     draft_s: float
