@@ -81,7 +81,9 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
     at_once, live = shape.workers * slots, shape.workers * slots + shape.waiting
     async with started(options, live) as processes, asyncio.TaskGroup() as tasks:
         workers = [Worker(processes.target, number, slots) for number in range(shape.workers)]
-        gateways = [Gateway(processes.target, live, number, shape.tenants) for number in range(shape.gateways)]
+        gateways = [
+            Gateway(processes.target, live, number, shape.tenants, shape.gateways) for number in range(shape.gateways)
+        ]
         running = [tasks.create_task(worker.run()) for worker in workers]
         await asyncio.gather(*(worker.attached.wait() for worker in workers))
         running += [tasks.create_task(gateway.run()) for gateway in gateways]

@@ -175,7 +175,7 @@ async def _with_gateway(options: Options, scale: Scale, processes: Processes, wa
         async with Client(f"{HOST}:{grpc_port}") as client:
             running += [tasks.create_task(_stream(client, number)) for number in range(scale.streams)]
             round_s = await _rounds(workers, scale)
-            gateways = [Gateway(processes.target, 0, number) for number in range(1, scale.gateways)]
+            gateways = [Gateway(processes.target, 0, number, 1, scale.gateways) for number in range(1, scale.gateways)]
             running += [tasks.create_task(gateway.run()) for gateway in gateways]
             await fill(gateways, scale.live - scale.streams)
             for worker in workers:
