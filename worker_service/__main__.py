@@ -79,14 +79,16 @@ async def work(settings: Settings, group: Group | None, server: Server, attached
         link = Link(
             settings.scheduler.split(","),
             tls=settings.tls,
-            worker_id=settings.worker_id,
             runner=runner,
-            model=of_model(model, context_tokens, engine.vocab_size),
-            slots=settings.slots,
-            blocks=settings.blocks,
-            block_tokens=settings.block_tokens,
-            host_blocks=engine.host_blocks,
-            max_draft=settings.max_draft,
+            hello=worker_link_pb2.Hello(
+                worker_id=settings.worker_id,
+                model=of_model(model, context_tokens, engine.vocab_size),
+                slots=settings.slots,
+                blocks=settings.blocks,
+                block_tokens=settings.block_tokens,
+                host_blocks=engine.host_blocks,
+                max_draft=settings.max_draft,
+            ),
             on_attached=server.set_ready,
         )
         attached.set_result(link)

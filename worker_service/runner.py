@@ -13,7 +13,7 @@ from time import perf_counter
 
 from worker_service.engine.cost_model import CostModel
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import CostProfile, Held, Limits, Run, Sampling, StepResult
+from worker_service.engine.types import Admission, CostProfile, Held, Run, StepResult
 from worker_service.engine.warm_up import measure
 from worker_service.watchdog import Task
 
@@ -22,19 +22,6 @@ _MAX_PENDING = 1024  # commands that came during one step; a scheduler sends few
 
 class TooManyCommandsError(Exception):
     """Far more commands than steps: the sender is not a scheduler that follows the protocol."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A request that a command brings, with all its tokens so far."""
-
-    request_id: str
-    placement: int
-    tokens: Sequence[int]
-    prompt_len: int
-    sampling: Sampling
-    limits: Limits
-    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +225,8 @@ class Runner:
             self._engine.drop(request_id)
         for request_id in command.offload:  # after the others have given back their room in the host's memory
             self._engine.offload(request_id)
-        for a in command.admit:
-            self._engine.admit(a.request_id, a.placement, a.tokens, a.prompt_len, a.sampling, a.limits, a.tenant)
+        for admission in command.admit:
+            self._engine.admit(admission)
         same_schedule = session.command is not None and session.command.schedule == command.schedule
         if command.forget or command.drop or command.offload or command.admit or not same_schedule:
             session.exhausted = False  # else nothing that could make a request run has changed

@@ -2,12 +2,13 @@
 
 import gzip
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from protos.v1 import gateway_link_pb2, types_pb2
 from protos.v1 import worker_link_pb2 as pb
-from worker_service.engine.types import CostProfile, Finish, Held, Limits, Logprob, Row, Run, Sampling, Skip
+from worker_service.engine.types import Admission, CostProfile, Finish, Held, Limits, Logprob, Row, Run, Sampling, Skip
 from worker_service.models import LoadedModel
-from worker_service.runner import Admission, Command, Report
+from worker_service.runner import Command, Report
 
 _FINISH = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
@@ -39,7 +40,7 @@ def _to_admission(message: pb.Admit) -> Admission:
         prompt_len=message.prompt_len,
         sampling=_to_sampling(message.sampling),
         limits=Limits(limits.max_tokens, limits.min_tokens, tuple(limits.stop), limits.ignore_eos),
-        tenant=message.tenant,
+        salt=message.tenant,
     )
 
 
@@ -117,14 +118,7 @@ def of_held(held: Held) -> pb.Held:
 
 
 def of_cost(cost: CostProfile) -> pb.CostProfile:
-    return pb.CostProfile(
-        draft_s=cost.draft_s,
-        verify_s=cost.verify_s,
-        verify_slope_s=cost.verify_slope_s,
-        prefill_token_s=cost.prefill_token_s,
-        verify_token_s=cost.verify_token_s,
-        offload_block_s=cost.offload_block_s,
-    )
+    return pb.CostProfile(**asdict(cost))
 
 
 def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> gateway_link_pb2.ModelInfo:

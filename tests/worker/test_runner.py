@@ -12,9 +12,9 @@ import pytest
 from tests.worker.harness import Tiny
 from tests.worker.scripted import DEADLINE_S, PROMPT, a_runner
 from worker_service.engine.hooks import LogitsContext
-from worker_service.engine.types import CostProfile, Limits, Run, Sampling, StepResult
+from worker_service.engine.types import Admission, CostProfile, Limits, Run, Sampling, StepResult
 from worker_service.pace import Pace
-from worker_service.runner import Admission, Command, Report
+from worker_service.runner import Command, Report
 
 
 @dataclass

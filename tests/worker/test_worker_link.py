@@ -8,6 +8,7 @@ import pytest
 from protos.serving import LINK_MESSAGE_BYTES, Server
 from protos.tls import Tls
 from protos.v1 import gateway_link_pb2, types_pb2
+from protos.v1 import worker_link_pb2 as pb
 from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from tests.worker.harness import Tiny
 from tests.worker.scripted import DEADLINE_S, HOST_BLOCKS, Attachment, ScriptedScheduler, a_runner, admit
@@ -34,14 +35,16 @@ async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         link = Link(
             ["127.0.0.1:1", f"127.0.0.1:{port}"],  # nobody is at the first
             tls=Tls(),
-            worker_id="w0",
             runner=runner,
-            model=gateway_link_pb2.ModelInfo(name="tiny"),
-            slots=2,
-            blocks=256,
-            block_tokens=8,
-            host_blocks=HOST_BLOCKS,
-            max_draft=8,
+            hello=pb.Hello(
+                worker_id="w0",
+                model=gateway_link_pb2.ModelInfo(name="tiny"),
+                slots=2,
+                blocks=256,
+                block_tokens=8,
+                host_blocks=HOST_BLOCKS,
+                max_draft=8,
+            ),
             on_attached=on_attached,
         )
         running = asyncio.create_task(link.run())

@@ -129,7 +129,7 @@ class SharedTarget(Target):
                 match call:
                     case "_compute", [*packed, ranges]:
                         self._own("_compute", *packed, [QueryRange(*each) for each in ranges])
-                    case ("new_pool" | "_save" | "_restore" | "_discard") as name, arguments:
+                    case ("new_pool" | "save" | "restore" | "discard") as name, arguments:
                         self._own(name, *arguments)
                     case name, _:
                         raise ParallelError(f"the leader asks for {name!r}: it is of another version")
@@ -144,14 +144,14 @@ class SharedTarget(Target):
         computed: tuple[torch.Tensor, torch.Tensor] = self._on_all("_compute", input_ids, positions, wanted, ranges)
         return computed
 
-    def _save(self, name: str, table: Sequence[int]) -> None:
-        self._on_all("_save", name, table)
+    def save(self, name: str, table: Sequence[int]) -> None:
+        self._on_all("save", name, table)
 
-    def _restore(self, name: str, first: int, table: Sequence[int]) -> None:
-        self._on_all("_restore", name, first, table)
+    def restore(self, name: str, first: int, table: Sequence[int]) -> None:
+        self._on_all("restore", name, first, table)
 
-    def _discard(self, name: str) -> None:
-        self._on_all("_discard", name)
+    def discard(self, name: str) -> None:
+        self._on_all("discard", name)
 
     def _on_all(self, name: str, *arguments: Any) -> Any:
         self._group.call(name, *arguments)
