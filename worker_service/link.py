@@ -17,7 +17,8 @@ from protos.tls import Tls
 from protos.v1 import worker_link_pb2 as pb
 from protos.v1.worker_link_pb2_grpc import WorkerLinkStub
 from worker_service.engine.types import Held
-from worker_service.runner import Report, Runner, TooManyCommandsError
+from worker_service.reporting import Report
+from worker_service.runner import Runner, TooManyCommandsError
 from worker_service.wire import of_cost, of_held, of_report, to_command
 
 HEARTBEAT_S = 1.0
@@ -49,9 +50,9 @@ class Link:
         hello: pb.Hello,
         on_attached: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """`schedulers`: HOST:PORT of each; one of them leads. `runner` must be warmed. `hello`: the worker's id, model and
-        sizes; what differs from session to session is filled in here. `on_attached` is told True at every welcome, and
-        False when that session has ended."""
+        """`schedulers`: HOST:PORT of each; one of them leads. `runner` must be warmed. `hello`: the worker's id, model
+        and sizes; what differs from session to session is filled in here. `on_attached` is told True at every welcome,
+        and False when that session has ended."""
         self._schedulers, self._tls = deque(schedulers), tls
         self._runner = runner
         self._hello, self._on_attached = hello, on_attached

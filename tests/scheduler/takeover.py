@@ -27,7 +27,8 @@ from tests.scheduler.pair import SchedulerProcess, pair
 from tests.waiting import until
 from worker_service.engine.types import Admission, CostProfile, Held, Row, StepResult
 from worker_service.link import Link as WorkerLink
-from worker_service.runner import Command, Report
+from worker_service.reporting import Report
+from worker_service.runner import Command
 
 ROUND_S = 0.02
 SLOTS = 4
@@ -79,7 +80,7 @@ class Talker:
                 self.output[id] += 1
             self._step += 1
             result = StepResult(tuple(rows), 10**6, 0.0, ROUND_S, 0.0)
-            self._report(Report(self._step, self._seq, result, 0.0, 0.0))
+            self._report(Report(self._step, self._seq, [result], 0.0, 0.0))
 
 
 class Listener:

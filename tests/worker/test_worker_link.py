@@ -89,6 +89,16 @@ async def test_a_standing_command_runs_until_its_requests_end(scheduler: Scripte
     assert reports[-1].free_blocks == 256
 
 
+async def test_rounds_that_merely_go_on_share_a_report_if_the_command_allows_it(scheduler: ScriptedScheduler) -> None:
+    attachment = await scheduler.attached()
+    await attachment.welcome()
+    await attachment.command(["a"], [admit("a", max_tokens=6)], draft_len=0, report_within_ms=60_000)
+    first, rest = await attachment.report(), await attachment.report()
+    assert (first.step, first.rows[0].start, list(first.rows[0].counts)) == (1, 0, [])
+    assert (rest.step, rest.rows[0].start, list(rest.rows[0].counts)) == (6, 1, [1] * 5)
+    assert rest.rows[0].finish == types_pb2.FINISH_REASON_LENGTH
+
+
 async def test_the_worker_runs_at_most_max_lag_rounds_ahead(scheduler: ScriptedScheduler) -> None:
     attachment = await scheduler.attached()
     await attachment.welcome(max_lag=3)
