@@ -183,7 +183,7 @@ class VirtualRunner(Runner):
         if self._busy:
             return  # the round in hand ends first
         try:
-            step = self._next_step(0.0)
+            step = self._next_step(self._loop.time())
         except _Idle:
             return
         assert step is not None
@@ -192,7 +192,7 @@ class VirtualRunner(Runner):
 
     def _ended_step(self, step: Any) -> None:
         self._busy = False
-        self._done(step, self._engine.step(step.command.schedule, self._slots), 0.0)
+        self._done(step, self._engine.step(step.command.schedule, self._slots), self._loop.time())
         self._turn()
 
 
