@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 import grpc
 import structlog
-import tenacity
 
 from protos import version
 from protos.serving import SILENT_S, channel, first_of
@@ -64,16 +63,18 @@ class Link:
 
     async def run(self) -> None:
         """Attach, again and again, until cancelled or drained."""
+        wait_s = 0.0
         while not self._draining:
-            async for attempt in tenacity.AsyncRetrying(
-                retry=tenacity.retry_if_exception_type(_CONNECTION_ERRORS),
-                wait=tenacity.wait_exponential(multiplier=RECONNECT_S, max=MAX_RECONNECT_S),
-                before_sleep=self._log_failure,
-            ):
-                with attempt:
-                    await self._attach_to_any()
-            # A scheduler that welcomes and hangs up must not be called in a tight loop.
-            await asyncio.sleep(RECONNECT_S)
+            try:
+                await self._attach_to_any()
+            except _CONNECTION_ERRORS as error:
+                log = self._log.debug if wait_s else self._log.warning  # one line an outage
+                log("not_attached", schedulers=list(self._schedulers), error=_brief(error))
+                wait_s = min(2 * wait_s or RECONNECT_S, MAX_RECONNECT_S)
+                await asyncio.sleep(wait_s)
+            else:
+                wait_s = 0.0
+                await asyncio.sleep(RECONNECT_S)  # one that welcomes and hangs up must not be called in a tight loop
 
     async def drain(self, timeout_s: float) -> None:
         """Take on no more requests, let those that run here end within `timeout_s` seconds, then say goodbye."""
@@ -202,13 +203,8 @@ class Link:
             await call.done_writing()
             await call.code()
 
-    def _log_failure(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        log = self._log.warning if state.attempt_number == 1 else self._log.debug  # one line an outage
-        log("not_attached", schedulers=list(self._schedulers), error=_brief(error))
 
-
-def _brief(error: BaseException | None) -> str:
+def _brief(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return f"{type(error).__name__}: {error}"

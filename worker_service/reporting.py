@@ -1,5 +1,4 @@
-"""Steps on their way into reports: one report each, or several steps in one. What a step did does not matter here
-beyond whether it can wait."""
+"""Steps on their way into reports: one report each, or several steps that can wait in one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

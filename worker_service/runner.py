@@ -57,8 +57,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that may run. `begun`: when, by perf_counter(); `idle_s`: seconds before it with work and no
-    permission."""
+    """A step that may run: when it began, by perf_counter(), and the seconds before it with work but no permission."""
 
     session: _Session
     command: Command
@@ -101,8 +100,7 @@ class Runner:
             self._session = _Session(max(max_lag, 1), Reporter(report, max(max_lag // 2, 1)))
 
     def detach(self) -> Future[list[Held]]:
-        """All commands are void, and no further step begins. Requests and their KV stay: the result says which. It
-        comes when the step in hand has ended."""
+        """All commands are void. The result, after the step in hand, tells which requests stay and their KV."""
         held: Future[list[Held]] = Future()
         with self._wake:
             self._session = None

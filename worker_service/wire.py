@@ -119,14 +119,8 @@ def _of_logprobs(logprobs: Sequence[Logprob]) -> types_pb2.Logprobs:
 
 
 def of_held(held: Held) -> pb.Held:
-    return pb.Held(
-        request_id=held.request_id,
-        placement=held.placement,
-        output_tokens=held.output_tokens,
-        blocks=held.blocks,
-        offloaded=held.offloaded,
-        prefill_owed=held.num_uncomputed,
-    )
+    fields = asdict(held)
+    return pb.Held(prefill_owed=fields.pop("num_uncomputed"), **fields)
 
 
 def of_cost(cost: CostProfile) -> pb.CostProfile:

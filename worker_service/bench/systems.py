@@ -77,12 +77,7 @@ class Generate:
         begun = perf_counter()
         with torch.inference_mode():
             result = self._model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=max_tokens,
-                do_sample=False,
-                pad_token_id=0,
-                **self._options,
+                ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0, **self._options
             )
         outputs = result[:, longest:].tolist()  # waits for the device
         seconds = perf_counter() - begun
