@@ -192,10 +192,7 @@ class Ledger:
             for outbox in tracked.followers:
                 outbox.accepted(id)
         if write.start is not None:
-            tracked.log.append(write.start, write.log)
-            round = tracked.rounds.pop(0)
-            for outbox in tracked.followers:
-                outbox.round(id, round, write.ending)
+            self._relay_rounds(id, tracked, write)
         elif write.ending is not None:
             for outbox in tracked.followers:
                 outbox.ending(id, tracked.record.emitted, write.ending)
@@ -206,6 +203,15 @@ class Ledger:
             del self.live[id]
             self._ended.pop(id, None)
             self._ended[id] = (self._clock(), tracked)
+
+    def _relay_rounds(self, id: str, tracked: Tracked, write: Write) -> None:
+        at = 0
+        while at < len(write.log):
+            round = tracked.rounds.pop(0)
+            tracked.log.append(round.start, write.log[at : at + round.size])
+            at += round.size
+            for outbox in tracked.followers:
+                outbox.round(id, round, write.ending if at == len(write.log) else None)
 
     async def _exists(self, id: str, tracked: Tracked) -> None:
         """A request of that id ended before this one came. If it is the same one, it was sent again because its answer
