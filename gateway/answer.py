@@ -6,7 +6,8 @@ from typing import Any
 
 from gateway.feed import Batch
 from protos.errors import DeadlinePassed, Failed
-from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
+from protos.link.v1 import gateway_link_pb2
+from protos.v1 import inference_pb2, types_pb2
 
 _FINAL = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH, types_pb2.FINISH_REASON_CANCELLED)
 

@@ -14,9 +14,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from gateway.config import RETRY_AFTER_MS
 from protos import version
 from protos.errors import NotServing, from_code
+from protos.link.v1 import gateway_link_pb2, gateway_link_pb2_grpc
 from protos.serving import SILENT_S, Stream, channel, first_of
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2, gateway_link_pb2_grpc, inference_pb2, types_pb2
+from protos.v1 import inference_pb2, status_pb2
 
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 0.3
@@ -80,7 +81,7 @@ class Connection:
 
     # Questions to the scheduler, each a call of its own. They raise NotServing, UnknownRequest.
 
-    async def get_request(self, request: inference_pb2.GetRequestRequest) -> types_pb2.RequestStatus:
+    async def get_request(self, request: inference_pb2.GetRequestRequest) -> status_pb2.RequestStatus:
         return await self._ask(lambda stub: stub.GetRequest(request, timeout=self._rpc_timeout_s))
 
     async def submission(self, request_id: str) -> gateway_link_pb2.Submit:
@@ -88,7 +89,7 @@ class Connection:
         request = inference_pb2.GetRequestRequest(request_id=request_id)
         return await self._ask(lambda stub: stub.GetSubmission(request, timeout=self._rpc_timeout_s))
 
-    async def stats(self, request: inference_pb2.StatsRequest) -> types_pb2.ServerStats:
+    async def stats(self, request: inference_pb2.StatsRequest) -> status_pb2.StatsResponse:
         return await self._ask(lambda stub: stub.Stats(request, timeout=self._rpc_timeout_s))
 
     async def _ask(self, call: Callable[[Stub], Awaitable[Answer]]) -> Answer:

@@ -11,7 +11,7 @@ from math import inf
 
 from gateway.stream_states import FLOW, LIFE, Act, Event, Flow, Life, Step, after
 from protos.errors import Lost, RequestError
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
 
 MOST_UNREAD = 1024  # tokens

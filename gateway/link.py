@@ -12,8 +12,9 @@ from gateway.stream_states import Event, Flow
 from gateway.text import TextModel
 from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest, from_code
 from protos.idempotence import content
+from protos.link.v1 import gateway_link_pb2
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2, types_pb2
+from protos.v1 import types_pb2
 
 QUEUE_PER_REQUEST = 4  # messages that may wait to be sent, for each live request
 AT_ONCE = 16  # streams told of something before the event loop takes its next turn

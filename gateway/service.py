@@ -34,7 +34,7 @@ from protos.errors import (
 )
 from protos.idempotence import REQUEST_ID
 from protos.serving import abort, trace
-from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -274,14 +274,14 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     @answers_errors
     async def GetRequest(  # noqa: N802
         self, request: inference_pb2.GetRequestRequest, context: Context
-    ) -> types_pb2.RequestStatus:
+    ) -> status_pb2.RequestStatus:
         _required_id(request.request_id)
         status = await self._link.scheduler.get_request(request)
         _own(request.request_id, status.tenant)
         return status
 
     @answers_errors
-    async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> types_pb2.ServerStats:  # noqa: N802
+    async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> status_pb2.StatsResponse:  # noqa: N802
         return await self._link.scheduler.stats(request)
 
 

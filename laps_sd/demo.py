@@ -19,7 +19,8 @@ from laps_sd.client import Client, Collector, Completion
 from laps_sd.stack import Options, Stack
 from laps_sd.up import Device, Dtype, run_stack
 from protos.errors import RequestError
-from protos.v1 import types_pb2
+from protos.times import milliseconds
+from protos.v1 import status_pb2
 
 ANSWER_TIMEOUT_S = 300.0
 REFRESH_S = 0.2
@@ -67,7 +68,7 @@ def demo(
     console = terminal.console()
     started = time.monotonic()
     answers = [Answer(prompt, max_tokens) for prompt, max_tokens in PROMPTS]
-    stats = types_pb2.ServerStats()
+    stats = status_pb2.StatsResponse()
     options = Options(
         model=model, policy=policy, device=device.value, dtype=dtype.value, workers=2, slots=2, grpc_port=0, http_port=0
     )
@@ -192,11 +193,11 @@ def _totals(answers: list[Answer]) -> Group:
     )
 
 
-def _scheduling(stats: types_pb2.ServerStats) -> str:
+def _scheduling(stats: status_pb2.StatsResponse) -> str:
     outside = max((worker.outside_forward_share for worker in stats.workers), default=0.0)
     idle = max((worker.idle_share for worker in stats.workers), default=0.0)
     return (
-        f"report to command: p50 {stats.report_to_command_p50_ms:.2f} ms, p99 {stats.report_to_command_p99_ms:.2f} ms; "
+        f"report to command: p50 {milliseconds(stats.report_to_command_p50):.2f} ms, p99 {milliseconds(stats.report_to_command_p99):.2f} ms; "
         f"the model waited {idle:.1%} of the time, {outside:.1%} was outside forward passes"
     )
 

@@ -8,9 +8,9 @@ import math
 from protos import version
 from protos.errors import BadInput
 from protos.idempotence import ID_RULE, REQUEST_ID
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.store.rounds import MAX_TOKENS
 
 MAX_SLOTS = 1024
@@ -76,8 +76,8 @@ def submit(message: gateway_pb.Submit, context_tokens: int) -> None:
     for name, value in (("prompt", message.prompt), ("max_tokens", message.limits.max_tokens)):
         if not value:
             raise BadInput(name, "must not be empty")
-    if (kind := getattr(message, "class")) not in types_pb.RequestClass.values():
-        raise BadInput("class", f"{kind} is none of the classes")
+    if (kind := message.priority) not in types_pb.Priority.values():
+        raise BadInput("priority", f"{kind} is none of the priorities")
     if not 0 <= message.sampling.temperature < math.inf:
         raise BadInput("temperature", "must be a number from 0")
     if not 0 <= message.sampling.top_p <= 1:

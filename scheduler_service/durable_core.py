@@ -10,8 +10,8 @@ from dataclasses import replace
 import structlog
 
 from protos.idempotence import content
-from protos.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import worker_link_pb2 as worker_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from scheduler_service import translate
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from heapq import nlargest
 
 from protos.errors import UnknownRequest
-from protos.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import types_pb2 as types_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import status_pb2 as status_pb
 from scheduler_service import translate
 from scheduler_service.core import backlog, outlook
 from scheduler_service.core.fleet import Fleet
@@ -19,14 +19,14 @@ from scheduler_service.session import WorkerSession
 MOST_LISTED = 256  # live requests and tenants in Stats, so that the cost of an answer stays bounded
 
 
-def stats(leader: Leader, requests: int = 0) -> types_pb.ServerStats:
+def stats(leader: Leader, requests: int = 0) -> status_pb.StatsResponse:
     """Figures of the service, and up to `requests` live requests, at most MOST_LISTED, the best claims first."""
     entries = leader.core.fleet.entries.values()
     states = Counter(entry.state for entry in entries)
     levels = Counter(entry.claim.level for entry in entries)
     delays = sorted(leader.counters.command_delays_s)
     counts, model = leader.counters, leader.workers.model
-    return types_pb.ServerStats(
+    return status_pb.StatsResponse(
         policy=policy_name(leader.core.fleet.policy),
         model=model.name if model else "",
         waiting=states[State.WAITING],
@@ -57,26 +57,26 @@ def stats(leader: Leader, requests: int = 0) -> types_pb.ServerStats:
     )
 
 
-def _tenants(leader: Leader) -> list[types_pb.TenantStatus]:
-    tenants: dict[str, types_pb.TenantStatus] = {}
+def _tenants(leader: Leader) -> list[status_pb.TenantStatus]:
+    tenants: dict[str, status_pb.TenantStatus] = {}
     for entry in leader.core.fleet.entries.values():
         name = entry.request.tenant
-        status = tenants.get(name) or tenants.setdefault(name, types_pb.TenantStatus(tenant=name))
+        status = tenants.get(name) or tenants.setdefault(name, status_pb.TenantStatus(tenant=name))
         status.tokens += entry.request.most_tokens
         if entry.state is State.WAITING:
             status.waiting += 1
         else:
             status.running += 1
     for name, refused in leader.counters.refused_by_tenant.items():
-        tenants.setdefault(name, types_pb.TenantStatus(tenant=name)).refused = refused
+        tenants.setdefault(name, status_pb.TenantStatus(tenant=name)).refused = refused
     return nlargest(MOST_LISTED, tenants.values(), key=lambda one: (one.waiting + one.running, one.refused))
 
 
-def _classes(fleet: Fleet) -> list[types_pb.ClassStatus]:
+def _classes(fleet: Fleet) -> list[status_pb.PriorityStatus]:
     waits_s = backlog.waits_s(fleet) if fleet.workers else {}
     return [
-        types_pb.ClassStatus(
-            **{"class": int(klass)},
+        status_pb.PriorityStatus(
+            priority=int(klass),
             requests=load.requests,
             tokens=load.tokens,
             backlog_s=waits_s.get(klass, 0.0),
@@ -85,7 +85,7 @@ def _classes(fleet: Fleet) -> list[types_pb.ClassStatus]:
     ]
 
 
-async def request_status(leader: Leader, id: str) -> types_pb.RequestStatus:
+async def request_status(leader: Leader, id: str) -> status_pb.RequestStatus:
     """Why am I waiting? Raises UnknownRequest, StoreUnavailable."""
     now = leader.clock()
     if id in leader.core.fleet.entries:
@@ -98,7 +98,7 @@ async def request_status(leader: Leader, id: str) -> types_pb.RequestStatus:
     return status
 
 
-def _live(leader: Leader, ids: Sequence[str]) -> list[types_pb.RequestStatus]:
+def _live(leader: Leader, ids: Sequence[str]) -> list[status_pb.RequestStatus]:
     now, fleet = leader.clock(), leader.core.fleet
     statuses = []
     for id, wait_s in zip(ids, outlook.waits_s(fleet, ids), strict=True):
@@ -114,9 +114,9 @@ def _live(leader: Leader, ids: Sequence[str]) -> list[types_pb.RequestStatus]:
     return statuses
 
 
-def _worker_status(leader: Leader, session: WorkerSession) -> types_pb.WorkerStatus:
+def _worker_status(leader: Leader, session: WorkerSession) -> status_pb.WorkerStatus:
     worker = leader.core.fleet.workers[session.worker]
-    return types_pb.WorkerStatus(
+    return status_pb.WorkerStatus(
         worker_id=session.worker,
         slots=worker.up.slots,
         running=len(worker.running),
@@ -130,10 +130,10 @@ def _worker_status(leader: Leader, session: WorkerSession) -> types_pb.WorkerSta
     )
 
 
-def _predictor_status(status: Status | None) -> types_pb.PredictorStatus:
+def _predictor_status(status: Status | None) -> status_pb.PredictorStatus:
     if status is None:
-        return types_pb.PredictorStatus(status="none")
-    return types_pb.PredictorStatus(
+        return status_pb.PredictorStatus(status="none")
+    return status_pb.PredictorStatus(
         status=status.word, version=status.version, finished=status.finished, trained_on=status.trained_on
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
 from protos.idempotence import content
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.round_log import RoundLog

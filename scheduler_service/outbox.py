@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 from protos.errors import RequestError
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.store.rounds import LoggedRound
 
 MAX_PENDING = 16_384  # items for one gateway; one that reads more slowly is cut off, and follows again by offset

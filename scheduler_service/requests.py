@@ -5,7 +5,8 @@ from functools import partial
 
 from protos.errors import DeadlinePassed, DuplicateRequest, NotServing, QueueFull, RequestError
 from protos.idempotence import content
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.watched import Watched
 from scheduler_service import checks
 from scheduler_service.config import Settings
@@ -81,7 +82,7 @@ class Requests:
         else:
             self._workers.call_for(id)
 
-    def _check(self, submit: pb.Submit, known: Tracked | None) -> pb.ModelInfo:
+    def _check(self, submit: pb.Submit, known: Tracked | None) -> common_pb.ModelInfo:
         """The model that runs it. Raises RequestError if the request cannot be run, however much room there is."""
         if known is not None:
             raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from protos.v1 import worker_link_pb2 as pb
+from protos.link.v1 import worker_link_pb2 as pb
 
 
 @dataclass(slots=True, eq=False)
@@ -35,14 +35,14 @@ class WorkerSession:
     def commanded(self, command: pb.StepCommand) -> None:
         """`command` is about to be sent."""
         edited = command.admit or command.forget or command.drop or command.offload
-        if self.stuck and (edited or command.rank != self.command.rank):
+        if self.stuck and (edited or command.schedule != self.command.schedule):
             self.stuck = False
         self.command = command
 
     def wait(self, seconds: float, max_lag: int) -> float:
         """Time has passed. Returns for how many seconds the worker has owed a report: it was told what to run, it is
         not stuck, and it is not `max_lag` rounds ahead of what its command has seen."""
-        owes = self.command.rank and not self.stuck and self.seen_step - self.command.seen_step < max_lag
+        owes = self.command.schedule and not self.stuck and self.seen_step - self.command.seen_step < max_lag
         self.owed_s = self.owed_s + seconds if owes else 0.0
         return self.owed_s
 
@@ -52,9 +52,9 @@ class WorkerSession:
         self.stuck = all(row.skipped for row in report.rows)
         self.owed_s = 0.0
         self.rounds += 1
-        self.forward_us += report.draft_us + report.verify_us
-        self.other_us += report.other_us
-        self.idle_us += report.idle_us
+        self.forward_us += report.draft_s + report.verify_s
+        self.other_us += report.other_s
+        self.idle_us += report.idle_s
         self.tokens += sum(len(row.tokens) for row in report.rows)
 
     @property

@@ -12,11 +12,11 @@ import structlog
 import tenacity
 
 from protos import version
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import worker_link_pb2 as pb
+from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
 from protos.serving import SILENT_S, channel, first_of
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2
-from protos.v1 import worker_link_pb2 as pb
-from protos.v1.worker_link_pb2_grpc import WorkerLinkStub
 from worker_service.engine.types import Held
 from worker_service.runner import Report, Runner, TooManyCommandsError
 from worker_service.wire import of_cost, of_held, of_report, to_command
@@ -48,7 +48,7 @@ class Link:
         tls: Tls,
         worker_id: str,
         runner: Runner,
-        model: gateway_link_pb2.ModelInfo,
+        model: common_pb.ModelInfo,
         slots: int,
         blocks: int,
         block_tokens: int,

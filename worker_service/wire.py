@@ -3,8 +3,9 @@
 import gzip
 from collections.abc import Sequence
 
-from protos.v1 import gateway_link_pb2, types_pb2
-from protos.v1 import worker_link_pb2 as pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import worker_link_pb2 as pb
+from protos.v1 import types_pb2
 from worker_service.engine.types import CostProfile, Finish, Held, Limits, Logprob, Row, Run, Sampling, Skip
 from worker_service.models import LoadedModel
 from worker_service.runner import Admission, Command, Report
@@ -43,7 +44,7 @@ def _to_admission(message: pb.Admit) -> Admission:
     )
 
 
-def _to_sampling(message: types_pb2.Sampling) -> Sampling:
+def _to_sampling(message: common_pb.Sampling) -> Sampling:
     return Sampling(
         temperature=message.temperature,
         top_p=message.top_p,
@@ -66,10 +67,10 @@ def of_report(report: Report, epoch: int, session: str) -> pb.StepReport:
         command_seq=report.command_seq,
         rows=[_of_row(row) for row in result.rows],
         free_blocks=result.free_blocks,
-        draft_us=_us(result.draft_s),
-        verify_us=_us(result.verify_s),
-        other_us=_us(report.other_s),
-        idle_us=_us(report.idle_s),
+        draft_s=result.draft_s,
+        verify_s=result.verify_s,
+        other_s=report.other_s,
+        idle_s=report.idle_s,
         cost=of_cost(report.cost) if report.cost else None,
     )
 
@@ -92,8 +93,8 @@ def _of_row(row: Row) -> pb.Row:
     )
 
 
-def _of_logprobs(logprobs: Sequence[Logprob]) -> types_pb2.Logprobs:
-    return types_pb2.Logprobs(
+def _of_logprobs(logprobs: Sequence[Logprob]) -> common_pb.Logprobs:
+    return common_pb.Logprobs(
         tokens=[
             types_pb2.Logprob(
                 logprob=own.logprob,
@@ -127,10 +128,10 @@ def of_cost(cost: CostProfile) -> pb.CostProfile:
     )
 
 
-def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> gateway_link_pb2.ModelInfo:
+def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> common_pb.ModelInfo:
     """What a gateway needs to turn text into tokens and back. `context_tokens`: what both model and KV memory allow."""
     tokenizer = model.tokenizer
-    return gateway_link_pb2.ModelInfo(
+    return common_pb.ModelInfo(
         name=model.name,
         fingerprint=model.fingerprint,
         context_tokens=context_tokens,

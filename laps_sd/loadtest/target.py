@@ -120,7 +120,7 @@ class Grpc(Target):
             "seed": abs(planned.index),
             "predicted_tokens": planned.predicted_tokens,
             "stop": planned.stop,
-            "request_class": f"REQUEST_CLASS_{planned.klass.upper()}",
+            "priority": f"PRIORITY_{planned.klass.upper()}",
         }
 
     async def answer(self, request: dict[str, Any], record: Record, clock: Clock) -> None:

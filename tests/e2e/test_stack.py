@@ -15,6 +15,7 @@ from laps_sd.client import Client, Collector
 from laps_sd.loadtest.command import FELL_BEHIND
 from laps_sd.top import frames
 from protos.errors import DeadlinePassed, UnknownRequest
+from protos.times import milliseconds
 from protos.v1 import types_pb2
 from tests.e2e.stack import Stack
 from tests.waiting import until
@@ -145,7 +146,7 @@ async def test_stats_tell_of_the_worker_and_the_delays(client: Client) -> None:
     await client.complete(**SHORT)
     stats = await client.stats()
     assert (stats.policy, len(stats.workers), stats.workers[0].slots) == ("gittins", 1, 1)
-    assert 0 < stats.report_to_command_p50_ms <= stats.report_to_command_p99_ms
+    assert 0 < milliseconds(stats.report_to_command_p50) <= milliseconds(stats.report_to_command_p99)
     assert stats.num_accepted_tokens <= stats.num_draft_tokens
 
 

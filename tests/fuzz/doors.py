@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import inference_pb2 as pb
-from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 
 TIMEOUT_S = 20.0
 PER_STREAM = 16  # messages at most
@@ -141,11 +141,11 @@ STRANGERS = (
 _SUBMIT = gateway_pb.Submit(
     request_id="one",
     prompt=[5, 6, 7],
-    sampling=types_pb.Sampling(**_SAMPLED),
-    limits=types_pb.Limits(max_tokens=3, stop=["a"]),
+    sampling=common_pb.Sampling(**_SAMPLED),
+    limits=common_pb.Limits(max_tokens=3, stop=["a"]),
     predicted_tokens=3,
 )
-_MODEL = gateway_pb.ModelInfo(name="m", fingerprint="f", context_tokens=1024, vocab_size=400)
+_MODEL = common_pb.ModelInfo(name="m", fingerprint="f", context_tokens=1024, vocab_size=400)
 _COST = worker_pb.CostProfile(draft_s=0.001, verify_s=0.001, prefill_token_s=1e-5)
 _ROW = worker_pb.Row(request_id="one", placement=1, tokens=[5], drafted=1, accepted=1, blocks=1)
 
@@ -164,12 +164,12 @@ def peers(fingerprint: str) -> tuple[Door, ...]:
         gateway_pb.FromGateway(cancel=gateway_pb.Cancel(request_id="one")),
     ]
     return (
-        Door("/laps_sd.v1.GatewayLink/Link", link, _stream, statuses=_STREAMED, share=6),
-        Door("/laps_sd.v1.GatewayLink/GetRequest", [pb.GetRequestRequest(request_id=id) for id in _IDS]),
-        Door("/laps_sd.v1.GatewayLink/GetSubmission", [pb.GetRequestRequest(request_id=id) for id in _IDS]),
-        Door("/laps_sd.v1.GatewayLink/Stats", [pb.StatsRequest(requests=2)]),
+        Door("/laps_sd.link.v1.GatewayLink/Link", link, _stream, statuses=_STREAMED, share=6),
+        Door("/laps_sd.link.v1.GatewayLink/GetRequest", [pb.GetRequestRequest(request_id=id) for id in _IDS]),
+        Door("/laps_sd.link.v1.GatewayLink/GetSubmission", [pb.GetRequestRequest(request_id=id) for id in _IDS]),
+        Door("/laps_sd.link.v1.GatewayLink/Stats", [pb.StatsRequest(requests=2)]),
         Door(
-            "/laps_sd.v1.WorkerLink/Attach",
+            "/laps_sd.link.v1.WorkerLink/Attach",
             [worker_pb.FromWorker(report=report), worker_pb.FromWorker(hello=hello)],
             _stream,
             first=worker_pb.FromWorker(hello=hello),

@@ -13,9 +13,9 @@ import grpc
 from laps_sd.client import Client
 from laps_sd.stack import Stack
 from protos.errors import RequestError, UnknownRequest
+from protos.link.v1 import gateway_link_pb2
+from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.serving import channel
-from protos.v1 import gateway_link_pb2
-from protos.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from tests.fuzz.doors import Broken, Door
 from tests.fuzz.inputs import mutated
 

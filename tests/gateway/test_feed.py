@@ -5,7 +5,8 @@ import pytest
 from gateway.feed import JUMPS_OF_A_FOLLOW, Feed
 from gateway.stream_states import Event
 from protos.errors import Lost, NotServing
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
 from tests.gateway.harness import ending
 
@@ -37,7 +38,7 @@ async def test_tokens_seen_before_are_cut_off(feed: Feed) -> None:
 
 async def test_log_probabilities_stay_with_their_tokens(feed: Feed) -> None:
     def with_logprobs(start: int, *tokens: int) -> pb.Delta:
-        logprobs = types_pb2.Logprobs(tokens=[types_pb2.Logprob(logprob=-float(token)) for token in tokens])
+        logprobs = common_pb.Logprobs(tokens=[types_pb2.Logprob(logprob=-float(token)) for token in tokens])
         return pb.Delta(start=start, tokens=tokens, logprobs=logprobs)
 
     feed.put(with_logprobs(0, 1, 2, 3))

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gateway.feed import BEYOND
 from laps_sd.client import SERVICE, Client
 from protos.errors import Lost, NotServing
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
 from tests.gateway.harness import TOKENIZER, WAIT_S, Scheduler, ending, gateway, ids, model_info, stack
 from tests.gateway.test_stream import begin, finish

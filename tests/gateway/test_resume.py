@@ -12,7 +12,8 @@ from gateway.feed import BEYOND
 from gateway.text import TextModel
 from laps_sd.client import Client, Collector
 from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, model_info, stack
 from tests.gateway.test_cli import generate, output
@@ -25,7 +26,7 @@ DETACH = {"on_disconnect": "ON_DISCONNECT_DETACH"}
 
 
 def submission(id: str = "r", **fields: Any) -> pb.Submit:
-    limits = types_pb2.Limits(max_tokens=40, stop=fields.pop("stop", []))
+    limits = common_pb.Limits(max_tokens=40, stop=fields.pop("stop", []))
     return pb.Submit(request_id=id, prompt=[1, 2, 3], limits=limits, tenant="default", **fields)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from laps_sd.client import Client, Completion
 from protos.errors import DeadlinePassed, Failed, QueueFull, RequestError, UnknownRequest
-from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, stack
 from tests.waiting import until
 
@@ -211,7 +211,7 @@ async def test_a_calls_own_deadline_is_the_requests() -> None:
 
 async def test_status_and_stats_come_from_the_scheduler() -> None:
     async with stack() as (scheduler, _, client):
-        scheduler.known["r"] = types_pb2.RequestStatus(request_id="r", state="paused", queue_level=2)
+        scheduler.known["r"] = status_pb2.RequestStatus(request_id="r", state="paused", queue_level=2)
         assert (await client.status("r")).queue_level == 2
         assert (await client.stats()).waiting == 3
 
@@ -225,6 +225,6 @@ async def test_an_unknown_request_is_not_found(call: str) -> None:
 
 async def test_a_request_of_another_gateway_can_be_cancelled() -> None:
     async with stack() as (scheduler, link, client):
-        scheduler.known["elsewhere"] = types_pb2.RequestStatus(request_id="elsewhere", state="running")
+        scheduler.known["elsewhere"] = status_pb2.RequestStatus(request_id="elsewhere", state="running")
         await client.cancel("elsewhere")
         assert (await link.next("cancel")).request_id == "elsewhere"

@@ -17,8 +17,8 @@ from gateway.feed import Feed
 from gateway.link import Link
 from protos.errors import DuplicateRequest, Lost, NotServing, QueueFull, RequestError, UnknownRequest
 from protos.idempotence import content
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
 from tests.gateway.harness import ending
 
@@ -51,7 +51,7 @@ class Scheduler:
 
     def hear(self) -> None:
         message = self.unheard.pop(0)
-        match message.WhichOneof("m"):
+        match message.WhichOneof("kind"):
             case "submit":
                 self._submitted(message.submit)
             case "follow":

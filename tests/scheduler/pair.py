@@ -13,7 +13,7 @@ from pathlib import Path
 from protos.health import PLAINTEXT, is_serving
 from tests.waiting import until
 
-LINK = "laps_sd.v1.GatewayLink"
+LINK = "laps_sd.link.v1.GatewayLink"
 ROOT = Path(__file__).parents[2]
 STOP_S = 30.0
 

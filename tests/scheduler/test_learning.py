@@ -12,7 +12,8 @@ from random import Random
 import psutil
 import pytest
 
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import learned
@@ -64,7 +65,7 @@ async def store(request: pytest.FixtureRequest, namespace: str) -> AsyncIterator
 
 
 def submit(prompt: tuple[int, ...]) -> gateway_pb.Submit:
-    return gateway_pb.Submit(prompt=prompt, limits=types_pb.Limits(max_tokens=500))
+    return gateway_pb.Submit(prompt=prompt, limits=common_pb.Limits(max_tokens=500))
 
 
 def finish(learning: Learning, requests: int = LEAST_NEW) -> None:

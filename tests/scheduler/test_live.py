@@ -10,7 +10,8 @@ import pytest
 import redis.asyncio as aioredis
 
 from protos.errors import UnknownRequest
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core.entry import Entry
@@ -84,7 +85,7 @@ async def test_a_payload_is_sent_once(live: Live) -> None:
     assert list(worker.command.admit[0].tokens) == [5, 6]
     await worker.report(worker.row("a", 0, 7))
     command = await worker.next_command()
-    assert [run.request_id for run in command.rank] == ["a"]
+    assert [run.request_id for run in command.schedule] == ["a"]
     assert not command.admit
 
 
@@ -113,7 +114,7 @@ async def test_cancel_ends_at_once_and_the_worker_forgets(live: Live) -> None:
 
 async def test_a_deadline_ends_a_request(live: Live) -> None:
     _, _, gateway = live
-    await gateway.submit("a", deadline_unix_ms=round(time.time() * 1000) + 200)
+    await gateway.submit("a", timeout_s=round(time.time() * 1000) + 200)
     await gateway.until(lambda: "a" in gateway.endings)
     assert gateway.endings["a"].finish_reason == types_pb.FINISH_REASON_DEADLINE
 
@@ -153,10 +154,10 @@ async def test_a_second_gateway_follows_from_an_offset(live: Live) -> None:
 
 async def test_a_resubmission_is_accepted_once_more_and_runs_once(live: Live) -> None:
     leader, _, gateway = live
-    await gateway.submit("a", deadline_unix_ms=10**15)
+    await gateway.submit("a", timeout_s=10**15)
     await gateway.until(lambda: "a" in gateway.accepted)
     gateway.accepted.clear()
-    await gateway.submit("a", deadline_unix_ms=10**15 + 1)  # each attempt has its own
+    await gateway.submit("a", timeout_s=10**15 + 1)  # each attempt has its own
     await gateway.until(lambda: "a" in gateway.accepted)
     assert len(leader.core.fleet.entries) == 1
 
@@ -184,12 +185,12 @@ async def test_only_a_submission_is_acknowledged(live: Live) -> None:
 
 async def test_a_resubmission_of_an_ended_request_gets_its_answer(live: Live) -> None:
     _, worker, gateway = live
-    await gateway.submit("a", deadline_unix_ms=10**15)
+    await gateway.submit("a", timeout_s=10**15)
     await worker.until("a")
     await worker.report(worker.row("a", 0, 7, 8, finish=STOP))
     await gateway.until(lambda: "a" in gateway.endings)
     again = ScriptedGateway(gateway.target)
-    await again.submit("a", deadline_unix_ms=10**15 + 1)
+    await again.submit("a", timeout_s=10**15 + 1)
     await again.until(lambda: "a" in again.endings or "a" in again.refused)
     assert again.tokens["a"] == [7, 8]
     await again.close()
@@ -270,17 +271,17 @@ async def test_what_exceeds_the_context_is_refused(live: Live) -> None:
     [
         ({"max_tokens": 0}, "max_tokens: must not be empty"),
         ({"class": 9}, "class: 9 is none of the classes"),
-        ({"sampling": types_pb.Sampling(temperature=math.nan)}, "temperature: must be a number from 0"),
+        ({"sampling": common_pb.Sampling(temperature=math.nan)}, "temperature: must be a number from 0"),
         (
-            {"sampling": types_pb.Sampling(presence_penalty=math.nan)},
+            {"sampling": common_pb.Sampling(presence_penalty=math.nan)},
             "sampling: penalties and bias must be at most 100",
         ),
         (
-            {"sampling": types_pb.Sampling(logit_bias=[types_pb.LogitBias(bias=1e9)])},
+            {"sampling": common_pb.Sampling(logit_bias=[common_pb.LogitBias(bias=1e9)])},
             "sampling: penalties and bias must be at most 100",
         ),
-        ({"sampling": types_pb.Sampling(logprobs=2**31)}, "logprobs: 2147483648 alternatives; at most 20"),
-        ({"sampling": types_pb.Sampling(top_p=-1)}, "top_p: must be from 0 to 1"),
+        ({"sampling": common_pb.Sampling(logprobs=2**31)}, "logprobs: 2147483648 alternatives; at most 20"),
+        ({"sampling": common_pb.Sampling(top_p=-1)}, "top_p: must be from 0 to 1"),
     ],
 )
 async def test_a_malformed_submission_is_refused_and_the_link_stays(

@@ -6,9 +6,10 @@ import math
 import grpc
 import pytest
 
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
 from scheduler_service.event_log import replay
@@ -25,7 +26,7 @@ async def test_a_burst_that_one_worker_lists_whole_reaches_the_idle_one_too(stor
             while worker.command.seq < leader.sessions[worker.name].seq or not worker.command.seq:
                 await worker.next_command()
         for id in "ab":  # before anybody plans
-            submit = gateway_pb.Submit(request_id=id, prompt=[1], limits=types_pb.Limits(max_tokens=9))
+            submit = gateway_pb.Submit(request_id=id, prompt=[1], limits=common_pb.Limits(max_tokens=9))
             await leader.requests.submit(submit, GatewayOutbox())
         await asyncio.gather(first.until("a"), second.until("b"))
         for peer in (first, second):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.v1 import worker_link_pb2 as worker_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1.types_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_DEADLINE, FINISH_REASON_LENGTH
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy

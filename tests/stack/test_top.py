@@ -12,18 +12,18 @@ from rich.console import Console
 from laps_sd.client import Client
 from laps_sd.top import Frame, frames, view
 from protos.errors import NotServing
-from protos.v1 import types_pb2
+from protos.v1 import status_pb2
 from tests.gateway.harness import stack
 
 RUN_S = 60.0
 
 
-def stats(**fields: Any) -> types_pb2.ServerStats:
-    return types_pb2.ServerStats(policy="laps-sd", model="tiny", **fields)
+def stats(**fields: Any) -> status_pb2.StatsResponse:
+    return status_pb2.StatsResponse(policy="laps-sd", model="tiny", **fields)
 
 
-def worker(**fields: Any) -> types_pb2.WorkerStatus:
-    return types_pb2.WorkerStatus(worker_id="w", slots=4, running=3, blocks=100, free_blocks=75, **fields)
+def worker(**fields: Any) -> status_pb2.WorkerStatus:
+    return status_pb2.WorkerStatus(worker_id="w", slots=4, running=3, blocks=100, free_blocks=75, **fields)
 
 
 def text(frame: Frame | NotServing) -> str:
@@ -56,7 +56,7 @@ def test_acceptance_is_that_of_late() -> None:
 
 
 def test_people_see_queues_workers_and_requests() -> None:
-    live = types_pb2.RequestStatus(
+    live = status_pb2.RequestStatus(
         request_id="[red]a", state="paused", queue_level=2, output_tokens=5, predicted_tokens=20, rounds=3,
         acceptance_rate=0.5, estimated_end=107.5, preemptions=4, worker_id="w",
     )  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_program_sees_numbers_also_where_they_are_zero() -> None:
 async def test_a_server_that_comes_back_is_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [stats(finished=1), NotServing("away"), stats(finished=5), stats(finished=6)]
 
-    async def answer(_: Client, requests: int = 0) -> types_pb2.ServerStats:
+    async def answer(_: Client, requests: int = 0) -> status_pb2.StatsResponse:
         if isinstance(said := answers.pop(0), Exception):
             raise said
         return said

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from protos.link.v1 import common_pb2
+from protos.link.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from protos.serving import LINK_MESSAGE_BYTES, Server
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2, types_pb2
-from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
+from protos.v1 import types_pb2
 from tests.worker.harness import Tiny
 from tests.worker.scripted import DEADLINE_S, HOST_BLOCKS, Attachment, ScriptedScheduler, a_runner, admit
 from worker_service import link as link_module
@@ -36,7 +37,7 @@ async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
             tls=Tls(),
             worker_id="w0",
             runner=runner,
-            model=gateway_link_pb2.ModelInfo(name="tiny"),
+            model=common_pb2.ModelInfo(name="tiny"),
             slots=2,
             blocks=256,
             block_tokens=8,
