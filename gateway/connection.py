@@ -81,13 +81,16 @@ class Connection:
 
     # Questions to the scheduler, each a call of its own. They raise NotServing, UnknownRequest.
 
-    async def get_request(self, request: inference_pb2.GetRequestRequest) -> status_pb2.RequestStatus:
+    async def get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.GetRequestResponse:
         return await self._ask(lambda stub: stub.GetRequest(request, timeout=self._rpc_timeout_s))
 
     async def submission(self, request_id: str) -> gateway_link_pb2.Submit:
         """The request as a gateway submitted it, without its deadline."""
-        request = inference_pb2.GetRequestRequest(request_id=request_id)
+        request = gateway_link_pb2.GetSubmissionRequest(request_id=request_id)
         return await self._ask(lambda stub: stub.GetSubmission(request, timeout=self._rpc_timeout_s))
+
+    async def list_requests(self, request: inference_pb2.ListRequestsRequest) -> inference_pb2.ListRequestsResponse:
+        return await self._ask(lambda stub: stub.ListRequests(request, timeout=self._rpc_timeout_s))
 
     async def stats(self, request: inference_pb2.StatsRequest) -> status_pb2.StatsResponse:
         return await self._ask(lambda stub: stub.Stats(request, timeout=self._rpc_timeout_s))
@@ -125,7 +128,7 @@ class Connection:
     def _log_failure(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if state.attempt_number == 1:  # one line for each outage
-            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            reason = version.reason(error, "gateway") if isinstance(error, grpc.aio.AioRpcError) else str(error)
             self._log.warning("not_linked", schedulers=list(self._schedulers), reason=reason)
 
     async def _converse_with_any(self) -> None:

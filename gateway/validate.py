@@ -32,7 +32,7 @@ async def submission(
 ) -> gateway_link_pb2.Submit:
     """What the scheduler gets for a request that may live `timeout_s` seconds. `turns`: the tenant's long inputs that
     may be encoded at a time. Raises BadInput."""
-    deadline_unix_ms = int((time.time() + timeout_s) * 1000)
+    deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
     prompt = await encode_input(request, model, max_input_bytes, turns)
     request_id = request.request_id or uuid.uuid4().hex
@@ -42,13 +42,21 @@ async def submission(
         sampling=sampling(request, request_id),
         limits=limits(request, len(prompt), model.context_tokens),
         tenant=tenant,
-        timeout_s=deadline_unix_ms,
+        timeout_s=max(0.0, deadline - time.monotonic()),
         on_disconnect=request.on_disconnect or types_pb2.ON_DISCONNECT_CANCEL,
+        input_digest=_digest(request),
         priority=request.priority or types_pb2.PRIORITY_DEFAULT,
     )
     if request.HasField("predicted_tokens"):
         submit.predicted_tokens = request.predicted_tokens
     return submit
+
+
+def _digest(request: inference_pb2.GenerateRequest) -> bytes:
+    """Tells one input from another, whatever the template makes of it."""
+    kind = request.WhichOneof("input") or ""
+    data = request.prompt.encode() if kind == "prompt" else request.chat.SerializeToString(deterministic=True)
+    return hashlib.blake2b(data, digest_size=16, person=kind.encode()).digest()
 
 
 def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laps_sd import terminal
-from laps_sd.client import Client, Collector, Completion
+from laps_sd.client import Client, Collector, Completion, request_state
 from laps_sd.stack import Options, Stack
 from laps_sd.up import Device, Dtype, run_stack
 from protos.errors import RequestError
@@ -137,8 +137,8 @@ async def _refresh_state(client: Client, answer: Answer) -> None:
     if answer.collector.request_id and answer.state in ("running", "paused"):
         with suppress(RequestError):
             status = await client.status(answer.collector.request_id)
-            if answer.state in ("running", "paused") and status.state in ("running", "paused"):
-                answer.state = status.state
+            if answer.state in ("running", "paused") and (state := request_state(status)) in ("running", "paused"):
+                answer.state = state
 
 
 _COLORS = {"waiting": "dim", "running": "green", "paused": "yellow", "done": "bold", "failed": "red"}
@@ -196,8 +196,9 @@ def _totals(answers: list[Answer]) -> Group:
 def _scheduling(stats: status_pb2.StatsResponse) -> str:
     outside = max((worker.outside_forward_share for worker in stats.workers), default=0.0)
     idle = max((worker.idle_share for worker in stats.workers), default=0.0)
+    p50_ms, p99_ms = milliseconds(stats.report_to_command_p50), milliseconds(stats.report_to_command_p99)
     return (
-        f"report to command: p50 {milliseconds(stats.report_to_command_p50):.2f} ms, p99 {milliseconds(stats.report_to_command_p99):.2f} ms; "
+        f"report to command: p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms; "
         f"the model waited {idle:.1%} of the time, {outside:.1%} was outside forward passes"
     )
 

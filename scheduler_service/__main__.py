@@ -10,6 +10,7 @@ import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from protos.errors import NotServing
+from protos.former import FormerLinks
 from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from protos.serving import LINK_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
 from protos.settings import read
@@ -50,6 +51,7 @@ async def serve(settings: Settings) -> None:
     server = make_server(settings)
     worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(slot), server.grpc)
     gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(slot), server.grpc)
+    server.grpc.add_generic_rpc_handlers((FormerLinks(),))
     async with stop_signals() as stopping:
         port = await server.start(settings.host, settings.port)
         structlog.get_logger().info("listening", host=settings.host, port=port, standby=settings.standby)

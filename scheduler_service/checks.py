@@ -20,6 +20,7 @@ MAX_SKEW_S = 24 * 3600  # between the clocks of two leaders
 MAX_DRAFT = 255  # what a stored round can tell, as the next one
 MAX_LOGIT_CHANGE = 100.0  # more than any sense needs, and nothing a worker's sums could overflow with
 MAX_LOGPROBS = 20
+MAX_TIMEOUT_S = 1e9
 _ENDINGS = (types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_LENGTH, types_pb.FINISH_REASON_ERROR)
 
 
@@ -78,6 +79,8 @@ def submit(message: gateway_pb.Submit, context_tokens: int) -> None:
             raise BadInput(name, "must not be empty")
     if (kind := message.priority) not in types_pb.Priority.values():
         raise BadInput("priority", f"{kind} is none of the priorities")
+    if not 0 <= message.timeout_s <= MAX_TIMEOUT_S:
+        raise BadInput("timeout_s", f"must be from 0 to {MAX_TIMEOUT_S:g}")
     if not 0 <= message.sampling.temperature < math.inf:
         raise BadInput("temperature", "must be a number from 0")
     if not 0 <= message.sampling.top_p <= 1:

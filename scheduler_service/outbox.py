@@ -30,7 +30,7 @@ class GatewayOutbox:
     def refuse(self, id: str, error: RequestError) -> None:
         self.follows.discard(id)
         self._put().refusals.add(
-            request_id=id, code=error.code.value[0], message=error.message, retry_after_ms=error.retry_after_ms
+            request_id=id, code=error.code.value[0], message=error.message, retry_after_s=error.retry_after_ms / 1000
         )
 
     def round(self, id: str, round: LoggedRound, ending: bytes | None = None) -> None:

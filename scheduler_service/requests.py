@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from protos.errors import DeadlinePassed, DuplicateRequest, NotServing, QueueFull, RequestError
-from protos.idempotence import content
+from protos.idempotence import same
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.watched import Watched
@@ -63,7 +63,7 @@ class Requests:
         StoreUnavailable."""
         id = submit.request_id
         await self._recovery.fetch([id])
-        if (known := self._ledger.live.get(id)) is not None and content(known.submit) == content(submit):
+        if (known := self._ledger.live.get(id)) is not None and same(known.submit, submit):
             if known.stored:
                 outbox.accepted(id)
             await self._ledger.follow(id, 0, outbox)

@@ -24,9 +24,9 @@ class WorkerSession:
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # a command is due
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     rounds: int = 0
-    forward_us: int = 0  # drafting and verifying
-    other_us: int = 0
-    idle_us: int = 0
+    forward_s: float = 0.0  # drafting and verifying
+    other_s: float = 0.0
+    idle_s: float = 0.0
     tokens: int = 0  # of output
 
     def close(self) -> None:
@@ -52,21 +52,22 @@ class WorkerSession:
         self.stuck = all(row.skipped for row in report.rows)
         self.owed_s = 0.0
         self.rounds += 1
-        self.forward_us += report.draft_s + report.verify_s
-        self.other_us += report.other_s
-        self.idle_us += report.idle_s
+        self.forward_s += report.draft_s + report.verify_s
+        self.other_s += report.other_s
+        self.idle_s += report.idle_s
         self.tokens += sum(len(row.tokens) for row in report.rows)
 
     @property
     def idle_share(self) -> float:
-        return self._share(self.idle_us)
+        return self._share(self.idle_s)
 
     @property
     def outside_forward_share(self) -> float:
-        return self._share(self.idle_us + self.other_us)
+        return self._share(self.idle_s + self.other_s)
 
-    def _share(self, part_us: int) -> float:
-        return part_us / max(1, self.forward_us + self.other_us + self.idle_us)
+    def _share(self, part_s: float) -> float:
+        whole_s = self.forward_s + self.other_s + self.idle_s
+        return part_s / whole_s if whole_s else 0.0
 
 
 class Sessions(dict[str, WorkerSession]):

@@ -224,5 +224,5 @@ class Link:
 
 def _brief(error: BaseException | None) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return version.reason(error, "worker")
     return f"{type(error).__name__}: {error}"

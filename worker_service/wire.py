@@ -23,7 +23,7 @@ def to_command(message: pb.StepCommand) -> Command:
     return Command(
         seq=message.seq,
         seen_step=message.seen_step,
-        schedule=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.rank],
+        schedule=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.schedule],
         admit=[_to_admission(admit) for admit in message.admit],
         drop=list(message.drop),
         offload=list(message.offload),
@@ -143,7 +143,3 @@ def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> common
             name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
         },
     )
-
-
-def _us(seconds: float) -> int:
-    return max(round(seconds * 1e6), 0)

@@ -241,7 +241,8 @@ def _events(
     async def ask_stats() -> None:
         async with channel(processes.target) as link:
             for _ in range(QUESTIONS // 10):
-                await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest(requests=1000))
+                await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest())
+                await GatewayLinkStub(link).ListRequests(inference_pb2.ListRequestsRequest(page_size=256))
 
     async def ask_requests() -> None:
         async with channel(processes.target) as link:

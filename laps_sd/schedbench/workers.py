@@ -17,7 +17,7 @@ CONTEXT_TOKENS = 8192
 VOCABULARY = 32_000
 BLOCK_TOKENS = 16
 BLOCKS = 1 << 20
-BUSY_US = 20_000  # what a worker says a round took: a scheduler plans with it
+BUSY_S = 0.02  # what a worker says a round took: a scheduler plans with it
 MODEL = common_pb.ModelInfo(
     name="none", fingerprint="none", context_tokens=CONTEXT_TOKENS, vocab_size=VOCABULARY, tokenizer_json=b"none"
 )
@@ -50,7 +50,7 @@ class Worker:
         self._target, self._slots = target, slots
         self._random = Random(number)
         self._requests: dict[str, Request] = {}
-        cost = pb.CostProfile(verify_s=BUSY_US / 1e6, draft_s=1e-3, verify_slope_s=1e-4, prefill_token_s=1e-5)
+        cost = pb.CostProfile(verify_s=BUSY_S, draft_s=1e-3, verify_slope_s=1e-4, prefill_token_s=1e-5)
         self._hello = pb.Hello(
             protocol=version.CURRENT,
             worker_id=f"worker-{number}",
@@ -117,7 +117,7 @@ class Worker:
             step=step,
             command_seq=command.seq,
             free_blocks=BLOCKS // 2,
-            verify_us=BUSY_US,
+            verify_s=BUSY_S,
         )
         self.rounds += 1
         for run in command.schedule:

@@ -51,15 +51,28 @@ class GatewayLink(rpc.GatewayLinkServicer):
             leader.requests.unlink(outbox)
             self._log.info("gateway_unlinked")
 
-    async def GetRequest(self, request: inference_pb.GetRequestRequest, context: Any) -> status_pb.RequestStatus:  # noqa: N802
-        return await self._answer(context, lambda leader: insight.request_status(leader, request.request_id))
+    async def GetRequest(  # noqa: N802
+        self, request: inference_pb.GetRequestRequest, context: Any
+    ) -> inference_pb.GetRequestResponse:
+        async def status(leader: Leader) -> inference_pb.GetRequestResponse:
+            return inference_pb.GetRequestResponse(request=await insight.request_status(leader, request.request_id))
 
-    async def GetSubmission(self, request: inference_pb.GetRequestRequest, context: Any) -> pb.Submit:  # noqa: N802
+        return await self._answer(context, status)
+
+    async def ListRequests(  # noqa: N802
+        self, request: inference_pb.ListRequestsRequest, context: Any
+    ) -> inference_pb.ListRequestsResponse:
+        async def page(leader: Leader) -> inference_pb.ListRequestsResponse:
+            return await insight.list_requests(leader, request)
+
+        return await self._answer(context, page)
+
+    async def GetSubmission(self, request: pb.GetSubmissionRequest, context: Any) -> pb.Submit:  # noqa: N802
         return await self._answer(context, lambda leader: leader.requests.submission(request.request_id))
 
     async def Stats(self, request: inference_pb.StatsRequest, context: Any) -> status_pb.StatsResponse:  # noqa: N802
         async def stats(leader: Leader) -> status_pb.StatsResponse:
-            return insight.stats(leader, request.requests)
+            return insight.stats(leader)
 
         return await self._answer(context, stats)
 

@@ -37,7 +37,7 @@ class Impostor:
         self._server = grpc.aio.server(options=options(LINK_MESSAGE_BYTES))
         for service, method in (("GatewayLink", "Link"), ("WorkerLink", "Attach")):
             handler = grpc.stream_stream_rpc_method_handler(self._serve(method))
-            handlers = grpc.method_handlers_generic_handler(f"laps_sd.v1.{service}", {method: handler})
+            handlers = grpc.method_handlers_generic_handler(f"laps_sd.link.v1.{service}", {method: handler})
             self._server.add_generic_rpc_handlers((handlers,))
 
     def _serve(self, method: str) -> Callable[..., Any]:
@@ -169,7 +169,7 @@ async def to_gateway(link: Link, random: Random, serving: gateway_pb.Serving) ->
         gateway_pb.ToGateway(accepted=[id]),
         gateway_pb.ToGateway(deltas=[gateway_pb.Delta(request_id=id, tokens=[9, 10], drafted=1, accepted=1)]),
         gateway_pb.ToGateway(deltas=[gateway_pb.Delta(request_id=id, start=2, tokens=[11], ending=ending)]),
-        gateway_pb.ToGateway(refusals=[gateway_pb.Refusal(request_id=id, code=8, message="full", retry_after_ms=5)]),
+        gateway_pb.ToGateway(refusals=[gateway_pb.Refusal(request_id=id, code=8, message="full", retry_after_s=0.005)]),
         gateway_pb.ToGateway(serving=bare),
     ]
     return await link.babble(seeds, random)

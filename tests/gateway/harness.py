@@ -149,18 +149,25 @@ class Scheduler(rpc.GatewayLinkServicer):
         finally:
             reading.cancel()
 
-    async def GetRequest(self, request: inference_pb2.GetRequestRequest, context: Any) -> status_pb.RequestStatus:  # noqa: N802
+    async def GetRequest(  # noqa: N802
+        self, request: inference_pb2.GetRequestRequest, context: Any
+    ) -> inference_pb2.GetRequestResponse:
         if request.request_id not in self.known:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"request {request.request_id} is unknown")
-        return self.known[request.request_id]
+        return inference_pb2.GetRequestResponse(request=self.known[request.request_id])
 
-    async def GetSubmission(self, request: inference_pb2.GetRequestRequest, context: Any) -> pb.Submit:  # noqa: N802
+    async def GetSubmission(self, request: pb.GetSubmissionRequest, context: Any) -> pb.Submit:  # noqa: N802
         self.asked.set()
         if self.silent is not None:
             await self.silent.wait()
         if request.request_id not in self.submitted:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"request {request.request_id} is unknown")
         return self.submitted[request.request_id]
+
+    async def ListRequests(  # noqa: N802
+        self, request: inference_pb2.ListRequestsRequest, context: Any
+    ) -> inference_pb2.ListRequestsResponse:
+        return inference_pb2.ListRequestsResponse(requests=self.known.values())
 
     async def Stats(self, request: inference_pb2.StatsRequest, context: Any) -> status_pb.StatsResponse:  # noqa: N802
         return status_pb.StatsResponse(policy="laps-sd", waiting=3)

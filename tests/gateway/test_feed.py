@@ -89,3 +89,11 @@ async def test_the_answer_to_another_streams_follow_is_no_loss(feed: Feed) -> No
     for start in range(10):
         feed.put(delta(start, start))
     assert (await feed.take()).tokens == list(range(10))
+
+
+def test_a_submission_that_is_sent_again_carries_the_time_that_is_left_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((100.0, 100.0, 102.0))
+    monkeypatch.setattr("gateway.feed.time.monotonic", lambda: next(now))
+    feed = Feed(pb.Submit(request_id="r", timeout_s=5.0))
+    sent = [message.submit.timeout_s for _ in range(2) for message in feed.on(Event.LINK)]
+    assert sent == [5.0, 3.0]

@@ -134,7 +134,7 @@ async def test_a_request_that_is_to_be_submitted_again_later_is_submitted_by_who
         link.cut.set()
         link = await scheduler.link()
         submit = await link.next("submit")
-        refusal = {"code": NotServing.code.value[0], "message": "no warmed worker", "retry_after_ms": 60_000}
+        refusal = {"code": NotServing.code.value[0], "message": "no warmed worker", "retry_after_s": 60}
         await link.send(refusals=[pb.Refusal(request_id="mine", **refusal)])
         await client.ready(WAIT_S)
         second = asyncio.create_task(client.complete("the fox", request_id="mine"))
@@ -242,7 +242,7 @@ async def test_a_detached_submission_is_sent_again_under_its_id_when_its_answer_
         submit = await link.next("submit")
         await first.server.stop(0)
         again = await other.accept()
-        again.deadline_unix_ms = submit.deadline_unix_ms
+        again.timeout_s = submit.timeout_s  # each attempt has its own
         assert again == submit
         await relay_all(other, submit)
         assert (await finish(task)).token_ids == TOKENS

@@ -79,7 +79,7 @@ class Scheduler:
             self._followed(pb.Follow(request_id=submit.request_id))
 
     def _refuse(self, id: str, error: RequestError) -> None:
-        refusal = pb.Refusal(request_id=id, code=error.code.value[0], retry_after_ms=error.retry_after_ms)
+        refusal = pb.Refusal(request_id=id, code=error.code.value[0], retry_after_s=error.retry_after_ms / 1000)
         self.unsaid.append(pb.ToGateway(refusals=[refusal]))
 
     def _followed(self, follow: pb.Follow) -> None:

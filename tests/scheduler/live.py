@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from protos import version
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
@@ -48,7 +49,7 @@ class Peer:
     def __init__(self, target: str, stub: Any, method: str) -> None:
         self.target = target
         self._channel = channel(target)
-        self.call = getattr(stub(self._channel), method)()
+        self.call = getattr(stub(self._channel), method)(metadata=version.METADATA)
 
     async def read(self) -> Any:
         async with asyncio.timeout(WAIT_S):
@@ -72,7 +73,7 @@ class ScriptedWorker(Peer):
 
     async def attach(self, *held: worker_pb.Held, **changes: Any) -> "ScriptedWorker":
         hello = worker_pb.Hello(
-            protocol=1,
+            protocol=version.CURRENT,
             worker_id=self.name,
             session=self.session,
             model=MODEL,
@@ -104,7 +105,7 @@ class ScriptedWorker(Peer):
     async def report(self, *rows: worker_pb.Row, **changes: Any) -> None:
         self.step_no += 1
         report = worker_pb.StepReport(
-            epoch=self.welcome.epoch, session=self.session, step=self.step_no, rows=rows, free_blocks=50, verify_us=1000
+            epoch=self.welcome.epoch, session=self.session, step=self.step_no, rows=rows, free_blocks=50, verify_s=0.001
         )
         report.MergeFrom(worker_pb.StepReport(**changes))
         await self.call.write(worker_pb.FromWorker(report=report))

@@ -15,6 +15,7 @@ import pytest
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import inference_pb2 as inference_pb
+from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import learned
 from scheduler_service.core.beliefs import Acceptance
@@ -310,7 +311,7 @@ async def test_live_a_short_kind_is_expected_to_be_shorter(redis_url: str, names
         await gateway.until(lambda: len(gateway.endings) == LEAST_NEW)
         await warm(leader.learning)
         stats = await gateway.unary.Stats(inference_pb.StatsRequest())
-        assert (stats.predictor.status, stats.predictor.finished) == ("warm", LEAST_NEW)
+        assert (stats.predictor.state, stats.predictor.finished) == (status_pb.PREDICTOR_STATE_WARM, LEAST_NEW)
         await gateway.close()
         await worker.close()
     async with scheduler(store) as (leader, target):

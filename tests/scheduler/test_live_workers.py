@@ -6,6 +6,7 @@ import math
 import grpc
 import pytest
 
+from protos import version
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
@@ -79,7 +80,7 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"protocol": 9}, "protocol: the worker speaks version 9, the scheduler version 1"),
+        ({"protocol": 9}, "the worker speaks version 9, the scheduler version 2: upgrade the scheduler"),
         ({"max_draft": 300}, "max_draft: must be at most 255"),
         ({"slots": 5000}, "slots: must be from 1 to 1024"),
         ({"model": {"fingerprint": "other"}}, "model: scripted differs"),
@@ -133,7 +134,9 @@ async def test_two_rows_of_one_request_are_refused_before_either_counts(live: Li
 async def test_a_worker_without_a_model_does_not_decide_what_the_others_run(store: Switch) -> None:
     async with scheduler(store) as (_, target):
         empty = ScriptedWorker(target, "empty")
-        hello = worker_pb.Hello(protocol=1, worker_id="empty", session="s", slots=1, block_tokens=16, blocks=64)
+        hello = worker_pb.Hello(
+            protocol=version.CURRENT, worker_id="empty", session="s", slots=1, block_tokens=16, blocks=64
+        )
         await empty.call.write(worker_pb.FromWorker(hello=hello))
         with pytest.raises(grpc.aio.AioRpcError, match="model: must have a fingerprint"):
             await empty.read()

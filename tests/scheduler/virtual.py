@@ -48,7 +48,7 @@ class Gateway:
         self.reasons: Counter[int] = Counter()  # FinishReason
         self._clock = clock
 
-    def submit(self, job: Job, most: int, deadline_s: float | None = None) -> None:
+    def submit(self, job: Job, most: int, timeout_s: float | None = None) -> None:
         self.live.add(job.id)
         submit = gateway_pb.Submit(
             request_id=job.id,
@@ -56,7 +56,7 @@ class Gateway:
             limits=common_pb.Limits(max_tokens=most),
             predicted_tokens=job.predicted_output_tokens,
             tenant=job.tenant,
-            timeout_s=round(deadline_s * 1000) if deadline_s else None,
+            timeout_s=timeout_s,
             priority=int(job.klass),
         )
         self.stream.said.put_nowait(gateway_pb.FromGateway(submit=submit))
@@ -145,8 +145,8 @@ class Live:
         await self._until(lambda: name not in self.leader.sessions)
         await self.settle()
 
-    async def submit(self, job: Job, deadline_s: float | None = None) -> None:
-        self.gateway.submit(job, self.most, deadline_s)
+    async def submit(self, job: Job, timeout_s: float | None = None) -> None:
+        self.gateway.submit(job, self.most, timeout_s)
         await self.settle()
 
     async def tick(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from protos import version
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
@@ -21,8 +22,8 @@ class Stream:
         self.said: asyncio.Queue[Any] = asyncio.Queue()
         self._heard = heard
 
-    def invocation_metadata(self) -> None:
-        return None
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return version.METADATA
 
     async def read(self) -> Any:
         return await self.said.get()
@@ -67,7 +68,7 @@ class WireWorker:
     def hello(self) -> worker_pb.Hello:
         cost = self._fleet.costs.profile()
         return worker_pb.Hello(
-            protocol=1,
+            protocol=version.CURRENT,
             worker_id=self.name,
             session=self.session,
             model=MODEL,
@@ -142,7 +143,7 @@ class WireWorker:
             command_seq=self._seq,
             rows=rows,
             free_blocks=self.free,
-            verify_us=round(duration_s * 1e6),
+            verify_s=duration_s,
             cost=self.cost,
         )
         self.cost = None

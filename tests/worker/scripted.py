@@ -34,7 +34,7 @@ class Attachment:
 
     async def command(
         self,
-        rank: Sequence[str],
+        schedule: Sequence[str],
         admit: Sequence[pb.Admit] = (),
         *,
         epoch: int = 7,
@@ -44,7 +44,7 @@ class Attachment:
         **edits: Sequence[str],
     ) -> None:
         self.seq += 1
-        runs = [pb.Run(request_id=name, draft_len=draft_len, prefill_tokens=64) for name in rank]
+        runs = [pb.Run(request_id=name, draft_len=draft_len, prefill_tokens=64) for name in schedule]
         command = pb.StepCommand(
             epoch=epoch,
             session=session or self.hello.session,

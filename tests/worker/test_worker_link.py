@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from protos import version
 from protos.link.v1 import common_pb2
 from protos.link.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from protos.serving import LINK_MESSAGE_BYTES, Server
@@ -66,7 +67,13 @@ async def run_to_end(attachment: Attachment, name: str) -> list[int]:
 
 async def test_hello_says_what_the_worker_is(scheduler: ScriptedScheduler) -> None:
     hello = (await scheduler.attached()).hello
-    assert (hello.protocol, hello.worker_id, hello.slots, hello.blocks, hello.block_tokens) == (1, "w0", 2, 256, 8)
+    assert (hello.protocol, hello.worker_id, hello.slots, hello.blocks, hello.block_tokens) == (
+        version.CURRENT,
+        "w0",
+        2,
+        256,
+        8,
+    )
     assert (hello.host_blocks, hello.cost.offload_block_s > 0) == (HOST_BLOCKS, True)
     assert hello.session
     assert hello.cost.verify_s > 0
@@ -96,7 +103,7 @@ async def test_the_worker_runs_at_most_max_lag_rounds_ahead(scheduler: ScriptedS
     await attachment.command(["a"], seen_step=2, draft_len=0)
     resumed = [await attachment.report() for _ in range(2)]
     assert [report.step for report in resumed] == [4, 5]
-    assert resumed[0].idle_us > 10_000  # it waited for more than a heartbeat, with work at hand
+    assert resumed[0].idle_s > 0.01  # it waited for more than a heartbeat, with work at hand
     assert (await attachment.heartbeat()).step == 5
 
 
