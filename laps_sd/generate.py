@@ -39,10 +39,7 @@ ApiKey = Annotated[str | None, typer.Option(envvar="LAPS_SD_API_KEY", help="Bett
 Ca = Annotated[
     Path | None,
     typer.Option(
-        envvar="LAPS_SD_CA",
-        exists=True,
-        dir_okay=False,
-        help="PEM file of the authorities that are trusted.",
+        envvar="LAPS_SD_CA", exists=True, dir_okay=False, help="PEM file of the authorities that are trusted."
     ),
 ]
 
@@ -71,11 +68,7 @@ def generate(
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")] = False,
     detach: Annotated[
-        bool,
-        typer.Option(
-            "--detach",
-            help="Neither a lost connection nor Ctrl-C ends the request.",
-        ),
+        bool, typer.Option("--detach", help="Neither a lost connection nor Ctrl-C ends the request.")
     ] = False,
     request_id: Annotated[
         str | None, typer.Option(metavar="ID", help="Chosen by you: a request that is sent twice under it runs once.")
@@ -110,10 +103,8 @@ def generate(
     else:
         system_message = [] if system is None else [{"role": "system", "content": system}]
         params["messages"] = [*system_message, {"role": "user", "content": prompt}]
-    farewell = f"it runs on: laps-sd resume {params['request_id']}" if detach else ""
-    _show(
-        server, api_key, ca, lambda client: client.generate(**params), as_json=as_json, stats=stats, farewell=farewell
-    )
+    after = f"it runs on: laps-sd resume {params['request_id']}" if detach else ""
+    _show(server, api_key, ca, lambda client: client.generate(**params), as_json=as_json, stats=stats, after=after)
 
 
 def resume(
@@ -130,9 +121,9 @@ def resume(
 
 
 def _show(
-    server: str, api_key: str | None, ca: Path | None, ask: Ask, *, as_json: bool, stats: bool, farewell: str = ""
+    server: str, api_key: str | None, ca: Path | None, ask: Ask, *, as_json: bool, stats: bool, after: str = ""
 ) -> None:
-    """Prints the answer to stdout. `farewell`: printed to stderr after Ctrl-C. Raises typer.Exit."""
+    """Prints the answer to stdout. `after`: printed to stderr after Ctrl-C. Raises typer.Exit."""
     try:
         completion = asyncio.run(_stream(Client(server, api_key=api_key, ca=ca), ask, echo=not as_json))
     except RequestError as error:
@@ -140,8 +131,8 @@ def _show(
         typer.echo(f"laps-sd: {error.code.name}: {error.message}{hint}", err=True)
         raise typer.Exit(1) from error
     if completion is None:
-        if farewell:
-            typer.echo(f"laps-sd: {farewell}", err=True)
+        if after:
+            typer.echo(f"laps-sd: {after}", err=True)
         raise typer.Exit(INTERRUPTED)
     if as_json:
         present = {name: value for name, value in asdict(completion).items() if value is not None}

@@ -24,8 +24,8 @@ from laps_sd.up import run_stack
 from protos.times import milliseconds
 from protos.v1 import status_pb2
 from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.fields import expected_row
 from scheduler_service.sim.recording import Recording, explained_lengths, fitted, read_events
-from scheduler_service.sim.workload import expected_row
 
 TIMEOUT_S = 7200.0  # of a request; in a burst the last one waits for all others
 WARM_UP_TOKENS = 8

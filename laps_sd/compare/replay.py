@@ -8,12 +8,13 @@ from typing import Any
 
 from laps_sd.compare.design import Run, parts
 from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.fields import expectation
 from scheduler_service.sim.oracle import simulated_policy
 from scheduler_service.sim.recording import fitted
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate
 from scheduler_service.sim.worker import Fleet
-from scheduler_service.sim.workload import Job, expectation, write_workload
+from scheduler_service.sim.workload import Job, write_workload
 
 ORACLE = "oracle"
 PREFILL_CHUNK = 256  # the scheduler's own default
