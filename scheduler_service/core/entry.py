@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
+from scheduler_service.core.beliefs import Acceptance, Forecast, Length
 from scheduler_service.core.classes import ClassAccount
 from scheduler_service.core.fairness import FairRanking, Tenant
 from scheduler_service.core.known import Known
@@ -29,8 +29,9 @@ class Entry:
     prefill_owed: int = 0  # tokens to be computed before it can draft
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_len: int = 0  # that it was last planned to use
-    length: Length = SOME_LENGTH  # what is believed of its output
-    remaining_tokens: float = 0.0  # of output still to come, by that belief: `expect`
+    length: Length = field(init=False)  # what is believed of its output: `expect`
+    forecast: Forecast = field(init=False)  # of what remains of it, by that belief
+    remaining_tokens: float = 0.0  # of output still to come, by that forecast
     perceptible: bool = False
     overdue: bool = False  # overtaken as often as the policy allows
     preemptions: int = 0
@@ -45,6 +46,7 @@ class Entry:
     crowd: int = 1  # requests that may have been under way on its worker then
     tenant: Tenant = field(default_factory=lambda: Tenant(""))
     of_class: ClassAccount = field(default_factory=lambda: ClassAccount(RequestClass.DEFAULT))
+    changed: bool = True  # since its last record was written, in more than output, acceptance and key
     claim: Claim = Claim(1, 0, 0.0)
     key: Key = ()  # where it stands in its ranking; (): in none
 
@@ -92,9 +94,11 @@ class Entry:
 
     # ---- changes ----
 
-    def expect(self) -> None:
-        """Work out what remains of it, now that its belief or its output has changed."""
-        self.remaining_tokens = self.length.remaining(self.emitted, self.request.max_tokens)
+    def expect(self, length: Length) -> None:
+        """Believe in an output of this length from now on."""
+        self.length = length
+        self.forecast = Forecast(length, self.request.max_tokens)
+        self.remaining_tokens = self.forecast.remaining(self.emitted)
 
     def worth(self, price_s: float) -> bool:
         """Whether it was served long enough, since its KV came, to have been worth `price_s` of its batch."""
@@ -103,6 +107,12 @@ class Entry:
     def move(self, move: Move) -> None:
         """Raises IllegalMove and changes nothing."""
         self.state = after(self.state, move)
+        self.changed = True
+
+    def next_placement(self) -> None:
+        """What its worker still reports of it from before is stale."""
+        self.placement += 1
+        self.changed = True
 
     def lose_kv(self) -> None:
         """All of it, on the worker and in its host's memory."""
@@ -118,6 +128,11 @@ class Entry:
             self.move(Move.EVICT)
         self.blocks, self.offloaded = 0, blocks
         self.served_s = 0.0
+
+    def record_to_write(self) -> Record:
+        """Its record, which is written now."""
+        self.changed = False
+        return self.record()
 
     def record(self) -> Record:
         return Record(

@@ -8,13 +8,13 @@ from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.fairness import FairRanking, Tenants
 from scheduler_service.core.isolation import Isolation
 from scheduler_service.core.known import Known
-from scheduler_service.core.lifecycle import State
+from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.load import Load
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import Claim, Policy
 from scheduler_service.core.ranking import Key
 from scheduler_service.core.refit import Refit
-from scheduler_service.core.types import Bounds, Unseen, WorkerUp
+from scheduler_service.core.types import Bounds, Ended, Finish, Unseen, WorkerUp
 
 
 class Fleet:
@@ -50,8 +50,7 @@ class Fleet:
     def _expect(self, entry: Entry) -> None:
         """What is believed of its length now."""
         belief = self.known.length.belief(entry.request.predicted_tokens, entry.request.expected)
-        entry.length = belief.at_least(self.policy.surest)
-        entry.expect()
+        entry.expect(belief.at_least(self.policy.surest))
 
     def add(self, entry: Entry) -> None:
         """It is live from now on: all that it may need is reserved until it ends."""
@@ -65,8 +64,9 @@ class Fleet:
             self.refit.join(entry.request.id)
         self.rank(entry)
 
-    def remove(self, entry: Entry) -> None:
-        """It has ended."""
+    def end(self, entry: Entry, move: Move, finish: Finish | None = None, start: int | None = None) -> Ended:
+        """Its life ends with this `move`. `finish`, `start`: as in `Ended`. Raises IllegalMove and changes nothing."""
+        entry.move(move)
         self._leave(entry)
         del self.entries[entry.request.id]
         self.tenants.leave(entry.request)
@@ -76,6 +76,7 @@ class Fleet:
         self.load.release(entry.request)
         if self.overtaking:
             self.overtaking.ended(entry.request)
+        return Ended(entry.record(), finish, start)
 
     def refit_some(self) -> None:
         """Some claims follow what finished requests have taught."""
@@ -135,14 +136,18 @@ class Fleet:
 
     def key(self, entry: Entry) -> Key:
         """Where it belongs among all others, by its class, tenant and claim as they are now."""
-        entry.claim = self.policy.claim(entry, self.known.round_s)
+        claim = self.policy.claim(entry, self.known.round_s)
+        if claim.level != entry.claim.level:
+            entry.changed = True
+        entry.claim = claim
         # A running request keeps its place against an equal claim: only a strictly higher one preempts.
         waits = entry.state is not State.RUNNING
         # Without preemption requests that have begun go first. Not those that ran last: with plans a round late two
         # would run alternately.
         new = entry.started is None and not self.policy.preemptive
         request = entry.request
-        claim = Claim(1, -1, request.arrival) if entry.overdue else entry.claim
+        if entry.overdue:
+            claim = Claim(1, -1, request.arrival)
         return (new, entry.of_class, entry.tenant, *claim, waits, request.arrival, request.id)
 
     def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
@@ -152,7 +157,7 @@ class Fleet:
         self.workers[home].to_forget.pop(entry.request.id, None)
         if move:
             entry.lose_kv()
-            entry.placement += 1
+            entry.next_placement()
         self.rank(entry)
 
     def displace(self, entry: Entry) -> None:
