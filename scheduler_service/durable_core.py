@@ -151,7 +151,10 @@ class DurableCore:
     def _end(self, ended: Ended, tracked: Tracked, row: worker_pb.Row | None) -> gateway_pb.Ending:
         record = ended.record
         message = row.error if row is not None else ""
-        if record.state is State.FAILED and row is None:
+        if ended.reason:
+            message = ended.reason
+            self._log.error("request_failed", request_id=record.request.id, reason=message)
+        elif record.state is State.FAILED and row is None:
             message = f"{record.deaths} workers died while they ran this request alone: do not send it again"
             self._log.error("kills_workers", request_id=record.request.id, deaths=record.deaths)
         if record.state is State.FINISHED:

@@ -4,7 +4,7 @@
 deterministic: equal inputs give equal plans. Nothing here waits, reads a clock or speaks to anybody.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from scheduler_service.core import admission, backlog
@@ -35,6 +35,8 @@ from scheduler_service.core.types import (
     WorkerDown,
     WorkerUp,
 )
+
+SETTLED_S = 10.0  # a fleet to which no worker has come for so long is complete
 
 
 class Core:
@@ -76,7 +78,7 @@ class Core:
                 entry = fleet.entries.get(id)
                 return (fleet.end(entry, Move.CANCEL),) if entry else ()
             case WorkerUp():
-                return self._worker_up(event)
+                return self._worker_up(event, now)
             case WorkerDown(name, died):
                 return self._worker_down(name, died)
             case Obeyed(name, plan, free_blocks):
@@ -93,7 +95,8 @@ class Core:
                 fleet.staff()
                 return ()
             case Tick():
-                return tuple(fleet.end(entry, Move.EXPIRE) for entry in fleet.deadlines.passed(now))
+                expired = tuple(fleet.end(entry, Move.EXPIRE) for entry in fleet.deadlines.passed(now))
+                return (*expired, *self._give_up(now))
 
     # ---- requests come and go ----
 
@@ -113,13 +116,23 @@ class Core:
         if fleet.overtaking:
             fleet.overtaking.arrived(entry.request, fleet.believed_rounds(entry), backlog.busy_rounds(fleet))
 
+    def _give_up(self, now: float) -> Iterator[Effect]:
+        """End the requests that no worker can hold any more: all workers were lost, and smaller ones came back. They
+        wait until no worker has come for SETTLED_S, since a larger one may be on its way. No other request waits
+        behind them: no worker lists them."""
+        fleet = self.fleet
+        if fleet.workers and now - fleet.staffed_at >= SETTLED_S:
+            for entry in fleet.homeless():
+                tokens = entry.request.most_tokens
+                yield fleet.end(entry, Move.FAIL, reason=f"no worker can hold it: it may come to {tokens} tokens")
+
     # ---- workers come and go ----
 
-    def _worker_up(self, up: WorkerUp) -> tuple[Effect, ...]:
+    def _worker_up(self, up: WorkerUp, now: float) -> tuple[Effect, ...]:
         fleet = self.fleet
         lost = self._worker_down(up.worker, died=not up.held)
         fleet.isolation.acquit(up.held)
-        worker = fleet.attach(up)
+        worker = fleet.attach(up, now)
         for held in up.held:
             entry = fleet.entries.get(held.id)
             worker.to_forget[held.id] = None

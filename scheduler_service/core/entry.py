@@ -184,6 +184,12 @@ class Worker:
     listed: dict[str, int] = field(default_factory=dict)  # may be under way there: the last plan that lists each
     quarantined: tuple[str, ...] = ()  # suspects that were given it to themselves
     to_forget: dict[str, None] = field(default_factory=dict)  # requests that have gone from it since its last plan
+    memory_tokens: int = field(init=False)  # of KV, that fit into its memory
+    round_tokens: int = field(init=False)  # that a request may get in one round
+
+    def __post_init__(self) -> None:
+        self.memory_tokens = self.up.blocks * self.up.block_tokens
+        self.round_tokens = self.up.max_draft + 1
 
     def plan(self, ids: Iterable[str]) -> None:
         """The next plan lists these."""
@@ -194,12 +200,16 @@ class Worker:
         """It has carried out this plan: no round of an earlier one is under way."""
         self.listed = {id: last for id, last in self.listed.items() if last >= plan}
 
+    def holds(self, entry: Entry) -> bool:
+        """Whether the request can run a round here: its tokens after that fit into the memory."""
+        return min(entry.request.most_tokens, entry.tokens + self.round_tokens) <= self.memory_tokens
+
     @property
     def vacancy(self) -> int:
         """Slots that its own requests leave free; negative when some of them wait."""
         return self.up.slots - len(self.ranking)
 
     def blocks_for(self, entry: Entry) -> int:
-        """All of its KV, with 2 * (max_draft + 1) tokens in reserve: a plan is one step old when it is carried out."""
-        tokens = entry.tokens + 2 * (self.up.max_draft + 1)
+        """All of its KV after two more rounds: a plan is one step old when it is carried out."""
+        tokens = entry.tokens + 2 * self.round_tokens
         return min(-(-tokens // self.up.block_tokens), self.up.blocks)

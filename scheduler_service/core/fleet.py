@@ -36,6 +36,8 @@ class Fleet:
         self.deadlines = Deadlines(self.entries)
         self.refit = Refit()
         self.overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
+        self.largest = 0  # tokens: no live request may come to more
+        self.staffed_at = -math.inf  # when a worker came last
 
     # ---- requests ----
 
@@ -55,6 +57,7 @@ class Fleet:
     def add(self, entry: Entry) -> None:
         """It is live from now on: all that it may need is reserved until it ends."""
         self.entries[entry.request.id] = entry
+        self.largest = max(self.largest, entry.request.most_tokens)
         entry.tenant = self.tenants.join(entry.request)
         entry.of_class.live += 1
         self.load.reserve(entry, self.believed_rounds(entry))
@@ -64,8 +67,10 @@ class Fleet:
             self.refit.join(entry.request.id)
         self.rank(entry)
 
-    def end(self, entry: Entry, move: Move, finish: Finish | None = None, start: int | None = None) -> Ended:
-        """Its life ends with this `move`. `finish`, `start`: as in `Ended`. Raises IllegalMove and changes nothing."""
+    def end(
+        self, entry: Entry, move: Move, finish: Finish | None = None, start: int | None = None, reason: str = ""
+    ) -> Ended:
+        """Its life ends with this `move`. The rest is as in `Ended`. Raises IllegalMove and changes nothing."""
         entry.move(move)
         self._leave(entry)
         del self.entries[entry.request.id]
@@ -76,7 +81,7 @@ class Fleet:
         self.load.release(entry.request)
         if self.overtaking:
             self.overtaking.ended(entry.request)
-        return Ended(entry.record(), finish, start)
+        return Ended(entry.record(), finish, start, reason)
 
     def refit_some(self) -> None:
         """Some claims follow what finished requests have taught."""
@@ -90,8 +95,9 @@ class Fleet:
 
     # ---- workers ----
 
-    def attach(self, up: WorkerUp) -> Worker:
+    def attach(self, up: WorkerUp, now: float) -> Worker:
         self.known.first_worker(up.cost, up.slots)
+        self.staffed_at = now
         worker = self.workers[up.worker] = Worker(up, up.blocks)
         self.staff()
         return worker
@@ -104,6 +110,14 @@ class Fleet:
     def staff(self) -> None:
         """The workers, or what their rounds cost, have changed."""
         self.load.staff(self.workers.values(), self.draft_len)
+
+    def homeless(self) -> list[Entry]:
+        """Requests that no worker can hold."""
+        takers = [worker for worker in self.workers.values() if not worker.draining]
+        if max((worker.memory_tokens for worker in takers), default=0) >= self.largest:
+            return []
+        stopped = [entry for entry in self.entries.values() if entry.state is not State.RUNNING]
+        return [entry for entry in stopped if not any(worker.holds(entry) for worker in takers)]
 
     @property
     def slots(self) -> int:

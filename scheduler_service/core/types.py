@@ -233,11 +233,13 @@ class WentOn:
 
 @value
 class Ended:
-    """The last that is heard of it. With a round of its own, `start` says where that round's tokens begin."""
+    """The last that is heard of it. With a round of its own, `start` says where that round's tokens begin. `reason`: a
+    sentence for its client, if it failed for something that no row tells."""
 
     record: Record
     finish: Finish | None
     start: int | None = None
+    reason: str = ""
 
     @property
     def cut(self) -> bool:
