@@ -41,11 +41,11 @@ def test_a_length_is_never_believed_below_what_there_is() -> None:
     assert worker.core.fleet.entries["a"].predicted_tokens == 5
 
 
-def test_stats_list_as_many_requests_as_asked_for_within_a_bound() -> None:
+async def test_stats_list_as_many_requests_as_asked_for_within_a_bound() -> None:
     settings = Settings(_cli_parse_args=False, policy="fcfs", max_backlog_s=inf)  # type: ignore[call-arg]
     leader = Leader(settings, MemoryStore())
     ids = [f"{i:03d}" for i in range(MOST_LISTED + 10)]
     FakeWorker(leader.core, dict.fromkeys(ids, 10)).submit(*ids)
-    assert not stats(leader).requests
-    assert [status.position for status in stats(leader, 3).requests] == [0, 1, 2]
-    assert len(stats(leader, 100_000).requests) == MOST_LISTED
+    assert not (await stats(leader)).requests
+    assert [status.position for status in (await stats(leader, 3)).requests] == [0, 1, 2]
+    assert len((await stats(leader, 100_000)).requests) == MOST_LISTED
