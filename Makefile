@@ -26,6 +26,10 @@ POLICIES ?= fcfs,srpt-length,laps-sd,gittins
 PACE ?=
 ALSO ?= sjf@2:0.85 las@2:0.85 mlfq@2:0.85
 
+# Of bench-scheduler: a checkout of another version, to be run in turn with this one.
+AGAINST ?=
+BENCH_SCHEDULER := $(BIN)/laps-sd bench scheduler --json docs/benchmarks/scheduler.json
+
 # Of sim-faults.
 SCHEDULES ?= 50000
 FIRST ?= 0
@@ -48,7 +52,7 @@ help:
 	@echo "make test-compare  laps-sd compare with whole services on a tiny model (two minutes)"
 	@echo "make bench  policies compared on the live service: docs/benchmarks.md; repeat it until nothing is left"
 	@echo "make bench-quick  a first taste of it (five minutes), which proves nothing"
-	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/benchmarks.md (five minutes)"
+	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/benchmarks.md (15 minutes; AGAINST=...)"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
@@ -80,9 +84,12 @@ bench: env
 
 bench-scheduler: env
 	@mkdir -p docs/benchmarks
-	$(BIN)/laps-sd bench scheduler --workers 1 --workers 8 --workers 64 --waiting 100 --waiting 10000 \
-	    --waiting 100000 --seconds 5 \
-	    --json docs/benchmarks/scheduler.json
+	rm -f docs/benchmarks/scheduler.json
+	$(BENCH_SCHEDULER) --workers 1 --workers 8 --workers 64 --waiting 100 --waiting 10000 --waiting 100000 --seconds 5
+	$(BENCH_SCHEDULER) --workers 8 --waiting 10000 --tenants 1000 --gateways 32 --seconds 5
+	$(BENCH_SCHEDULER) --stalls
+	$(BENCH_SCHEDULER) --batch 256 --workers 1 --workers 4 --report-within-ms 0 --report-within-ms 50 --report-within-ms 100
+	$(if $(AGAINST),$(BENCH_SCHEDULER) --against $(AGAINST) --workers 1 --workers 8 --workers 64 --waiting 10000 --seconds 5)
 	test ! -e docs/benchmarks/record.json || $(BIN)/python -m laps_sd.compare.page
 
 bench-quick: env

@@ -81,7 +81,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 yield Gateway(address(settings.host, grpc_port), http_at, admin_at, service, link, server)
             finally:
                 await asyncio.gather(server.stop(STOP_GRACE_S), admin.stop(0))
-                await link.flush(STOP_GRACE_S)
+                await link.scheduler.flush(STOP_GRACE_S)
                 linking.cancel()
     finally:
         metrics.stop()

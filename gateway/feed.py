@@ -1,72 +1,83 @@
-"""One request's answer on its way from the link to its client. Knows offsets and rounds; neither text nor RPC."""
+"""One client's stream of a request: its state, and the buffer of output that its client has not taken yet.
+
+The tables of stream_states.py decide; a Feed holds the state, the buffer and the offsets, and words the messages that
+the tables ask for. It sends nothing itself, and knows neither text nor RPC.
+"""
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from protos.errors import Lost, NotServing, RequestError
-from protos.v1 import gateway_link_pb2, types_pb2
+from gateway.stream_states import FLOW, LIFE, Act, Event, Flow, Life, Step, after
+from protos.errors import Lost, RequestError
+from protos.v1 import gateway_link_pb2 as pb
+from protos.v1 import types_pb2
+
+MOST_UNREAD = 1024  # tokens
+BEYOND = 2**32 - 1  # an offset behind the end of every answer: a follow from there brings the end alone
+JUMPS_OF_A_FOLLOW = 2  # what comes jumps ahead to another stream's answer, and from its end on to the newest tokens
 
 
 @dataclass(slots=True)
 class Batch:
-    """All that came since the last one was taken. `start`: output tokens before it."""
+    """All that has come since the client last took something. `start`: number of output tokens before it."""
 
     start: int
     tokens: list[int] = field(default_factory=list)
     rounds: list[types_pb2.Round] = field(default_factory=list)
-    logprobs: list[types_pb2.Logprob] = field(default_factory=list)  # one a token, or none at all
-    ending: gateway_link_pb2.Ending | None = None
+    logprobs: list[types_pb2.Logprob] = field(default_factory=list)  # one for each token, or none at all
+    ending: pb.Ending | None = None
 
     def skip(self, offset: int) -> list[int]:
-        """Cut off what lies before output token `offset`, and return those tokens. A round that is cut stays one."""
+        """Cut off the tokens before output token `offset`, and return them. A round that is cut stays one round."""
         if offset <= self.start:
             return []
         skipped = self.tokens[: offset - self.start]
         self.start += len(skipped)
         self.tokens, self.logprobs = self.tokens[len(skipped) :], self.logprobs[len(skipped) :]
-        left = len(self.tokens)
+        uncounted = len(self.tokens)
         for number in range(len(self.rounds) - 1, -1, -1):
-            if left <= 0:
+            if uncounted <= 0:
                 self.rounds = self.rounds[number + 1 :]
                 break
-            self.rounds[number].tokens = min(self.rounds[number].tokens, left)
-            left -= self.rounds[number].tokens
+            self.rounds[number].tokens = min(self.rounds[number].tokens, uncounted)
+            uncounted -= self.rounds[number].tokens
         return skipped
 
 
-_FOLLOWING = -1
-MOST_UNREAD = 1024  # tokens
-BEYOND = 2**32 - 1  # every answer's end
-
-
 class Feed:
-    """Deltas in, batches out. While the client is slow they grow into one batch. Once that has `most` tokens the feed
-    is `behind`: what comes is dropped, and followed again from `received` when the batch was taken. So it is after
-    `most` tokens of a follow, which ends there."""
+    """`on` and `put` return the messages that are to be sent to the scheduler, in order.
+
+    The buffer holds `most` tokens, and a follow asks for as many. What comes after that is dropped; once the client has
+    taken the buffer, the output is followed from `received` on. So a client that does not read costs little memory.
+    """
 
     def __init__(
-        self, submit: gateway_link_pb2.Submit, *, follows: bool = False, accepted: bool = False, most: int = MOST_UNREAD
+        self,
+        submit: pb.Submit,
+        *,
+        accepted: bool = False,
+        most: int = MOST_UNREAD,
+        deadline: float = inf,
+        link_number: int = 0,
     ) -> None:
-        """`follows`: a follow from the first token is under way, of a request that was there before."""
+        """`accepted`: the scheduler is known to have the request. `deadline`: on the event loop's clock, in seconds.
+        `link_number`: of the link that was up when the stream began."""
         self.submit = submit
-        self.behind = False
-        self.left = False  # nobody takes from it any more; only its end matters
-        self._over = False  # it is behind, and has ended
-        self.most = most
-        self._until = float(most) if follows else inf  # output tokens that come without another follow
-        self.accepted = accepted
-        self.abandoned = False  # nobody takes from it; it only waits to be acknowledged
-        self.cancelled = False
-        self.ended = False
-        self.resumed = False  # it outlived a connection
-        self.received = 0  # output tokens so far: the offset to follow from
+        self.deadline = deadline
+        self.link_number = link_number
+        self.life = Life.ACCEPTED if accepted else Life.SUBMITTED
+        self.flow = Flow.FLOWING
+        self.received = 0  # output tokens so far; a follow goes on from here
+        self.stray_jumps = 0  # that the answers to follows of other streams of this request may still cause
+        self._most = most
+        self._until = inf  # output tokens that come without another follow
+        self._ahead: int | None = None  # while FILLING: where the next token ahead is expected; None: anywhere
         self._batch = Batch(0)
-        # Set: a follow from `received` is under way; what came meanwhile, without what is to fill the gap, ends there.
-        self._gap_end: int | None = _FOLLOWING if follows else None
         self._error: RequestError | None = None
         self._wake = asyncio.Event()
-        self._decided = asyncio.Event()  # accepted, or failed
+        self._decided = asyncio.Event()  # the scheduler has acknowledged the request, or never will
         if accepted:
             self._decided.set()
 
@@ -74,102 +85,101 @@ class Feed:
     def request_id(self) -> str:
         return self.submit.request_id
 
-    @property
-    def failed(self) -> bool:
-        return self._error is not None
+    def on(self, event: Event, error: RequestError | None = None) -> list[pb.FromGateway]:
+        """`error`: what the client is told, after what is in the buffer. Raises IllegalEvent."""
+        life, acts = after(LIFE, self.life, event)
+        if event in (Event.LINK, Event.DISPLACE):  # from here on nothing comes that is not asked for
+            self._until = inf if Act.SUBMIT in acts else 0
+        if Act.FOLLOW in acts:
+            acts = tuple(own for act in acts for own in (self._step(Step.ASK) if act is Act.FOLLOW else (act,)))
+        self.life = life
+        if error is not None:
+            self._fail(error)
+        if life.accepted or not life.live:
+            self._decided.set()
+        return self._messages(acts)
 
-    @property
-    def forsaken(self) -> bool:
-        """The service could not go on with it; its client is there still."""
-        return isinstance(self._error, NotServing)
-
-    def accept(self) -> None:
-        self.accepted = True
-        self._decided.set()
-
-    async def until_accepted(self) -> None:
-        """Returns once the request is durable. Raises RequestError if it never will be."""
-        await self._decided.wait()
-        if not self.accepted:
-            assert self._error is not None
-            raise self._error
-
-    def put(self, delta: gateway_link_pb2.Delta) -> bool:
-        """Take a delta in; what was seen before is cut off. Returns False on a gap: then follow from `received`.
-
-        A second gap ends the feed with Lost. Deltas that were already on their way behind the first are no second one.
-        """
-        end = delta.start + len(delta.tokens)
-        if self.left or self.behind:
-            self._over = self._over or delta.HasField("ending")
-            self.ended = self.left and self._over
-            return True
-        if delta.start > self.received:
-            return self._gap(delta.start, end)
-        self._gap_end = None if delta.tokens or delta.HasField("ending") else self._gap_end
-        new = delta.tokens[self.received - delta.start :]
-        if new:
-            self._batch.tokens.extend(new)
-            self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
-            self._batch.rounds.append(types_pb2.Round(tokens=len(new), drafted=delta.drafted, accepted=delta.accepted))
-            self.received = end
-            self.behind = end >= self._until or len(self._batch.tokens) >= self.most
-        if self.behind:
-            self._over = delta.HasField("ending")
-        elif delta.HasField("ending"):
+    def put(self, delta: pb.Delta) -> list[pb.FromGateway]:
+        """Take in the output of one round. Tokens that came before are cut off."""
+        if not self.life.accepted:
+            return []  # it belongs to another request that had this id before; ours is acknowledged before its output
+        if not self.life.read:
+            return self.on(Event.END) if delta.HasField("ending") else []
+        messages: list[pb.FromGateway] = []
+        if ahead := delta.start > self.received:
+            messages = self._messages(self._jump(delta.start, delta.start + len(delta.tokens)))
+        elif new := delta.tokens[self.received - delta.start :]:
+            full = self.received + len(new) >= self._until or len(self._batch.tokens) + len(new) >= self._most
+            if Act.KEEP in self._step(Step.FILL if full else Step.NEXT):
+                self._keep(new, delta)
+        if delta.HasField("ending") and Act.KEEP in self._step(Step.END_AHEAD if ahead else Step.END):
             self._batch.ending = delta.ending
-            self.ended = True
-        if new or self.ended:
             self._wake.set()
-        return True
+            messages += self.on(Event.END)
+        return messages
 
-    def _gap(self, start: int, end: int) -> bool:
-        if self._gap_end is None:
-            self._gap_end = end
-            return False
-        if self._gap_end in (start, _FOLLOWING):
-            self._gap_end = end
-        else:
-            self.fail(Lost(f"output tokens {self.received} to {start} are missing"))
-        return True
+    def _keep(self, new: Sequence[int], delta: pb.Delta) -> None:
+        self._batch.tokens.extend(new)
+        self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
+        self._batch.rounds.append(types_pb2.Round(tokens=len(new), drafted=delta.drafted, accepted=delta.accepted))
+        self.received += len(new)
+        self._wake.set()
 
-    def catch_up(self) -> bool:
-        """Whether it has to be followed before anything comes again."""
-        if not self.behind or self._batch.tokens or self.failed:
-            return False
-        self.behind, self._gap_end = False, _FOLLOWING
-        return True
+    def _jump(self, start: int, end: int) -> tuple[Act, ...]:
+        """Tokens from `start` to `end` came, and those before `start` have not. While a follow is under way that is no
+        wonder for tokens that go on where the last ones ended, and for what other streams of the request asked for."""
+        expected = self.flow is not Flow.FILLING or self._ahead in (None, start)
+        if not expected and self.stray_jumps:
+            self.stray_jumps -= 1
+            expected = True
+        acts = self._step(Step.AHEAD if expected else Step.MISS)
+        self._ahead = end
+        if not expected:
+            self._fail(Lost(f"output tokens {self.received} to {start} are missing"))
+        return acts
 
-    def follow(self) -> gateway_link_pb2.Follow:
-        """What to ask for: nothing but the end, if that is all that matters."""
-        if self.left:
-            return gateway_link_pb2.Follow(request_id=self.request_id, offset=BEYOND)
-        self._until = self.received + self.most
-        return gateway_link_pb2.Follow(request_id=self.request_id, offset=self.received, most_tokens=self.most)
+    def _step(self, step: Step) -> tuple[Act, ...]:
+        self.flow, acts = after(FLOW, self.flow, step)
+        if Act.FOLLOW in acts:
+            self._ahead = None
+        return acts
 
-    @property
-    def bounded(self) -> bool:
-        """It was followed, so what comes for it may stop before its end."""
-        return self._until < inf
+    def _messages(self, acts: Iterable[Act]) -> list[pb.FromGateway]:
+        return [message for act in acts if (message := self._message(act)) is not None]
 
-    def leave(self) -> None:
-        """Nobody takes from it any more."""
-        self.left, self.ended = True, self.ended or self._over
-        self._batch = Batch(self.received)
+    def _message(self, act: Act) -> pb.FromGateway | None:
+        id = self.request_id
+        match act:
+            case Act.SUBMIT:
+                return pb.FromGateway(submit=self.submit)
+            case Act.CANCEL:
+                return pb.FromGateway(cancel=pb.Cancel(request_id=id))
+            case Act.FOLLOW:
+                self._until = self.received + self._most
+                return pb.FromGateway(follow=pb.Follow(request_id=id, offset=self.received, most_tokens=self._most))
+            case Act.FOLLOW_END if self._until < inf:  # else the end comes by itself
+                return pb.FromGateway(follow=pb.Follow(request_id=id, offset=BEYOND))
+        return None
 
-    def on_new_link(self) -> None:
-        """What was on its way on the old one never comes."""
-        self.resumed = True
-        self._gap_end = None
-
-    def fail(self, error: RequestError) -> None:
-        """End the feed: what is already here is still taken first."""
+    def _fail(self, error: RequestError) -> None:
         self._error = self._error or error
         self._decided.set()
         self._wake.set()
 
+    async def until_accepted(self) -> None:
+        """Return once the request is durable. Raises RequestError if it never will be."""
+        await self._decided.wait()
+        if self._error is not None and not self._batch.tokens:
+            raise self._error
+
+    def want(self) -> list[pb.FromGateway]:
+        """The client waits for more: if the buffer was full, there is room again."""
+        if self._batch.tokens or not (self.life.accepted and self.life.read):
+            return []
+        return self._messages(self._step(Step.DRAINED))
+
     async def take(self) -> Batch:
-        """The next batch, with at least one token or the ending. Raises RequestError once the feed has failed."""
+        """The next batch, with at least one token or the ending. Raises RequestError once the stream has failed."""
         await self._wake.wait()
         self._wake.clear()
         batch, self._batch = self._batch, Batch(self.received)
@@ -179,3 +189,7 @@ class Feed:
         if self._error is not None:
             self._wake.set()
         return batch
+
+    def drop(self) -> None:
+        """Nobody takes from the buffer any more."""
+        self._batch = Batch(self.received)

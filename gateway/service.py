@@ -85,7 +85,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self.draining = True
         if not await self._idle_within(timeout_s):
             self.log.warning("drain_timed_out", live=len(self._running))
-            self._link.fail_all(NotServing(STOPPED))
+            self._link.give_up(NotServing(STOPPED))
             if not await self._idle_within(grace_s):
                 self.over = True  # those that ask the scheduler something, or write to whoever does not read
                 for call in filter(None, self._running):
@@ -128,7 +128,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         async with self._stream():
             model = self._model()
-            submit = await self._link.submission(_required_id(request.request_id))
+            submit = await self._link.scheduler.submission(_required_id(request.request_id))
             _own(request.request_id, submit.tenant)
             await self._answer(self._link.follow(submit), model, context, self._timeout_s(context), request.offset)
 
@@ -221,22 +221,24 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         """Waits while the client does not read: HTTP/2 takes no more. If that lasts too long the request is left to
         itself; the client is told when it reads again, since no status can overtake the chunk, nor can that be taken
         back. Raises QueueFull; TimeoutError if its deadline passed meanwhile."""
-        loop = asyncio.get_running_loop()
-        patience = loop.call_at(min(loop.time() + self._settings.stalled_s, deadline), self._give_up, feed)
+        loop, cut = asyncio.get_running_loop(), False
+
+        def cut_off() -> None:
+            nonlocal cut
+            cut = self._link.leave(feed)
+            self._stalled += cut
+
+        patience = loop.call_at(min(loop.time() + self._settings.stalled_s, deadline), cut_off)
         try:
             await context.write(chunk)
         finally:
             patience.cancel()
-            self._stalled -= feed.left
-        if feed.left and loop.time() < deadline:
+            self._stalled -= cut
+        if cut and loop.time() < deadline:
             more = f"Resume goes on from token {chunk.offset + len(chunk.token_ids)}"
             raise QueueFull(f"nothing was read for {self._settings.stalled_s:g} s; {more}, if it was to run on")
-        if feed.left:
+        if cut:
             raise TimeoutError
-
-    def _give_up(self, feed: Feed) -> None:
-        self._link.leave(feed)
-        self._stalled += feed.left
 
     def _count(self, answer: Answer, prompt_tokens: int) -> None:
         metrics, final = self._metrics, answer.final(prompt_tokens)
@@ -262,7 +264,9 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         if (feeds := self._link.feeds.get(_required_id(request.request_id))) is not None:
             _own(request.request_id, feeds[0].submit.tenant)
         else:
-            status = await self._link.get_request(inference_pb2.GetRequestRequest(request_id=request.request_id))
+            status = await self._link.scheduler.get_request(
+                inference_pb2.GetRequestRequest(request_id=request.request_id)
+            )
             _own(request.request_id, status.tenant)
         self._link.cancel(request.request_id)
         return inference_pb2.CancelResponse()
@@ -272,13 +276,13 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GetRequestRequest, context: Context
     ) -> types_pb2.RequestStatus:
         _required_id(request.request_id)
-        status = await self._link.get_request(request)
+        status = await self._link.scheduler.get_request(request)
         _own(request.request_id, status.tenant)
         return status
 
     @answers_errors
     async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> types_pb2.ServerStats:  # noqa: N802
-        return await self._link.stats(request)
+        return await self._link.scheduler.stats(request)
 
 
 def _required_id(request_id: str) -> str:

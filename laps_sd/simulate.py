@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -96,7 +96,9 @@ def simulate(
         policies = _policies(policy, policy_set or [], jobs, fleet.reference_draft)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--policy") from None
-    draw = _report() if html_file else None
+    if html_file:
+        with terminal.importing_report():
+            from scheduler_service.sim.report import render
     began = time.process_time()
     traces = _run(jobs, policies, fleet, predictor)
     took_s = time.process_time() - began
@@ -108,9 +110,9 @@ def simulate(
         settings = asdict(fleet) | {"seed": seed, "workload": workload, "predictor": predictor}
         body = {"policies": results, "settings": settings}
         json_file.write_text(json.dumps(body, indent=1) + "\n")
-    if html_file and draw:
+    if html_file:
         command = shlex.join(["laps-sd", *sys.argv[1:]])
-        html_file.write_text(draw(command, results, traces), encoding="utf-8")
+        html_file.write_text(render(command, results, traces), encoding="utf-8")
 
 
 def _jobs(workload: str, fleet: Fleet, seed: int) -> Sequence[Job]:
@@ -143,15 +145,6 @@ def _policies(names: str, settings: Sequence[str], jobs: Sequence[Job], draft_le
     if not policies:
         raise ValueError("policy: name at least one")
     return policies
-
-
-def _report() -> Any:
-    """The report's function, loaded before anything is simulated: without the extra `lab` there is none."""
-    try:
-        from scheduler_service.sim.report import render
-    except ImportError:
-        raise typer.BadParameter("needs the extra: pip install 'laps-sd[lab]'", param_hint="--html") from None
-    return render
 
 
 def _run(jobs: Sequence[Job], policies: dict[str, Policy], fleet: Fleet, predictor: PredictorKind) -> dict[str, Trace]:

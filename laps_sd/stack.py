@@ -241,6 +241,7 @@ def _bind(probe: socket.socket, ports: Iterable[int]) -> int:
     for port in ports:
         try:
             probe.bind((HOST, port))
+            probe.listen()  # until then SO_REUSEADDR lets another probe have the same port
         except OSError as error:
             reason = f"cannot listen on {HOST}:{port}: {error.strerror}"
         else:

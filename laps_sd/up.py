@@ -1,8 +1,6 @@
-"""`laps-sd up` and `laps-sd pull`: flags, exit codes and signals. What the stack is made of is stack.py's business."""
+"""`laps-sd up`: flags, exit codes and signals. Which processes a stack has, and their order, is in stack.py."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from enum import StrEnum
@@ -36,13 +34,6 @@ class LogLevel(StrEnum):
     info = "info"
     warning = "warning"
     error = "error"
-
-
-def pull(
-    model: Annotated[str, typer.Argument(help="A name (smollm2-135m), a Hugging Face directory or a .gguf file.")],
-) -> None:
-    """Fetch and convert MODEL into the local cache (moved with LAPS_SD_CACHE); prints its directory."""
-    raise typer.Exit(subprocess.call([sys.executable, "-P", "-m", "worker_service.pull", model]))
 
 
 def up(

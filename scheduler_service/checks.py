@@ -4,6 +4,7 @@ Every function raises a RequestError that says what is wrong. No state lives her
 """
 
 import math
+from collections.abc import Iterable
 
 from protos import version
 from protos.errors import BadInput
@@ -59,15 +60,29 @@ def report(message: worker_pb.StepReport) -> None:
         cost(message.cost)
     if len({row.request_id for row in message.rows}) < len(message.rows):
         raise BadInput("rows", "a request has more than one")
+    if len({len(row.counts) for row in message.rows}) > 1:
+        raise BadInput("rows", "not all are of equally many rounds")
     for row in message.rows:
-        if not row.accepted <= row.drafted <= MAX_DRAFT:
-            raise BadInput("rows", f"{row.accepted} accepted of {row.drafted} drafted, of at most {MAX_DRAFT}")
-        if len(row.tokens) > MAX_TOKENS:
-            raise BadInput("rows", f"{len(row.tokens)} tokens in a round, of at most {MAX_TOKENS}")
+        for tokens, drafted, accepted in _rounds(row):
+            if not accepted <= drafted <= MAX_DRAFT:
+                raise BadInput("rows", f"{accepted} accepted of {drafted} drafted, of at most {MAX_DRAFT}")
+            if tokens > MAX_TOKENS:
+                raise BadInput("rows", f"{tokens} tokens in a round, of at most {MAX_TOKENS}")
         if row.HasField("logprobs") and len(row.logprobs.tokens) not in (0, len(row.tokens)):
             raise BadInput("rows", f"{len(row.logprobs.tokens)} log-probabilities of {len(row.tokens)} tokens")
         if row.finish and row.finish not in _ENDINGS:
             raise BadInput("rows", f"finish {row.finish} is not a worker's to say")
+
+
+def _rounds(row: worker_pb.Row) -> Iterable[tuple[int, int, int]]:
+    """Tokens, drafted and accepted of each round of a row."""
+    sums = len(row.tokens), row.drafted, row.accepted
+    if not row.counts:
+        return [sums]
+    of_each = row.counts, row.drafted_per_round, row.accepted_per_round
+    if len(set(map(len, of_each))) > 1 or tuple(map(sum, of_each)) != sums:
+        raise BadInput("rows", "tokens, drafted or accepted are not the sums of their rounds")
+    return zip(*of_each, strict=True)
 
 
 def submit(message: gateway_pb.Submit, context_tokens: int) -> None:

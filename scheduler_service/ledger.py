@@ -220,11 +220,7 @@ class Ledger:
             for outbox in tracked.followers:
                 outbox.accepted(id)
         if write.start is not None:
-            tracked.log.append(write.start, write.log)
-            round = tracked.rounds.pop(0)
-            for outbox, joined in tracked.followers.items():
-                if joined:
-                    outbox.round(id, round, write.ending)
+            self._relay_rounds(id, tracked, write)
         elif write.ending is not None:
             for outbox, joined in tracked.followers.items():
                 if joined:
@@ -237,11 +233,21 @@ class Ledger:
             self._ended.pop(id, None)
             self._ended[id] = (self._clock(), tracked)
 
+    def _relay_rounds(self, id: str, tracked: Tracked, write: Write) -> None:
+        at = 0
+        while at < len(write.log):
+            round = tracked.rounds.pop(0)
+            tracked.log.append(round.start, write.log[at : at + round.size])
+            at += round.size
+            for outbox, joined in tracked.followers.items():
+                if joined:
+                    outbox.round(id, round, write.ending if at == len(write.log) else None)
+
     async def _exists(self, id: str, tracked: Tracked) -> None:
         """A request of that id ended before this one came. If it is the same one, it was sent again because its answer
         was lost."""
         try:
-            stored = await self._store.get(id)
+            stored = checked(id, await self._store.get(id))
         except StoreUnavailable as error:
             self._withdraw(id, tracked, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
             return

@@ -51,7 +51,7 @@ class WorkerSession:
         self.seen_step = report.step
         self.stuck = all(row.skipped for row in report.rows)
         self.owed_s = 0.0
-        self.rounds += 1
+        self.rounds += len(report.rows[0].counts) or 1
         self.forward_us += report.draft_us + report.verify_us
         self.other_us += report.other_us
         self.idle_us += report.idle_us

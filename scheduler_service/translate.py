@@ -94,6 +94,7 @@ def _to_round(row: worker_pb.Row) -> Round:
         blocks=row.blocks,
         finish=_FINISH.get(row.finish),
         skipped=row.skipped != worker_pb.SKIP_UNSPECIFIED,
+        each=tuple(zip(row.counts, row.drafted_per_round, row.accepted_per_round, strict=True)),
     )
 
 

@@ -39,21 +39,21 @@ class SetAside:
     def __init__(self, store: Store) -> None:
         self.count = 0  # found since this leader began
         self._store = store
-        self._pending: dict[str, str] = {}  # reasons, by id
+        self.pending: dict[str, str] = {}  # reasons, by id
         self._log = structlog.get_logger()
 
     def found(self, id: str, unreadable: Unreadable) -> None:
         self.count += 1
-        self._pending[id] = unreadable.reason
+        self.pending[id] = unreadable.reason
         self._log.error("request_unreadable", request_id=id, reason=unreadable.reason)
 
     async def carry_out(self, epoch: int) -> None:
         """Raises StoreUnavailable, and may then be called again; Fenced. A request that the store refuses to set aside
         stays where it is: the next leader finds it again."""
-        while self._pending:
-            id, reason = next(iter(self._pending.items()))
+        while self.pending:
+            id, reason = next(iter(self.pending.items()))
             try:
                 await self._store.set_aside(epoch, id, reason)
             except StoreRefuses as error:
                 self._log.error("not_set_aside", request_id=id, reason=str(error))
-            self._pending.pop(id, None)
+            self.pending.pop(id, None)

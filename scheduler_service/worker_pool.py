@@ -142,6 +142,7 @@ class WorkerPool:
             drop=plan.drop,
             offload=plan.offload,
             forget=forget,
+            report_within_ms=self._settings.report_within_ms,
         )
         translate.list_runs(plan, command)
         session.commanded(command)

@@ -9,12 +9,17 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
 from laps_sd.redis_server import FINDERS, find_server
 from scheduler_service.store import acl
 from tests.waiting import WAIT_S
+
+# An example may take as long as the machine takes: hypothesis would count a busy machine as a failure.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 def redis_binary() -> str:

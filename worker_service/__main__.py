@@ -1,4 +1,4 @@
-"""`python -m worker_service`: settings, signals, and the parts put together. A failed model ends the process."""
+"""`python -m worker_service`: settings, signals, and the worker's parts put together."""
 
 import asyncio
 import signal
@@ -26,17 +26,18 @@ from worker_service.runner import Runner
 from worker_service.watchdog import Watchdog
 from worker_service.wire import of_model
 
-# The interface it takes part in; its health is the worker's readiness.
+# The service whose health, by grpc.health.v1, is the worker's readiness.
 SERVICE = worker_link_pb2.DESCRIPTOR.services_by_name["WorkerLink"].full_name
 
 
 async def serve(settings: Settings, group: Group | None) -> None:
-    """Until SIGTERM or SIGINT. Raises what the model raises, ModelError, or OSError if the port is taken.
+    """Run the worker until SIGTERM or SIGINT. Raises what the model raises, ModelError, or OSError if the port is
+    taken.
 
     `group`: the processes that share the model with this one, which leads them.
     """
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
-    # On loopback nobody but this machine asks; a worker's certificate is good for calling, not for being called.
+    # On loopback only this machine can ask. A worker's certificate is for calling others, so it is not needed there.
     credentials = None if is_loopback(settings.host) else settings.tls.server_credentials()
     server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, credentials, reflect=settings.reflection)
     async with stop_signals() as stopping:
@@ -58,7 +59,7 @@ async def serve(settings: Settings, group: Group | None) -> None:
 
 
 async def work(settings: Settings, group: Group | None, server: Server, attached: "asyncio.Future[Link]") -> None:
-    """Load, warm up, and serve the scheduler until cancelled; `attached` gets the link once there is one."""
+    """Load the model, warm up, and serve the scheduler until cancelled. `attached` gets the link once there is one."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
     model = await asyncio.to_thread(load_share, settings, group)
     check_kv_tokens(settings.kv_tokens, model.context_tokens)
@@ -77,14 +78,16 @@ async def work(settings: Settings, group: Group | None, server: Server, attached
         link = Link(
             settings.scheduler.split(","),
             tls=settings.tls,
-            worker_id=settings.worker_id,
             runner=runner,
-            model=of_model(model, context_tokens, engine.vocab_size),
-            slots=settings.slots,
-            blocks=settings.blocks,
-            block_tokens=settings.block_tokens,
-            host_blocks=engine.host_blocks,
-            max_draft=settings.max_draft,
+            hello=worker_link_pb2.Hello(
+                worker_id=settings.worker_id,
+                model=of_model(model, context_tokens, engine.vocab_size),
+                slots=settings.slots,
+                blocks=settings.blocks,
+                block_tokens=settings.block_tokens,
+                host_blocks=engine.host_blocks,
+                max_draft=settings.max_draft,
+            ),
             on_attached=server.set_ready,
         )
         attached.set_result(link)
@@ -93,56 +96,61 @@ async def work(settings: Settings, group: Group | None, server: Server, attached
         runner.stop()
         with suppress(Exception):
             await ended
-        watchdog.cancel()  # not before: the last round may hang, too
+        watchdog.cancel()  # not before: the last step may hang, too
 
 
 def load_share(settings: Settings, group: Group | None) -> LoadedModel:
-    """The model, or this process's share of it when all others have theirs. Raises ModelError, ParallelError."""
-    ranks = group.ranks if group else Ranks()
-    check_directory(Path(settings.model))
+    """The model, or this process's share of it once all others have loaded theirs. Raises ModelError, ParallelError."""
+    ranks, folder = group.ranks if group else Ranks(), Path(settings.model)
+    check_directory(folder)
     device = choose_device(settings.device, ranks)
     check_memory(
-        Path(settings.model),
+        folder,
         device,
         choose_dtype(settings.dtype, device),
         kv_tokens=settings.blocks * settings.block_tokens,
         host_kv_tokens=settings.host_blocks(device.type) * settings.block_tokens,
         shares=ranks.size,
     )
-    if group is None:
-        return load(settings.model, settings.device, settings.dtype)
-    model = load(settings.model, settings.device, settings.dtype, group.ranks)
-    group.loaded()
+    model = load(settings.model, settings.device, settings.dtype, ranks)
+    if group:
+        group.loaded()
     return model
 
 
 def share(settings: Settings, ranks: Ranks) -> None:
-    """Lead or follow, as one of several processes that share the model. Raises ParallelError, and what they raise."""
+    """Lead, or compute a share of each pass until the leader ends. Raises ParallelError, and what `serve` raises."""
     if not ranks.leads:
-        # torchrun signals all of them; when to end is the leader's business, and its last round needs every share.
+        # torchrun signals all processes. The leader decides when to end, and its last step needs every share.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
     group = Group(ranks, choose_device(settings.device, ranks))
     if ranks.leads:
         asyncio.run(serve(settings, group))
     else:
-        follow(settings, group)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        SharedTarget(load_share(settings, group).model, group).follow()
     group.leave()
 
 
-def follow(settings: Settings, group: Group) -> None:
-    """What a process does that does not lead: its share of each pass, until the leader ends."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    SharedTarget(load_share(settings, group).model, group).follow()
-
-
 def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Group | None = None) -> Engine:
-    """Raises ModelError if the engine cannot compute what the model does."""
+    """An engine that has passed the self-check. Raises ModelError if it cannot compute what the model does."""
     try:
-        # Of a model that is shared each process has a part, and no whole to compare with.
+        # A shared model cannot be checked: each process has a part, and there is no whole to compare with.
         expected = None if group else own_logits(model.model)
-        engine = _engine(settings, model, context_tokens, group)
+        engine = Engine(
+            model.model,
+            model.tokenizer,
+            eos_ids=model.eos_ids,
+            context_tokens=context_tokens,
+            blocks=settings.blocks,
+            block_tokens=settings.block_tokens,
+            host_blocks=settings.host_blocks(model.device.type),
+            max_draft=settings.max_draft,
+            drafter=make_drafter(settings.drafter, model, blocks=settings.blocks, block_tokens=settings.block_tokens),
+            group=group,
+        )
         if expected is not None:
             check(engine, expected)
     except torch.OutOfMemoryError:
@@ -151,21 +159,6 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, gr
         name = type(model.model).__name__
         raise ModelError(f"{settings.model}: the engine cannot serve this {name}: {error}") from error
     return engine
-
-
-def _engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Group | None) -> Engine:
-    return Engine(
-        model.model,
-        model.tokenizer,
-        eos_ids=model.eos_ids,
-        context_tokens=context_tokens,
-        blocks=settings.blocks,
-        block_tokens=settings.block_tokens,
-        host_blocks=settings.host_blocks(model.device.type),
-        max_draft=settings.max_draft,
-        drafter=make_drafter(settings.drafter, model, blocks=settings.blocks, block_tokens=settings.block_tokens),
-        group=group,
-    )
 
 
 def main() -> None:
@@ -181,7 +174,7 @@ def main() -> None:
         sys.stderr.write(f"{name}: {error}\n")
         hopeless = isinstance(error, ModelError) and not isinstance(error, TooLittleMemoryError)
         sys.exit(BAD_SETTINGS if hopeless else 1)
-    except Exception as error:  # of the model: whoever supervises starts another one; the scheduler rebuilds requests
+    except Exception as error:  # of the model: the supervisor starts another worker, and the requests go on elsewhere
         structlog.get_logger().bind(service="worker").error("failed", trace=trace(error))
         sys.exit(1)
 

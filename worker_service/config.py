@@ -38,14 +38,14 @@ class Settings(ServiceSettings):
     )
     device: str = Field("auto", description="auto, cpu or cuda")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    slots: int = Field(4, ge=1, le=1024, description="requests that run in one round")
-    kv_tokens: int = Field(32_768, ge=2, description="tokens whose keys and values are held, of all requests together")
+    slots: int = Field(4, ge=1, le=1024, description="requests that run in one step")
+    kv_tokens: int = Field(32_768, ge=2, description="tokens of all requests together whose KV fits into memory")
     host_kv_tokens: int | None = Field(
-        None, ge=0, description="of them, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
+        None, ge=0, description="more, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
     )
     block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
     drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
-    max_draft: int = Field(8, ge=0, le=64, description="most tokens drafted for a request in one round")
+    max_draft: int = Field(8, ge=0, le=64, description="most tokens drafted for a request in one step")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
     pace: Annotated[CostProfile, AfterValidator(_possible)] | None = Field(
         None, description='JSON: be as fast as this cost profile, {"verify_s": 0.013, ...}, not faster; for comparisons'
@@ -54,16 +54,18 @@ class Settings(ServiceSettings):
         30.0, gt=0, description="a step that takes so much longer than expected hangs: the worker ends with 1"
     )
     warm_up_timeout_s: float = Field(
-        900.0, gt=0, description="as step_timeout_s, of the first passes: they may compile"
+        900.0, gt=0, description="as step_timeout_s, for the warm-up: its first passes may compile"
     )
-    drain_s: float = Field(5.0, ge=0, description="how long running requests may go on after SIGTERM; then elsewhere")
-    health_port: int = Field(0, ge=0, le=65535, description="of grpc.health.v1: ready when warmed and attached; 0: any")
+    drain_s: float = Field(
+        5.0, ge=0, description="how long running requests may go on after SIGTERM before they move elsewhere"
+    )
+    health_port: int = Field(0, ge=0, le=65535, description="port of grpc.health.v1; 0: any free one")
 
     @property
     def blocks(self) -> int:
         return -(-self.kv_tokens // self.block_tokens)
 
     def host_blocks(self, device: str) -> int:
-        """`device`: its type. A CPU's KV is in the host's memory anyway."""
+        """Blocks of offloaded KV on a `device` of this type. A CPU's KV is in the host's memory anyway."""
         by_default = self.kv_tokens if device == "cuda" else 0
         return (by_default if self.host_kv_tokens is None else self.host_kv_tokens) // self.block_tokens

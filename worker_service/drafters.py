@@ -1,5 +1,4 @@
-"""Which drafter a worker uses: its name or directory becomes one, or a clear error. How drafters draft is the
-engine's."""
+"""Which drafter a worker uses: its name or directory becomes one, or a clear error. Nothing is drafted here."""
 
 import hashlib
 import json
@@ -52,7 +51,7 @@ def _head(folder: Path, target: LoadedModel) -> Drafter:
 
 
 def with_lookup(drafter: Drafter) -> Drafter:
-    """N-grams before it: where tokens repeat, what followed them is the better guess, and costs nothing."""
+    """`drafter` behind a lookup of n-grams: where tokens repeat, what followed them is a better guess, and free."""
     return FirstOf(NgramDrafter(longest=6, shortest=2, cautious=True), drafter)
 
 

@@ -1,4 +1,4 @@
-"""The worker's stream to the scheduler: sessions, epochs, heartbeats, reconnects. The model never runs here."""
+"""The worker's stream to the scheduler: sessions, epochs, heartbeats, reconnects. The model runs in runner.py."""
 
 import asyncio
 import uuid
@@ -9,16 +9,15 @@ from typing import TypeAlias
 
 import grpc
 import structlog
-import tenacity
 
 from protos import version
 from protos.serving import SILENT_S, channel, first_of
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2
 from protos.v1 import worker_link_pb2 as pb
 from protos.v1.worker_link_pb2_grpc import WorkerLinkStub
 from worker_service.engine.types import Held
-from worker_service.runner import Report, Runner, TooManyCommandsError
+from worker_service.reporting import Report
+from worker_service.runner import Runner, TooManyCommandsError
 from worker_service.wire import of_cost, of_held, of_report, to_command
 
 HEARTBEAT_S = 1.0
@@ -30,73 +29,59 @@ MAX_RECONNECT_S = 0.3
 
 
 class LinkError(Exception):
-    """This connection cannot go on; another one may."""
+    """This connection is over; another one may work."""
 
 
-# What a broken, refused or silent stream raises; an InvalidStateError is a write after its end.
+# What a broken, refused or silent stream raises. A write after a stream's end raises InvalidStateError.
 _CONNECTION_ERRORS = (grpc.aio.AioRpcError, LinkError, TooManyCommandsError, TimeoutError, asyncio.InvalidStateError)
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.FromWorker, pb.ToWorker]"
 
 
 class Link:
-    """Keeps one Attach stream open for ever, with a new session each time."""
+    """Keeps an Attach stream to the leading scheduler open; each new stream is a new session."""
 
     def __init__(
         self,
         schedulers: Sequence[str],
         *,
         tls: Tls,
-        worker_id: str,
         runner: Runner,
-        model: gateway_link_pb2.ModelInfo,
-        slots: int,
-        blocks: int,
-        block_tokens: int,
-        host_blocks: int,
-        max_draft: int,
+        hello: pb.Hello,
         on_attached: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """`schedulers`: HOST:PORT of each, one of which leads. `runner` is warmed; `on_attached` is told of every
-        welcome and every loss."""
+        """`schedulers`: HOST:PORT of each; one of them leads. `runner` must be warmed. `hello`: the worker's id, model
+        and sizes; what differs from session to session is filled in here. `on_attached` is told True at every welcome,
+        and False when that session has ended."""
         self._schedulers, self._tls = deque(schedulers), tls
         self._runner = runner
-        self._hello = pb.Hello(
-            protocol=version.CURRENT,
-            min_protocol=version.LEAST,
-            worker_id=worker_id,
-            model=model,
-            slots=slots,
-            block_tokens=block_tokens,
-            blocks=blocks,
-            host_blocks=host_blocks,
-            max_draft=max_draft,
-        )
-        self._on_attached = on_attached
+        self._hello, self._on_attached = hello, on_attached
         self._max_epoch = 0  # of the highest leader ever obeyed
         self._reports: asyncio.Queue[pb.StepReport] | None = None  # of the session, while there is one
         self._draining = False
         self._drained, self._over = asyncio.Event(), asyncio.Event()
-        self._log = structlog.get_logger().bind(service="worker", worker=worker_id)
+        self._log = structlog.get_logger().bind(service="worker", worker=hello.worker_id)
 
     async def run(self) -> None:
-        """Attach, again and again, until cancelled, or drained."""
+        """Attach, again and again, until cancelled or drained."""
+        wait_s = 0.0
         while not self._draining:
-            async for attempt in tenacity.AsyncRetrying(
-                retry=tenacity.retry_if_exception_type(_CONNECTION_ERRORS),
-                wait=tenacity.wait_exponential(multiplier=RECONNECT_S, max=MAX_RECONNECT_S),
-                before_sleep=self._log_failure,
-            ):
-                with attempt:
-                    await self._attach_to_any()
-            # It was welcomed, and then lost. One that welcomes and hangs up must not be called in a tight loop.
-            await asyncio.sleep(RECONNECT_S)
+            try:
+                await self._attach_to_any()
+            except _CONNECTION_ERRORS as error:
+                log = self._log.debug if wait_s else self._log.warning  # one line an outage
+                log("not_attached", schedulers=list(self._schedulers), error=_brief(error))
+                wait_s = min(2 * wait_s or RECONNECT_S, MAX_RECONNECT_S)
+                await asyncio.sleep(wait_s)
+            else:
+                wait_s = 0.0
+                await asyncio.sleep(RECONNECT_S)  # one that welcomes and hangs up must not be called in a tight loop
 
     async def drain(self, timeout_s: float) -> None:
-        """Take on nothing more, let what runs here end within `timeout_s`, then say that this was all."""
+        """Take on no more requests, let those that run here end within `timeout_s` seconds, then say goodbye."""
         self._draining = True
         if (reports := self._reports) is None:
             return
-        reports.put_nowait(pb.StepReport())  # so that it is heard of at once
+        reports.put_nowait(pb.StepReport())  # so that the scheduler knows at once
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._drained.wait()
@@ -104,13 +89,13 @@ class Link:
         reports.put_nowait(pb.StepReport(leaving=True))
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._over.wait()  # the scheduler has heard it, and hung up
+                await self._over.wait()  # the scheduler has heard it and hung up
 
     async def _attach_to_any(self) -> None:
-        """One session, until it breaks. Raises one of _CONNECTION_ERRORS if nobody welcomed it."""
+        """One session with any scheduler, until it breaks. Raises one of _CONNECTION_ERRORS if none welcomes us."""
         for others in reversed(range(len(self._schedulers))):
             scheduler = self._schedulers[0]
-            self._schedulers.rotate(-1)  # whoever fails us now is asked last
+            self._schedulers.rotate(-1)  # if this one fails, it is asked last the next time
             try:
                 return await self._attach(scheduler)
             except _CONNECTION_ERRORS:
@@ -118,7 +103,7 @@ class Link:
                     raise
 
     async def _attach(self, scheduler: str) -> None:
-        """As _attach_to_any, with this one."""
+        """One session with this scheduler, as _attach_to_any."""
         held = await asyncio.wrap_future(self._runner.detach())
         session = uuid.uuid4().hex
         async with channel(scheduler, self._tls.channel_credentials()) as link:
@@ -132,9 +117,11 @@ class Link:
 
     async def _greet(self, call: _Call, session: str, held: list[Held]) -> pb.Welcome:
         hello = pb.Hello(
-            session=session, max_epoch=self._max_epoch, held=map(of_held, held), cost=of_cost(self._runner.cost)
+            protocol=version.CURRENT, min_protocol=version.LEAST, session=session, max_epoch=self._max_epoch
         )
         hello.MergeFrom(self._hello)
+        hello.cost.CopyFrom(of_cost(self._runner.cost))
+        hello.held.extend(map(of_held, held))
         await call.write(pb.FromWorker(hello=hello))
         answer = await call.read()
         if not isinstance(answer, pb.ToWorker):
@@ -147,9 +134,9 @@ class Link:
         return answer.welcome
 
     async def _converse(self, call: _Call, session: str, welcome: pb.Welcome) -> None:
-        """Commands down, reports up, until the stream breaks. The model stops running with it; requests and KV stay."""
+        """Commands down, reports up, until the stream breaks. Then the model stops, but requests and their KV stay."""
         loop = asyncio.get_running_loop()
-        # Bounded by `max_lag`: the model waits for a command that has seen its reports.
+        # The queue is bounded by `max_lag`: the model waits for a command that has seen its reports.
         self._over.clear()
         reports = self._reports = asyncio.Queue[pb.StepReport]()
 
@@ -209,20 +196,15 @@ class Link:
                 await call.write(pb.FromWorker(report=report))
 
     async def _close(self, call: _Call, reports: asyncio.Queue[pb.StepReport]) -> None:
-        """Send what the last round did, if the stream still takes it."""
+        """Send the reports that are left, if the stream still takes them."""
         async with asyncio.timeout(_CLOSE_TIMEOUT_S):
             while not reports.empty():
                 await call.write(pb.FromWorker(report=reports.get_nowait()))
             await call.done_writing()
             await call.code()
 
-    def _log_failure(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        log = self._log.warning if state.attempt_number == 1 else self._log.debug  # one line an outage
-        log("not_attached", schedulers=list(self._schedulers), error=_brief(error))
 
-
-def _brief(error: BaseException | None) -> str:
+def _brief(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Models in memory: weights, tokenizer and what the service must know of them. Fetching is pull.py's business."""
+"""Models in memory: weights, tokenizer, and what the service must know of them. They are fetched by pull.py."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     name: str
-    fingerprint: str  # equal where weights, tokenizer and chat template are; says nothing of dtype and device
+    fingerprint: str  # equal where weights, tokenizer and chat template are equal, whatever dtype and device
     context_tokens: int  # prompt and output together
     eos_ids: frozenset[int]
     device: torch.device
@@ -45,8 +45,8 @@ class LoadedModel:
 def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _ALONE) -> LoadedModel:
     """Load a Hugging Face directory. `device`: auto, cpu or cuda; `dtype`: auto, float32 or bfloat16.
 
-    `ranks`: this process's place among those that share the model; it loads its share, as transformers' tensor-parallel
-    plan splits it, but embeddings and output head whole. Raises ModelError, also for a device that is not there.
+    `ranks`: this process's place among those that share the model. It loads its share as transformers' tensor-parallel
+    plan splits the model, but embeddings and output head whole. Raises ModelError, also for a device that is not there.
     """
     folder = Path(path)
     check_directory(folder)
@@ -63,7 +63,7 @@ def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _A
         model = model.to(place).eval()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load {folder}: {error}") from error
-    if missing := sorted(report["missing_keys"]):  # transformers makes them up at random, on every worker anew
+    if missing := sorted(report["missing_keys"]):  # transformers would fill them at random, on every worker anew
         raise ModelError(f"{folder}: {len(missing)} weights are not in its files; the first is {missing[0]}")
     if not tokenizer.is_fast:
         raise ModelError(f"{folder}: the tokenizer has no fast form (tokenizer.json)")
@@ -90,7 +90,7 @@ def _shares(folder: Path, config: Any, ranks: int) -> DistributedConfig:
 
 
 def choose_device(device: str, ranks: Ranks = _ALONE) -> torch.device:
-    """One of this machine's; of several processes each gets its own. Raises ModelError."""
+    """A device of this machine; each of several processes gets its own. Raises ModelError."""
     if ranks.size > 1 and device in ("auto", "cuda") and torch.cuda.is_available():
         if ranks.local >= torch.cuda.device_count():
             raise ModelError(f"there are {torch.cuda.device_count()} CUDA devices, none for process {ranks.local + 1}")
@@ -120,8 +120,8 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 def fingerprint(folder: Path) -> str:
     """Hex digest of what decides the output: every tokenizer and config file, and the weights.
 
-    Of safetensors it reads the header and both ends of every tensor, not all of the bytes: another set of weights
-    differs in them, and gigabytes need not be read twice.
+    Of the weights it reads the header of each file and both ends of every tensor: other weights differ there, and
+    gigabytes need not be read twice.
     """
     digest = hashlib.sha256()
     for name in _TEXT_FILES:
@@ -149,7 +149,7 @@ def _sample_tensors(path: Path, digest: "hashlib._Hash") -> None:
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Chat models name their end of turn in one of three places, not always in all."""
+    """The ids that end an output. Chat models name them in up to three places, and not always in all."""
     ids: set[int] = set()
     for found in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
         ids.update(found if isinstance(found, list) else [] if found is None else [found])

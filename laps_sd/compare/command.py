@@ -12,7 +12,7 @@ import typer
 from laps_sd import terminal
 from laps_sd.compare import identity, live, prompts
 from laps_sd.compare.design import BASE, Cell, Drawn, Run, Settings, check_load, parts, runs
-from laps_sd.compare.folder import Folder, OtherSettings, runs_of
+from laps_sd.compare.folder import Folder, OtherSettings, runs_of, settings_of
 from laps_sd.compare.pace import for_worker, pace_of
 from laps_sd.compare.replay import write_recordings
 from laps_sd.compare.work import Work
@@ -113,7 +113,9 @@ def compare(
         max_backlog_s="inf",
         pace=for_worker(device) if device else None,
     )
-    draw = _report() if html_file else None
+    if html_file:
+        with terminal.importing_report():
+            from laps_sd.compare import page  # noqa: F401
     try:
         pool = prompts.prompts_of(workload or [], longest_prompt)
     except PromptError as error:
@@ -152,7 +154,7 @@ def compare(
         raise typer.Exit(INTERRUPTED) from None
     pool_of = {"files": [file.name for file in workload or []], "kinds": dict(prompts.counted(pool))}
     outputs = {"json_file": json_file, "html_file": html_file, "recordings": recordings}
-    tell(folder, settings, pool_of, tolerant=work.tolerant, draw=draw, **outputs)
+    tell(folder, settings, pool_of, tolerant=work.tolerant, **outputs)
     if left:
         hours = left * work.pace_s / 3600
         about = f", about {hours:.1f} hours" if hours else ""
@@ -168,7 +170,6 @@ def tell(
     json_file: Path | None,
     html_file: Path | None,
     recordings: Path | None,
-    draw: Any,
 ) -> None:
     """Everything that the folder holds, whichever runs were asked for now. `about`: its prompts."""
     from laps_sd.compare.show import shown  # they load numpy
@@ -183,7 +184,7 @@ def tell(
     summary |= {
         "command": shlex.join(["laps-sd", *map(_without_place, sys.argv[1:])]),
         "prompts": about,
-        "settings": json.loads((folder.path / "settings.json").read_text()),
+        "settings": settings_of(folder.path),
         "machine": identity.machine(),
         "versions": identity.versions(),
         "capacity": {
@@ -200,8 +201,10 @@ def tell(
         summary["policies"] = {name: row["results"] for name, row in summary["cells"][0]["policies"].items()}
     if json_file:
         json_file.write_text(json.dumps(summary, indent=1) + "\n")
-    if html_file and draw:
-        html_file.write_text(draw(summary), encoding="utf-8")
+    if html_file:
+        from laps_sd.compare.page import html  # it loads matplotlib
+
+        html_file.write_text(html(summary), encoding="utf-8")
     if recordings:
         left_out = {each["run"] for each in summary["left_out"]}
         base = [run for run in found if run["run"]["policy"] == BASE]
@@ -235,12 +238,3 @@ def _numbers(text: str, flag: str) -> list[int]:
     if min(numbers) < 1:
         raise typer.BadParameter(f"{text!r} is not a list of whole numbers such as 2,4", param_hint=flag)
     return numbers
-
-
-def _report() -> Any:
-    """The report's function, loaded before anything runs: without the extra `lab` there is none."""
-    try:
-        from laps_sd.compare.page import html
-    except ImportError:
-        raise typer.BadParameter("needs the extra: pip install 'laps-sd[lab]'", param_hint="--html") from None
-    return html

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -105,7 +105,9 @@ def loadtest(
         slos = parse_slos(slo or [])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--slo") from None
-    draw = _report() if html_file else None
+    if html_file:
+        with terminal.importing_report():
+            from laps_sd.loadtest.report import render
     for file in filter(None, (json_file, html_file)):
         _check_writable(file)
 
@@ -151,9 +153,9 @@ def loadtest(
         body = results | {"settings": settings, "timeline": timeline.samples}
         body |= {"requests": [detail(record) for record in records]} if with_detail else {}
         json_file.write_text(json.dumps(body, indent=1) + "\n")
-    if html_file and draw:
+    if html_file:
         command = shlex.join(["laps-sd", *_without_key(sys.argv[1:])])
-        html_file.write_text(draw(command, results, records, timeline.samples), encoding="utf-8")
+        html_file.write_text(render(command, results, records, timeline.samples), encoding="utf-8")
     if not results["kept_up"]:
         typer.echo(f"laps-sd: {LATE}", err=True)
         raise typer.Exit(FELL_BEHIND)
@@ -211,15 +213,6 @@ async def _context_tokens(target: Target, stats: Client | None) -> int:
         if stats is not None:
             return (await stats.stats()).context_tokens
     return target.context_tokens
-
-
-def _report() -> Any:
-    """The report's function, loaded before anything is sent: without the extra `lab` there is none."""
-    try:
-        from laps_sd.loadtest.report import render
-    except ImportError:
-        raise typer.BadParameter("needs the extra: pip install 'laps-sd[lab]'", param_hint="--html") from None
-    return render
 
 
 def _check_writable(file: Path) -> None:

@@ -7,17 +7,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from rich.table import Table
-
 from laps_sd.schedbench.cells import Shape
 
 OURS = Path(__file__).parents[2]  # the checkout that this file is part of
-MARGIN = 0.05  # by so much the work in a command may differ
+# Of the table: headings, and how a Ratio fills them.
+COLUMNS = {
+    "workers": "{0.workers:,}",
+    "waiting": "{0.waiting:,}",
+    "tenants": "{0.tenants:,}",
+    "gateways": "{0.gateways:,}",
+    "ours / theirs": "{0.median:.2f}",
+    "least": "{0.least:.2f}",
+    "most": "{0.most:.2f}",
+    "commands / CPU s": "{0.ours_commands_per_cpu_s:,.0f}, {0.theirs_commands_per_cpu_s:,.0f}",
+    "rows / command": "{0.rows_per_command[0]:.2f}, {0.rows_per_command[1]:.2f}",
+    "ended / command": "{0.ended_per_command[0]:.2f}, {0.ended_per_command[1]:.2f}",
+}
 
 
 class OtherFailed(Exception):
@@ -39,11 +49,6 @@ class Ratio(Shape):
     theirs_commands_per_cpu_s: float
     rows_per_command: tuple[float, float]
     ended_per_command: tuple[float, float]
-
-    @property
-    def same_work(self) -> bool:
-        ours, theirs = self.rows_per_command
-        return abs(ours / theirs - 1) <= MARGIN
 
 
 def compare(
@@ -73,10 +78,7 @@ def ratio(shape: Shape, ours: Sequence[dict[str, Any]], theirs: Sequence[dict[st
     rows = [[cell.get("rows_per_command", slots) for cell in side] for side in (ours, theirs)]
     ended = [[cell["ended_per_command"] for cell in side] for side in (ours, theirs)]
     return Ratio(
-        workers=shape.workers,
-        waiting=shape.waiting,
-        tenants=shape.tenants,
-        gateways=shape.gateways,
+        **asdict(shape),
         least=min(pairs),
         median=median(pairs),
         most=max(pairs),
@@ -103,20 +105,3 @@ def bench(checkout: Path, words: Sequence[str]) -> dict[str, Any]:
             raise OtherFailed(f"the bench of {checkout} ended with {done.returncode}:\n{last}")
         cell: dict[str, Any] = json.loads(file.read_text())["cells"][0]
         return cell
-
-
-def table(ratios: Sequence[Ratio]) -> Table:
-    drawn = Table("workers", "waiting", "tenants", "gateways", "ours / theirs", "least", "most")
-    for name in ("ours, commands / CPU s", "theirs", "rows / command", "ended / command"):
-        drawn.add_column(name)
-    for column in drawn.columns:
-        column.justify = "right"
-    for one in ratios:
-        drawn.add_row(
-            *(f"{number:,}" for number in (one.workers, one.waiting, one.tenants, one.gateways)),
-            *(f"{number:.2f}" for number in (one.median, one.least, one.most)),
-            *(f"{number:,.0f}" for number in (one.ours_commands_per_cpu_s, one.theirs_commands_per_cpu_s)),
-            "{:.2f}, {:.2f}".format(*one.rows_per_command) + ("" if one.same_work else " (not the same work)"),
-            "{:.2f}, {:.2f}".format(*one.ended_per_command),
-        )
-    return drawn

@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import psutil
 
@@ -12,6 +14,22 @@ from laps_sd.schedbench.processes import Processes, started, used_s
 from laps_sd.schedbench.workers import Worker
 from laps_sd.stack import Options
 
+# Of the table: headings, and how a Cell fills them.
+COLUMNS = {
+    "workers": "{0.workers:,}",
+    "waiting": "{0.waiting:,}",
+    "tenants": "{0.tenants:,}",
+    "gateways": "{0.gateways:,}",
+    "commands / CPU s": "{0.commands_per_cpu_s:,.0f}",
+    "rows / CPU s": "{0.rows_per_cpu_s:,.0f}",
+    "tokens / CPU s": "{0.tokens_per_cpu_s:,.0f}",
+    "busy": "{0.busy:.0%}",
+    "peers": "{0.peers_busy:.0%}",
+    "Redis": "{0.redis_share:.0%}",
+    "p50, p99 ms": "{0.p50_ms:.1f}, {0.p99_ms:.1f}",
+    "inside ms": "{0.inside_p50_ms:.1f}, {0.inside_p99_ms:.1f}",
+    "bytes each": "{0.bytes_per_request:,.0f}",
+}
 LONGEST_OF = 8  # draws: a queue as it is after a while, when shorter requests have gone first
 WARM_UP_S = 2.0  # at most; short measurements have short ones
 CALM = 0.5  # of capacity: there delays are measured, since at capacity they are those of a queue
@@ -55,35 +73,6 @@ class Cell(Shape):
     redis_bytes_per_request: float
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What has happened by `at_s`; the difference of two is what happened in between."""
-
-    at_s: float
-    cpu_s: float
-    redis_s: float
-    peers_s: float
-    rows: int
-    tokens: int
-    ended: int
-
-    @classmethod
-    def now(cls, processes: Processes, gateways: Sequence[Gateway]) -> "Counts":
-        cpu_s, redis_s = processes.cpu_s()
-        return cls(
-            at_s=time.perf_counter(),
-            cpu_s=cpu_s,
-            redis_s=redis_s,
-            peers_s=used_s(psutil.Process()),
-            rows=sum(gateway.rows for gateway in gateways),
-            tokens=sum(gateway.tokens for gateway in gateways),
-            ended=sum(gateway.ended for gateway in gateways),
-        )
-
-    def since(self, before: "Counts") -> "Counts":
-        return Counts(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
-
-
 async def measure(shape: Shape, options: Options, slots: int, seconds: float) -> Cell:
     """Start a scheduler, serve until its predictor is warm, fill the queue, run at capacity, then at half of it.
 
@@ -92,7 +81,9 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
     at_once, live = shape.workers * slots, shape.workers * slots + shape.waiting
     async with started(options, live) as processes, asyncio.TaskGroup() as tasks:
         workers = [Worker(processes.target, number, slots) for number in range(shape.workers)]
-        gateways = [Gateway(processes.target, live, number, shape.tenants) for number in range(shape.gateways)]
+        gateways = [
+            Gateway(processes.target, live, number, shape.tenants, shape.gateways) for number in range(shape.gateways)
+        ]
         running = [tasks.create_task(worker.run()) for worker in workers]
         await asyncio.gather(*(worker.attached.wait() for worker in workers))
         running += [tasks.create_task(gateway.run()) for gateway in gateways]
@@ -107,9 +98,10 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
         ]
         start(workers)
         await asyncio.sleep(min(WARM_UP_S, seconds))
-        before = Counts.now(processes, gateways)
+        before = counts(processes, gateways)
         commands = len(await delays_s(workers, seconds))
-        spent = Counts.now(processes, gateways).since(before)
+        spent = counts(processes, gateways)
+        spent.subtract(before)
         for worker in workers:
             worker.round_s = shape.workers * seconds / commands / CALM
         await asyncio.sleep(min(WARM_UP_S, seconds))
@@ -118,19 +110,16 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
         for task in running:
             task.cancel()
     return Cell(
-        workers=shape.workers,
-        waiting=shape.waiting,
-        tenants=shape.tenants,
-        gateways=shape.gateways,
-        commands_per_s=commands / spent.at_s,
-        commands_per_cpu_s=commands / spent.cpu_s,
-        rows_per_cpu_s=spent.rows / spent.cpu_s,
-        tokens_per_cpu_s=spent.tokens / spent.cpu_s,
-        rows_per_command=spent.rows / commands,
-        ended_per_command=spent.ended / commands,
-        busy=spent.cpu_s / spent.at_s,
-        peers_busy=spent.peers_s / spent.at_s,
-        redis_share=spent.redis_s / (spent.redis_s + spent.cpu_s),
+        **asdict(shape),
+        commands_per_s=commands / spent["at_s"],
+        commands_per_cpu_s=commands / spent["cpu_s"],
+        rows_per_cpu_s=spent["rows"] / spent["cpu_s"],
+        tokens_per_cpu_s=spent["tokens"] / spent["cpu_s"],
+        rows_per_command=spent["rows"] / commands,
+        ended_per_command=spent["ended"] / commands,
+        busy=spent["cpu_s"] / spent["at_s"],
+        peers_busy=spent["peers_s"] / spent["at_s"],
+        redis_share=spent["redis_s"] / (spent["redis_s"] + spent["cpu_s"]),
         p50_ms=1000 * delays[len(delays) // 2],
         p99_ms=1000 * delays[int(0.99 * len(delays))],
         max_ms=1000 * delays[-1],
@@ -139,6 +128,15 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
         bytes_per_request=bytes_each[0],
         redis_bytes_per_request=bytes_each[1],
     )
+
+
+def counts(processes: Processes, gateways: Sequence[Gateway]) -> Counter[str]:
+    """What has been used and has happened so far."""
+    cpu_s, redis_s = processes.cpu_s()
+    now: Any = {"at_s": time.perf_counter(), "cpu_s": cpu_s, "redis_s": redis_s, "peers_s": used_s(psutil.Process())}
+    for name in ("rows", "tokens", "ended"):
+        now[name] = sum(getattr(gateway, name) for gateway in gateways)
+    return Counter(now)
 
 
 def start(workers: Sequence[Worker]) -> None:

@@ -4,41 +4,31 @@ import asyncio
 import itertools
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from laps_sd import terminal
 from laps_sd.redis_server import NoServer
-from laps_sd.schedbench import against, stalls
-from laps_sd.schedbench.cells import Cell, Shape, measure
+from laps_sd.schedbench import against, cells, packing, stalls
+from laps_sd.schedbench.cells import Shape
 from laps_sd.stack import Options
 from laps_sd.supervise import GaveUp
 
 SLOTS = 32
-KEY = ("workers", "waiting", "tenants", "gateways", "event")  # what tells one row of a section from another
+# What tells one row of a section from another.
+KEY = ("workers", "waiting", "tenants", "gateways", "event", "report_within_ms")
 
 
-def table(cells: Sequence[Cell]) -> Table:
-    drawn = Table("workers", "waiting", "tenants", "gateways", "commands / CPU s", "rows / CPU s", "tokens / CPU s")
-    for name in ("busy", "peers", "Redis", "p50, p99 ms", "inside ms", "KiB each"):
-        drawn.add_column(name)
-    for column in drawn.columns:
-        column.justify = "right"
-    for one in cells:
-        rates = (one.commands_per_cpu_s, one.rows_per_cpu_s, one.tokens_per_cpu_s)
-        drawn.add_row(
-            *(f"{number:,}" for number in (one.workers, one.waiting, one.tenants, one.gateways)),
-            *(f"{rate:,.0f}" for rate in rates),
-            *(f"{share:.0%}" for share in (one.busy, one.peers_busy, one.redis_share)),
-            f"{one.p50_ms:.1f}, {one.p99_ms:.1f}",
-            f"{one.inside_p50_ms:.1f}, {one.inside_p99_ms:.1f}",
-            f"{one.bytes_per_request / 1024:.1f}",
-        )
+def table(rows: Sequence[object], columns: Mapping[str, str]) -> Table:
+    """`columns`: headings, each with how a row fills it, in the language of `str.format`."""
+    drawn = Table(*(Column(heading, justify="right") for heading in columns))
+    for row in rows:
+        drawn.add_row(*(form.format(row) for form in columns.values()))
     return drawn
 
 
@@ -50,6 +40,12 @@ def scheduler(
     batch: Annotated[int, typer.Option(min=1, help="Rows of a report: slots of each worker.")] = SLOTS,
     seconds: Annotated[float, typer.Option(min=0.5, help="Of each of a cell's two measurements.")] = 10.0,
     policy: Annotated[str, typer.Option(help="As of `laps-sd up`.")] = "default",
+    within_ms: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--report-within-ms", min=0, help="Repeatable. Other cells: workers with rounds of 25 ms pack so."
+        ),
+    ] = None,
     stall: Annotated[
         bool, typer.Option("--stalls", help="No cells: how long the loops of scheduler and gateway are held at most.")
     ] = False,
@@ -77,40 +73,46 @@ def scheduler(
     settings = {"slots": batch, "seconds": seconds, "policy": policy, "python": platform.python_version()}
     options = Options(policy=policy, max_backlog_s="inf", log_level="warning", grpc_port=0)
     try:
-        found: dict[str, list[dict[str, Any]]]
+        rows: list[Any] = []
         if stall:
-            held = asyncio.run(stalls.measure(options, stalls.Scale(slots=batch)))
-            found, drawn = {"stalls": [asdict(one) for one in held]}, stalls.table(held)
+            section, columns = "stalls", stalls.COLUMNS
+            rows += asyncio.run(stalls.measure(options, stalls.Scale(slots=batch)))
+        elif within_ms:
+            section, columns = "packed", packing.COLUMNS
+            for many, count, ms in itertools.product(waiting or [1_000], workers or [4], within_ms):
+                rows.append(asyncio.run(packing.measure(count, many, batch, ms, options)))
         elif other is not None:
+            section, columns = "against", against.COLUMNS
             words = ["--seconds", str(seconds), "--policy", policy]
             words += [] if batch == SLOTS else ["--batch", str(batch)]
-            ratios = [against.compare(shape, other, words, batch, repetitions, _say) for shape in shapes]
-            found, drawn = {"against": [asdict(one) for one in ratios]}, against.table(ratios)
-        else:
-            cells = []
             for shape in shapes:
-                cells.append(one := asyncio.run(measure(shape, options, batch, seconds)))
+                rows.append(against.compare(shape, other, words, batch, repetitions, _say))
+        else:
+            section, columns = "cells", cells.COLUMNS
+            for shape in shapes:
+                rows.append(one := asyncio.run(cells.measure(shape, options, batch, seconds)))
                 _say(f"{one.workers} workers, {one.waiting} waiting: {one.commands_per_cpu_s:.0f}")
-            found, drawn = {"cells": [asdict(one) for one in cells]}, table(cells)
     except* (ConnectionError, GaveUp, NoServer, TimeoutError, against.OtherFailed) as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         typer.echo(f"laps-sd: {first}", err=True)
         raise typer.Exit(1) from None
-    terminal.console().print(drawn)
+    terminal.console().print(table(rows, columns))
     if json_file is not None:
-        write(json_file, settings, found)
+        write(json_file, settings, section, [asdict(row) for row in rows])
 
 
-def write(file: Path, settings: dict[str, Any], found: dict[str, list[dict[str, Any]]]) -> None:
-    """Into the record: cells of the same key are replaced, others stay. So one record is made by several runs."""
+def write(file: Path, settings: dict[str, Any], section: str, rows: list[dict[str, Any]]) -> None:
+    """Into the record: rows with the same key are replaced, others stay, so that several runs make one record. The
+    settings are those of its cells."""
     record = json.loads(file.read_text()) if file.exists() else {}
-    for name, new in found.items():
-        keys = [[one.get(part) for part in KEY] for one in new]
-        old = [one for one in record.get(name, ()) if [one.get(part) for part in KEY] not in keys]
-        record[name] = [*old, *new]
-    file.write_text(json.dumps({**settings, **record, **settings}, indent=2) + "\n")
+    if section == "cells" or not record:
+        record = {**settings, **record, **settings}
+    keys = [[row.get(part) for part in KEY] for row in rows]
+    old = [row for row in record.get(section, ()) if [row.get(part) for part in KEY] not in keys]
+    record[section] = [*old, *rows]
+    file.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _say(line: str) -> None:

@@ -9,10 +9,9 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rich.table import Table
 from tenacity import AsyncRetrying, stop_after_delay, wait_fixed
 
 from laps_sd.client import Client
@@ -26,6 +25,14 @@ from protos.serving import channel
 from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
 from protos.v1.gateway_link_pb2_grpc import GatewayLinkStub
 
+# Of the table: headings, and how a Stall fills them.
+COLUMNS = {
+    "event": "{0.event}",
+    "scheduler: turn, of CPU ms": "{0.scheduler.turn_ms:.1f}, {0.scheduler.turn_cpu_ms:.1f}",
+    "longest call": "{0.scheduler.call_cpu_ms:.1f} {0.scheduler.call}",
+    "gateway: turn, of CPU ms": "{0.gateway.turn_ms:.1f}, {0.gateway.turn_cpu_ms:.1f}",
+    "longest call ": "{0.gateway.call_cpu_ms:.1f} {0.gateway.call}",
+}
 PUBLIC = "laps_sd.v1.Inference"
 VOCABULARY = 128_000  # with its tokenizer of 3 MB, as those of large models
 MAX_TOKENS = CONTEXT_TOKENS // 2  # of a stream: none ends while it is measured
@@ -62,14 +69,10 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
+class Stall(Scale):
     """What an event did to both services."""
 
     event: str
-    live: int
-    gateways: int
-    streams: int
-    rounds: int
     scheduler: Held
     gateway: Held
 
@@ -155,7 +158,7 @@ async def measure(options: Options, scale: Scale) -> list[Stall]:
     """Raises ConnectionError, GaveUp or NoServer."""
     with tempfile.TemporaryDirectory(prefix="laps-sd-") as name:
         watches = [Watch(Path(name), "scheduler"), Watch(Path(name), "gateway")]
-        async with started(options, scale.live, watches[0].words) as processes:
+        async with started(options, scale.live, watch=watches[0].words) as processes:
             return await _with_gateway(options, scale, processes, watches)
 
 
@@ -172,7 +175,7 @@ async def _with_gateway(options: Options, scale: Scale, processes: Processes, wa
         async with Client(f"{HOST}:{grpc_port}") as client:
             running += [tasks.create_task(_stream(client, number)) for number in range(scale.streams)]
             round_s = await _rounds(workers, scale)
-            gateways = [Gateway(processes.target, 0, number) for number in range(1, scale.gateways)]
+            gateways = [Gateway(processes.target, 0, number, 1, scale.gateways) for number in range(1, scale.gateways)]
             running += [tasks.create_task(gateway.run()) for gateway in gateways]
             await fill(gateways, scale.live - scale.streams)
             for worker in workers:
@@ -267,21 +270,4 @@ async def _watch(event: str, happens: Happens, scale: Scale, watches: Sequence[W
     await happens()
     await asyncio.sleep(scale.seconds)
     scheduler, gateway = (watch.held() for watch in watches)
-    return Stall(
-        event=event,
-        live=scale.live,
-        gateways=scale.gateways,
-        streams=scale.streams,
-        rounds=scale.rounds,
-        scheduler=scheduler,
-        gateway=gateway,
-    )
-
-
-def table(stalls: Sequence[Stall]) -> Table:
-    drawn = Table("event", "service", "turn ms", "of CPU", "call ms of CPU", "call", "collecting ms")
-    for stall in stalls:
-        for service, held in (("scheduler", stall.scheduler), ("gateway", stall.gateway)):
-            times = (f"{ms:.1f}" for ms in (held.turn_ms, held.turn_cpu_ms, held.call_cpu_ms))
-            drawn.add_row(stall.event, service, *times, held.call, f"{held.collected_ms:.1f}")
-    return drawn
+    return Stall(**asdict(scale), event=event, scheduler=scheduler, gateway=gateway)

@@ -90,20 +90,15 @@ def watch_calls(figures: Figures) -> None:
 
     def timed(handle: Any) -> None:
         callback, began_cpu_s = handle._callback, time.thread_time()
+        task = getattr(callback, "__self__", None)
+        called = (isinstance(task, asyncio.Task) and task.get_coro()) or callback  # a task that ends forgets it
         run(handle)
         if figures.at_least(CALL_CPU_S, time.thread_time() - began_cpu_s):
-            figures.name = _name(callback)
+            code = getattr(called, "cr_code", None)
+            place = f"{'/'.join(Path(code.co_filename).parts[-2:])}: " if code else ""
+            figures.name = f"{place}{getattr(called, '__qualname__', None) or repr(called)}"
 
     asyncio.Handle._run = timed  # type: ignore[method-assign, assignment]
-
-
-def _name(callback: Any) -> str:
-    """Of a task's step: the file and name of its coroutine."""
-    task = getattr(callback, "__self__", None)
-    called = task.get_coro() if isinstance(task, asyncio.Task) else callback
-    name = str(getattr(called, "__qualname__", called))
-    code = getattr(called, "cr_code", None)
-    return name if code is None else f"{'/'.join(Path(code.co_filename).parts[-2:])}: {name}"
 
 
 def watch_collections(figures: Figures) -> None:

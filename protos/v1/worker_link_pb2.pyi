@@ -284,11 +284,16 @@ class StepCommand(_message.Message):
     DROP_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
     OFFLOAD_FIELD_NUMBER: _builtins.int
+    REPORT_WITHIN_MS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     session: _builtins.str
     seq: _builtins.int
     seen_step: _builtins.int
     """the last report that this plan knows"""
+    report_within_ms: _builtins.int
+    """when the request runs
+    a round may wait so long for its report if it runs the same requests as the round before
+    """
     @_builtins.property
     def admit(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admit]: ...
     @_builtins.property
@@ -319,10 +324,11 @@ class StepCommand(_message.Message):
         drop: _abc.Iterable[_builtins.str] | None = ...,
         forget: _abc.Iterable[_builtins.str] | None = ...,
         offload: _abc.Iterable[_builtins.str] | None = ...,
+        report_within_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "drop", b"drop", "epoch", b"epoch", "forget", b"forget", "offload", b"offload", "rank", b"rank", "seen_step", b"seen_step", "seq", b"seq", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "drop", b"drop", "epoch", b"epoch", "forget", b"forget", "offload", b"offload", "rank", b"rank", "report_within_ms", b"report_within_ms", "seen_step", b"seen_step", "seq", b"seq", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -403,7 +409,9 @@ Global___Run: _TypeAlias = Run  # noqa: Y015
 
 @_typing.final
 class StepReport(_message.Message):
-    """Without rows also: the newest command lists nobody, and no round of an earlier one is under way."""
+    """One round, or several of the same requests. Without rows also: the newest command lists nobody, and no round of an earlier
+    one is under way.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -423,7 +431,7 @@ class StepReport(_message.Message):
     epoch: _builtins.int
     session: _builtins.str
     step: _builtins.int
-    """from 1, by session; heartbeats repeat the last one"""
+    """number of the last round, from 1, by session; heartbeats repeat it"""
     command_seq: _builtins.int
     """which command it ran"""
     free_blocks: _builtins.int
@@ -488,6 +496,9 @@ class Row(_message.Message):
     SKIPPED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    DRAFTED_PER_ROUND_FIELD_NUMBER: _builtins.int
+    ACCEPTED_PER_ROUND_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     placement: _builtins.int
     start: _builtins.int
@@ -512,6 +523,14 @@ class Row(_message.Message):
     def logprobs(self) -> _types_pb2.Logprobs:
         """where the sampling asks for them"""
 
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Only of a report of several rounds: how many of `tokens`, `drafted` and `accepted`, which are sums, are of each round."""
+
+    @_builtins.property
+    def drafted_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def accepted_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -528,10 +547,13 @@ class Row(_message.Message):
         skipped: Global___Skip.ValueType = ...,
         error: _builtins.str = ...,
         logprobs: _types_pb2.Logprobs | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        drafted_per_round: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_per_round: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "drafted", b"drafted", "error", b"error", "finish", b"finish", "logprobs", b"logprobs", "placement", b"placement", "prefill_owed", b"prefill_owed", "prefilled", b"prefilled", "request_id", b"request_id", "skipped", b"skipped", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_per_round", b"accepted_per_round", "blocks", b"blocks", "counts", b"counts", "drafted", b"drafted", "drafted_per_round", b"drafted_per_round", "error", b"error", "finish", b"finish", "logprobs", b"logprobs", "placement", b"placement", "prefill_owed", b"prefill_owed", "prefilled", b"prefilled", "request_id", b"request_id", "skipped", b"skipped", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

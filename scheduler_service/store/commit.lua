@@ -29,8 +29,9 @@ for i, change in ipairs(cmsgpack.unpack(ARGV[8])) do
   local hash, log = ARGV[6] .. id, ARGV[7] .. id
   local stored = redis.call('HMGET', hash, 'arrival', 'emitted', 'ending')
   local known = arrivals[hash] or stored[1]
-  local broken = create and not known and stored[2] -- a record without its arrival: no new request may mix with it
-  local taken = broken or (known and known ~= arrival) or ((stored[3] or lengths[hash] == 'over') and not again)
+  -- A record without its arrival was set aside, or has lost it: no request may mix with it.
+  local unreadable = not known and (stored[3] or (create and stored[2]))
+  local taken = unreadable or (known and known ~= arrival) or ((stored[3] or lengths[hash] == 'over') and not again)
   if taken and not whole then
     verdicts[i] = 2
   else
@@ -50,12 +51,13 @@ for _, change in ipairs(changes) do
   local hash, log, id, after, output, level, score, with_kv, ended, fields = unpack(change)
   local brief = #fields == 0
   local was = not brief and tonumber(redis.call('HGET', hash, 'level'))
+  if whole then redis.call('DEL', hash, log) end
+  -- HSET comes first: while memory is full Redis refuses it, unless the script has written before.
+  redis.call('HSET', hash, 'emitted', after, 'level', level, unpack(fields))
   if was and was ~= level then redis.call('ZREM', KEYS[2 + was], id) end
   if whole or not (was or brief) then -- its hash may have been evicted while a queue still names it
     for queue = 1, levels do redis.call('ZREM', KEYS[2 + queue], id) end
   end
-  if whole then redis.call('DEL', hash, log) end
-  redis.call('HSET', hash, 'emitted', after, 'level', level, unpack(fields))
   if output ~= '' then redis.call('APPEND', log, output) end
   if not brief then redis.call(with_kv and 'SADD' or 'SREM', KEYS[2], id) end
   if ended then

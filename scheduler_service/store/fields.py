@@ -9,6 +9,7 @@ older code then sets such a request aside. Records without `v` are of schema 1.0
 import json
 import struct
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from scheduler_service.core.beliefs import Acceptance, Expected, Length
@@ -17,9 +18,9 @@ from scheduler_service.core.types import Record, Request, RequestClass
 from scheduler_service.store import rounds
 
 MAJOR, MINOR = 1, 1
+VERSION = f"{MAJOR}.{MINOR}"
 
 Value: TypeAlias = str | bytes | int
-Fields: TypeAlias = dict[str, Value]
 
 
 class Malformed(ValueError):
@@ -34,6 +35,37 @@ class Field(NamedTuple):
     encode: Callable[[Any], Value]
     decode: Callable[[bytes], Any]
     default: Any = ...  # the value where the field is missing; ...: the request cannot be read without it
+
+    def read(self, text: bytes | None) -> Any:
+        """Raises Malformed."""
+        if text is None:
+            if self.default is ...:
+                raise Malformed(f"its field {self.name} is missing")
+            return self.default
+        try:
+            return self.decode(text)
+        except (ValueError, TypeError, struct.error):
+            raise Malformed(f"its field {self.name} is malformed: {text[:40]!r}") from None
+
+
+class Table:
+    """Fields of one kind of object."""
+
+    def __init__(self, *fields: Field) -> None:
+        self.fields = fields
+        self._values = attrgetter(*(field.attribute for field in fields))
+        self._encoders = [field.encode for field in fields]
+        self._pairs: list[Value] = [part for field in fields for part in (field.name, "")]
+
+    def encode(self, source: Any) -> list[Value]:
+        """Names and values in turn, as HSET takes them."""
+        pairs = self._pairs.copy()
+        pairs[1::2] = [encode(value) for encode, value in zip(self._encoders, self._values(source), strict=True)]
+        return pairs
+
+    def decode(self, stored: Mapping[str, bytes]) -> dict[str, Any]:
+        """By attribute. Raises Malformed."""
+        return {field.attribute: field.read(stored.get(field.name)) for field in self.fields}
 
 
 def _optional(encode: Callable[[Any], Value]) -> Callable[[Any], Value]:
@@ -64,7 +96,7 @@ def _to_means(packed: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(packed) // 8}d", packed)
 
 
-REQUEST = (  # never changes
+REQUEST = Table(  # never changes
     Field("arrival", "arrival", repr, float),
     Field("prompt_tokens", "prompt_tokens", int, int),
     Field("max_tokens", "max_tokens", int, int),
@@ -74,7 +106,7 @@ REQUEST = (  # never changes
     Field("expected", "expected", _optional(_of_expected), _if_any(_to_expected), None),
     Field("tenant", "tenant", str, bytes.decode, ""),
 )
-RECORD = (
+RECORD = Table(
     Field("state", "state", lambda state: state.value, lambda text: State(text.decode()), State.WAITING),
     Field("placement", "placement", int, int),
     Field("prefilled", "prefilled", int, int, 0),
@@ -85,11 +117,11 @@ RECORD = (
     Field("deaths", "deaths", int, int, 0),
     Field("probation", "probation", int, int, 0),
 )
-SCRIPT = (  # commit.lua writes these itself, with every write: it checks them
+SCRIPT = Table(  # commit.lua writes these itself, with every write: it checks them
     Field("emitted", "emitted", int, int),
     Field("level", "level", int, int, 1),
 )
-ACCEPTANCE = (
+ACCEPTANCE = Table(
     Field("rounds", "rounds", int, int, 0),
     Field("drafted", "drafted", int, int, 0),
     Field("accepted", "accepted", int, int, 0),
@@ -97,10 +129,13 @@ ACCEPTANCE = (
     Field("means", "means", _of_means, _to_means, ()),
 )
 
+# Output tokens that the stored acceptance counts; it does not count those of later rounds that are in the log alone.
+COUNTED = Field("counted", "emitted", int, int, None)
 
-def of_request(request: Request) -> Fields:
-    """What never changes of it."""
-    return _encoded(REQUEST, request)
+
+def of_request(request: Request) -> list[Value]:
+    """What never changes of it: names and values in turn."""
+    return REQUEST.encode(request)
 
 
 def of_arrival(request: Request) -> str:
@@ -108,17 +143,17 @@ def of_arrival(request: Request) -> str:
     return repr(request.arrival)
 
 
-def of_record(record: Record) -> Fields:
-    """What changes, except for what commit.lua writes itself."""
-    news: Fields = {"v": f"{MAJOR}.{MINOR}", "counted": record.emitted}  # output tokens that `acceptance` counts
-    return news | _encoded(RECORD, record) | _encoded(ACCEPTANCE, record.acceptance)
+def of_record(record: Record) -> list[Value]:
+    """What changes, except for what commit.lua writes itself: names and values in turn."""
+    acceptance = ACCEPTANCE.encode(record.acceptance)
+    return ["v", VERSION, COUNTED.name, record.emitted, *RECORD.encode(record), *acceptance]
 
 
 def to_record(id: str, stored: Mapping[str, bytes], log: bytes) -> Record:
     """Raises Malformed if the record cannot be read, or if the log does not hold its output."""
     _check_version(stored.get("v", b"1.0"))
-    request = Request(id=id, **_decoded(REQUEST, stored))
-    changing = _decoded(RECORD + SCRIPT, stored)
+    request = Request(id=id, **REQUEST.decode(stored))
+    changing = RECORD.decode(stored) | SCRIPT.decode(stored)
     emitted = changing["emitted"]
     try:
         logged = rounds.count(log)
@@ -126,8 +161,9 @@ def to_record(id: str, stored: Mapping[str, bytes], log: bytes) -> Record:
         raise Malformed(f"its log is cut short: {error}") from error
     if logged != emitted:
         raise Malformed(f"its log holds {logged} of {emitted} output tokens")
-    acceptance = Acceptance(**_decoded(ACCEPTANCE, stored))
-    (counted,) = _decoded((Field("counted", "counted", int, int, emitted),), stored).values()
+    acceptance = Acceptance(**ACCEPTANCE.decode(stored))
+    counted = COUNTED.read(stored.get(COUNTED.name))
+    counted = emitted if counted is None else counted
     for round in rounds.decode(log) if counted < emitted else ():
         if round.start >= counted:
             acceptance = acceptance.after(round.drafted, round.accepted, len(round.tokens))
@@ -141,22 +177,3 @@ def _check_version(version: bytes) -> None:
         raise Malformed(f"its schema version {version!r} is malformed") from None
     if major > MAJOR:
         raise Malformed(f"schema {version.decode()} wrote it, and this scheduler reads none above {MAJOR}")
-
-
-def _encoded(table: tuple[Field, ...], source: Any) -> Fields:
-    return {field.name: field.encode(getattr(source, field.attribute)) for field in table}
-
-
-def _decoded(table: tuple[Field, ...], stored: Mapping[str, bytes]) -> dict[str, Any]:
-    return {field.attribute: _one(field, stored.get(field.name)) for field in table}
-
-
-def _one(field: Field, text: bytes | None) -> Any:
-    if text is None:
-        if field.default is ...:
-            raise Malformed(f"its field {field.name} is missing")
-        return field.default
-    try:
-        return field.decode(text)
-    except (ValueError, TypeError, struct.error):
-        raise Malformed(f"its field {field.name} is malformed: {text[:40]!r}") from None

@@ -2,7 +2,6 @@
 write is a script that checks who leads (scripts.py); what a request's fields mean is in fields.py."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import msgpack
@@ -153,13 +152,13 @@ def _change(write: Write) -> tuple[Any, ...]:
         return (*what, record.level, "", True, False, ())
     pairs = fields.of_record(record)
     if write.submit is not None:
-        pairs |= fields.of_request(record.request) | {"submit": write.submit, "model": write.model}
+        pairs += [*fields.of_request(record.request), "submit", write.submit, "model", write.model]
     if write.ending is not None:
-        pairs["ending"] = write.ending
+        pairs += ["ending", write.ending]
     start = record.emitted if write.start is None else write.start
     with_kv = record.state is not State.WAITING and not ended
     what = (record.request.id, fields.of_arrival(record.request), submitted, start, record.emitted, write.log)
-    return (*what, record.level, repr(record.key), with_kv, ended, [*chain(*pairs.items())])
+    return (*what, record.level, repr(record.key), with_kv, ended, pairs)
 
 
 def _stored(id: str, answer: Sequence[bytes] | bytes, log: bytes | list[bytes] | None) -> Stored | Unreadable | None:
@@ -198,4 +197,5 @@ async def _guarded(call: Any) -> Any:
         text = f"{code} {error}" if code else str(error)
         raise (StoreUnavailable if text.startswith(PASSING) else StoreRefuses)(text) from error
     except (RedisError, OSError, TimeoutError) as error:
-        raise StoreUnavailable(str(error) or type(error).__name__) from error
+        signed_in = not isinstance(error.__cause__, AuthenticationError)  # redis-py wraps those of a new connection
+        raise (StoreUnavailable if signed_in else StoreRefuses)(str(error) or type(error).__name__) from error

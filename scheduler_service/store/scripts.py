@@ -1,8 +1,8 @@
 """The scripts that run in Redis: each is one atomic step. No client of Redis lives here.
 
-A script without a line of flags is refused its first write while Redis is out of memory. `no-writes` scripts run even
-then, and on a replica (Redis 7.0; unlike commands inside MULTI, which a full Redis 7.0 refuses, reads too). `allow-oom`
-scripts write even then: what they write takes no new memory.
+While Redis is out of memory it refuses the first write of a script that may take memory; later ones it allows, so that
+no script stops halfway. Scripts flagged `no-writes` run even then, and on a replica (inside MULTI a full Redis 7.0
+refuses reads, too). Scripts flagged `allow-oom` write even then: what they write takes no new memory.
 """
 
 from importlib.resources import files

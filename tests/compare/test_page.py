@@ -1,7 +1,7 @@
 """Pages are made from the JSON alone."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,10 @@ from laps_sd.compare import page
 from laps_sd.compare.design import BASE, BURST, Cell, Run
 from laps_sd.compare.pace import pace_of
 from laps_sd.compare.summary import summarise
+from laps_sd.schedbench import against
+from laps_sd.schedbench.cells import Shape
+from laps_sd.schedbench.packing import Packed
+from laps_sd.schedbench.stalls import Held, Stall
 from tests.compare.builders import SETTINGS, found
 
 SLOW, FAST = [2.0, 4.0] * 24, [1.0, 2.0] * 24
@@ -45,9 +49,11 @@ def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_page_of_the_docs_has_every_cell_and_judges_the_goals(record: dict[str, object], docs: Path) -> None:
     folder = docs / "benchmarks"
     (folder / "record.json").write_text(json.dumps(record))
-    figures = dict.fromkeys(("commands_per_cpu_s", "p50_ms", "p99_ms", "max_ms", "inside_p99_ms"), 7.0)
-    alone = figures | {"workers": 64, "waiting": 10_000, "redis_share": 0.2, "bytes_per_request": 2048}
-    alone |= {"ended_per_command": 0.5}
+    figures = dict.fromkeys(
+        ("commands_per_cpu_s", "p50_ms", "p99_ms", "max_ms", "inside_p99_ms", "rows_per_cpu_s"), 7.0
+    )
+    alone = figures | {"workers": 64, "waiting": 10_000, "tenants": 2, "gateways": 3, "redis_share": 0.2}
+    alone |= {"ended_per_command": 0.5, "bytes_per_request": 2048}
     scheduler = {"slots": 32, "seconds": 10.0, "policy": "default", "python": "3", "cells": [alone]}
     (folder / "scheduler.json").write_text(json.dumps(scheduler))
     page.main()
@@ -56,7 +62,7 @@ def test_the_page_of_the_docs_has_every_cell_and_judges_the_goals(record: dict[s
     assert "| 2 slots, load 0.85: `gittins` at least 39% below fcfs | 50.0% | yes |" in text
     assert "- 2 slots, load 0.85: mean latency -50 % against fcfs (-50 to -50)" in text
     assert "9 code to draw from, of MBPP (Austin et al. 2021, CC BY 4.0)" in text
-    assert "| 64 | 10,000 | 7 | 0.50 | 20 % | 7.0 |" in text
+    assert "| 64 | 10,000 | 2 | 3 | 7 | 7 | 0.50 | 20 % | 7.0 |" in text
     assert {file.name for file in folder.glob("*.svg")} == {"ratios.svg", "latencies.svg", "predicted.svg"}
 
 
@@ -85,3 +91,21 @@ def test_the_html_stands_alone(record: dict[str, object]) -> None:
     text = page.html(record)
     assert text.count("<svg") == 3
     assert "2 slots, burst" in text
+
+
+def test_the_page_has_a_table_for_each_measurement_of_the_scheduler(record: dict[str, object], docs: Path) -> None:
+    shape = Shape(workers=8, waiting=10_000)
+    theirs = {"commands_per_cpu_s": 100.0, "ended_per_command": 0.5}
+    ratio = against.ratio(shape, [{**theirs, "rows_per_cpu_s": 6400.0, "rows_per_command": 32.0}], [theirs], slots=32)
+    held = Held(turn_ms=4.0, turn_cpu_ms=3.0, call_cpu_ms=2.0, call="links/workers.py: _read", collected_ms=1.0)
+    stall = Stall(event="Stats", scheduler=held, gateway=held)
+    counts = dict.fromkeys((field.name for field in fields(Packed)), 1)
+    sections = {"against": [asdict(ratio)], "stalls": [asdict(stall)], "packed": [counts]}
+    settings = {"slots": 32, "seconds": 10.0, "policy": "default", "python": "3", "cells": []}
+    (docs / "benchmarks" / "scheduler.json").write_text(json.dumps(settings | sections))
+    (docs / "benchmarks" / "record.json").write_text(json.dumps(record))
+    page.main()
+    text = (docs / "benchmarks.md").read_text()
+    assert "| 8 | 10,000 | 2.00 | 2.00 | 2.00 | 100 | 100 | 32.0 | 32.0 |" in text
+    assert "| Stats | 4.0 | 2.0 | 4.0 | 2.0 |" in text
+    assert "| 1 | 1 | 1 | 1 | 1 | 1 | 100 % | 1.000 | 1 | 1 | 1.00 | 1 |" in text

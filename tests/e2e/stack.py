@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-READY_S = 120.0
+READY_S = 200.0  # also where the kernels are compiled first
 STOP_S = 60.0
 
 

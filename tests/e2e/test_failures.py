@@ -1,22 +1,43 @@
-"""Processes die while answers stream: the client sees a pause, then the same text."""
+"""Processes die while answers stream: the client sees a pause, then the same text.
+
+Most tests share a stack: what died in one of them is running again when the next one asks for its first answers.
+"""
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from laps_sd.client import Client, Collector, Completion
 from protos.health import is_serving
 from tests.e2e.stack import Stack, running_stack
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+READY_S = 120.0
 GREEDY: dict[str, Any] = {"prompt": "Once upon a time there was a queue.", "max_tokens": 600, "ignore_eos": True}
 SEEDED: dict[str, Any] = {**GREEDY, "prompt": "In the queue there were", "temperature": 1.0, "seed": 7}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """One of each process, and a worker that runs all three requests at once."""
+    async with running_stack(tiny_model, tmp_path_factory.mktemp("stack"), "--slots", "3") as stack:
+        yield stack
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """With a scheduler that stands by."""
+    folder = tmp_path_factory.mktemp("pair")
+    async with running_stack(tiny_model, folder, "--slots", "3", "--schedulers", "2") as stack:
+        yield stack
 
 
 async def all_three(client: Client, started: asyncio.Event | None = None, **more: Any) -> list[Completion]:
@@ -40,29 +61,26 @@ async def all_three(client: Client, started: asyncio.Event | None = None, **more
 async def texts_around(stack: Stack, disaster: Any, **more: Any) -> None:
     """The texts with a disaster in the middle equal those without."""
     async with Client(stack.grpc) as client:
+        await client.ready(READY_S)
         expected = [answer.token_ids for answer in await all_three(client)]
         started = asyncio.Event()
         streams = asyncio.create_task(all_three(client, started, **more))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_S):
             await started.wait()
         assert not streams.done(), "too fast: nothing was running when the disaster struck"
         disaster()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(READY_S):
             assert [answer.token_ids for answer in await streams] == expected
 
 
-async def test_a_scheduler_killed_mid_stream_is_only_a_pause(tiny_model: Path, tmp_path: Path) -> None:
-    async with running_stack(tiny_model, tmp_path, "--slots", "3") as stack:
-        await texts_around(stack, lambda: stack.child("scheduler_service").kill())
+async def test_a_scheduler_killed_mid_stream_is_only_a_pause(shared: Stack) -> None:
+    await texts_around(shared, shared.child("scheduler_service").kill)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_leader_of_a_pair_lost_mid_stream_is_only_a_pause(
-    tiny_model: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    async with running_stack(tiny_model, tmp_path, "--slots", "3", "--schedulers", "2") as stack:
-        (leader,) = [child for child in stack.running("scheduler_service") if leads(child)]
-        await texts_around(stack, lambda: leader.send_signal(number))
+async def test_a_leader_of_a_pair_lost_mid_stream_is_only_a_pause(pair: Stack, number: signal.Signals) -> None:
+    (leader,) = [child for child in pair.running("scheduler_service") if leads(child)]
+    await texts_around(pair, lambda: leader.send_signal(number))
 
 
 def leads(scheduler: psutil.Process) -> bool:
@@ -75,23 +93,17 @@ async def test_a_worker_killed_mid_stream_changes_no_token(tiny_model: Path, tmp
         await texts_around(stack, lambda: stack.child("worker_service").kill())
 
 
-async def test_the_only_worker_killed_mid_stream_comes_back(tiny_model: Path, tmp_path: Path) -> None:
-    async with running_stack(tiny_model, tmp_path, "--slots", "3") as stack:
-        await texts_around(stack, lambda: stack.child("worker_service").kill())
+async def test_the_only_worker_killed_mid_stream_comes_back(shared: Stack) -> None:
+    await texts_around(shared, shared.child("worker_service").kill)
 
 
-async def test_redis_killed_mid_stream_is_only_a_pause(tiny_model: Path, tmp_path: Path) -> None:
-    async with running_stack(tiny_model, tmp_path, "--slots", "3") as stack:
-        (redis,) = [child for child in stack.children() if child.name() in ("valkey-server", "redis-server")]
-        await texts_around(stack, redis.kill)
+async def test_redis_killed_mid_stream_is_only_a_pause(shared: Stack) -> None:
+    (redis,) = [child for child in shared.children() if child.name() in ("valkey-server", "redis-server")]
+    await texts_around(shared, redis.kill)
 
 
-async def test_a_gateway_killed_mid_stream_is_only_a_pause_for_a_detached_client(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    async with running_stack(tiny_model, tmp_path, "--slots", "3") as stack:
-        gateway = stack.child("gateway")
-        await texts_around(stack, gateway.kill, on_disconnect="ON_DISCONNECT_DETACH")
+async def test_a_gateway_killed_mid_stream_is_only_a_pause_for_a_detached_client(shared: Stack) -> None:
+    await texts_around(shared, shared.child("gateway").kill, on_disconnect="ON_DISCONNECT_DETACH")
 
 
 async def something_emitted(client: Client) -> bool:

@@ -32,7 +32,6 @@ SHORT = [
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
 async def test_twelve_prompts_at_once_give_the_text_of_transformers(tmp_path: Path) -> None:
     path = resolve(MODEL)
     # Least attained service first: a request that has not run yet preempts one that runs.

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.feed import Feed
+from gateway.feed import JUMPS_OF_A_FOLLOW, Feed
+from gateway.stream_states import Event
 from protos.errors import Lost, NotServing
 from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
@@ -15,7 +16,7 @@ def delta(start: int, *tokens: int, drafted: int = 0, accepted: int = 0, end: bo
 
 @pytest.fixture
 def feed() -> Feed:
-    return Feed(pb.Submit(request_id="r"))
+    return Feed(pb.Submit(request_id="r"), accepted=True)
 
 
 async def test_what_a_slow_reader_missed_is_one_batch(feed: Feed) -> None:
@@ -48,11 +49,12 @@ async def test_log_probabilities_stay_with_their_tokens(feed: Feed) -> None:
 
 
 async def test_a_gap_asks_for_a_follow_and_the_replay_fills_it(feed: Feed) -> None:
-    assert feed.put(delta(0, 1))
-    assert not feed.put(delta(2, 3))
-    assert feed.put(delta(3, 4))  # was on its way behind the gap already
+    assert not feed.put(delta(0, 1))
+    (message,) = feed.put(delta(2, 3))
+    assert message.follow.offset == 1
+    assert not feed.put(delta(3, 4))  # was on its way behind the gap already
     for each in (delta(1, 2), delta(2, 3), delta(3, 4)):
-        assert feed.put(each)
+        assert not feed.put(each)
     assert (await feed.take()).tokens == [1, 2, 3, 4]
 
 
@@ -65,7 +67,7 @@ async def test_a_replay_that_leaves_the_gap_is_data_loss(feed: Feed) -> None:
 
 async def test_what_came_before_an_error_is_delivered_first(feed: Feed) -> None:
     feed.put(delta(0, 1))
-    feed.fail(NotServing("gone"))
+    feed.on(Event.GIVE_UP, NotServing("gone"))
     assert (await feed.take()).tokens == [1]
     with pytest.raises(NotServing):
         await feed.take()
@@ -74,3 +76,15 @@ async def test_what_came_before_an_error_is_delivered_first(feed: Feed) -> None:
 async def test_an_ending_without_tokens_is_a_batch(feed: Feed) -> None:
     feed.put(delta(0, end=True))
     assert (await feed.take()).ending == ending()
+
+
+async def test_the_answer_to_another_streams_follow_is_no_loss(feed: Feed) -> None:
+    """Two slow clients of one request catch up at a time, and new tokens come meanwhile. (Was DATA_LOSS.)"""
+    feed.on(Event.LINK)
+    feed.stray_jumps += JUMPS_OF_A_FOLLOW  # the other stream follows from token 10
+    feed.put(delta(90, 91))  # a new token; both answers are still to come
+    feed.put(delta(10, 11, 12))  # the other's answer
+    feed.put(delta(91, 92))  # a new token again
+    for start in range(10):
+        feed.put(delta(start, start))
+    assert (await feed.take()).tokens == list(range(10))

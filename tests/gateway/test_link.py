@@ -49,7 +49,7 @@ async def test_a_restarted_scheduler_is_followed_by_offset_and_the_client_sees_n
 async def test_a_scheduler_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.gateway.harness.BEAT_S", WAIT_S)
     async with stack() as (scheduler, link, client):
-        monkeypatch.setattr("gateway.link.SILENT_S", 0.1)
+        monkeypatch.setattr("gateway.connection.SILENT_S", 0.1)
         task, submit = await begin(client, link)  # its last words
         link = await scheduler.link()
         assert (await link.next("follow")).request_id == submit.request_id

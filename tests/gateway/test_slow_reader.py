@@ -10,6 +10,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.feed import BEYOND, Feed
+from gateway.stream_states import Event, Flow, Life
 from laps_sd.client import Client
 from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -34,15 +35,15 @@ def feed(most: int = UNREAD) -> tuple[Feed, pb.Submit]:
 async def test_a_feed_keeps_so_many_tokens_and_is_followed_for_the_others() -> None:
     slow, submit = feed()
     for delta in deltas(submit, 0, 500):
-        assert slow.put(delta)
-    assert slow.behind
+        assert not slow.put(delta)
+    assert slow.flow is Flow.BEHIND
     assert len((await slow.take()).tokens) == slow.received == UNREAD
-    assert slow.catch_up()
-    assert slow.follow() == pb.Follow(request_id="r", offset=UNREAD, most_tokens=UNREAD)
+    (message,) = slow.want()
+    assert message.follow == pb.Follow(request_id="r", offset=UNREAD, most_tokens=UNREAD)
     for delta in deltas(submit, 500, 520):  # was on its way already
-        assert slow.put(delta)
+        assert not slow.put(delta)
     for delta in deltas(submit, UNREAD, UNREAD + 20):
-        assert slow.put(delta)
+        assert not slow.put(delta)
     batch = await slow.take()
     assert (batch.start, len(batch.tokens)) == (UNREAD, 20)
 
@@ -51,23 +52,23 @@ async def test_a_feed_that_is_behind_does_not_end_before_all_was_taken() -> None
     slow, submit = feed()
     for delta in [*deltas(submit, 0, 90), pb.Delta(request_id="r", start=90, ending=ending())]:
         slow.put(delta)
-    assert not slow.ended
+    assert slow.life is Life.ACCEPTED
     await slow.take()
-    assert slow.catch_up()
-    slow.follow()
+    assert slow.want()
     for delta in [*deltas(submit, UNREAD, 90), pb.Delta(request_id="r", start=90, ending=ending())]:
         slow.put(delta)
     assert (await slow.take()).ending is not None
-    assert slow.ended
+    assert slow.life is Life.ENDED
 
 
 def test_a_feed_that_was_left_keeps_nothing_and_sees_the_end() -> None:
     slow, submit = feed()
     for delta in deltas(submit, 0, 100):
         slow.put(delta)
-    slow.leave()
+    slow.on(Event.HANG_UP)
+    slow.drop()
     slow.put(pb.Delta(request_id="r", start=100, ending=ending()))
-    assert slow.ended
+    assert slow.life is Life.ENDED
     assert not slow._batch.tokens
 
 
@@ -155,7 +156,7 @@ async def test_a_client_that_stops_reading_costs_little_slows_nobody_and_misses_
         feeds = served.link.feeds
 
         async def behind() -> bool:
-            return feeds["slow"][0].behind
+            return feeds["slow"][0].flow is Flow.BEHIND
 
         await until(behind)
         async with Client(served.grpc) as quick, asyncio.timeout(WAIT_S):

@@ -14,6 +14,7 @@ from laps_sd.schedbench import against
 from laps_sd.schedbench.cells import Shape
 from laps_sd.schedbench.gateways import Gateway, fill
 from laps_sd.schedbench.workers import Worker
+from scheduler_service.core.lifecycle import State
 from scheduler_service.store import MemoryStore
 from tests.scheduler.live import scheduler
 from tests.waiting import until
@@ -34,8 +35,8 @@ async def test_a_queue_stays_full_while_requests_end_and_every_token_is_accepted
 
         await until(some_ended)
         # No row of its reports was stale: what it counted is what the scheduler counted.
-        assert leader.insight.counts["finished"] >= 20
-        assert leader.sessions["worker-0"].tokens == leader.insight.counts["tokens"] > 20
+        assert leader.counters.ended[State.FINISHED] >= 20
+        assert leader.sessions["worker-0"].tokens == leader.counters.tokens > 20
         for task in running:
             task.cancel()
 
@@ -48,8 +49,8 @@ async def test_gateways_share_the_requests_and_tenants_are_drawn_among_all_of_th
         running += [tasks.create_task(gateway.run()) for gateway in gateways]
         await fill(gateways, 30)
         assert [gateway.live for gateway in gateways] == [7, 7, 8, 8]
-        entries = leader.core.fleet.entries.values()
-        assert {entry.request.tenant for entry in entries} == {"tenant-0", "tenant-1", "tenant-2"}
+        tenants = {entry.request.tenant for entry in leader.core.fleet.entries.values()}
+        assert tenants == {"tenant-0", "tenant-1", "tenant-2"}
         worker.go.set()
 
         async def all_have_ended_some() -> bool:
@@ -59,7 +60,7 @@ async def test_gateways_share_the_requests_and_tenants_are_drawn_among_all_of_th
         worker.go.clear()
 
         async def every_row_has_come() -> bool:
-            return sum(gateway.tokens for gateway in gateways) == leader.insight.counts["tokens"]
+            return sum(gateway.tokens for gateway in gateways) == leader.counters.tokens
 
         await until(every_row_has_come)
         assert sum(gateway.rows for gateway in gateways) <= 4 * worker.rounds
@@ -131,7 +132,6 @@ def test_ratios_are_those_of_rows_and_another_amount_of_work_shows() -> None:
     ratio = against.ratio(shape, ours, [theirs] * 3, slots=4)
     assert (ratio.least, ratio.median, ratio.most) == (2.0, 3.0, 4.0)
     assert ratio.rows_per_command == (3.0, 4.0)
-    assert not ratio.same_work
 
 
 async def test_a_scheduler_that_refuses_ends_the_bench() -> None:

@@ -1,25 +1,22 @@
-"""Two real scheduler processes on one Redis, and what one does to them."""
+"""Two real scheduler processes on one Redis, and what one does to them. Each may run the code of another folder."""
 
 import asyncio
+import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from laps_sd.stack import claim_ports
 from protos.health import PLAINTEXT, is_serving
+from scheduler_service.store import RedisStore
 from tests.waiting import until
 
 LINK = "laps_sd.v1.GatewayLink"
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+ROOT = Path(__file__).parents[2]
+STOP_S = 30.0
 
 
 @dataclass
@@ -27,6 +24,7 @@ class SchedulerProcess:
     port: int
     arguments: tuple[str, ...]
     process: asyncio.subprocess.Process | None = None
+    code: Path = ROOT  # the folder whose scheduler_service it runs from its next start on
 
     @property
     def target(self) -> str:
@@ -35,7 +33,10 @@ class SchedulerProcess:
     async def start(self) -> None:
         """Returns when it is alive, in whatever role."""
         words = ("-m", "scheduler_service", "--standby", "--port", str(self.port), *self.arguments)
-        self.process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.DEVNULL)
+        path = {**os.environ, "PYTHONPATH": f"{self.code}{os.pathsep}{ROOT}"}
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, cwd=self.code, env=path, stderr=asyncio.subprocess.DEVNULL
+        )
 
         async def alive() -> bool:
             return await self._answers("")
@@ -52,6 +53,13 @@ class SchedulerProcess:
         assert self.process is not None
         self.process.send_signal(number)
 
+    async def stop(self) -> None:
+        """SIGTERM; returns when it has ended."""
+        assert self.process is not None
+        self.process.terminate()
+        async with asyncio.timeout(STOP_S):
+            assert await self.process.wait() == 0
+
     async def kill(self) -> None:
         assert self.process is not None
         if self.process.returncode is None:
@@ -60,10 +68,16 @@ class SchedulerProcess:
 
 
 @asynccontextmanager
-async def pair(redis_url: str, namespace: str, *more: str) -> AsyncIterator[tuple[SchedulerProcess, SchedulerProcess]]:
-    """The one that leads, and the one that stands by."""
-    arguments = ("--redis-url", redis_url, "--namespace", namespace, *more)
-    first, second = (SchedulerProcess(port, arguments) for port in free_ports(2))
+async def pair(
+    redis_url: str, namespace: str, *more: str, lease_s: float = 3.0
+) -> AsyncIterator[tuple[SchedulerProcess, SchedulerProcess]]:
+    """The one that leads, and the one that stands by. On a busy machine a leader may stand still for longer than the
+    default lease; for this one it does not."""
+    arguments = ("--redis-url", redis_url, "--namespace", namespace, "--lease-s", str(lease_s), *more)
+    store = RedisStore(redis_url, namespace=namespace)
+    await store.step_down(await store.lead(1))  # the first need not wait for the lease of a leader there never was
+    await store.close()
+    first, second = (SchedulerProcess(port, arguments) for port in claim_ports(0, 0))
     try:
         await first.start()
         await until(first.leads)

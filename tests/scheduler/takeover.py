@@ -7,8 +7,9 @@ to the first token after it, and to when all that wait are known to the new lead
 import asyncio
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,14 +20,15 @@ import typer
 from gateway.feed import Feed
 from gateway.link import Link as GatewayLink
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
+from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2, worker_link_pb2
 from tests.conftest import redis_server
 from tests.gateway.harness import model_info
 from tests.scheduler.pair import SchedulerProcess, pair
 from tests.waiting import until
-from worker_service.engine.types import CostProfile, Held, Row, StepResult
+from worker_service.engine.types import Admission, CostProfile, Held, Row, StepResult
 from worker_service.link import Link as WorkerLink
-from worker_service.runner import Admission, Command, Report
+from worker_service.reporting import Report
+from worker_service.runner import Command
 
 ROUND_S = 0.02
 SLOTS = 4
@@ -78,7 +80,7 @@ class Talker:
                 self.output[id] += 1
             self._step += 1
             result = StepResult(tuple(rows), 10**6, 0.0, ROUND_S, 0.0)
-            self._report(Report(self._step, self._seq, result, 0.0, 0.0))
+            self._report(Report(self._step, self._seq, [result], 0.0, 0.0))
 
 
 class Listener:
@@ -96,27 +98,36 @@ class Listener:
             self.last_at = asyncio.get_running_loop().time()
 
 
+def submission(number: int, prompt: int) -> gateway_link_pb2.Submit:
+    return gateway_link_pb2.Submit(
+        request_id=f"request-{number}",
+        prompt=[number % 1000] * prompt,
+        limits=types_pb2.Limits(max_tokens=CONTEXT // 2),
+        on_disconnect=types_pb2.ON_DISCONNECT_DETACH,
+    )
+
+
 @dataclass
 class Bench:
     schedulers: tuple[SchedulerProcess, SchedulerProcess]
     talker: Talker
+    tasks: asyncio.TaskGroup
+    running: list["asyncio.Task[None]"] = field(default_factory=list)
     links: list[GatewayLink] = field(default_factory=list)
     ready_at: dict[int, float] = field(default_factory=dict)  # since when each gateway has a leader with a worker
 
+    def run(self, *those: Any) -> None:
+        """Each of them, until the end."""
+        self.running += [self.tasks.create_task(each.run()) for each in those]
+
     async def waiting(self) -> int:
-        return int((await self.links[0].stats(inference_pb2.StatsRequest())).waiting)
+        return int((await self.links[0].scheduler.stats(inference_pb2.StatsRequest())).waiting)
 
     async def submit(self, waiting: int, prompt: int) -> list[Listener]:
         """The first `SLOTS` run, for ever; the others wait."""
         feeds = []
         for number in range(SLOTS + waiting):
-            submit = gateway_link_pb2.Submit(
-                request_id=f"request-{number}",
-                prompt=[number % 1000] * prompt,
-                limits=types_pb2.Limits(max_tokens=CONTEXT // 2),
-                on_disconnect=types_pb2.ON_DISCONNECT_DETACH,
-            )
-            feeds.append(self.links[number // PER_GATEWAY].submit(submit))
+            feeds.append(self.links[number // PER_GATEWAY].submit(submission(number, prompt)))
             if number % 100 == 99:
                 await feeds[-1].until_accepted()
         await asyncio.gather(*(feed.until_accepted() for feed in feeds))
@@ -146,59 +157,62 @@ class Bench:
         return first_token_s, all_read_s
 
 
+@asynccontextmanager
+async def benched(
+    redis_url: str, namespace: str, gateways: int, *more: str, lease_s: float = 3.0
+) -> AsyncIterator[Bench]:
+    """A pair of schedulers, and over real links a talker and so many gateways."""
+    model = model_info(context_tokens=CONTEXT)
+    flags = ("--policy", "fcfs", "--max-live-tokens", str(10**12), "--max-backlog-s", "inf", *more)
+    async with pair(redis_url, namespace, *flags, lease_s=lease_s) as schedulers, asyncio.TaskGroup() as tasks:
+        targets = [each.target for each in schedulers]
+        bench = Bench(schedulers, talker := Talker(), tasks)
+
+        async def on_attached(attached: bool) -> None:
+            return
+
+        def noting(number: int) -> Any:
+            async def on_ready(ready: bool) -> None:
+                if ready:
+                    bench.ready_at[number] = asyncio.get_running_loop().time()
+
+            return on_ready
+
+        worker = WorkerLink(
+            targets,
+            tls=Tls(),
+            runner=talker,  # type: ignore[arg-type]
+            hello=worker_link_pb2.Hello(worker_id="talker", model=model, slots=SLOTS, blocks=10**6, block_tokens=16),
+            on_attached=on_attached,
+        )
+        for number in range(gateways):
+            limits = {"max_requests": PER_GATEWAY, "reconnect_timeout_s": LATE_S, "rpc_timeout_s": 10.0}
+            bench.links.append(GatewayLink(targets, Tls(), **limits, on_ready=noting(number)))
+        bench.run(talker, worker, *bench.links)
+
+        async def all_ready() -> bool:
+            return len(bench.ready_at) == len(bench.links)
+
+        await until(all_ready, LATE_S)
+        yield bench
+        for task in bench.running:
+            task.cancel()
+
+
 async def measure(waiting: int, prompt: int, kills: int, lease_s: float) -> dict[str, Any]:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # silence
-    model = model_info(context_tokens=CONTEXT)
+    gateways = 1 + (SLOTS + waiting - 1) // PER_GATEWAY
+    more = ("--max-live", str(2 * waiting + 100))
     with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder)) as redis:
-        more = (
-            "--policy",
-            "fcfs",
-            "--max-live",
-            str(2 * waiting + 100),
-            "--max-live-tokens",
-            str(10**12),
-            "--max-backlog-s",
-            "inf",
-            "--lease-s",
-            str(lease_s),
-        )
-        async with pair(redis.url, "takeover", *more) as schedulers, asyncio.TaskGroup() as tasks:
-            targets = [each.target for each in schedulers]
-            bench = Bench(schedulers, talker := Talker())
-
-            async def on_attached(attached: bool) -> None:
-                return
-
-            def noting(number: int) -> Any:
-                async def on_ready(ready: bool) -> None:
-                    if ready:
-                        bench.ready_at[number] = asyncio.get_running_loop().time()
-
-                return on_ready
-
-            worker = WorkerLink(
-                targets, tls=Tls(), worker_id="talker", runner=talker, model=model, slots=SLOTS,  # type: ignore[arg-type]
-                blocks=10**6, block_tokens=16, host_blocks=0, max_draft=0, on_attached=on_attached,
-            )  # fmt: skip
-            for number in range(1 + (SLOTS + waiting - 1) // PER_GATEWAY):
-                limits = {"max_requests": PER_GATEWAY, "reconnect_timeout_s": LATE_S, "rpc_timeout_s": 10.0}
-                bench.links.append(GatewayLink(targets, Tls(), **limits, on_ready=noting(number)))
-            running = [tasks.create_task(each.run()) for each in (talker, worker, *bench.links)]
-
-            async def all_ready() -> bool:
-                return len(bench.ready_at) == len(bench.links)
-
-            await until(all_ready, LATE_S)
+        async with benched(redis.url, "takeover", gateways, *more, lease_s=lease_s) as bench:
             listeners = await bench.submit(waiting, prompt)
-            running += [tasks.create_task(listener.run()) for listener in listeners]
+            bench.run(*listeners)
             took = [await bench.kill_leader(waiting, listeners) for _ in range(kills)]
-            for task in running:
-                task.cancel()
     first, read = (sorted(column) for column in zip(*took, strict=True))
     return {
         "waiting": waiting, "prompt_tokens": prompt, "kills": kills, "lease_s": lease_s,
         "first_token_s": _spread(first), "all_read_s": _spread(read),
-        "tokens": sum(listener.tokens for listener in listeners), "recomputed": talker.recomputed,
+        "tokens": sum(listener.tokens for listener in listeners), "recomputed": bench.talker.recomputed,
     }  # fmt: skip
 
 

@@ -12,11 +12,13 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 from unittest import mock
+from weakref import WeakSet
 
 import pytest
 import structlog
 
-from gateway.link import Link
+from gateway.feed import Feed
+from gateway.stream_states import Event
 from scheduler_service.core.types import Cancelled
 from scheduler_service.ledger import Ledger
 from scheduler_service.persister import Persister
@@ -143,8 +145,15 @@ def a_lost_gateway_cancels() -> AbstractContextManager[Any]:
 
 
 def submitted_only_once() -> AbstractContextManager[Any]:
-    resume = Link._resume
-    return mock.patch.object(Link, "_resume", lambda self, feed: resume(self, feed) if feed.accepted else None)
+    on, said = Feed.on, WeakSet[Feed]()
+
+    def once(self: Feed, event: Event, error: Any = None) -> Any:
+        messages = on(self, event, error)
+        again = event is Event.LINK and not self.life.accepted and self in said
+        said.add(self)
+        return [] if again else messages
+
+    return mock.patch.object(Feed, "on", once)
 
 
 @pytest.mark.parametrize(

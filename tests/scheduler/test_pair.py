@@ -7,13 +7,11 @@ import pytest
 
 from protos.v1 import types_pb2
 from protos.v1 import worker_link_pb2 as worker_pb
-from scheduler_service.store import RedisStore
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker
 from tests.scheduler.pair import SchedulerProcess, pair
 from tests.waiting import until
 
 STOP = types_pb2.FINISH_REASON_STOP
-pytestmark = pytest.mark.timeout(120)
 
 
 async def peers(scheduler: SchedulerProcess, *held: worker_pb.Held) -> tuple[ScriptedGateway, ScriptedWorker]:
@@ -24,7 +22,7 @@ async def peers(scheduler: SchedulerProcess, *held: worker_pb.Held) -> tuple[Scr
 
 
 async def test_a_standby_sends_away_who_comes(redis_url: str, namespace: str) -> None:
-    async with pair(redis_url, namespace) as (_, second):
+    async with pair(redis_url, namespace, lease_s=3600) as (_, second):
         assert not await second.leads()
         # It says nothing: a write that meets the end of its stream may turn the status into INTERNAL (grpc #36066).
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -91,9 +89,6 @@ async def test_a_leader_that_was_stopped_and_goes_on_writes_nothing_and_stands_b
 
 
 async def test_an_orderly_end_hands_over_without_a_wait(redis_url: str, namespace: str) -> None:
-    store = RedisStore(redis_url, namespace=namespace)
-    await store.step_down(await store.lead(1))
-    await store.close()
-    async with pair(redis_url, namespace, "--lease-s", "3600") as (first, second):
+    async with pair(redis_url, namespace, lease_s=3600) as (first, second):
         first.signal(signal.SIGTERM)
         await until(second.leads)

@@ -7,8 +7,9 @@ import pytest
 
 from scheduler_service.ledger import Ledger
 from scheduler_service.persister import Persister
-from scheduler_service.store import MemoryStore, StoreRefuses, StoreUnavailable, Verdict, Write
+from scheduler_service.store import MemoryStore, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
 from tests.scheduler.live import WAIT_S
+from tests.scheduler.test_store_contract import submission
 from tests.waiting import until
 
 
@@ -87,3 +88,44 @@ async def test_a_worker_waits_for_its_own_reports_alone() -> None:
     for worker in ("busy", "other", "busy"):
         persister.put([], worker)
     assert [persister.full(worker) for worker in ("busy", "other", "new")] == [True, False, False]
+
+
+class Full(MemoryStore):
+    """Takes only commits without writes until there is room, and loses its answer to the first of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beats = 0
+        self.room = False
+
+    async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
+        if writes and not self.room:
+            raise StoreFull("out of memory")
+        verdicts = await super().commit(epoch, number, writes)
+        if not writes:
+            self.beats += 1
+            if self.beats == 1:
+                raise StoreUnavailable("timed out")
+            self.room = self.beats > 2
+        return verdicts
+
+
+async def test_commits_without_writes_take_no_number_from_one_that_waits_for_memory() -> None:
+    """A commit under the number of one that was written before would be taken for its repetition, and get lost."""
+    store = Full()
+    told = asyncio.Event()
+
+    class Told(Ledger):
+        async def durable(self, written: Sequence[tuple[Write, Verdict]]) -> None:
+            if written:
+                told.set()
+
+    persister = Persister(store, 1, Told(store, lambda: 0.0, lambda id: None), lambda: None)
+    running = asyncio.create_task(persister.run(await store.lead(1)))
+    persister.put([submission("a")])
+    async with asyncio.timeout(WAIT_S):
+        await told.wait()
+    assert store.beats > 2
+    assert list(store.requests) == ["a"]
+    running.cancel()
+    await asyncio.wait([running])

@@ -1,13 +1,15 @@
-"""A Redis that answers and will not write: full, demoted, short of replicas. Nothing is lost, all goes on after it."""
+"""A Redis that answers and will not write: full, demoted, short of replicas. Nothing is lost, and all goes on after it.
+What a person has to mend (a permission, a password, a key of the wrong type) is told from what passes by itself."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
 from protos.v1 import types_pb2
-from scheduler_service.store import RedisStore
+from scheduler_service.store import LostWrites, RedisStore, StoreFull, StoreRefuses, StoreUnavailable
 from tests.conftest import redis_server
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.scheduler.test_redis_loss import output
@@ -57,4 +59,101 @@ async def test_what_it_will_not_write_is_not_told_and_comes_when_it_does(url: st
         assert await output(store, "a") == gateway.tokens["a"] == [7, 1, 2, 3]
         await gateway.close()
         await worker.close()
+    await store.close()
+
+
+FULL, ROOM = REFUSES["is full"]
+
+
+async def test_a_new_leader_takes_over_while_redis_is_full_and_requests_go_on_when_it_is_not(url: str) -> None:
+    store = RedisStore(url)
+    async with scheduler(store, policy="fcfs") as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await worker.until("a")
+        await worker.report(worker.row("a", 0, 7))
+        await gateway.until(lambda: gateway.tokens.get("a") == [7])
+        await gateway.close()
+        await worker.close()
+    with redis.Redis.from_url(url) as admin:
+        admin.execute_command(*FULL.split())
+        async with scheduler(store, policy="fcfs") as (_, target):
+            gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+            await gateway.follow("a")
+            await gateway.until(lambda: gateway.tokens.get("a") == [7])
+            await worker.until("a")
+            await worker.report(worker.row("a", 1, 8, finish=STOP))
+            admin.execute_command(*ROOM.split())
+            await gateway.until(lambda: "a" in gateway.endings)
+            assert await output(store, "a") == gateway.tokens["a"] == [7, 8]
+            await gateway.close()
+            await worker.close()
+    await store.close()
+
+
+async def test_a_leader_that_cannot_write_since_redis_is_full_still_shows_that_it_lives(url: str) -> None:
+    """A standby that took over could write no more than it."""
+    store = RedisStore(url)
+    async with scheduler(store) as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        with redis.Redis.from_url(url) as admin:
+            admin.execute_command(*FULL.split())
+            await gateway.submit("a")
+            await worker.until("a")
+            before = await store.pulse()
+
+            async def beats() -> bool:
+                now = await store.pulse()
+                return now.epoch == before.epoch and (now.commit or 0) > (before.commit or 0) + 2
+
+            await until(beats)
+            assert leader.persister.behind
+            assert "a" not in gateway.accepted
+            admin.execute_command(*ROOM.split())
+        await gateway.until(lambda: "a" in gateway.accepted)
+        assert await output(store, "a") == []
+        await gateway.close()
+        await worker.close()
+    await store.close()
+
+
+async def kind(store: RedisStore) -> type[Exception] | None:
+    """What a commit of one write meets."""
+    try:
+        await store.save_learned(await store.lead(1), b"anything")
+    except StoreUnavailable as error:
+        return type(error)
+    finally:
+        await store.close()
+    return None
+
+
+@pytest.mark.parametrize(
+    ("does", "options", "said"),
+    [
+        ("SET {laps-sd}:leader text", {}, StoreRefuses),
+        ("ACL SETUSER default -hset", {}, StoreRefuses),
+        ("ACL SETUSER default -evalsha -eval", {}, StoreRefuses),
+        ("PING", {"username": "nobody", "password": "guess"}, StoreRefuses),
+        ("CONFIG SET requirepass secret", {}, StoreRefuses),
+        (FULL, {}, StoreFull),
+        ("CONFIG SET min-replicas-to-write 1", {}, StoreUnavailable),
+        ("REPLICAOF 127.0.0.1 1", {}, StoreUnavailable),
+        ("PING", {}, None),
+    ],
+)
+async def test_what_a_person_has_to_mend_is_told_from_what_passes(
+    url: str, does: str, options: dict[str, Any], said: type[Exception] | None
+) -> None:
+    with redis.Redis.from_url(url) as admin:
+        admin.execute_command(*does.split())
+    assert await kind(RedisStore(url, options=options)) is said
+
+
+async def test_lost_writes_are_no_refusal(url: str) -> None:
+    store = RedisStore(url)
+    with pytest.raises(LostWrites):
+        await store.save_learned(await store.lead(1) + 1, b"anything")
     await store.close()

@@ -329,7 +329,8 @@ async def test_nothing_is_written_of_a_request_set_aside(store: Store) -> None:
     reign = await created(store, "a")
     await store.set_aside(reign.epoch, "a", "reason")
     other = Write(record(request=request("a", 99.0)), submit=b"another's")
-    assert await reign.commit(tokens("a", 0, 10), other) == [Verdict.EXISTS] * 2
+    for commit in (reign.commit, reign.again):
+        assert await commit(tokens("a", 0, 10), other) == [Verdict.EXISTS] * 2
     assert await store.get("a") == Unreadable("reason")
 
 

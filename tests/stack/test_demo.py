@@ -9,7 +9,7 @@ import psutil
 
 from tests.tiny_model import make_tiny_model
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 250.0
 
 
 async def test_the_demo_ends_well_and_leaves_nothing_running(tmp_path: Path) -> None:

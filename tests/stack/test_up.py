@@ -112,8 +112,15 @@ def test_a_taken_port_is_said_before_anything_starts() -> None:
             claim_ports(taken.getsockname()[1])
 
 
-def test_free_ports_are_all_different() -> None:
-    assert len(set(claim_ports(*[0] * 50))) == 50
+def test_free_ports_are_all_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laps_sd.stack._ANY_PORT", range(20_000, 20_064))  # few: it would soon draw one twice
+    assert len(set(claim_ports(*[0] * 30))) == 30
+
+
+def test_a_port_that_is_asked_for_twice_is_one_clear_line() -> None:
+    (free,) = claim_ports(0)
+    with pytest.raises(StackError, match=f"cannot listen on 127.0.0.1:{free}"):
+        claim_ports(free, free)
 
 
 def test_two_stacks_never_share_the_data_of_one_redis(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class Attachment:
         session: str | None = None,
         seen_step: int = 0,
         draft_len: int = 2,
+        report_within_ms: int = 0,
         **edits: Sequence[str],
     ) -> None:
         self.seq += 1
@@ -52,6 +53,7 @@ class Attachment:
             seen_step=seen_step,
             admit=admit,
             rank=runs,
+            report_within_ms=report_within_ms,
             **edits,
         )
         await self.context.write(pb.ToWorker(command=command))

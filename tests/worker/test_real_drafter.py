@@ -18,7 +18,6 @@ TOKENS = 40
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
 def test_the_bundled_head_is_often_right_and_changes_nothing() -> None:
     folder = str(pull("smollm2-135m"))
     target, reference = load(folder, "cpu", "float32"), load(folder, "cpu", "float32").model

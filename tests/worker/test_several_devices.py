@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import deque
@@ -16,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from laps_sd.stack import Options, worker_command
+from laps_sd.stack import Options, claim_ports, worker_command
 from protos.serving import LINK_MESSAGE_BYTES, Server
 from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from tests.tiny_model import make_tiny_model
@@ -30,7 +29,7 @@ from worker_service.engine.types import Limits, Run, Sampling
 from worker_service.models import load
 from worker_service.pull import ModelError
 
-DEADLINE_S = 120.0  # to load torch can take most of a minute on a busy machine
+DEADLINE_S = 200.0  # to load torch can take most of a minute on a busy machine
 OPTIONS = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-tokens", "512", "--drafter", "ngram"]
 
 
@@ -41,9 +40,7 @@ def worker(tiny: Tiny) -> list[str]:
 @pytest.fixture
 def follower(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[str]"]:
     """A worker that follows this process, which leads."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = claim_ports(0)
     # What torchrun sets.
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}.items():
         monkeypatch.setenv(name, str(value))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import WAIT_S
 from worker_service import watchdog
 from worker_service.watchdog import POLL_S, Task, Watchdog
 
@@ -31,7 +32,7 @@ async def test_a_step_that_does_not_end_ends_the_process(work: str) -> None:
     hangs = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PROGRAM.format(work=work), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         _, errors = await hangs.communicate()
     assert hangs.returncode == 1
     assert b"most recent call first" in errors  # where each thread is

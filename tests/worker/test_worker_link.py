@@ -8,6 +8,7 @@ import pytest
 from protos.serving import LINK_MESSAGE_BYTES, Server
 from protos.tls import Tls
 from protos.v1 import gateway_link_pb2, types_pb2
+from protos.v1 import worker_link_pb2 as pb
 from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from tests.worker.harness import Tiny
 from tests.worker.scripted import DEADLINE_S, HOST_BLOCKS, Attachment, ScriptedScheduler, a_runner, admit
@@ -34,14 +35,16 @@ async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         link = Link(
             ["127.0.0.1:1", f"127.0.0.1:{port}"],  # nobody is at the first
             tls=Tls(),
-            worker_id="w0",
             runner=runner,
-            model=gateway_link_pb2.ModelInfo(name="tiny"),
-            slots=2,
-            blocks=256,
-            block_tokens=8,
-            host_blocks=HOST_BLOCKS,
-            max_draft=8,
+            hello=pb.Hello(
+                worker_id="w0",
+                model=gateway_link_pb2.ModelInfo(name="tiny"),
+                slots=2,
+                blocks=256,
+                block_tokens=8,
+                host_blocks=HOST_BLOCKS,
+                max_draft=8,
+            ),
             on_attached=on_attached,
         )
         running = asyncio.create_task(link.run())
@@ -84,6 +87,16 @@ async def test_a_standing_command_runs_until_its_requests_end(scheduler: Scripte
     beat = await attachment.heartbeat()  # the finished one is listed still, and does not run
     assert (beat.step, beat.command_seq) == (6, 1)
     assert reports[-1].free_blocks == 256
+
+
+async def test_rounds_that_merely_go_on_share_a_report_if_the_command_allows_it(scheduler: ScriptedScheduler) -> None:
+    attachment = await scheduler.attached()
+    await attachment.welcome()
+    await attachment.command(["a"], [admit("a", max_tokens=6)], draft_len=0, report_within_ms=60_000)
+    first, rest = await attachment.report(), await attachment.report()
+    assert (first.step, first.rows[0].start, list(first.rows[0].counts)) == (1, 0, [])
+    assert (rest.step, rest.rows[0].start, list(rest.rows[0].counts)) == (6, 1, [1] * 5)
+    assert rest.rows[0].finish == types_pb2.FINISH_REASON_LENGTH
 
 
 async def test_the_worker_runs_at_most_max_lag_rounds_ahead(scheduler: ScriptedScheduler) -> None:

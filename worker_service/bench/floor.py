@@ -18,18 +18,18 @@ class Machine:
     operations_per_s: float  # of a matrix product in the model's dtype
 
     def or_better(self, other: "Machine") -> "Machine":
-        """The best of both measurements: a busy machine only ever takes away."""
+        """The best of both measurements: a busy machine only ever makes them worse."""
         return Machine(max(self.bytes_per_s, other.bytes_per_s), max(self.operations_per_s, other.operations_per_s))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one model asks of a machine."""
+    """What one model needs of a machine."""
 
-    weights: int  # that enter products; an embedding table that is only looked up does not count
+    weights: int  # how many enter products; an embedding table that is only looked up does not count
     weight_bytes: int
-    kv_bytes: int  # of a token, all layers
-    attention_operations: int  # of a query token for each token that it sees, all layers
+    kv_bytes: int  # of one token, in all layers
+    attention_operations: int  # of a query token for each token that it sees, in all layers
 
 
 def measure(device: torch.device, dtype: torch.dtype) -> Machine:

@@ -26,10 +26,10 @@ _SYNTHETIC_PROMPTS, _SYNTHETIC_PROMPT_TOKENS = 64, 128
 class Subject:
     name: str
     directory: str  # empty: made up
-    model: Callable[[], Any]  # a new one at each call: an engine changes the one that it is given
+    model: Callable[[], Any]  # makes a new one at each call: an engine changes the model that it is given
     tokenizer: Any
-    drafter: Callable[[int], Drafter]  # given the blocks of KV that it may need
-    assistant: Callable[[], dict[str, Any]]  # how `generate` is assisted by what is nearest to this drafter
+    drafter: Callable[[int], Drafter]  # makes one, with so many blocks of KV if it needs any
+    assistant: Callable[[], dict[str, Any]]  # options of `generate` for drafts that are most like this drafter's
     prompts: list[list[int]]
     tuning: list[list[int]]
     device: torch.device

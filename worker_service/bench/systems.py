@@ -8,14 +8,14 @@ import torch
 
 from worker_service.bench.race import Answer, Batch, Rounds
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.engine.types import Admission, Limits, Run, Sampling
 
-_PREFILL_TOKENS = 1024  # chunk: prompts are short, one round takes any of them
+_PREFILL_TOKENS = 1024  # in a step: prompts are short, so each is prefilled at once
 _names = itertools.count()
 
 
 class Ours:
-    """The engine, each round with up to `draft_len` drafts a request. No prefix is shared between answers."""
+    """Our engine, with up to `draft_len` drafts a round. Answers share no KV of equal beginnings."""
 
     def __init__(self, engine: Engine, draft_len: int, *, ignore_eos: bool = True) -> None:
         self._engine, self._draft_len, self._ignore_eos = engine, draft_len, ignore_eos
@@ -26,7 +26,7 @@ class Ours:
         outputs: dict[str, list[int]] = {}
         for prompt in batch:
             name = str(next(_names))
-            engine.admit(name, 0, prompt, len(prompt), Sampling(), limits, salt=name)
+            engine.admit(Admission(name, 0, prompt, len(prompt), Sampling(), limits, salt=name))
             outputs[name] = []
         runs = {name: Run(name, self._draft_len, _PREFILL_TOKENS) for name in outputs}
         rounds = Rounds()
@@ -58,10 +58,10 @@ class Ours:
 
 
 class Generate:
-    """transformers' `generate` on a batch padded on the left. `options`: how it is assisted, if it is."""
+    """transformers' `generate` on a batch that is padded on the left. `options`: how its drafts are made, if any."""
 
     def __init__(self, model: Any, **options: Any) -> None:
-        """`model`: a causal LM in eval mode, its end-of-sequence ids are taken away."""
+        """`model`: a causal LM in eval mode; its end-of-sequence ids are taken away."""
         model.generation_config.eos_token_id = None
         for name in ("temperature", "top_p", "top_k"):
             setattr(model.generation_config, name, None)  # else it warns that greedy decoding has no use for them
@@ -77,12 +77,7 @@ class Generate:
         begun = perf_counter()
         with torch.inference_mode():
             result = self._model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=max_tokens,
-                do_sample=False,
-                pad_token_id=0,
-                **self._options,
+                ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0, **self._options
             )
         outputs = result[:, longest:].tolist()  # waits for the device
         seconds = perf_counter() - begun

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.engine.types import Admission, Limits, Run, Sampling
 from worker_service.prompts import Prompt
 
-_PREFILL_TOKENS = 1024  # chunk: prompts are short, one round takes any of them
+_PREFILL_TOKENS = 1024  # in a step: prompts are short, so each is prefilled at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Sample:
 
 
 def read_samples(file: Path) -> list[Sample]:
-    """What `generate` wrote. A last line that was cut short by an interruption is left out."""
+    """What `generate` wrote. If an interruption has cut the last line short, it is left out."""
     if not file.exists():
         return []
     samples = []
@@ -52,7 +52,8 @@ def generate(
     max_prompt_tokens: int,
     progress: Callable[[int], None],
 ) -> list[Sample]:
-    """Answer `prompts` in batches of `batch` until `file` holds `tokens` of output, or they end; returns all of it.
+    """Answer `prompts`, `batch` at a time, until `file` holds `tokens` of output or there are no more. Returns all
+    samples.
 
     `encode` renders a prompt as the service would; `progress` is told the tokens of output so far.
     """
@@ -65,7 +66,7 @@ def generate(
     with file.open("a") as out:
         while True:
             progress(total)
-            # What runs already will bring its share: no more is begun than is needed.
+            # Answers that are under way count as they are by now, so that no more are begun than needed.
             while len(running) < batch and total + sum(len(s.output) for s in running.values()) < tokens:
                 if (prompt := next(waiting, None)) is None:
                     break
@@ -73,7 +74,7 @@ def generate(
                 if len(ids) > max_prompt_tokens:
                     continue
                 sampling = Sampling(temperature if prompt.sampled else 0.0, seed=prompt.hash)
-                engine.admit(prompt.id, 0, ids, len(ids), sampling, Limits(max_tokens))
+                engine.admit(Admission(prompt.id, 0, ids, len(ids), sampling, Limits(max_tokens)))
                 running[prompt.id] = Sample(prompt.id, prompt.category, prompt.held_out, ids, [])
             if not running:
                 return samples

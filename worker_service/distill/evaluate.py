@@ -1,4 +1,4 @@
-"""What a drafter is worth on text that it has not learned from: acceptance as the engine would measure it."""
+"""How good a drafter is on text that it has not learned from: acceptance as the engine would measure it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ LONGEST = 8
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Of rounds with drafts of up to `LONGEST` tokens each; index j of each list is draft length j + 1."""
+    """What rounds with up to `LONGEST` drafts showed. Index j of each list stands for draft length j + 1."""
 
     rounds: list[int]
     drafted: list[int]
@@ -51,7 +51,7 @@ def measure(
 
 
 def _all_drafts(drafter: Drafter, sample: Sample, hidden: torch.Tensor) -> list[list[int]]:
-    """What it would propose after each token of output."""
+    """What the drafter would propose after each token of the sample's output."""
     drafts = []
     for i in range(1, len(sample.output) + 1):
         tokens = sample.prompt + sample.output[:i]
@@ -67,7 +67,8 @@ class _Tally:
         self.right = [0] * LONGEST
 
     def replay(self, output: Sequence[int], drafts: Sequence[Sequence[int]], length: int) -> None:
-        """The engine's rounds: each emits what was accepted and one token more. The prompt's own drafts nothing."""
+        """As the engine would run it: each round emits the accepted drafts and one token more. The first token of
+        output comes from the prompt's prefill, without drafts."""
         known = 1
         while known < len(output):
             proposed = drafts[known - 1][: min(length, len(output) - known)]

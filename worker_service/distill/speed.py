@@ -1,7 +1,7 @@
-"""What a drafter brings in seconds: engines with and without it answer the same prompts in turn, one at a time."""
+"""How much time a drafter saves: engines with and without it answer the same prompts in turn, one at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 
 from worker_service.bench.race import Rounds, race
@@ -14,13 +14,10 @@ class Speed:
     """Medians over the prompts; greedy, batch 1, prefill not counted."""
 
     tokens_per_s: float
-    verify_ms: float  # a target pass
-    draft_ms: float  # a draft token that was proposed; 0: none was
+    verify_ms: float  # for each of the target's passes
+    draft_ms: float  # for each draft token that was proposed; 0: none was
     accepted_per_drafted: float  # over all prompts
     tokens_per_round: float  # over all prompts
-
-    def as_row(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def compare(

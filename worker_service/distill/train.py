@@ -15,7 +15,7 @@ from worker_service.distill.data import Sample
 from worker_service.engine.drafting.head import DraftHead
 
 _CHUNK = 256  # positions whose logits are held at a time: they then stay in the CPU's cache
-_LATER = 0.8  # weight of each further step of a chain: it matters only if those before it were right
+_LATER = 0.8  # weight of each further draft of a chain: it matters only if those before it were right
 _SAVE_STEPS = 200
 _WARM_UP = 0.02  # share of all steps
 
@@ -103,7 +103,7 @@ def initialise(head: DraftHead, model: Any) -> None:
 
 
 class Trainer:
-    """A head in training, and where it is in its schedule. `save` and `load` make it resumable."""
+    """A head in training, its optimizer, and the steps done. An interrupted training goes on by `save` and `load`."""
 
     def __init__(
         self, head: DraftHead, embeddings: torch.Tensor, output: torch.Tensor, *, unroll: int, learning_rate: float
@@ -130,8 +130,9 @@ class Trainer:
     def _loss(self, batch: Batch) -> tuple[float, torch.Tensor]:
         """Cross entropy to the target's own distribution, along a chain that goes on from the head's own states.
 
-        Position i of step j has seen the tokens up to i + j, and learns the target's choice after it: the draft is only
-        used if those before it were right, so it may rely on them (training-time test of EAGLE-3, arXiv 2503.01840).
+        In step j of the chain position i has seen the tokens up to i + j, and learns the target's choice after them. A
+        draft is used only if those before it were right, so it may rely on them (training-time test of EAGLE-3, arXiv
+        2503.01840).
         """
         with torch.no_grad():
             wanted = torch.cat([(part @ self._rows.T).softmax(-1) for part in torch.split(batch.hidden, _CHUNK)])
@@ -162,7 +163,7 @@ class Trainer:
         self.head.load_state_dict(content["head"])
         self._optimizer.load_state_dict(content["optimizer"])
         self.step = content["step"]
-        self._rows = self._output[self.head.draft_ids]  # of the vocabulary that it began with
+        self._rows = self._output[self.head.draft_ids]  # of the draft vocabulary that the training began with
 
 
 def train(
@@ -175,7 +176,7 @@ def train(
     batch_tokens: int,
     progress: Callable[[int, int, float], None],
 ) -> None:
-    """Go `passes` times over `samples`, on from `checkpoint` if there is one; `progress`: steps done, all, the loss."""
+    """Go `passes` times over `samples`, from `checkpoint` on if there is one. `progress`: steps done, all, the loss."""
     if checkpoint.exists():
         trainer.load(checkpoint)
     plan = [batch for number in range(passes) for batch in batches(samples, batch_tokens, number)]
@@ -193,9 +194,10 @@ def _schedule(done: float) -> float:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Against a distribution, through fixed output rows, chunk by chunk: all logits together would be gigabytes.
+    """Cross entropy against a distribution, through fixed output rows. Computed chunk by chunk, for all logits together
+    would be gigabytes.
 
-    The gradient is made on the way forward, so that nothing of the size of the vocabulary is kept.
+    The gradient is computed in the forward pass, so that nothing of the size of the vocabulary is kept.
     """
 
     @staticmethod

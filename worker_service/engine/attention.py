@@ -196,8 +196,7 @@ class TorchAttention(PagedAttention):
 
 
 def _attention_function(handle: int) -> Callable[..., tuple[torch.Tensor, None]]:
-    """What transformers calls in each layer. It does not keep its PagedAttention alive, for the registry never
-    forgets."""
+    """What transformers calls in each layer. It does not keep its PagedAttention alive: the registry would, forever."""
 
     def attention(
         module: torch.nn.Module,

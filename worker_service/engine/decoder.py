@@ -88,8 +88,7 @@ class NativeDecoder:
         return self._kept[-1].data_ptr()
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, hidden size] of the tokens `ids` [T] at `positions` [T], which the attention has begun
-        with."""
+        """Hidden states [T, hidden size] of the tokens `ids` [T] at `positions` [T], as given to the attention."""
         x = self._embed(ids).float()
         cosine, sine = (part[0].contiguous() for part in self._rotary(x, positions[None]))
         hidden = torch.empty(x.shape, dtype=self._dtype)
@@ -101,7 +100,6 @@ class NativeDecoder:
 
 
 def _window(layer: Any) -> int:
-    """How many tokens back its tokens see, themselves included; 0: all. Some modules keep this, others ask the
-    config."""
+    """How many tokens back a token sees, itself included; 0: all. Only some modules keep this themselves."""
     attention = layer.self_attn
     return getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None)) or 0

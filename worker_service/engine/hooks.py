@@ -1,4 +1,4 @@
-"""Hooks that change logits before a token is drawn: masks, bias, penalties. What is drawn is not decided here."""
+"""Hooks that change logits before a token is drawn: masks, bias, penalties. No token is drawn here."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +11,8 @@ from worker_service.engine.types import Limits, Sampling
 
 @dataclass(frozen=True, slots=True)
 class LogitsContext:
-    """Row j of the logits follows `tokens` and the first j of `drafts`; it draws output position `start + j`."""
+    """What a hook may look at. Row j of the logits follows `tokens` and the first j of `drafts`, and the token at
+    output position `start + j` is drawn from it."""
 
     tokens: Sequence[int]  # prompt and output
     drafts: Sequence[int]
@@ -36,7 +37,7 @@ def bias(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
 def penalise(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
     """Repetition penalty (Keskar et al., CTRL, 2019, arXiv 1909.05858), then OpenAI's presence and frequency penalties.
 
-    Row j sees the first j drafts as if they had been emitted: it is used only if they are.
+    For row j the first j drafts count as emitted: the row is used only if they are.
     """
     own = context.sampling
     if own.repetition_penalty == 1 and own.presence_penalty == own.frequency_penalty == 0:
@@ -56,7 +57,7 @@ def penalise(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
 
 
 def suppress_eos(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
-    """Until `min_tokens` exist no end-of-sequence id can be drawn; with `ignore_eos` they are tokens like any other."""
+    """Before `min_tokens` exist no end-of-sequence id can be drawn, unless they are ignored (`ignore_eos`)."""
     rows = min(context.limits.min_tokens - context.start, len(logits))
     if rows > 0 and not context.limits.ignore_eos:
         logits[:rows, list(context.eos_ids)] = -math.inf

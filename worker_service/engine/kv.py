@@ -1,8 +1,9 @@
-"""Blocks of KV memory: whose each one is, and which of them hold a text that others may begin with. No tensors here.
+"""Blocks of KV memory: which request uses which, and which hold the beginning of a text that others may share. No
+tensors here.
 
-A block holds the keys and values of `block_tokens` tokens in all layers. A request has a table of blocks; a full block
-whose tokens are verified is published under a digest of all the text up to its end, and whoever begins with the same
-text shares it. Nobody writes into a published block, so sharing needs no copies.
+A block holds the keys and values of `block_tokens` tokens in all layers. A request has a table of blocks. A full block
+whose tokens are verified is published under a digest of all the text up to its end, and every request that begins with
+the same text shares it. A published block is never written again, so sharing needs no copies.
 """
 
 from array import array
@@ -12,14 +13,14 @@ from hashlib import blake2b
 
 
 class BlockPool:
-    """Reference counts of all blocks. A published one that nobody uses is kept until its place is needed, least
-    recently used first: it counts as free."""
+    """Reference counts of all blocks. A published block that no request uses counts as free, but is kept until its
+    place is needed: the least recently used one goes first."""
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self.blocks, self.block_tokens = blocks, block_tokens
         self.references = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # published, and used by nobody
+        self._idle: OrderedDict[int, None] = OrderedDict()  # published, and used by no request
         self._published: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}  # of published blocks
 
@@ -28,7 +29,7 @@ class BlockPool:
         return len(self._free) + len(self._idle)
 
     def take(self) -> int:
-        """A block for its new owner alone. There must be a free one."""
+        """A block that the caller alone uses. There must be a free one."""
         if self._free:
             block = self._free.pop()
         else:
@@ -55,18 +56,18 @@ class BlockPool:
                 self._free.append(block)
 
     def publish(self, block: int, digest: bytes) -> None:
-        """The block is full and will not be written again. Where another one holds the same, that one stays it."""
+        """The block is full and will not be written again. A block that has this digest already keeps it."""
         if self._published.setdefault(digest, block) == block:
             self._digests[block] = digest
 
 
 class KV:
-    """The table of one request: the blocks of its first `length` tokens, and perhaps some more."""
+    """The table of one request: the blocks of its first `length` tokens, and perhaps some more behind them."""
 
     def __init__(self, pool: BlockPool, salt: str = "") -> None:
-        """Texts are shared among KVs of equal `salt`."""
+        """Blocks are shared among the tables of equal `salt`, and no others."""
         self._pool, self._salt = pool, blake2b(salt.encode(), digest_size=16).digest()
-        self._digests: list[bytes] = []  # of its first blocks: adopted or published
+        self._digests: list[bytes] = []  # of its first blocks: those that are published
         self.table = array("i")
         self.length = 0
 
@@ -76,12 +77,12 @@ class KV:
 
     @property
     def used_blocks(self) -> int:
-        """Those that hold something of its first `length` tokens."""
+        """How many blocks hold something of its first `length` tokens."""
         return -(-self.length // self._pool.block_tokens)
 
     @property
     def private_blocks(self) -> int:
-        """Those that nobody shares: what releasing it makes free."""
+        """How many blocks no other request shares: as many become free when it is released."""
         references = self._pool.references
         return sum(1 for block in self.table if references[block] == 1)
 
@@ -96,7 +97,7 @@ class KV:
         return self.blocks * self._pool.block_tokens - self.length
 
     def adopt(self, tokens: Sequence[int]) -> None:
-        """Take on published blocks of this text where it holds nothing else; the last token is left to compute."""
+        """Share published blocks that continue this text from `length` on, but leave the last token to be computed."""
         size = self._pool.block_tokens
         while self.length == self.blocks * size == len(self._digests) * size and self.length + size < len(tokens):
             digest = self._digest(tokens)
@@ -108,28 +109,28 @@ class KV:
             self.length += size
 
     def publish(self, tokens: Sequence[int]) -> None:
-        """Let others use what is full. The first `length` of `tokens` are verified and computed."""
+        """Let others use its full blocks. The first `length` of `tokens` must be verified and computed."""
         while (len(self._digests) + 1) * self._pool.block_tokens <= self.length:
             digest = self._digest(tokens)
             self._pool.publish(self.table[len(self._digests)], digest)
             self._digests.append(digest)
 
     def _digest(self, tokens: Sequence[int]) -> bytes:
-        """Of the text up to the end of the first block that has none yet."""
+        """The digest of the text up to the end of the first block that has none yet."""
         size, done = self._pool.block_tokens, len(self._digests)
         before = self._digests[-1] if done else self._salt
         return blake2b(before + array("i", tokens[done * size : (done + 1) * size]).tobytes(), digest_size=16).digest()
 
     def extend(self, tokens: int) -> None:
-        """Make place for `tokens` more (at most `room`), and count them; who computes them writes them."""
+        """Make place for `tokens` more (at most `room`), and count them as held: the next forward pass writes them."""
         self.length += tokens
         while self.blocks * self._pool.block_tokens < self.length:
             self.table.append(self._pool.take())
 
     def truncate(self, length: int) -> None:
-        """Forget what follows the first `length` tokens. The blocks stay: the next round writes there.
+        """Forget what follows the first `length` tokens. Its blocks stay, to be written again.
 
-        Only published ones cannot be written: of a text that goes another way inside one, the whole block goes.
+        Published blocks cannot be written: if the text ends within one, that whole block is given back.
         """
         self.length = min(self.length, length)
         full = self.length // self._pool.block_tokens
@@ -143,6 +144,6 @@ class KV:
         self.length = 0
 
     def _release_from(self, first: int) -> None:
-        for block in reversed(self.table[first:]):  # the end of a text is the first to be forgotten
+        for block in reversed(self.table[first:]):  # so that of an idle text the end is forgotten first
             self._pool.give(block)
         del self.table[first:], self._digests[first:]

@@ -1,6 +1,7 @@
-"""The C++ kernels: compiled once for this machine's processor, then loaded from a cache. What they compute is not here.
+"""The C++ kernels: compiled once for this machine's processor, then loaded from a cache. What they compute is said in
+kernels/.
 
-Without a compiler, or where anything about it fails, there are none, and torch computes the same (attention.py).
+Without a compiler, or if anything about it fails, there are no kernels, and torch computes the same (attention.py).
 """
 
 import ctypes
@@ -33,7 +34,7 @@ TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 
 @functools.cache
 def kernels() -> ctypes.CDLL | None:
-    """None: not available, and the log says why."""
+    """The compiled library; None: there is none, and the log says why."""
     try:
         return ctypes.CDLL(str(_library()))
     except (OSError, subprocess.SubprocessError) as error:
@@ -44,7 +45,8 @@ def kernels() -> ctypes.CDLL | None:
 
 
 def function(name: str, dtype: torch.dtype, *arguments: Any) -> Callable[..., None]:
-    """The kernel of this name for weights of this type, with its ctypes arguments. It runs without Python's lock."""
+    """The kernel of this name for weights of this type; `arguments` are the ctypes of its parameters. It runs without
+    Python's lock. Raises RuntimeError where there are no kernels."""
     library = kernels()
     if library is None:
         raise RuntimeError("there are no native kernels here")
@@ -54,9 +56,9 @@ def function(name: str, dtype: torch.dtype, *arguments: Any) -> Callable[..., No
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Memory on large pages, where the system has them: whoever reads all of it each round looks up fewer addresses.
+    """A tensor on large pages where the system has them: a step that reads all of it then looks up fewer addresses.
 
-    It becomes real memory when it is first written; until then it reads as zeros.
+    It takes real memory only where it is written. Until then it reads as zeros.
     """
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -70,7 +72,7 @@ def _compiler() -> str | None:
 
 
 def _library() -> Path:
-    """The compiled kernels of this source, these flags and this processor."""
+    """The file of the kernels for this source, these flags and this processor: compiled now if there is none."""
     cxx = _compiler()
     if cxx is None:
         raise FileNotFoundError("there is no C++ compiler")
@@ -94,7 +96,7 @@ def _library() -> Path:
 
 
 def _processor() -> bytes:
-    """What `-march=native` depends on: a cache may be shared by machines."""
+    """What `-march=native` depends on: several machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

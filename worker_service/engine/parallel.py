@@ -1,12 +1,11 @@
 """One model over several processes, each with a device and a share of the heads: rank 0 leads, the others follow.
 
-A follower knows no requests and draws no tokens: on its share of weights and KV it repeats every call that the leader's
-target gets, until told to stop. Neither who starts the processes (torchrun) nor who loads the shares is said here.
+A follower knows no requests and draws no tokens. On its share of weights and KV it repeats every call that the leader's
+target gets, until it is told to stop. Processes are not started here (torchrun does that), nor are shares loaded.
 """
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,17 +16,17 @@ from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout  #
 from torch.nn.functional import pad
 
 from worker_service.engine.attention import QueryRange
-from worker_service.engine.kv import BlockPool
 from worker_service.engine.target import Target
 
 _START_TIMEOUT = timedelta(minutes=30)  # between the first process that has loaded its share and the last
-_PASS_TIMEOUT = timedelta(seconds=60)  # of one collective in a forward pass: the slowest device's delay
-# An idle service calls for hours upon nobody. A leader that dies closes its connections, which ends the wait at once.
+_PASS_TIMEOUT = timedelta(seconds=60)  # of one collective in a forward pass: how late the slowest device may be
+# The leader of an idle service may make no call for hours. If it dies its connections close, which ends the wait at
+# once.
 _IDLE_TIMEOUT = timedelta(days=365)
 
 
 class ParallelError(Exception):
-    """The processes that share a model cannot go on together; the message is for people."""
+    """The processes that share a model cannot go on together. The message is for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> "Ranks":
-        """As torchrun sets it; alone without torchrun."""
+        """As torchrun sets it; without torchrun a process is alone."""
         rank, size, local = (int(os.environ.get(*variable)) for variable in _TORCHRUN)
         return cls(rank, size, local)
 
@@ -53,10 +52,10 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 class Group:
-    """The processes that share a model. Passes go over the devices' own links (NCCL), calls over gloo on any device."""
+    """The processes that share a model. Passes exchange tensors over the devices' own links, calls go over gloo."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
-        """Returns when all have come. Raises ParallelError."""
+        """Returns when all processes have come. Raises ParallelError."""
         self.ranks = ranks
         backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         try:
@@ -66,19 +65,18 @@ class Group:
             raise ParallelError(f"{ranks.size} processes that share a model do not find each other: {error}") from error
 
     def loaded(self, pass_timeout: timedelta = _PASS_TIMEOUT) -> None:
-        """Returns when all have loaded their shares. Raises ParallelError."""
+        """Returns when all processes have loaded their shares. Raises ParallelError."""
         try:
             dist.monitored_barrier(self._calls, timeout=_START_TIMEOUT)
         except RuntimeError as error:
             raise ParallelError(f"of {self.ranks.size} processes one does not come up: {error}") from error
         set_timeout(pass_timeout)
-        if self.ranks.leads:  # its calls wait until they are heard
+        if self.ranks.leads:  # its calls wait until every follower has heard them
             set_timeout(pass_timeout, self._calls)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Have all followers do this too. JSON, not pickle: what comes in over a network must not be code.
-
-        Raises ParallelError.
+        """Have all followers make this call. It travels as JSON, not as a pickle: what comes in over a network must not
+        be code. Raises ParallelError.
         """
         try:
             self._broadcast(json.dumps((name, arguments), default=list).encode())
@@ -86,7 +84,7 @@ class Group:
             raise ParallelError(f"a process that holds a share of the model is gone: {error}") from error
 
     def next_call(self) -> tuple[str, list[Any]] | None:
-        """The leader's next one, for as long as it takes; None: that was the last. Raises ParallelError."""
+        """The leader's next call, waited for without limit; None: there are no more. Raises ParallelError."""
         try:
             name, arguments = json.loads(self._broadcast(b""))
         except RuntimeError as error:
@@ -97,7 +95,8 @@ class Group:
         """The leader lets the others end. Raises ParallelError if they cannot be told."""
         if self.ranks.leads:
             self.call("")
-        # While it is referred to, its threads outlive the interpreter: one that frees a tensor then aborts the process.
+        # As long as this group exists its threads outlive the interpreter, and one that frees a tensor then aborts the
+        # process.
         del self._calls
         dist.destroy_process_group()
 
@@ -110,10 +109,10 @@ class Group:
 
 
 class SharedTarget(Target):
-    """The target whose model is shared: what it is asked on the leader, all do."""
+    """A target whose model is shared: every process makes each call that its leader gets."""
 
     def __init__(self, model: Any, group: Group) -> None:
-        """`model`: this process's share, with embeddings and output head whole. Of the head it keeps its rows."""
+        """`model`: this process's share, with embeddings and output head whole. Of the head it keeps its own rows."""
         head, ranks = model.get_output_embeddings(), group.ranks
         model.set_output_embeddings(_rows(head, ranks))
         super().__init__(model, shares=ranks.size)
@@ -121,35 +120,31 @@ class SharedTarget(Target):
         self._group = group
 
     def follow(self) -> None:
-        """Do as the leader does until it leaves. Raises ParallelError when it is lost."""
+        """Repeat the leader's calls until it leaves. Raises ParallelError when the leader is lost."""
         with torch.inference_mode():
             while (call := self._group.next_call()) is not None:
                 match call:
                     case "_compute", [*packed, ranges]:
                         self._own("_compute", *packed, [QueryRange(*each) for each in ranges])
-                    case ("new_pool" | "_save" | "_restore" | "_discard") as name, arguments:
+                    case ("new_pool" | "save" | "restore" | "discard") as name, arguments:
                         self._own(name, *arguments)
                     case name, _:
                         raise ParallelError(f"the leader asks for {name!r}: it is of another version")
 
-    def new_pool(self, blocks: int, block_tokens: int) -> BlockPool:
-        pool: BlockPool = self._on_all("new_pool", blocks, block_tokens)
-        return pool
+    def new_pool(self, *arguments: Any) -> Any:
+        return self._on_all("new_pool", *arguments)
 
-    def _compute(
-        self, input_ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], ranges: Sequence[QueryRange]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        computed: tuple[torch.Tensor, torch.Tensor] = self._on_all("_compute", input_ids, positions, wanted, ranges)
-        return computed
+    def _compute(self, *arguments: Any) -> Any:
+        return self._on_all("_compute", *arguments)
 
-    def _save(self, name: str, table: Sequence[int]) -> None:
-        self._on_all("_save", name, table)
+    def save(self, *arguments: Any) -> None:
+        self._on_all("save", *arguments)
 
-    def _restore(self, name: str, first: int, table: Sequence[int]) -> None:
-        self._on_all("_restore", name, first, table)
+    def restore(self, *arguments: Any) -> None:
+        self._on_all("restore", *arguments)
 
-    def _discard(self, name: str) -> None:
-        self._on_all("_discard", name)
+    def discard(self, *arguments: Any) -> None:
+        self._on_all("discard", *arguments)
 
     def _on_all(self, name: str, *arguments: Any) -> Any:
         self._group.call(name, *arguments)
@@ -164,7 +159,7 @@ class SharedTarget(Target):
 
 
 def _rows(head: torch.nn.Linear, ranks: Ranks) -> torch.nn.Linear:
-    """This rank's rows of the head: as many on each, filled up with zeros."""
+    """This rank's rows of the head. All ranks have the same number of rows; the last ones are filled up with zeros."""
     rows = -(-head.out_features // ranks.size)
     first = rows * ranks.rank
 
@@ -182,7 +177,7 @@ def _rows(head: torch.nn.Linear, ranks: Ranks) -> torch.nn.Linear:
 
 
 class _GatheredHead(torch.nn.Module):
-    """A head of which each process computes some rows. The leader gets all logits, a follower what it has computed."""
+    """An output head of which each process computes some rows. The leader gets all logits, a follower only its own."""
 
     def __init__(self, rows: torch.nn.Module, outputs: int, ranks: Ranks) -> None:
         super().__init__()

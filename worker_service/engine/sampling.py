@@ -1,9 +1,9 @@
-"""How output tokens are drawn and drafts verified. One path for all; batches and requests are not known here.
+"""How output tokens are drawn and drafts verified. All requests take the same path; batches are not known here.
 
-The draw at output position i inverts the distribution's cumulative sum, in order of token ids, at a uniform that
-depends on (seed, i) alone. So a text depends on neither drafter, draft length, batch, preemption nor worker. The order
-of ids is chosen for its stability: tiny differences of logits between batch shapes move each border a little, whereas
-in an order by probability they could swap whole tokens.
+The draw at output position i inverts the distribution's cumulative sum, in the order of token ids, at a uniform number
+that depends on (seed, i) alone. So a text depends on neither drafter, draft length, batch, preemption nor worker. The
+order of ids is chosen for its stability: tiny differences of logits between batch shapes move each border between two
+tokens a little, whereas in an order by probability they could swap whole tokens.
 """
 
 import math
@@ -26,7 +26,7 @@ def _mix(x: int) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1): splitmix64 in counter mode, 53 bits kept.
+    """A number in [0, 1): splitmix64 in counter mode, of which 53 bits are kept.
 
     The seed is mixed first, so that neighbouring seeds do not read the same stream one position apart.
     """
@@ -65,10 +65,10 @@ def draw(logits: torch.Tensor, sampling: Sampling, position: int) -> int | None:
 
 
 def verify(logits: torch.Tensor, drafts: Sequence[int], sampling: Sampling, start: int) -> list[int]:
-    """The drafts that equal what the target draws, and one more token of its own; so at least one.
+    """The drafts that equal what the target draws, and then one token of the target's own.
 
-    `logits`: float32 [len(drafts) + 1, vocabulary], of the output positions from `start` on. What would follow the
-    first difference is never drawn; nor what would follow logits that are no distribution, so there may be no token.
+    `logits`: float32 [len(drafts) + 1, vocabulary], of the output positions from `start` on. Drawing ends at the first
+    difference from the drafts, and before logits that are no distribution: so there may be no token at all.
     """
     best = _argmax(logits) if sampling.temperature == 0 else []
     tokens: list[int] = []
@@ -83,15 +83,18 @@ def verify(logits: torch.Tensor, drafts: Sequence[int], sampling: Sampling, star
 
 
 def _argmax(logits: torch.Tensor) -> list[int | None]:
-    """Of each row; None where that is not finite. On a CPU numpy's takes a tenth of the time of torch's, and no other
-    thread."""
+    """The likeliest token of each row [n, vocabulary]; None where its logit is not finite.
+
+    On a CPU numpy takes a tenth of the time that torch takes, and no other thread.
+    """
     best = torch.as_tensor((logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1))
     finite = logits.gather(-1, best[:, None])[:, 0].isfinite()
     return [token if good else None for token, good in zip(best.tolist(), finite.tolist(), strict=True)]
 
 
 def logprobs(raw: torch.Tensor, tokens: Sequence[int], alternatives: int) -> tuple[Logprob, ...]:
-    """Of tokens drawn from the first rows of `raw`, log-probabilities [draws, vocabulary], and of the likeliest."""
+    """Log-probabilities of `tokens`, and of the likeliest `alternatives` beside each. `raw`: [n, vocabulary], of which
+    the first rows are those that the tokens were drawn from."""
     raw = raw[: len(tokens)]
     own = raw.gather(-1, torch.tensor(tokens, dtype=torch.long, device=raw.device)[:, None])[:, 0].tolist()
     best = raw.topk(min(alternatives, raw.shape[-1]))

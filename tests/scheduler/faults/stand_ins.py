@@ -114,7 +114,7 @@ def simulated() -> Iterator[None]:
     """Whatever would reach outside reaches the world of the process that does it."""
     instead: dict[str, Any] = {
         "worker_service.link.channel": _dial,
-        "gateway.link.channel": _dial,
+        "gateway.connection.channel": _dial,
         "gateway.link.TextModel": _Text,
         "gateway.app.make_server": _server,
         "gateway.app.Metrics": _metrics,

@@ -1,8 +1,9 @@
 """Records what the code of a checkout writes to Redis. In the root of that checkout:
 
-    PYTHONPATH=. python .../tests/scheduler/stored/record.py redis-server > .../tests/scheduler/stored/schema-1.0.json
+    PYTHONPATH=. python .../tests/scheduler/stored/record.py redis-server .../tests/scheduler/stored/schema-1.0.json
 
-`redis-server` is a program. schema-1.0.json is what commit 239cc7b wrote, the last one before records had a version.
+`redis-server` is the program of a Redis server. schema-1.0.json is what commit 239cc7b wrote, the last one before
+records had a version.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ def recorded(url: str) -> dict[str, Any]:
         return {key: (kind, client.ttl(key), values[kind](key)) for key, kind in kinds.items()}
 
 
-def main(server: str) -> None:
+def main(server: str, file: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "redis.sock"
         command = [server, "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--save", ""]
@@ -74,10 +75,10 @@ def main(server: str) -> None:
         while not socket.exists():
             time.sleep(0.01)
         asyncio.run(write(f"unix://{socket}"))
-        sys.stdout.write(json.dumps(recorded(f"unix://{socket}"), indent=1) + "\n")
+        file.write_text(json.dumps(recorded(f"unix://{socket}"), indent=1) + "\n")
         process.kill()
         process.wait()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,184 @@
+"""The one connection to whichever scheduler leads: dialled, watched, dialled again, for ever. What is said on it is
+none of its business."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TypeAlias, TypeVar
+
+import grpc
+import structlog
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from gateway.config import RETRY_AFTER_MS
+from protos import version
+from protos.errors import NotServing, from_code
+from protos.serving import SILENT_S, Stream, channel, first_of
+from protos.tls import Tls
+from protos.v1 import gateway_link_pb2, gateway_link_pb2_grpc, inference_pb2, types_pb2
+
+BACKOFF_MIN_S = 0.1
+BACKOFF_MAX_S = 0.3
+GREETING_TIMEOUT_S = 5.0  # from dialling to the scheduler's first message
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+Answer = TypeVar("Answer")
+Stub: TypeAlias = gateway_link_pb2_grpc.GatewayLinkStub
+Call: TypeAlias = Stream[gateway_link_pb2.ToGateway, gateway_link_pb2.FromGateway]
+Upward: TypeAlias = "asyncio.Queue[gateway_link_pb2.FromGateway]"
+
+
+class LinkDown(Exception):
+    """The stream ended before the scheduler's first message."""
+
+
+class Connection:
+    """`on_up` is called for each new stream before anything is read from it, `on_message` for each message, `on_down`
+    when a stream that was up has ended."""
+
+    def __init__(
+        self,
+        schedulers: Sequence[str],
+        tls: Tls,
+        *,
+        queue_size: int,
+        rpc_timeout_s: float,
+        on_up: Callable[[], Awaitable[None]],
+        on_message: Callable[[gateway_link_pb2.ToGateway], Awaitable[None]],
+        on_down: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`schedulers`: HOST:PORT of each. `queue_size`: messages that may wait to be sent."""
+        self._schedulers, self._tls = deque(schedulers), tls
+        self._queue_size = queue_size
+        self._rpc_timeout_s = rpc_timeout_s
+        self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
+        self._stub: Stub | None = None  # of the scheduler that leads; None: not connected
+        self._upward: Upward | None = None  # messages to be sent; None: not connected
+        self._stuck = asyncio.Event()  # more messages than may wait
+        self._log = structlog.get_logger()
+
+    @property
+    def up(self) -> bool:
+        return self._upward is not None
+
+    def send(self, message: gateway_link_pb2.FromGateway) -> None:
+        """Never waits. Without a connection the message is dropped: `on_up` says again what still counts."""
+        if self._upward is None:
+            return
+        try:
+            self._upward.put_nowait(message)
+        except asyncio.QueueFull:  # the scheduler does not read; a new connection may find one that does
+            self._log.warning("scheduler_does_not_read")
+            self._stuck.set()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Return when all has been sent, or after `timeout_s`."""
+        if self._upward is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._upward.join(), timeout_s)
+
+    # Questions to the scheduler, each a call of its own. They raise NotServing, UnknownRequest.
+
+    async def get_request(self, request: inference_pb2.GetRequestRequest) -> types_pb2.RequestStatus:
+        return await self._ask(lambda stub: stub.GetRequest(request, timeout=self._rpc_timeout_s))
+
+    async def submission(self, request_id: str) -> gateway_link_pb2.Submit:
+        """The request as a gateway submitted it, without its deadline."""
+        request = inference_pb2.GetRequestRequest(request_id=request_id)
+        return await self._ask(lambda stub: stub.GetSubmission(request, timeout=self._rpc_timeout_s))
+
+    async def stats(self, request: inference_pb2.StatsRequest) -> types_pb2.ServerStats:
+        return await self._ask(lambda stub: stub.Stats(request, timeout=self._rpc_timeout_s))
+
+    async def _ask(self, call: Callable[[Stub], Awaitable[Answer]]) -> Answer:
+        away = unreachable()
+        if self._stub is None:
+            raise away
+        try:
+            return await call(self._stub)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _AWAY:
+                raise away from error
+            raise from_code(error.code().value[0], error.details() or error.code().name) from error
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise away from None  # the connection broke, and its channel was closed under this call
+
+    # The stream.
+
+    async def run(self) -> None:
+        """Keep a stream until cancelled."""
+        while True:
+            # An attempt that got through ends its series without an exception: the next series starts with no delay.
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type((LinkDown, grpc.aio.AioRpcError)),
+                wait=wait_random_exponential(multiplier=BACKOFF_MIN_S, min=BACKOFF_MIN_S, max=BACKOFF_MAX_S),
+                before_sleep=self._log_failure,
+            ):
+                with attempt:
+                    await self._converse_with_any()
+            await asyncio.sleep(BACKOFF_MIN_S)
+
+    def _log_failure(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if state.attempt_number == 1:  # one line for each outage
+            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            self._log.warning("not_linked", schedulers=list(self._schedulers), reason=reason)
+
+    async def _converse_with_any(self) -> None:
+        """One stream, until it breaks. Raises LinkDown or AioRpcError if none of the schedulers said anything."""
+        for others in reversed(range(len(self._schedulers))):
+            scheduler = self._schedulers[0]
+            self._schedulers.rotate(-1)  # if it fails us now it is asked last
+            try:
+                async with channel(scheduler, self._tls.channel_credentials()) as link:
+                    return await self._converse(scheduler, gateway_link_pb2_grpc.GatewayLinkStub(link))
+            except (LinkDown, grpc.aio.AioRpcError):
+                if not others:
+                    raise
+
+    async def _converse(self, scheduler: str, stub: Stub) -> None:
+        self._stuck.clear()
+        call = stub.Link(metadata=version.METADATA)
+        try:
+            try:
+                async with asyncio.timeout(GREETING_TIMEOUT_S):
+                    message = await call.read()
+            except TimeoutError:
+                raise LinkDown("the scheduler does not answer") from None
+            if not isinstance(message, gateway_link_pb2.ToGateway):
+                raise LinkDown(f"the scheduler closed the link: {await call.details()}")
+            self._stub, self._upward = stub, asyncio.Queue(self._queue_size)
+            self._log.info("scheduler_linked", scheduler=scheduler)
+            await self._on_up()
+            await self._on_message(message)
+            # A read fails so, a write after the end, a silence.
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+                upward = self._upward
+                await first_of(lambda: self._read(call), lambda: _write(call, upward), self._stuck.wait)
+        finally:
+            call.cancel()
+            if self._upward is not None:
+                self._stub = self._upward = None
+                self._log.warning("scheduler_lost")
+                await self._on_down()
+
+    async def _read(self, call: Call) -> None:
+        while True:
+            async with asyncio.timeout(SILENT_S):
+                message = await call.read()
+            if not isinstance(message, gateway_link_pb2.ToGateway):
+                return  # the scheduler hung up
+            await self._on_message(message)
+
+
+async def _write(call: Call, upward: Upward) -> None:
+    while True:
+        await call.write(await upward.get())
+        upward.task_done()
+
+
+def unreachable() -> NotServing:
+    return NotServing("the scheduler cannot be reached", retry_after_ms=RETRY_AFTER_MS)
