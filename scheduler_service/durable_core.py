@@ -10,9 +10,9 @@ from dataclasses import replace
 import structlog
 
 from protos.idempotence import content
-from protos.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from scheduler_service import translate
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
@@ -144,12 +144,14 @@ class DurableCore:
 
 def _rounds(row: worker_pb.Row) -> list[LoggedRound]:
     """The rounds that a row holds, each with its own tokens."""
-    if not row.counts:
+    if not row.tokens_per_round:
         logprobs = row.logprobs.SerializeToString() if row.HasField("logprobs") else b""
         return [LoggedRound(row.start, tuple(row.tokens), row.drafted, row.accepted, logprobs)]
     rounds, at = [], 0
-    for count, drafted, accepted in zip(row.counts, row.drafted_per_round, row.accepted_per_round, strict=True):
-        logprobs = types_pb.Logprobs(tokens=row.logprobs.tokens[at : at + count]).SerializeToString()
+    for count, drafted, accepted in zip(
+        row.tokens_per_round, row.drafted_per_round, row.accepted_per_round, strict=True
+    ):
+        logprobs = common_pb.Logprobs(tokens=row.logprobs.tokens[at : at + count]).SerializeToString()
         rounds.append(LoggedRound(row.start + at, tuple(row.tokens[at : at + count]), drafted, accepted, logprobs))
         at += count
     return rounds

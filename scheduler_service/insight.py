@@ -1,13 +1,20 @@
 """What others may ask of the scheduler: the state of a request, and figures of the service. It changes nothing."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from math import inf
 
-from protos.errors import UnknownRequest
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from google.protobuf.duration_pb2 import Duration
+
+from protos.errors import BadInput, UnknownRequest
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.times import duration, timestamp
+from protos.v1 import inference_pb2 as inference_pb
+from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import translate
 from scheduler_service.core import backlog, outlook
@@ -19,9 +26,12 @@ from scheduler_service.leader import Leader
 from scheduler_service.predictor.port import Status
 from scheduler_service.session import WorkerSession
 
-MOST_LISTED = 256  # live requests and tenants in Stats, so that the cost of an answer stays bounded
+MOST_LISTED = 256  # requests of a page, and tenants in Stats, so that the cost of an answer stays bounded
+PAGE = 50  # requests of a page where the caller does not say
 COUNTED_AT_ONCE = 512  # live requests, until other tasks run
 LISTED_AT_ONCE = 16  # the same; where each of these stands has to be looked up among all others
+
+_PAGE_TOKEN = re.compile("[0-9]{0,9}")
 
 
 @dataclass(slots=True)
@@ -30,7 +40,7 @@ class _Tally:
 
     states: Counter[State] = field(default_factory=Counter)
     levels: Counter[int] = field(default_factory=Counter)
-    tenants: dict[str, types_pb.TenantStatus] = field(default_factory=dict)
+    tenants: dict[str, status_pb.TenantStatus] = field(default_factory=dict)
 
     def count(self, entry: Entry) -> None:
         self.states[entry.state] += 1
@@ -42,31 +52,27 @@ class _Tally:
         else:
             status.running += 1
 
-    def tenant(self, name: str) -> types_pb.TenantStatus:
-        return self.tenants.get(name) or self.tenants.setdefault(name, types_pb.TenantStatus(tenant=name))
+    def tenant(self, name: str) -> status_pb.TenantStatus:
+        return self.tenants.get(name) or self.tenants.setdefault(name, status_pb.TenantStatus(tenant=name))
 
-    def largest(self, refused: Mapping[str, int]) -> list[types_pb.TenantStatus]:
+    def largest(self, refused: Mapping[str, int]) -> list[status_pb.TenantStatus]:
         """The tenants with the most requests. `refused`: how many requests, by tenant."""
         for name, number in refused.items():
             self.tenant(name).refused = number
         return nlargest(MOST_LISTED, self.tenants.values(), key=lambda one: (one.waiting + one.running, one.refused))
 
 
-async def stats(leader: Leader, requests: int = 0) -> types_pb.ServerStats:
-    """Figures of the service, and up to `requests` live requests, at most MOST_LISTED, the best claims first. Other
-    tasks run while live requests are gone through, and may change some of them."""
+async def stats(leader: Leader) -> status_pb.StatsResponse:
+    """Figures of the service. Other tasks run while live requests are counted, and may change some of them."""
     fleet, tally = leader.core.fleet, _Tally()
     for number, entry in enumerate(list(fleet.entries.values()), 1):
         tally.count(entry)
         if number % COUNTED_AT_ONCE == 0:
             await asyncio.sleep(0)
-    ids, listed = outlook.best(fleet, min(requests, MOST_LISTED)), []
-    for first in range(0, len(ids), LISTED_AT_ONCE):
-        await asyncio.sleep(0)
-        listed += _live(leader, ids[first : first + LISTED_AT_ONCE])
     delays = sorted(leader.counters.command_delays_s)
     counts, model = leader.counters, leader.workers.model
-    return types_pb.ServerStats(
+    bound_s = backlog.bound_s(fleet)
+    return status_pb.StatsResponse(
         policy=policy_name(fleet.policy),
         model=model.name if model else "",
         waiting=tally.states[State.WAITING],
@@ -82,40 +88,39 @@ async def stats(leader: Leader, requests: int = 0) -> types_pb.ServerStats:
         num_drafts=counts.drafts,
         num_draft_tokens=counts.drafted,
         num_accepted_tokens=counts.accepted,
-        report_to_command_p50_ms=_percentile_ms(delays, 0.50),
-        report_to_command_p99_ms=_percentile_ms(delays, 0.99),
+        report_to_command_p50=_percentile(delays, 0.50),
+        report_to_command_p99=_percentile(delays, 0.99),
         epoch=leader.epoch,
         predictor=_predictor_status(leader.learning.status),
-        now=leader.clock(),
+        read_time=timestamp(leader.clock()),
         context_tokens=model.context_tokens if model else 0,
-        requests=listed,
-        classes=_classes(fleet),
+        priorities=_priorities(fleet),
         tenants=tally.largest(counts.refused_by_tenant),
         refused=counts.refused,
         expired=counts.ended[State.EXPIRED],
-        backlog_bound_s=backlog.bound_s(fleet),
+        backlog_bound=duration(bound_s) if bound_s < inf else None,
     )
 
 
-def _classes(fleet: Fleet) -> list[types_pb.ClassStatus]:
+def _priorities(fleet: Fleet) -> list[status_pb.PriorityStatus]:
     waits_s = backlog.waits_s(fleet) if fleet.workers else {}
     return [
-        types_pb.ClassStatus(
-            **{"class": int(klass)},
+        status_pb.PriorityStatus(
+            priority=types_pb.Priority.ValueType(klass),
             requests=load.requests,
             tokens=load.tokens,
-            backlog_s=waits_s.get(klass, 0.0),
+            backlog=duration(waits_s.get(klass, 0.0)),
         )
         for klass, load in fleet.load.by_class.items()
     ]
 
 
-def live_status(leader: Leader, id: str) -> types_pb.RequestStatus | None:
+def live_status(leader: Leader, id: str) -> status_pb.RequestStatus | None:
     """Why am I waiting? None if the request is not live."""
     return next(iter(_live(leader, [id])), None)
 
 
-async def stored_status(leader: Leader, id: str) -> types_pb.RequestStatus:
+async def stored_status(leader: Leader, id: str) -> status_pb.RequestStatus:
     """Of a request that is not live. Raises UnknownRequest, Lost, StoreUnavailable."""
     if (stored := await leader.ledger.stored(id)) is None:
         raise UnknownRequest(f"request {id} is unknown, or ended too long ago")
@@ -125,7 +130,22 @@ async def stored_status(leader: Leader, id: str) -> types_pb.RequestStatus:
     return status
 
 
-def _live(leader: Leader, ids: Iterable[str]) -> list[types_pb.RequestStatus]:
+async def list_requests(leader: Leader, request: inference_pb.ListRequestsRequest) -> inference_pb.ListRequestsResponse:
+    """One page of the live requests; its token says how many requests the pages before it listed. Raises BadInput."""
+    if not _PAGE_TOKEN.fullmatch(request.page_token):
+        raise BadInput("page_token", "is not the next_page_token of an answer")
+    size, skipped = min(request.page_size or PAGE, MOST_LISTED), int(request.page_token or 0)
+    page = inference_pb.ListRequestsResponse(read_time=timestamp(leader.clock()))
+    ids = outlook.best(leader.core.fleet, skipped + size + 1)[skipped:]
+    if len(ids) > size:
+        page.next_page_token = str(skipped + size)
+    for start in range(0, min(size, len(ids)), LISTED_AT_ONCE):
+        await asyncio.sleep(0)  # workers wait for their commands
+        page.requests.extend(_live(leader, ids[:size][start : start + LISTED_AT_ONCE]))
+    return page
+
+
+def _live(leader: Leader, ids: Iterable[str]) -> list[status_pb.RequestStatus]:
     """Of those of `ids` that are live."""
     now, fleet = leader.clock(), leader.core.fleet
     ids = [id for id in ids if id in fleet.entries]
@@ -137,15 +157,16 @@ def _live(leader: Leader, ids: Iterable[str]) -> list[types_pb.RequestStatus]:
         status.worker_id = entry.home or ""
         status.predicted_tokens = entry.predicted_tokens
         if leader.sessions:
-            status.estimated_start = now + wait_s if entry.started is None else entry.started
-            status.estimated_end = now + wait_s + outlook.remaining_s(fleet, id)
+            start = now + wait_s if entry.started is None else entry.started
+            status.estimated_start_time.CopyFrom(timestamp(start))
+            status.estimated_end_time.CopyFrom(timestamp(now + wait_s + outlook.remaining_s(fleet, id)))
         statuses.append(status)
     return statuses
 
 
-def _worker_status(leader: Leader, session: WorkerSession) -> types_pb.WorkerStatus:
+def _worker_status(leader: Leader, session: WorkerSession) -> status_pb.WorkerStatus:
     worker = leader.core.fleet.workers[session.worker]
-    return types_pb.WorkerStatus(
+    return status_pb.WorkerStatus(
         worker_id=session.worker,
         slots=worker.up.slots,
         running=len(worker.running),
@@ -159,13 +180,16 @@ def _worker_status(leader: Leader, session: WorkerSession) -> types_pb.WorkerSta
     )
 
 
-def _predictor_status(status: Status | None) -> types_pb.PredictorStatus:
+def _predictor_status(status: Status | None) -> status_pb.PredictorStatus:
     if status is None:
-        return types_pb.PredictorStatus(status="none")
-    return types_pb.PredictorStatus(
-        status=status.word, version=status.version, finished=status.finished, trained_on=status.trained_on
+        return status_pb.PredictorStatus(state=status_pb.PREDICTOR_STATE_NONE)
+    return status_pb.PredictorStatus(
+        state=status_pb.PredictorState.Value(f"PREDICTOR_STATE_{status.word.upper()}"),
+        version=status.version,
+        finished=status.finished,
+        trained_on=status.trained_on,
     )
 
 
-def _percentile_ms(ordered_s: Sequence[float], share: float) -> float:
-    return 1000 * ordered_s[min(len(ordered_s) - 1, int(share * len(ordered_s)))] if ordered_s else 0.0
+def _percentile(ordered_s: Sequence[float], share: float) -> Duration:
+    return duration(ordered_s[min(len(ordered_s) - 1, int(share * len(ordered_s)))] if ordered_s else 0.0)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
-from protos.idempotence import content
-from protos.v1 import gateway_link_pb2 as pb
+from protos.idempotence import content, same
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
@@ -255,7 +255,7 @@ class Ledger:
             self._withdraw(id, tracked, lost(id, stored))
         elif stored is None or stored.ending is None:
             self._withdraw(id, tracked, NotServing(f"request {id} is just being written", retry_after_ms=100))
-        elif stored.submit != content(tracked.submit):
+        elif not same(pb.Submit.FromString(stored.submit), tracked.submit):
             self._withdraw(id, tracked, DuplicateRequest(f"request_id: {id} was used before"))
         else:
             self._drop(id, tracked)

@@ -4,7 +4,8 @@ import asyncio
 from collections import deque
 
 from protos.errors import RequestError
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.store.rounds import LoggedRound
 
 MAX_PENDING = 16_384  # items for one gateway; one that reads more slowly is cut off, and follows again by offset
@@ -17,7 +18,7 @@ class GatewayOutbox:
     def __init__(self) -> None:
         self.follows: set[str] = set()  # requests whose output goes to this gateway
         self.gone = False  # nobody takes from it any more
-        self._model: pb.ModelInfo | None = None
+        self._model: common_pb.ModelInfo | None = None
         self._sent = ("", 0)  # fingerprint and context of the model that the gateway has been sent
         self._messages = deque([pb.ToGateway()])  # the last one grows
         self._items = 0  # in the last message
@@ -32,7 +33,7 @@ class GatewayOutbox:
     def refuse(self, id: str, error: RequestError) -> None:
         self.follows.discard(id)
         self._put().refusals.add(
-            request_id=id, code=error.code.value[0], message=error.message, retry_after_ms=error.retry_after_ms
+            request_id=id, code=error.code.value[0], message=error.message, retry_after_s=error.retry_after_ms / 1000
         )
 
     def round(self, id: str, round: LoggedRound, ending: bytes | None = None) -> None:
@@ -59,12 +60,12 @@ class GatewayOutbox:
         self._put().deltas.add(request_id=id, start=start).ending.MergeFromString(ending)
         self.follows.discard(id)
 
-    def serving(self, model: pb.ModelInfo | None) -> None:
+    def serving(self, model: common_pb.ModelInfo | None) -> None:
         """Whether the service is ready: if it has a model that workers run."""
         self._model = model
         self._put().serving.ready = model is not None
 
-    def unsent_model(self, message: pb.ToGateway) -> pb.ModelInfo | None:
+    def unsent_model(self, message: pb.ToGateway) -> common_pb.ModelInfo | None:
         """The model that has to go with `message`; None if it says nothing of the service, or the gateway has it."""
         model = self._model
         if model is None or not message.serving.ready or self._sent == (model.fingerprint, model.context_tokens):
@@ -105,7 +106,7 @@ class Outboxes(set[GatewayOutbox]):
         super().__init__()
         self.one_model = asyncio.Lock()  # held while a message gets its copy of the model
 
-    def announce(self, model: pb.ModelInfo | None) -> None:
+    def announce(self, model: common_pb.ModelInfo | None) -> None:
         """As GatewayOutbox.serving, to every gateway."""
         for outbox in self:
             outbox.serving(model)

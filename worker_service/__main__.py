@@ -9,9 +9,9 @@ from pathlib import Path
 import structlog
 import torch
 
+from protos.link.v1 import worker_link_pb2
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals, trace
 from protos.settings import BAD_SETTINGS, is_loopback, read
-from protos.v1 import worker_link_pb2
 from worker_service.capacity import TooLittleMemoryError, check_kv_tokens, check_memory
 from worker_service.config import Settings
 from worker_service.drafters import make_drafter

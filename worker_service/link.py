@@ -11,10 +11,10 @@ import grpc
 import structlog
 
 from protos import version
+from protos.link.v1 import worker_link_pb2 as pb
+from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
 from protos.serving import SILENT_S, channel, first_of
 from protos.tls import Tls
-from protos.v1 import worker_link_pb2 as pb
-from protos.v1.worker_link_pb2_grpc import WorkerLinkStub
 from worker_service.engine.types import Held
 from worker_service.reporting import Report
 from worker_service.runner import Runner, TooManyCommandsError
@@ -206,5 +206,5 @@ class Link:
 
 def _brief(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return version.reason(error, "worker")
     return f"{type(error).__name__}: {error}"

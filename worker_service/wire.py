@@ -4,8 +4,9 @@ import gzip
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from protos.v1 import gateway_link_pb2, types_pb2
-from protos.v1 import worker_link_pb2 as pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import worker_link_pb2 as pb
+from protos.v1 import types_pb2
 from worker_service.engine.types import Admission, CostProfile, Finish, Held, Limits, Logprob, Row, Run, Sampling, Skip
 from worker_service.models import LoadedModel
 from worker_service.reporting import Report
@@ -24,12 +25,12 @@ def to_command(message: pb.StepCommand) -> Command:
     return Command(
         seq=message.seq,
         seen_step=message.seen_step,
-        schedule=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.rank],
+        schedule=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.schedule],
         admit=[_to_admission(admit) for admit in message.admit],
         drop=list(message.drop),
         offload=list(message.offload),
         forget=list(message.forget),
-        report_within_s=message.report_within_ms / 1000,
+        report_within_s=message.report_within_s,
     )
 
 
@@ -46,7 +47,7 @@ def _to_admission(message: pb.Admit) -> Admission:
     )
 
 
-def _to_sampling(message: types_pb2.Sampling) -> Sampling:
+def _to_sampling(message: common_pb.Sampling) -> Sampling:
     return Sampling(
         temperature=message.temperature,
         top_p=message.top_p,
@@ -73,10 +74,10 @@ def of_report(report: Report, epoch: int, session: str) -> pb.StepReport:
         command_seq=report.command_seq,
         rows=map(_of_rounds, rounds.values()),
         free_blocks=results[-1].free_blocks,
-        draft_us=_us(sum(result.draft_s for result in results)),
-        verify_us=_us(sum(result.verify_s for result in results)),
-        other_us=_us(report.other_s),
-        idle_us=_us(report.idle_s),
+        draft_s=sum(result.draft_s for result in results),
+        verify_s=sum(result.verify_s for result in results),
+        other_s=report.other_s,
+        idle_s=report.idle_s,
         cost=of_cost(report.cost) if report.cost else None,
     )
 
@@ -99,14 +100,14 @@ def _of_rounds(rows: Sequence[Row]) -> pb.Row:
         skipped=_SKIP[last.skipped],
         error=last.error,
         logprobs=_of_logprobs(logprobs) if logprobs else None,
-        counts=[len(row.tokens) for row in several],
+        tokens_per_round=[len(row.tokens) for row in several],
         drafted_per_round=[row.drafted for row in several],
         accepted_per_round=[row.accepted for row in several],
     )
 
 
-def _of_logprobs(logprobs: Sequence[Logprob]) -> types_pb2.Logprobs:
-    return types_pb2.Logprobs(
+def _of_logprobs(logprobs: Sequence[Logprob]) -> common_pb.Logprobs:
+    return common_pb.Logprobs(
         tokens=[
             types_pb2.Logprob(
                 logprob=own.logprob,
@@ -127,10 +128,10 @@ def of_cost(cost: CostProfile) -> pb.CostProfile:
     return pb.CostProfile(**asdict(cost))
 
 
-def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> gateway_link_pb2.ModelInfo:
+def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> common_pb.ModelInfo:
     """What a gateway needs to turn text into tokens and back. `context_tokens`: what both model and KV memory allow."""
     tokenizer = model.tokenizer
-    return gateway_link_pb2.ModelInfo(
+    return common_pb.ModelInfo(
         name=model.name,
         fingerprint=model.fingerprint,
         context_tokens=context_tokens,
@@ -142,7 +143,3 @@ def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> gatewa
             name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
         },
     )
-
-
-def _us(seconds: float) -> int:
-    return max(round(seconds * 1e6), 0)

@@ -13,6 +13,7 @@ from laps_sd.schedbench.gateways import Gateway, fill
 from laps_sd.schedbench.processes import Processes, started, used_s
 from laps_sd.schedbench.workers import Worker
 from laps_sd.stack import Options
+from protos.times import milliseconds
 
 # Of the table: headings, and how a Cell fills them.
 COLUMNS = {
@@ -123,8 +124,8 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
         p50_ms=1000 * delays[len(delays) // 2],
         p99_ms=1000 * delays[int(0.99 * len(delays))],
         max_ms=1000 * delays[-1],
-        inside_p50_ms=inside.report_to_command_p50_ms,
-        inside_p99_ms=inside.report_to_command_p99_ms,
+        inside_p50_ms=milliseconds(inside.report_to_command_p50),
+        inside_p99_ms=milliseconds(inside.report_to_command_p99),
         bytes_per_request=bytes_each[0],
         redis_bytes_per_request=bytes_each[1],
     )

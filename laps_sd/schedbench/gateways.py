@@ -9,9 +9,10 @@ from typing import Any
 
 from laps_sd.schedbench.workers import CONTEXT_TOKENS, VOCABULARY
 from protos import version
+from protos.link.v1 import common_pb2, gateway_link_pb2
+from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.serving import channel
-from protos.v1 import gateway_link_pb2, types_pb2
-from protos.v1.gateway_link_pb2_grpc import GatewayLinkStub
+from protos.v1 import types_pb2
 
 PROMPT_TOKENS = 200
 MEAN_TOKENS = 120.0  # of an answer; log-normal, as answers are
@@ -97,8 +98,8 @@ class Gateway:
         return gateway_link_pb2.Submit(
             request_id=f"request-{self._number}-{next(self._numbers)}",
             prompt=[self._random.randrange(VOCABULARY)] * PROMPT_TOKENS,
-            limits=types_pb2.Limits(max_tokens=min(max(tokens, 1), CONTEXT_TOKENS - PROMPT_TOKENS)),
-            sampling=types_pb2.Sampling(seed=self._random.getrandbits(63)),
+            limits=common_pb2.Limits(max_tokens=min(max(tokens, 1), CONTEXT_TOKENS - PROMPT_TOKENS)),
+            sampling=common_pb2.Sampling(seed=self._random.getrandbits(63)),
             on_disconnect=types_pb2.ON_DISCONNECT_DETACH,
             tenant=f"tenant-{self._random.randrange(self._tenants)}" if self._tenants > 1 else "",
         )

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from protos.link.v1 import worker_link_pb2 as pb
 from protos.tls import Tls
-from protos.v1 import worker_link_pb2 as pb
 from scheduler_service.store import MemoryStore
 from tests.scheduler.live import ScriptedGateway, scheduler
 from worker_service.engine.drafting.ngram import NgramDrafter

@@ -19,8 +19,9 @@ import typer
 
 from gateway.feed import Feed
 from gateway.link import Link as GatewayLink
+from protos.link.v1 import common_pb2, gateway_link_pb2, worker_link_pb2
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2, worker_link_pb2
+from protos.v1 import inference_pb2, types_pb2
 from tests.conftest import redis_server
 from tests.gateway.harness import model_info
 from tests.scheduler.pair import SchedulerProcess, pair
@@ -102,7 +103,7 @@ def submission(number: int, prompt: int) -> gateway_link_pb2.Submit:
     return gateway_link_pb2.Submit(
         request_id=f"request-{number}",
         prompt=[number % 1000] * prompt,
-        limits=types_pb2.Limits(max_tokens=CONTEXT // 2),
+        limits=common_pb2.Limits(max_tokens=CONTEXT // 2),
         on_disconnect=types_pb2.ON_DISCONNECT_DETACH,
     )
 

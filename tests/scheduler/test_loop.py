@@ -6,7 +6,8 @@ from math import inf
 import pytest
 
 from protos.errors import QueueFull
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import insight
 from scheduler_service.config import Settings
@@ -27,12 +28,12 @@ async def test_stats_let_others_run_while_they_count(monkeypatch: pytest.MonkeyP
     ids = [f"{number}" for number in range(64)]
     FakeWorker(leader.core, dict.fromkeys(ids, 10)).submit(*ids)
     monkeypatch.setattr(insight, "COUNTED_AT_ONCE", 8)
-    answer = asyncio.create_task(insight.stats(leader, 32))
+    answer = asyncio.create_task(insight.stats(leader))
     turns = 0
     while not answer.done():
         await asyncio.sleep(0)
         turns += 1
-    assert turns >= 64 // 8 + 32 // insight.LISTED_AT_ONCE
+    assert turns >= 64 // 8
     assert (await answer).waiting == 64
 
 
@@ -56,12 +57,12 @@ def test_a_gateway_gets_the_model_once() -> None:
     """It is megabytes, and each worker that comes or goes is a change of the service."""
     outbox = GatewayOutbox()
 
-    def sent(model: gateway_pb.ModelInfo | None) -> bool:
+    def sent(model: common_pb.ModelInfo | None) -> bool:
         message = gateway_pb.ToGateway(serving=gateway_pb.Serving(ready=model is not None))
         outbox.serving(model)
         return outbox.unsent_model(message) is not None
 
-    other = gateway_pb.ModelInfo(fingerprint="other", context_tokens=1)
+    other = common_pb.ModelInfo(fingerprint="other", context_tokens=1)
     assert [sent(model) for model in (None, MODEL, MODEL, None, MODEL, other)] == [
         False,
         True,

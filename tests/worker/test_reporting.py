@@ -94,11 +94,11 @@ def test_a_report_of_several_steps_tells_each_round_and_sums_the_times() -> None
     steps.run(last)
     report = of_report(steps.reports[1], 7, "s")
     assert (report.step, report.command_seq, report.free_blocks) == (3, 13, 4)
-    assert (report.draft_us, report.verify_us, report.other_us, report.idle_us) == (2000, 4000, 6000, 8000)
+    assert (report.draft_s, report.verify_s, report.other_s, report.idle_s) == (2000, 4000, 6000, 8000)
     assert report.cost.verify_s == 1
     (packed,) = report.rows
     assert (packed.start, list(packed.tokens), packed.drafted, packed.accepted) == (3, [3, 3, 8], 6, 1)
-    assert list(packed.counts) == [2, 1]
+    assert list(packed.tokens_per_round) == [2, 1]
     assert list(packed.drafted_per_round) == [2, 4]
     assert list(packed.accepted_per_round) == [1, 0]
     assert [one.logprob for one in packed.logprobs.tokens] == [-1, -2, -3]
@@ -109,4 +109,4 @@ def test_a_report_of_one_step_has_no_figures_by_round() -> None:
     steps = Steps()
     steps.run(row())
     (single,) = of_report(steps.reports[0], 7, "s").rows
-    assert not single.counts
+    assert not single.tokens_per_round

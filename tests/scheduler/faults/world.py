@@ -9,9 +9,9 @@ from typing import Any
 
 import gateway.app
 import scheduler_service.__main__ as scheduler
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.store import Fenced, StoreUnavailable
 from tests.scheduler.faults.client import Client
 from tests.scheduler.faults.ends import Channel, current
@@ -107,7 +107,7 @@ class World:
             runner=runner,
             hello=worker_pb.Hello(
                 worker_id=name,
-                model=gateway_pb.ModelInfo(
+                model=common_pb.ModelInfo(
                     name="counting", fingerprint="f", context_tokens=of.blocks * BLOCK_TOKENS, vocab_size=60_000
                 ),
                 slots=of.slots,
