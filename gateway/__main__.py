@@ -1,6 +1,7 @@
 """`python -m gateway`: settings, logs, signals. What is served is put together in app.py."""
 
 import asyncio
+import gc
 import sys
 
 from gateway.app import running, write_ready_file
@@ -12,6 +13,8 @@ from protos.settings import read
 async def serve(settings: Settings) -> None:
     log = configure_logs("gateway", settings.log_level)
     async with stop_signals() as stopping, running(settings) as gateway:
+        gc.collect()
+        gc.freeze()  # what is there from the start stays: a full collection need not look at it again and again
         log.info("listening", grpc=gateway.grpc, http=gateway.http)
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, gateway)

@@ -76,6 +76,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             admin_at = address(settings.admin_host, admin_port)
         async with asyncio.TaskGroup() as tasks:  # a link that fails ends the gateway: its starter starts it again
             linking = tasks.create_task(link.run(), name="scheduler link")
+            measuring = tasks.create_task(metrics.measure_loop_lag(), name="loop lag")
             try:
                 http_at = address(settings.admin_host, http_port)
                 yield Gateway(address(settings.host, grpc_port), http_at, admin_at, service, link, server)
@@ -83,6 +84,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 await asyncio.gather(server.stop(STOP_GRACE_S), admin.stop(0))
                 await link.scheduler.flush(STOP_GRACE_S)
                 linking.cancel()
+                measuring.cancel()
     finally:
         metrics.stop()
 

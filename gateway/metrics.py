@@ -1,5 +1,6 @@
 """What Prometheus sees of the gateway: vLLM's names with the prefix `laps_sd_`. Counts only; decides nothing."""
 
+import asyncio
 import socket
 import ssl
 import threading
@@ -14,6 +15,7 @@ from protos.serving import address
 from protos.tls import Tls
 
 SILENT_S = 10.0  # a connection that says nothing for so long is closed
+LAG_EVERY_S = 0.1
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -43,9 +45,20 @@ class Metrics:
         self.queue_time = histogram("request_queue_time_seconds", "From submission to the first round")
         self.ttft = histogram("time_to_first_token_seconds", "From the call to the first output token")
         self.e2e = histogram("e2e_request_latency_seconds", "From the call to its end")
+        self.loop_lag = histogram(
+            "event_loop_lag_seconds", f"How late a timer fires that is set every {LAG_EVERY_S:g} s", _PER_TOKEN_S
+        )
         self.tpot = histogram(
             "request_time_per_output_token_seconds", "(e2e - ttft) / (output tokens - 1)", _PER_TOKEN_S
         )
+
+    async def measure_loop_lag(self) -> None:
+        """Until cancelled. A timer is late by as long as one turn of the event loop lasts."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            self.loop_lag.observe(max(0.0, loop.time() - due))
 
     def serve(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Serve /metrics from a thread; returns the bound port. Raises OSError if the port is taken.

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -20,7 +20,7 @@ from gateway.feed import Feed
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.shares import Shares
-from gateway.text import TextModel
+from gateway.text import Detokenizer, TextModel
 from protos.errors import (
     REQUEST_ID_KEY,
     BadInput,
@@ -41,6 +41,7 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context: TypeAlias = Any  # grpc.aio.ServicerContext: grpc is not typed
 TURNS = max(1, (os.cpu_count() or 1) // 2)  # long inputs of a tenant encoded at a time: a megabyte takes some seconds
+TOKENS_AT_ONCE = 64  # made into text in one turn of the event loop
 STOPPED = "the gateway stopped before the answer was whole"
 Handler = Callable[["Inference", Request, Context], Awaitable[Response]]
 
@@ -86,7 +87,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self.draining = True
         if not await self._idle_within(timeout_s):
             self.log.warning("drain_timed_out", live=len(self._running))
-            self._link.give_up(NotServing(STOPPED))
+            await self._link.give_up(NotServing(STOPPED))
             if not await self._idle_within(grace_s):
                 self.over = True  # those that ask the scheduler something, or write to whoever does not read
                 for call in filter(None, self._running):
@@ -191,7 +192,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                 async with asyncio.timeout_at(deadline):
                     batch = await self._link.take(feed)
                 answer.add(batch)
-                detokenizer.push(batch.skip(offset))
+                await _text(detokenizer, batch.skip(offset))
                 if not batch.tokens and batch.ending is None:
                     continue
                 if batch.start < offset:
@@ -199,7 +200,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                     raise Lost(f"the answer ended at token {batch.start}, offset {offset} is beyond it")
                 chunk = inference_pb2.GenerateResponse(
                     request_id=feed.request_id,
-                    text=detokenizer.push(batch.tokens),
+                    text=await _text(detokenizer, batch.tokens),
                     token_ids=batch.tokens,
                     offset=batch.start,
                     rounds=batch.rounds,
@@ -290,6 +291,16 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     @answers_errors
     async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> status_pb2.StatsResponse:  # noqa: N802
         return await self._link.scheduler.stats(request)
+
+
+async def _text(detokenizer: Detokenizer, tokens: Sequence[int]) -> str:
+    """A thousand tokens take some ten milliseconds: the event loop has its turns in between."""
+    text = []
+    for start in range(0, len(tokens), TOKENS_AT_ONCE):
+        if start:
+            await asyncio.sleep(0)
+        text.append(detokenizer.push(tokens[start : start + TOKENS_AT_ONCE]))
+    return "".join(text)
 
 
 def _required_id(request_id: str) -> str:

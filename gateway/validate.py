@@ -19,6 +19,7 @@ MAX_BIASES = 300
 MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 256
 THREAD_ABOVE_BYTES = 4096  # smaller inputs take less than a millisecond or two of the event loop
+THREAD_ABOVE_MESSAGES = 64  # the same for a chat, whose template runs once for each message
 
 
 async def submission(
@@ -113,7 +114,7 @@ async def encode_input(
     size = len(request.prompt.encode()) if field == "prompt" else request.chat.ByteSize()
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
-    if size > THREAD_ABOVE_BYTES:
+    if size > THREAD_ABOVE_BYTES or len(request.chat.messages) > THREAD_ABOVE_MESSAGES:
         prompt = await _encode_in_turn(request, model, turns)
     else:
         prompt = _encode(request, model)
