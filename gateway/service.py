@@ -40,7 +40,7 @@ from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context: TypeAlias = Any  # grpc.aio.ServicerContext: grpc is not typed
-TURNS = max(1, (os.cpu_count() or 1) // 2)  # long inputs of a tenant encoded at a time: a megabyte takes some seconds
+ENCODERS = max(1, (os.cpu_count() or 1) // 2)  # long inputs of one tenant encoded at a time; a megabyte takes seconds
 TOKENS_AT_ONCE = 64  # made into text in one turn of the event loop
 STOPPED = "the gateway stopped before the answer was whole"
 Handler = Callable[["Inference", Request, Context], Awaitable[Response]]
@@ -76,7 +76,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self._link = link
         self._metrics = metrics
         self._streams = Shares(settings.max_requests, "streams of this gateway", RETRY_AFTER_MS)
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant, while in use
+        self._encoders: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant, while in use
         self._running: set[asyncio.Task[Any] | None] = set()
         self._stalled = 0  # of them: nothing is kept for them, but the chunk that their client does not read
         self._idle = asyncio.Event()
@@ -109,7 +109,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         async with self._stream():
             model = self._model(ready=True)
             timeout_s = self._timeout_s(context)
-            turns = self._turns.setdefault(tenant := caller.get().tenant, asyncio.Semaphore(TURNS))
+            encoders = self._encoders.setdefault(tenant := caller.get().tenant, asyncio.Semaphore(ENCODERS))
             try:
                 async with asyncio.timeout(timeout_s):
                     submit = await validate.submission(
@@ -118,7 +118,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                         tenant=tenant,
                         timeout_s=timeout_s,
                         max_input_bytes=self._settings.max_input_bytes,
-                        turns=turns,
+                        encoders=encoders,
                     )
             except TimeoutError:
                 raise DeadlinePassed(f"not even begun within {timeout_s:g} s") from None

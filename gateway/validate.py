@@ -29,13 +29,13 @@ async def submission(
     tenant: str,
     timeout_s: float,
     max_input_bytes: int,
-    turns: asyncio.Semaphore,
+    encoders: asyncio.Semaphore,
 ) -> gateway_link_pb2.Submit:
-    """What the scheduler gets for a request that may live `timeout_s` seconds. `turns`: the tenant's long inputs that
-    may be encoded at a time. Raises BadInput."""
+    """What the scheduler gets for a request that may live `timeout_s` seconds. `encoders` bounds how many long inputs of
+    the tenant are encoded at a time. Raises BadInput."""
     deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
-    prompt = await encode_input(request, model, max_input_bytes, turns)
+    prompt = await encode_input(request, model, max_input_bytes, encoders)
     request_id = request.request_id or uuid.uuid4().hex
     submit = gateway_link_pb2.Submit(
         request_id=request_id,
@@ -103,7 +103,7 @@ def _check_logits(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
 
 
 async def encode_input(
-    request: inference_pb2.GenerateRequest, model: TextModel, max_bytes: int, turns: asyncio.Semaphore
+    request: inference_pb2.GenerateRequest, model: TextModel, max_bytes: int, encoders: asyncio.Semaphore
 ) -> list[int]:
     """The prompt's token ids. Long inputs are encoded in threads, so that no other stream waits for them."""
     field = request.WhichOneof("input")
@@ -115,7 +115,7 @@ async def encode_input(
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
     if size > THREAD_ABOVE_BYTES or len(request.chat.messages) > THREAD_ABOVE_MESSAGES:
-        prompt = await _encode_in_turn(request, model, turns)
+        prompt = await _encode_in_thread(request, model, encoders)
     else:
         prompt = _encode(request, model)
     if not prompt:
@@ -127,16 +127,16 @@ async def encode_input(
     return prompt
 
 
-async def _encode_in_turn(
-    request: inference_pb2.GenerateRequest, model: TextModel, turns: asyncio.Semaphore
+async def _encode_in_thread(
+    request: inference_pb2.GenerateRequest, model: TextModel, encoders: asyncio.Semaphore
 ) -> list[int]:
-    """The turn lasts as long as the thread, which nothing stops: who hangs up has not ended it."""
-    await turns.acquire()
+    """The encoder stays taken until its thread ends: nothing stops a thread, a client that hangs up neither."""
+    await encoders.acquire()
     encoding = asyncio.get_running_loop().run_in_executor(None, _encode, request, model)
 
     def over(encoded: asyncio.Future[list[int]]) -> None:
-        turns.release()
-        encoded.exception()  # nobody may be left to hear of it, and no log needs to
+        encoders.release()
+        encoded.exception()  # if the client is gone nobody hears of it, and asyncio must not log it
 
     encoding.add_done_callback(over)
     return await asyncio.shield(encoding)

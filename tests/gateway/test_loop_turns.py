@@ -15,8 +15,8 @@ from gateway.link import AT_ONCE, DELTAS_AT_ONCE, Link
 from gateway.metrics import Metrics
 from gateway.text import TextModel
 from protos.errors import NotServing
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2
 from tests.gateway.harness import ids, model_info
 from tests.waiting import until
