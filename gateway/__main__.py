@@ -1,4 +1,4 @@
-"""`python -m gateway`: settings, logs, signals. What is served is put together in app.py."""
+"""`python -m gateway`: settings, logs, signals. app.py puts together what is served."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    # What the person at the keyboard can mend is a sentence, not a traceback.
+    # A port that is taken is no bug: the user gets a sentence, not a traceback.
     try:
         asyncio.run(serve(read(Settings, "gateway")))
     except OSError as error:

@@ -9,11 +9,11 @@ from unittest import mock
 
 import pytest
 
-from gateway import service, validate
+from gateway import validate
 from gateway.feed import Feed
 from gateway.link import AT_ONCE, DELTAS_AT_ONCE, Link
 from gateway.metrics import Metrics
-from gateway.text import TextModel
+from gateway.text import TOKENS_AT_ONCE, TextModel
 from protos.errors import NotServing
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.tls import Tls
@@ -120,8 +120,8 @@ async def test_text_of_many_tokens() -> None:
     detokenizer = TextModel(model_info()).detokenizer()
     tokens = ids("the") * 1000
     with (turns := Turns()).watch(type(detokenizer), "_push"):
-        assert await service._text(detokenizer, tokens) == "the" * 1000
-    assert turns.most <= service.TOKENS_AT_ONCE
+        assert await detokenizer.push_in_turns(tokens) == "the" * 1000
+    assert turns.most <= TOKENS_AT_ONCE
 
 
 @pytest.mark.parametrize("messages", [validate.THREAD_ABOVE_MESSAGES, validate.THREAD_ABOVE_MESSAGES + 1])

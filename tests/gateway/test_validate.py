@@ -69,7 +69,9 @@ BAD = [
 async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -> None:
     request = inference_pb2.GenerateRequest(**fields)
     with pytest.raises(BadInput) as refusal:
-        await validate.submission(request, MODEL, tenant="t", timeout_s=1, max_input_bytes=4000, encoders=asyncio.Semaphore())
+        await validate.submission(
+            request, MODEL, tenant="t", timeout_s=1, max_input_bytes=4000, encoders=asyncio.Semaphore()
+        )
     assert refusal.value.message.startswith(message)
 
 
