@@ -30,12 +30,16 @@ ALSO ?= sjf@2:0.85 las@2:0.85 mlfq@2:0.85
 AGAINST ?=
 BENCH_SCHEDULER := $(BIN)/laps-sd bench scheduler --json docs/benchmarks/scheduler.json
 
+# Of lint-protos.
+BUF ?= build/buf/node_modules/.bin/buf
+
 # Of sim-faults.
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo test test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick bench-scheduler \
-    bench-engine bench-paper check lint types architecture protos protos-check audit audit-here env clean
+.PHONY: demo test test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick \
+    bench-scheduler bench-engine bench-paper check lint lint-protos types architecture protos protos-check \
+    protos-reference audit audit-here env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -56,7 +60,8 @@ help:
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
-	@echo "make protos regenerate protos/v1 from the .proto files"
+	@echo "make protos regenerate the code of the .proto files"
+	@echo "make lint-protos  the .proto files: style, and nothing that clients or the store rely on has changed (needs npm)"
 
 env: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
@@ -159,12 +164,28 @@ audit-here: env
 	$(BIN)/python deploy/audit.py
 
 protos: env
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \
-	    --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
-	    --mypy_out=. --mypy_grpc_out=. protos/v1/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	    --python_out=. --mypy_out=. protos/v1/*.proto protos/link/v1/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+	    --grpc_python_out=. --mypy_grpc_out=. protos/v1/inference.proto protos/link/v1/*_link.proto
 
 protos-check: protos
-	@git diff --exit-code -- protos/v1 || (echo "protos/v1 is out of date: run 'make protos' and commit" && false)
+	@git diff --exit-code -- protos/v1 protos/link || (echo "generated code is out of date: run 'make protos' and commit" && false)
+
+# Not part of `make check`: buf comes from npm. What clients use may not change; what travels on the links, or is
+# stored, may only grow.
+lint-protos: $(BUF)
+	$(BUF) lint
+	$(BUF) format --diff --exit-code
+	$(BUF) breaking --against protos/reference.binpb --path protos/v1
+	$(BUF) breaking --against protos/reference.binpb --path protos/link --config protos/link/buf.yaml
+
+# After a release, or a change of the interface that is meant: later changes are compared with it as it is now.
+protos-reference: $(BUF)
+	$(BUF) build --exclude-source-info -o protos/reference.binpb
+
+$(BUF):
+	npm install --silent --no-save --prefix build/buf @bufbuild/buf@1.75.0
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

@@ -18,7 +18,7 @@ caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)  # of the cal
 _INFERENCE = "/laps_sd.v1.Inference/"
 # What a port serves, and the right that each call needs.
 OWN = {_INFERENCE + name: Right.GENERATE for name in ("Generate", "Resume", "Cancel", "GetRequest")}
-ADMIN = {_INFERENCE + name: Right.ADMIN for name in ("Stats", "Cancel", "GetRequest")}
+ADMIN = {_INFERENCE + name: Right.ADMIN for name in ("Stats", "ListRequests", "Cancel", "GetRequest")}
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")  # no secrets: the interface is in the repository
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from gateway.feed import Batch
 from protos.errors import DeadlinePassed, Failed
-from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
+from protos.link.v1 import gateway_link_pb2
+from protos.times import duration
+from protos.v1 import inference_pb2, types_pb2
 
 _FINAL = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH, types_pb2.FINISH_REASON_CANCELLED)
 
@@ -52,7 +54,7 @@ class Answer:
             finish_reason=self.ending.finish_reason,
             usage=inference_pb2.Usage(prompt_tokens=prompt_tokens, completion_tokens=self.tokens),
             spec_decode=self.spec_decode,
-            queue_ms=self.ending.queue_ms,
+            queue_time=duration(self.ending.queue_ms / 1000),
             preemptions=self.ending.preemptions,
             rounds=self.ending.rounds,
         )

@@ -14,9 +14,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from gateway.config import RETRY_AFTER_MS
 from protos import version
 from protos.errors import NotServing, from_code
+from protos.link.v1 import gateway_link_pb2, gateway_link_pb2_grpc
 from protos.serving import SILENT_S, Stream, channel, first_of
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2, gateway_link_pb2_grpc, inference_pb2, types_pb2
+from protos.v1 import inference_pb2, status_pb2
 
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 0.3
@@ -80,15 +81,18 @@ class Connection:
 
     # Questions to the scheduler, each a call of its own. They raise NotServing, UnknownRequest.
 
-    async def get_request(self, request: inference_pb2.GetRequestRequest) -> types_pb2.RequestStatus:
+    async def get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.GetRequestResponse:
         return await self._ask(lambda stub: stub.GetRequest(request, timeout=self._rpc_timeout_s))
 
     async def submission(self, request_id: str) -> gateway_link_pb2.Submit:
         """The request as a gateway submitted it, without its deadline."""
-        request = inference_pb2.GetRequestRequest(request_id=request_id)
+        request = gateway_link_pb2.GetSubmissionRequest(request_id=request_id)
         return await self._ask(lambda stub: stub.GetSubmission(request, timeout=self._rpc_timeout_s))
 
-    async def stats(self, request: inference_pb2.StatsRequest) -> types_pb2.ServerStats:
+    async def list_requests(self, request: inference_pb2.ListRequestsRequest) -> inference_pb2.ListRequestsResponse:
+        return await self._ask(lambda stub: stub.ListRequests(request, timeout=self._rpc_timeout_s))
+
+    async def stats(self, request: inference_pb2.StatsRequest) -> status_pb2.StatsResponse:
         return await self._ask(lambda stub: stub.Stats(request, timeout=self._rpc_timeout_s))
 
     async def _ask(self, call: Callable[[Stub], Awaitable[Answer]]) -> Answer:
@@ -124,7 +128,7 @@ class Connection:
     def _log_failure(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if state.attempt_number == 1:  # one line for each outage
-            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            reason = version.reason(error, "gateway") if isinstance(error, grpc.aio.AioRpcError) else str(error)
             self._log.warning("not_linked", schedulers=list(self._schedulers), reason=reason)
 
     async def _converse_with_any(self) -> None:

@@ -5,13 +5,14 @@ the tables ask for. It sends nothing itself, and knows neither text nor RPC.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from gateway.stream_states import FLOW, LIFE, Act, Event, Flow, Life, Step, after
 from protos.errors import Lost, RequestError
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
 
 MOST_UNREAD = 1024  # tokens
@@ -59,13 +60,12 @@ class Feed:
         *,
         accepted: bool = False,
         most: int = MOST_UNREAD,
-        deadline: float = inf,
         link_number: int = 0,
     ) -> None:
-        """`accepted`: the scheduler is known to have the request. `deadline`: on the event loop's clock, in seconds.
-        `link_number`: of the link that was up when the stream began."""
+        """`accepted`: the scheduler is known to have the request. `link_number`: of the link
+        that was up when the stream began."""
         self.submit = submit
-        self.deadline = deadline
+        self._deadline = time.monotonic() + submit.timeout_s if submit.HasField("timeout_s") else None
         self.link_number = link_number
         self.life = Life.ACCEPTED if accepted else Life.SUBMITTED
         self.flow = Flow.FLOWING
@@ -84,6 +84,12 @@ class Feed:
     @property
     def request_id(self) -> str:
         return self.submit.request_id
+
+    def submission(self) -> pb.Submit:
+        """What the scheduler is sent: with the time that is left now until the deadline."""
+        if self._deadline is not None:
+            self.submit.timeout_s = max(0.0, self._deadline - time.monotonic())
+        return self.submit
 
     def on(self, event: Event, error: RequestError | None = None) -> list[pb.FromGateway]:
         """`error`: what the client is told, after what is in the buffer. Raises IllegalEvent."""
@@ -151,7 +157,7 @@ class Feed:
         id = self.request_id
         match act:
             case Act.SUBMIT:
-                return pb.FromGateway(submit=self.submit)
+                return pb.FromGateway(submit=self.submission())
             case Act.CANCEL:
                 return pb.FromGateway(cancel=pb.Cancel(request_id=id))
             case Act.FOLLOW:

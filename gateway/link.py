@@ -11,9 +11,10 @@ from gateway.feed import JUMPS_OF_A_FOLLOW, MOST_UNREAD, Batch, Feed
 from gateway.stream_states import Event, Flow
 from gateway.text import TextModel
 from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest, from_code
-from protos.idempotence import content
+from protos.idempotence import same
+from protos.link.v1 import gateway_link_pb2
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2, types_pb2
+from protos.v1 import types_pb2
 
 QUEUE_PER_REQUEST = 4  # messages that may wait to be sent, for each live request
 AT_ONCE = 16  # streams told of something before the event loop takes its next turn
@@ -71,15 +72,15 @@ class Link:
         """
         if not (live := self.feeds.get(submit.request_id, [])):
             return self._open(submit)
-        if content(live[0].submit) != content(submit):
+        if not same(live[0].submit, submit):
             raise _taken(submit.request_id)
         # While none is accepted the scheduler may not have it: it may have refused it, to be asked again only later.
-        return self._open(live[0].submit, accepted=any(feed.life.accepted for feed in live))
+        return self._open(live[0].submission(), accepted=any(feed.life.accepted for feed in live))
 
     def follow(self, submit: gateway_link_pb2.Submit) -> Feed:
         """A stream, from the first token on, of a request that the scheduler has. Raises NotServing."""
         for other in self.feeds.get(submit.request_id, []).copy():
-            if content(other.submit) != content(submit):  # its client must not get the tokens of this request
+            if not same(other.submit, submit):  # its client must not get the tokens of this request
                 self._tell(other, Event.REFUSE, _taken(submit.request_id))
         return self._open(submit, accepted=True)
 
@@ -215,12 +216,12 @@ class Link:
                 self._forget_if_over(feed)
 
     def _refuse(self, feed: Feed, refusal: gateway_link_pb2.Refusal) -> None:
-        error = from_code(refusal.code, refusal.message, refusal.retry_after_ms)
+        error = from_code(refusal.code, refusal.message, round(refusal.retry_after_s * 1000))
         loop = asyncio.get_running_loop()
         older_than_link = feed.link_number < self._link_number
         if older_than_link and isinstance(error, NotServing) and loop.time() < self._patient_until:
             # A scheduler that has just started may still wait for its workers, or for its store.
-            loop.call_later(max(refusal.retry_after_ms / 1000, BACKOFF_MIN_S), self._ask_again, feed)
+            loop.call_later(max(refusal.retry_after_s, BACKOFF_MIN_S), self._ask_again, feed)
         elif feed.life.accepted and isinstance(error, DuplicateRequest):
             self._tell(feed, Event.DISPLACE)
         else:

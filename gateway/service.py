@@ -34,7 +34,8 @@ from protos.errors import (
 )
 from protos.idempotence import REQUEST_ID
 from protos.serving import abort, trace
-from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from protos.times import seconds
+from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -249,7 +250,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         metrics.num_drafts.inc(final.spec_decode.num_drafts)
         metrics.num_draft_tokens.inc(final.spec_decode.num_draft_tokens)
         metrics.num_accepted_tokens.inc(final.spec_decode.num_accepted_tokens)
-        metrics.queue_time.observe(final.queue_ms / 1000)
+        metrics.queue_time.observe(seconds(final.queue_time))
         e2e_s = time.monotonic() - answer.started
         metrics.e2e.observe(e2e_s)
         if answer.ttft_s is not None:
@@ -264,24 +265,30 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         if (feeds := self._link.feeds.get(_required_id(request.request_id))) is not None:
             _own(request.request_id, feeds[0].submit.tenant)
         else:
-            status = await self._link.scheduler.get_request(
+            answer = await self._link.scheduler.get_request(
                 inference_pb2.GetRequestRequest(request_id=request.request_id)
             )
-            _own(request.request_id, status.tenant)
+            _own(request.request_id, answer.request.tenant)
         self._link.cancel(request.request_id)
         return inference_pb2.CancelResponse()
 
     @answers_errors
     async def GetRequest(  # noqa: N802
         self, request: inference_pb2.GetRequestRequest, context: Context
-    ) -> types_pb2.RequestStatus:
+    ) -> inference_pb2.GetRequestResponse:
         _required_id(request.request_id)
-        status = await self._link.scheduler.get_request(request)
-        _own(request.request_id, status.tenant)
-        return status
+        answer = await self._link.scheduler.get_request(request)
+        _own(request.request_id, answer.request.tenant)
+        return answer
 
     @answers_errors
-    async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> types_pb2.ServerStats:  # noqa: N802
+    async def ListRequests(  # noqa: N802
+        self, request: inference_pb2.ListRequestsRequest, context: Context
+    ) -> inference_pb2.ListRequestsResponse:
+        return await self._link.scheduler.list_requests(request)
+
+    @answers_errors
+    async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> status_pb2.StatsResponse:  # noqa: N802
         return await self._link.scheduler.stats(request)
 
 

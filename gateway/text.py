@@ -11,7 +11,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from protos.v1 import gateway_link_pb2
+from protos.link.v1 import common_pb2
 
 REPLACEMENT = "\ufffd"  # what bytes decode to that are not, or not yet, a character
 
@@ -23,7 +23,7 @@ class BadChat(ValueError):
 class TextModel:
     """Tokenizer and chat template of one fingerprint. Raises ValueError if `info` cannot be used."""
 
-    def __init__(self, info: gateway_link_pb2.ModelInfo) -> None:
+    def __init__(self, info: common_pb2.ModelInfo) -> None:
         self.name = info.name
         self.fingerprint = info.fingerprint
         self.context_tokens = info.context_tokens

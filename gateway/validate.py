@@ -8,7 +8,8 @@ import uuid
 from gateway.text import BadChat, TextModel
 from protos.errors import BadInput
 from protos.idempotence import ID_RULE, REQUEST_ID
-from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
+from protos.link.v1 import common_pb2, gateway_link_pb2
+from protos.v1 import inference_pb2, types_pb2
 
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 1024  # of a chat: each costs work, an empty one too
@@ -31,7 +32,7 @@ async def submission(
 ) -> gateway_link_pb2.Submit:
     """What the scheduler gets for a request that may live `timeout_s` seconds. `turns`: the tenant's long inputs that
     may be encoded at a time. Raises BadInput."""
-    deadline_unix_ms = int((time.time() + timeout_s) * 1000)
+    deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
     prompt = await encode_input(request, model, max_input_bytes, turns)
     request_id = request.request_id or uuid.uuid4().hex
@@ -41,13 +42,21 @@ async def submission(
         sampling=sampling(request, request_id),
         limits=limits(request, len(prompt), model.context_tokens),
         tenant=tenant,
-        deadline_unix_ms=deadline_unix_ms,
+        timeout_s=max(0.0, deadline - time.monotonic()),
         on_disconnect=request.on_disconnect or types_pb2.ON_DISCONNECT_CANCEL,
-        **{"class": getattr(request, "class") or types_pb2.REQUEST_CLASS_DEFAULT},
+        input_digest=_digest(request),
+        priority=request.priority or types_pb2.PRIORITY_DEFAULT,
     )
     if request.HasField("predicted_tokens"):
         submit.predicted_tokens = request.predicted_tokens
     return submit
+
+
+def _digest(request: inference_pb2.GenerateRequest) -> bytes:
+    """Tells one input from another, whatever the template makes of it."""
+    kind = request.WhichOneof("input") or ""
+    data = request.prompt.encode() if kind == "prompt" else request.chat.SerializeToString(deterministic=True)
+    return hashlib.blake2b(data, digest_size=16, person=kind.encode()).digest()
 
 
 def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
@@ -69,8 +78,8 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
         raise BadInput("stop", f"{len(request.stop)} strings; at most {MAX_STOPS}")
     if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in request.stop):
         raise BadInput("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
-    if getattr(request, "class") not in types_pb2.RequestClass.values():
-        raise BadInput("class", f"unknown value {getattr(request, 'class')}")
+    if request.priority not in types_pb2.Priority.values():
+        raise BadInput("priority", f"unknown value {request.priority}")
     if request.on_disconnect not in types_pb2.OnDisconnect.values():
         raise BadInput("on_disconnect", f"unknown value {request.on_disconnect}")
 
@@ -150,7 +159,7 @@ def _encode(request: inference_pb2.GenerateRequest, model: TextModel) -> list[in
         raise BadInput("chat", str(error)) from error
 
 
-def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_tokens: int) -> types_pb2.Limits:
+def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_tokens: int) -> common_pb2.Limits:
     """The context rule: an explicit max_tokens must fit beside the prompt; the default takes what is left of it."""
     left = context_tokens - prompt_tokens
     max_tokens = request.max_tokens if request.HasField("max_tokens") else min(DEFAULT_MAX_TOKENS, left)
@@ -162,15 +171,15 @@ def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_t
         )
     if request.min_tokens > max_tokens:
         raise BadInput("min_tokens", f"{request.min_tokens} exceeds max_tokens {max_tokens}")
-    return types_pb2.Limits(
+    return common_pb2.Limits(
         max_tokens=max_tokens, min_tokens=request.min_tokens, stop=request.stop, ignore_eos=request.ignore_eos
     )
 
 
-def sampling(request: inference_pb2.GenerateRequest, request_id: str) -> types_pb2.Sampling:
+def sampling(request: inference_pb2.GenerateRequest, request_id: str) -> common_pb2.Sampling:
     """Without a seed of its own a request has one that follows from its id: sent again, it is the same request."""
     drawn = int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest()) >> 1
-    return types_pb2.Sampling(
+    return common_pb2.Sampling(
         temperature=request.temperature,
         top_p=request.top_p if request.HasField("top_p") else 1.0,
         top_k=request.top_k,
@@ -178,6 +187,6 @@ def sampling(request: inference_pb2.GenerateRequest, request_id: str) -> types_p
         repetition_penalty=request.repetition_penalty,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
-        logit_bias=[types_pb2.LogitBias(token=token, bias=bias) for token, bias in sorted(request.logit_bias.items())],
+        logit_bias=[common_pb2.LogitBias(token=token, bias=bias) for token, bias in sorted(request.logit_bias.items())],
         logprobs=request.logprobs if request.HasField("logprobs") else None,
     )

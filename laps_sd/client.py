@@ -1,4 +1,5 @@
-"""A small asyncio client of `laps_sd.v1.Inference`. Only what may run on without us is tried again."""
+"""A small asyncio client of `laps_sd.v1.Inference`: streams, whole answers, status and figures. It continues a request
+after a broken connection only with DETACH, and never submits one twice otherwise. No command line lives here."""
 
 import asyncio
 import time
@@ -16,20 +17,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.errors import RETRY_AFTER_KEY, BadInput, NotServing, RequestError, from_code
 from protos.serving import PUBLIC_MESSAGE_BYTES, channel
 from protos.settings import is_loopback
-from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from protos.times import milliseconds
+from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2, types_pb2
 
 SERVICE = "laps_sd.v1.Inference"
 UNARY_TIMEOUT_S = 10.0
 HTTPS = "https://"
-RESUME_S = 30.0  # how long a detached request's stream is looked for again
+RESUME_S = 30.0  # a broken stream of a detached request is given up after so long without a chunk
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0
-# CANCELLED by the other side, that is: a server or a proxy that stops says so of calls that it cannot end in order.
+# A server or a proxy that stops ends calls with CANCELLED when it cannot end them in order.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
 class SpecDecode:
-    """`accepted_per_round`: one entry per round that drafted or that is not the first one, which is prefill."""
+    """What speculative decoding did for one answer. `accepted_per_round` leaves out the first round, which is prefill,
+    if it drafted nothing."""
 
     num_drafts: int
     num_draft_tokens: int
@@ -39,15 +42,17 @@ class SpecDecode:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Of one output token, in the model's own distribution: before penalties, bias, temperature, top-k and top-p."""
+    """Log-probabilities at one output position, in the model's own distribution: before penalties, bias, temperature,
+    top-k and top-p."""
 
     logprob: float
-    top: list[tuple[int, float]]  # the likeliest tokens, best first
+    top: list[tuple[int, float]]  # token ids and log-probabilities of the likeliest tokens, best first
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. `timings_ms`: `queue` as the server saw it, `ttft` and `e2el` as the client did."""
+    """A whole answer. `timings_ms`: `queue` by the server's clock; `ttft` (first token) and `e2el` (whole
+    answer) by the client's."""
 
     request_id: str
     text: str
@@ -57,7 +62,7 @@ class Completion:
     spec_decode: SpecDecode
     timings_ms: dict[str, float]
     preemptions: int
-    logprobs: list[Logprob] | None  # one a token, where they were asked for
+    logprobs: list[Logprob] | None  # one for each token, if the request asked for them
 
 
 @dataclass(slots=True)
@@ -106,7 +111,7 @@ class Collector:
                 accepted_per_round=[r.accepted for i, r in enumerate(self.rounds) if r.drafted > 0 or i > 0],
             ),
             timings_ms={
-                "queue": final.queue_ms,
+                "queue": milliseconds(final.queue_time),
                 "ttft": ((self.first or now) - self.started) * 1e3,
                 "e2el": (now - self.started) * 1e3,
             },
@@ -120,20 +125,26 @@ def finish_reason(final: inference_pb2.Final) -> str:
     return types_pb2.FinishReason.Name(final.finish_reason).removeprefix("FINISH_REASON_").lower()
 
 
+def request_state(status: status_pb2.RequestStatus) -> str:
+    """waiting, running, paused or finished."""
+    return status_pb2.RequestState.Name(status.state).removeprefix("REQUEST_STATE_").lower()
+
+
 class Client:
     """Usage: `async with Client("127.0.0.1:50051") as client: print((await client.complete(prompt="Hi")).text)`.
 
-    Every call raises a RequestError (protos/errors.py). `params` are the fields of GenerateRequest by name; write
-    `request_class` for `class`, and enums as their numbers or names.
+    Every call raises a RequestError (protos/errors.py). `params` are the fields of GenerateRequest by name; enums are
+    given as their numbers or names.
     """
 
     def __init__(self, target: str, *, api_key: str | None = None, ca: Path | None = None) -> None:
-        """`target`: HOST:PORT, or those of several gateways of one service with commas between: when one is lost the
-        next is asked. TLS with `ca`, a PEM file of who vouches for the server, or with https:// in front, then vouched
-        for by the public authorities. Raises BadInput rather than send a key through a network in the clear."""
+        """`target`: HOST:PORT, or several gateways of one service with commas between; when one is lost the next is
+        asked. The connection is TLS if `ca` is given, a PEM file of the authority that signed the server's certificate,
+        or if `target` starts with https://, where the public authorities count. Raises BadInput for a key that would
+        travel to another machine unencrypted."""
         self.target = target.removeprefix(HTTPS)
         self._targets = self.target.split(",")
-        self._at = 0  # which of them is asked
+        self._at = 0  # index of the target that is asked
         self._ca, self._tls = ca, ca is not None or target.startswith(HTTPS)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise BadInput("api_key", "must be printable ASCII")
@@ -173,18 +184,16 @@ class Client:
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Chunks as they come. Closing the iterator hangs up, which does what `on_disconnect` says.
 
-        With DETACH a lost connection or gateway is only a pause, of `RESUME_S` at most: the submission is sent again
-        under its id, which is drawn here if none was given, and its stream goes on where it broke off.
+        With DETACH the stream survives a lost connection or gateway: the submission is sent again under its id, which
+        is drawn here if none was given, and the stream continues where it broke off. It is given up after RESUME_S.
         """
-        if "request_class" in params:
-            params["class"] = params.pop("request_class")
         if messages is not None:
             params["chat"] = {"messages": [dict(message) for message in messages]}
         if prompt is not None:
             params["prompt"] = prompt
         try:
             request = inference_pb2.GenerateRequest(**params)
-        except ValueError as error:  # a number that its field cannot hold, text that is no Unicode
+        except ValueError as error:  # a number that does not fit its field, or text that is not Unicode
             raise BadInput("request", str(error)) from error
         detached = request.on_disconnect == types_pb2.ON_DISCONNECT_DETACH
         if detached and not request.request_id:
@@ -195,7 +204,7 @@ class Client:
     async def resume(
         self, request_id: str, offset: int = 0, *, timeout_s: float | None = None
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """The chunks of a request from output token `offset` on, as of `generate` with DETACH."""
+        """The chunks of a request from output token `offset` on. A broken stream is continued, as with DETACH."""
         request = inference_pb2.ResumeRequest(request_id=request_id, offset=offset)
         async for chunk in self._stream(request, timeout_s, patience_s=RESUME_S):
             yield chunk
@@ -206,7 +215,7 @@ class Client:
         timeout_s: float | None,
         patience_s: float,
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """`patience_s`: without a chunk, until a broken stream is given up."""
+        """`patience_s`: a broken stream is given up after so many seconds without a chunk."""
         clock = asyncio.get_running_loop().time
         deadline = None if timeout_s is None else clock() + timeout_s
         give_up, pause_s = clock() + patience_s, FIRST_PAUSE_S
@@ -214,8 +223,8 @@ class Client:
         while True:
             at, stub = self._at, self._stub
             ask = stub.Resume if isinstance(request, inference_pb2.ResumeRequest) else stub.Generate
-            left_s = None if deadline is None else max(0.0, deadline - clock())
-            call = ask(request, timeout=left_s, metadata=self._metadata)
+            remaining_s = None if deadline is None else max(0.0, deadline - clock())
+            call = ask(request, timeout=remaining_s, metadata=self._metadata)
             try:
                 async for chunk in call:
                     request = inference_pb2.ResumeRequest(
@@ -244,20 +253,28 @@ class Client:
         return collector.completion()
 
     async def cancel(self, request_id: str) -> None:
+        """End a request at once."""
         with _request_errors():
             await self._ask(self._stub.Cancel, inference_pb2.CancelRequest(request_id=request_id))
 
-    async def status(self, request_id: str) -> types_pb2.RequestStatus:
+    async def status(self, request_id: str) -> status_pb2.RequestStatus:
+        """The state of one request: why does it wait, how far is it?"""
         with _request_errors():
             request = inference_pb2.GetRequestRequest(request_id=request_id)
-            status: types_pb2.RequestStatus = await self._ask(self._stub.GetRequest, request)
-            return status
+            answer: inference_pb2.GetRequestResponse = await self._ask(self._stub.GetRequest, request)
+            return answer.request
 
-    async def stats(self, requests: int = 0) -> types_pb2.ServerStats:
-        """With up to `requests` live requests."""
+    async def list_requests(self, page_size: int = 0, page_token: str = "") -> inference_pb2.ListRequestsResponse:
+        """One page of the live requests, those that run first. `page_token`: `next_page_token` of the page before."""
         with _request_errors():
-            request = inference_pb2.StatsRequest(requests=requests)
-            stats: types_pb2.ServerStats = await self._ask(self._stub.Stats, request)
+            request = inference_pb2.ListRequestsRequest(page_size=page_size, page_token=page_token)
+            page: inference_pb2.ListRequestsResponse = await self._ask(self._stub.ListRequests, request)
+            return page
+
+    async def stats(self) -> status_pb2.StatsResponse:
+        """Figures of the whole service."""
+        with _request_errors():
+            stats: status_pb2.StatsResponse = await self._ask(self._stub.Stats, inference_pb2.StatsRequest())
             return stats
 
     async def _ask(self, call: Any, request: Any) -> Any:

@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from laps_sd import terminal
-from laps_sd.client import Client, Collector, Completion
+from laps_sd.client import Client, Collector, Completion, request_state
 from laps_sd.stack import Options, Stack
 from laps_sd.up import Device, Dtype, run_stack
 from protos.errors import RequestError
-from protos.v1 import types_pb2
+from protos.times import milliseconds
+from protos.v1 import status_pb2
 
 ANSWER_TIMEOUT_S = 300.0
 REFRESH_S = 0.2
@@ -67,7 +68,7 @@ def demo(
     console = terminal.console()
     started = time.monotonic()
     answers = [Answer(prompt, max_tokens) for prompt, max_tokens in PROMPTS]
-    stats = types_pb2.ServerStats()
+    stats = status_pb2.StatsResponse()
     options = Options(
         model=model, policy=policy, device=device.value, dtype=dtype.value, workers=2, slots=2, grpc_port=0, http_port=0
     )
@@ -136,8 +137,8 @@ async def _refresh_state(client: Client, answer: Answer) -> None:
     if answer.collector.request_id and answer.state in ("running", "paused"):
         with suppress(RequestError):
             status = await client.status(answer.collector.request_id)
-            if answer.state in ("running", "paused") and status.state in ("running", "paused"):
-                answer.state = status.state
+            if answer.state in ("running", "paused") and (state := request_state(status)) in ("running", "paused"):
+                answer.state = state
 
 
 _COLORS = {"waiting": "dim", "running": "green", "paused": "yellow", "done": "bold", "failed": "red"}
@@ -192,11 +193,12 @@ def _totals(answers: list[Answer]) -> Group:
     )
 
 
-def _scheduling(stats: types_pb2.ServerStats) -> str:
+def _scheduling(stats: status_pb2.StatsResponse) -> str:
     outside = max((worker.outside_forward_share for worker in stats.workers), default=0.0)
     idle = max((worker.idle_share for worker in stats.workers), default=0.0)
+    p50_ms, p99_ms = milliseconds(stats.report_to_command_p50), milliseconds(stats.report_to_command_p99)
     return (
-        f"report to command: p50 {stats.report_to_command_p50_ms:.2f} ms, p99 {stats.report_to_command_p99_ms:.2f} ms; "
+        f"report to command: p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms; "
         f"the model waited {idle:.1%} of the time, {outside:.1%} was outside forward passes"
     )
 

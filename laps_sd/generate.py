@@ -84,7 +84,7 @@ def generate(
         "frequency_penalty": frequency_penalty,
         "stop": stop or [],
         "ignore_eos": ignore_eos,
-        "request_class": f"REQUEST_CLASS_{request_class.name.upper()}",
+        "priority": f"PRIORITY_{request_class.name.upper()}",
         # Optional fields: left out, the server's default holds.
         "max_tokens": max_tokens,
         "temperature": temperature,

@@ -1,15 +1,18 @@
-"""`laps-sd top`: queues, requests, workers and rates of a running service, on a terminal. It only reads Stats."""
+"""`laps-sd top`: queues, requests, workers and rates of a running service, on a terminal. It only calls Stats and
+ListRequests, and changes nothing."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated, Any
 
 import typer
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -17,27 +20,30 @@ from rich.table import Table
 from rich.text import Text
 
 from laps_sd import terminal
-from laps_sd.client import Client
+from laps_sd.client import Client, request_state
 from laps_sd.generate import ApiKey, Ca, Server
 from protos.errors import NotServing, RequestError
-from protos.v1 import types_pb2
+from protos.times import milliseconds, seconds
+from protos.v1 import inference_pb2, status_pb2
 
-MOST_LISTED = 256  # requests that the server tells of
-MOST_TENANTS = 10  # shown
+MOST_LISTED = 256  # requests of one page: the server lists no more
+MOST_TENANTS = 10  # shown at most
 BAR_WIDTH = 16
 COLORS = {"running": "green", "paused": "yellow", "waiting": "dim"}
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What the server said at one moment, and `seconds` earlier; without that no rate is known."""
+    """What the server said at one moment, and what it said `seconds` earlier, from which the rates follow."""
 
-    stats: types_pb2.ServerStats
-    before: types_pb2.ServerStats | None = None
+    stats: status_pb2.StatsResponse
+    before: status_pb2.StatsResponse | None = None
     seconds: float = 0.0
+    listed: inference_pb2.ListRequestsResponse = field(default_factory=inference_pb2.ListRequestsResponse)
 
     def rate(self, counter: str, worker: str | None = None) -> float | None:
-        """Per second; None: not known, since this is the first frame, or the server began to count anew."""
+        """Growth of a counter per second, of one worker or of the service. None: not known, because this is the first
+        frame, or because the server has begun to count anew."""
         now, then = _of(self.stats, worker), _of(self.before, worker)
         if now is None or then is None:
             return None
@@ -46,21 +52,24 @@ class Frame:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted / drafted of late; without drafts of late, since the server began; None: there were none."""
+        """Accepted / drafted since the last frame; if nothing was drafted since then, since the server began; None if
+        nothing was ever drafted."""
         drafted, accepted = self.rate("num_draft_tokens"), self.rate("num_accepted_tokens")
         if not drafted or accepted is None:
             drafted, accepted = self.stats.num_draft_tokens, self.stats.num_accepted_tokens
         return accepted / drafted if drafted else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Stats by the names of the interface, with `acceptance` and, per second, `rates`; null: not known."""
+        """Stats and the listed requests by the names of the interface, times in seconds; `acceptance`; and `rates` per
+        second. null: not known."""
         counters = ("submitted", "finished", "cancelled", "preemptions", "output_tokens")
         rates: dict[str, Any] = {name: self.rate(name) for name in counters}
         rates["workers"] = {
             worker.worker_id: {name: self.rate(name, worker.worker_id) for name in ("rounds", "output_tokens")}
             for worker in self.stats.workers
         }
-        return {**_plain(self.stats), "acceptance": self.acceptance, "rates": rates}
+        requests = [_plain(status) for status in self.listed.requests]
+        return {**_plain(self.stats), "requests": requests, "acceptance": self.acceptance, "rates": rates}
 
 
 def top(
@@ -97,17 +106,19 @@ async def _watch(client: Client, console: Console, every_s: float, requests: int
 
 
 async def frames(client: Client, every_s: float, requests: int) -> AsyncIterator[Frame | NotServing]:
-    """One at once, then one every `every_s`. A server that is away makes a frame, too; other errors are raised."""
+    """One at once, then one every `every_s` seconds. A server that cannot be reached gives a NotServing instead of a
+    frame; every other error is raised. `requests`: so many are listed, 0 lists none."""
     clock = asyncio.get_running_loop().time
     before, asked_at = None, 0.0
     while True:
         try:
-            stats, now = await client.stats(requests), clock()
+            stats, now = await client.stats(), clock()
+            listed = await client.list_requests(requests) if requests else inference_pb2.ListRequestsResponse()
         except NotServing as error:
             before = None
             yield error
         else:
-            yield Frame(stats, before, now - asked_at)
+            yield Frame(stats, before, now - asked_at, listed)
             before, asked_at = stats, now
         await asyncio.sleep(every_s)
 
@@ -137,7 +148,7 @@ def view(frame: Frame | NotServing) -> RenderableType:
     """A frame as people read it."""
     if isinstance(frame, NotServing):
         return Text(f"{frame.code.name}: {frame.message}", style="red")
-    parts: list[RenderableType] = [_summary(frame), _queues(frame.stats), _workers(frame), _requests(frame.stats)]
+    parts: list[RenderableType] = [_summary(frame), _queues(frame.stats), _workers(frame), _requests(frame.listed)]
     if len(frame.stats.tenants) > 1:
         parts.insert(-1, _tenants(frame.stats))
     return Group(*chain.from_iterable((part, "") for part in parts))
@@ -145,9 +156,10 @@ def view(frame: Frame | NotServing) -> RenderableType:
 
 def _summary(frame: Frame) -> Group:
     stats = frame.stats
-    delay = f"{stats.report_to_command_p50_ms:.2f}, p99 {stats.report_to_command_p99_ms:.2f} ms"
+    p50_ms, p99_ms = milliseconds(stats.report_to_command_p50), milliseconds(stats.report_to_command_p99)
+    predictor = status_pb2.PredictorState.Name(stats.predictor.state).removeprefix("PREDICTOR_STATE_").lower()
     return Group(
-        Text(f"{stats.model or 'no worker'} under {stats.policy}; lengths predicted: {stats.predictor.status}"),
+        Text(f"{stats.model or 'no worker'} under {stats.policy}; lengths predicted: {predictor}"),
         Text(
             f"{stats.running} running, {stats.paused} paused, {stats.waiting} waiting;  "
             f"{stats.submitted} submitted, {stats.finished} finished, {stats.cancelled} cancelled, "
@@ -157,12 +169,12 @@ def _summary(frame: Frame) -> Group:
         Text(
             f"{_number(frame.rate('finished'))} requests/s, {_number(frame.rate('output_tokens'))} tokens/s, "
             f"{_number(frame.rate('preemptions'))} preemptions/s;  {_share(frame.acceptance)} of drafts accepted;  "
-            f"report to command p50 {delay}"
+            f"report to command p50 {p50_ms:.2f}, p99 {p99_ms:.2f} ms"
         ),
     )
 
 
-def _queues(stats: types_pb2.ServerStats) -> Table:
+def _queues(stats: status_pb2.StatsResponse) -> Table:
     """Live requests by level; the lowest levels are left out while they are empty."""
     lengths = list(stats.queue_lengths)
     while len(lengths) > 1 and not lengths[-1]:
@@ -174,7 +186,7 @@ def _queues(stats: types_pb2.ServerStats) -> Table:
     return table
 
 
-def _tenants(stats: types_pb2.ServerStats) -> Table:
+def _tenants(stats: status_pb2.StatsResponse) -> Table:
     table = _table("waiting", "running", "tokens reserved", "refused", first="tenant")
     for one in stats.tenants[:MOST_TENANTS]:
         table.add_row(Text(one.tenant), str(one.waiting), str(one.running), f"{one.tokens:,}", str(one.refused))
@@ -197,20 +209,22 @@ def _workers(frame: Frame) -> Table:
     return table
 
 
-def _requests(stats: types_pb2.ServerStats) -> Table:
-    """Output so far, and in all as believed now."""
-    table = _table("state", "level", "output", "", "accepted", "left s", "preempted", "worker", first="request")
-    for status in stats.requests:
+def _requests(listed: inference_pb2.ListRequestsResponse) -> Table:
+    """Output so far, and the whole output as the scheduler believes now."""
+    table = _table("state", "level", "output", "", "accepted", "remaining s", "preempted", "worker", first="request")
+    for status in listed.requests:
         expected = max(1, status.predicted_tokens)
-        left_s = status.estimated_end - stats.now if status.HasField("estimated_end") else None
+        known = status.HasField("estimated_end_time")
+        remaining_s = seconds(status.estimated_end_time) - seconds(listed.read_time) if known else None
+        state = request_state(status)
         table.add_row(
             Text(status.request_id[:12]),
-            Text(status.state, style=COLORS.get(status.state, "")),
+            Text(state, style=COLORS.get(state, "")),
             str(status.queue_level),
             f"{status.output_tokens}/{expected}",
             ProgressBar(total=expected, completed=status.output_tokens, width=BAR_WIDTH),
             _share(status.acceptance_rate if status.rounds else None),
-            _number(left_s),
+            _number(remaining_s),
             str(status.preemptions),
             Text(status.worker_id),
         )
@@ -233,26 +247,29 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def _of(stats: types_pb2.ServerStats | None, worker: str | None) -> Any:
-    """The whole of it, or that worker's part if there is one."""
+def _of(stats: status_pb2.StatsResponse | None, worker: str | None) -> Any:
+    """The whole, or the part of `worker`; None if there is no such part."""
     if stats is None or worker is None:
         return stats
     return next((status for status in stats.workers if status.worker_id == worker), None)
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """Every field, numbers as numbers; the JSON of protobuf has the long ones as text, and leaves zeros out."""
+    """Every field by its name: numbers as numbers, enums by name, times in seconds. protobuf's own JSON writes long
+    numbers as text and leaves zeros out."""
 
-    def value(field: Any, given: Any) -> Any:
-        if field.message_type:
+    def value(kind: Any, given: Any) -> Any:
+        if isinstance(given, Duration | Timestamp):
+            return seconds(given)
+        if kind.message_type:
             return _plain(given)
-        return field.enum_type.values_by_number[given].name if field.enum_type else given
+        return kind.enum_type.values_by_number[given].name if kind.enum_type else given
 
     plain: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        given = getattr(message, field.name)
-        if field.is_repeated:
-            plain[field.name] = [value(field, each) for each in given]
+    for kind in message.DESCRIPTOR.fields:
+        given = getattr(message, kind.name)
+        if kind.is_repeated:
+            plain[kind.name] = [value(kind, each) for each in given]
         else:
-            plain[field.name] = None if field.has_presence and not message.HasField(field.name) else value(field, given)
+            plain[kind.name] = None if kind.has_presence and not message.HasField(kind.name) else value(kind, given)
     return plain

@@ -10,30 +10,62 @@ RequestError               what a client is told: a status, a message, perhaps a
 ├── NotServing             UNAVAILABLE          draining, or no warmed worker: retry elsewhere or later
 ├── DeadlinePassed         DEADLINE_EXCEEDED
 ├── Lost                   DATA_LOSS            a stream that cannot be continued without a gap
+├── Incompatible           FAILED_PRECONDITION  two services that share no version of the protocol
 └── Failed                 INTERNAL             the worker could not run it
+
+A status carries the same in the details that google.rpc defines: ErrorInfo, whose `reason` is the name of the class in
+capitals, RetryInfo, and BadRequest with the field. The trailer `retry-after-ms` says the same as RetryInfo.
 """
 
+import re
 from typing import ClassVar
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from protos.times import duration
 
 RETRY_AFTER_KEY = "retry-after-ms"
 REQUEST_ID_KEY = "x-request-id"
+DOMAIN = "laps-sd"  # of every ErrorInfo
+MAX_MESSAGE_CHARS = 1000  # a status must fit into the trailers, where it is up to three times
 
 
 class RequestError(Exception):
     """An error that a client sees. `code` is its gRPC status; `retry_after_ms` 0 gives no hint."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+    reason: ClassVar[str] = "REQUEST_ERROR"
+
+    def __init_subclass__(cls) -> None:
+        cls.reason = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).upper()
 
     def __init__(self, message: str, *, retry_after_ms: int = 0) -> None:
+        message = message[:MAX_MESSAGE_CHARS]
         super().__init__(message)
         self.message = message
         self.retry_after_ms = retry_after_ms
 
     @property
-    def trailers(self) -> tuple[tuple[str, str], ...]:
-        return ((RETRY_AFTER_KEY, str(self.retry_after_ms)),) if self.retry_after_ms else ()
+    def status(self) -> status_pb2.Status:
+        """As google.rpc has it, with details."""
+        status = status_pb2.Status(code=self.code.value[0], message=self.message)
+        for detail in self._details():
+            status.details.add().Pack(detail)
+        return status
+
+    def _details(self) -> list[object]:
+        details: list[object] = [error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN)]
+        if self.retry_after_ms:
+            details.append(error_details_pb2.RetryInfo(retry_delay=duration(self.retry_after_ms / 1000)))
+        return details
+
+    @property
+    def trailers(self) -> tuple[tuple[str, str | bytes], ...]:
+        """The metadata that ends a call with this error."""
+        hint = ((RETRY_AFTER_KEY, str(self.retry_after_ms)),) if self.retry_after_ms else ()
+        return (*hint, *rpc_status.to_status(self.status).trailing_metadata)
 
 
 class BadInput(RequestError):
@@ -41,6 +73,13 @@ class BadInput(RequestError):
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
+        self.field, self.problem = field, problem
+
+    def _details(self) -> list[object]:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=self.field, description=self.problem[:MAX_MESSAGE_CHARS]
+        )
+        return [*super()._details(), error_details_pb2.BadRequest(field_violations=[violation])]
 
 
 class Unauthenticated(RequestError):
@@ -75,29 +114,20 @@ class Lost(RequestError):
     code = grpc.StatusCode.DATA_LOSS
 
 
+class Incompatible(RequestError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
 class Failed(RequestError):
     code = grpc.StatusCode.INTERNAL
 
 
-_BY_CODE: dict[int, type[RequestError]] = {
-    kind.code.value[0]: kind
-    for kind in (
-        Unauthenticated,
-        Forbidden,
-        UnknownRequest,
-        DuplicateRequest,
-        QueueFull,
-        NotServing,
-        DeadlinePassed,
-        Lost,
-        Failed,
-    )
-}
+_BY_CODE = {kind.code.value[0]: kind for kind in RequestError.__subclasses__() if kind is not BadInput}
 
 
 def from_code(code: int, message: str, retry_after_ms: int = 0) -> RequestError:
     """The error that a status code on the wire (Refusal.code) stands for."""
-    if code == grpc.StatusCode.INVALID_ARGUMENT.value[0]:
+    if code == BadInput.code.value[0]:
         field, _, problem = message.partition(": ")
         return BadInput(field, problem)
     return _BY_CODE.get(code, Failed)(message, retry_after_ms=retry_after_ms)

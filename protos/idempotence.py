@@ -1,17 +1,34 @@
-"""What an id is, and which submissions of one are the same request: gateway and scheduler must agree. No service lives
-here."""
+"""What an id is, and which submissions with the same id are the same request: gateway and scheduler must agree. No
+service lives here."""
 
 import re
+from typing import Literal, TypeAlias
 
-from protos.v1 import gateway_link_pb2
+from protos.link.v1.gateway_link_pb2 import Submit
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ID_RULE = "must have 1 to 128 characters: letters, digits and . _ : -"
+Field: TypeAlias = Literal["timeout_s", "prompt", "input_digest"]
 
 
-def content(submit: gateway_link_pb2.Submit) -> bytes:
-    """All of it but the deadline, which counts from each attempt."""
-    same = gateway_link_pb2.Submit()
-    same.CopyFrom(submit)
-    same.ClearField("deadline_unix_ms")
-    return same.SerializeToString(deterministic=True)
+def content(submit: Submit) -> bytes:
+    """What the store keeps: everything but the time until the deadline, which is another for each attempt."""
+    return _without(submit, "timeout_s").SerializeToString(deterministic=True)
+
+
+def same(one: Submit, other: Submit) -> bool:
+    """Whether two submissions with the same id are the same request: equal but for the time until the deadline.
+
+    Where both carry a digest of what the client sent, the digests are compared and the tokens are not: a chat template
+    may write today's date into them, and a request that is sent again after midnight is still the same.
+    """
+    unlike: Field = "prompt" if one.input_digest and other.input_digest else "input_digest"
+    return _without(one, "timeout_s", unlike) == _without(other, "timeout_s", unlike)
+
+
+def _without(submit: Submit, *fields: Field) -> Submit:
+    copy = Submit()
+    copy.CopyFrom(submit)
+    for field in fields:
+        copy.ClearField(field)
+    return copy

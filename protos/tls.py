@@ -10,6 +10,8 @@ import structlog
 from pydantic import Field, PrivateAttr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from protos.errors import Forbidden
+from protos.serving import abort
 from protos.watched import Watched
 
 
@@ -119,7 +121,7 @@ class PeerNames(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is no
                 structlog.get_logger().warning("peer_refused", method=details.method, names=sorted(names))
                 wanted = " or ".join(sorted(allowed))
                 problem = f"your certificate is for {', '.join(sorted(names)) or 'nobody'}; {wanted} may call this"
-                await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+                await abort(context, Forbidden(problem))
             return await behaviour(request, context)
 
         return handler._replace(**{kind: call})

@@ -1,34 +1,52 @@
-"""Which versions of the links between our services this code speaks, and what two sides agree on. No transport."""
+"""Which versions of the links between our services this code speaks, and what a side is told that speaks none of them.
+No transport.
+
+Version 1 had the links in the public package, laps_sd.v1. Version 2 has them in laps_sd.link.v1, so that a scheduler of
+one version does not know the calls of the other; protos/former.py answers those of version 1.
+"""
 
 from collections.abc import Iterable
 
-from protos.errors import BadInput
+import grpc
 
-CURRENT = 1
-LEAST = 1  # peers that speak none from here on are refused
+from protos.errors import BadInput, Incompatible
+
+CURRENT = 2
+LEAST = 2  # a peer whose newest version is older is refused
 KEY = "laps-sd-protocol"  # metadata of a gateway's link: LEAST-CURRENT
 
 METADATA = ((KEY, f"{LEAST}-{CURRENT}"),)
 
 
 def agree(least: int, current: int, peer: str) -> int:
-    """The newest version that both sides speak; `peer` says who the other one is. Raises BadInput: who is to be
-    upgraded. What a newer side can beyond that is in fields and messages that the older one does not see."""
+    """The newest version that both sides speak: the peer speaks `least` to `current`. Raises Incompatible, which says
+    whether the `peer` (worker or gateway) or the scheduler must be upgraded. Fields and messages that are newer than
+    the agreed version are not seen by the older side."""
     if max(least, LEAST) <= min(current, CURRENT):
         return min(current, CURRENT)
     older = peer if current < LEAST else "scheduler"
     theirs, ours = _span(least, current), _span(LEAST, CURRENT)
-    raise BadInput("protocol", f"the {peer} speaks {theirs}, the scheduler {ours}: upgrade the {older}")
+    raise Incompatible(f"the {peer} speaks {theirs}, the scheduler {ours}: upgrade the {older}")
 
 
 def of_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[int, int]:
-    """The span that a gateway's link came with; version 1 said nothing of it. Raises BadInput."""
+    """The oldest and the newest version that a gateway speaks, from the metadata of its link; without any it is version
+    1. Raises BadInput."""
     value = dict(metadata or ()).get(KEY, "1-1")
     try:
         least, current = map(int, str(value).split("-"))
     except ValueError:
         raise BadInput("protocol", f"{value!r} is no span of versions") from None
     return least, current
+
+
+def reason(error: grpc.RpcError, peer: str) -> str:
+    """Why the scheduler ended a link of the `peer` (worker or gateway), for its log. A scheduler that does not know the
+    call is one of version 1."""
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        ours = _span(LEAST, CURRENT)
+        return f"the scheduler speaks version 1, the {peer} {ours}: upgrade the scheduler"
+    return f"{error.code().name}: {error.details()}"
 
 
 def _span(least: int, current: int) -> str:

@@ -10,10 +10,11 @@ import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from protos.errors import NotServing
+from protos.former import FormerLinks
+from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from protos.serving import LINK_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
 from protos.settings import read
 from protos.tls import PeerNames
-from protos.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.links.gateways import GatewayLink
@@ -21,7 +22,7 @@ from scheduler_service.links.workers import WorkerLink
 from scheduler_service.standby import HigherEpoch, wait_to_lead
 from scheduler_service.store import Fenced, Pulse, RedisStore, Store, StoreUnavailable
 
-SERVICES = ("laps_sd.v1.WorkerLink", "laps_sd.v1.GatewayLink")
+SERVICES = ("laps_sd.link.v1.WorkerLink", "laps_sd.link.v1.GatewayLink")
 TAKE_OVER_TIMEOUT_S = 30.0
 STOP_GRACE_S = 1.0
 # New objects until Python searches for reference cycles. No step leaves any behind, and a whole search stops everything
@@ -50,6 +51,7 @@ async def serve(settings: Settings) -> None:
     server = make_server(settings)
     worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(slot), server.grpc)
     gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(slot), server.grpc)
+    server.grpc.add_generic_rpc_handlers((FormerLinks(),))
     async with stop_signals() as stopping:
         port = await server.start(settings.host, settings.port)
         structlog.get_logger().info("listening", host=settings.host, port=port, standby=settings.standby)

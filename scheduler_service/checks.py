@@ -4,13 +4,14 @@ Every function raises a RequestError that says what is wrong. No state lives her
 """
 
 import math
+from collections.abc import Iterable
 
 from protos import version
 from protos.errors import BadInput
 from protos.idempotence import ID_RULE, REQUEST_ID
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.store.rounds import MAX_TOKENS
 
 MAX_SLOTS = 1024
@@ -20,6 +21,7 @@ MAX_SKEW_S = 24 * 3600  # between the clocks of two leaders
 MAX_DRAFT = 255  # what a stored round can tell, as the next one
 MAX_LOGIT_CHANGE = 100.0  # more than any sense needs, and nothing a worker's sums could overflow with
 MAX_LOGPROBS = 20
+MAX_TIMEOUT_S = 1e9
 _ENDINGS = (types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_LENGTH, types_pb.FINISH_REASON_ERROR)
 
 
@@ -59,15 +61,29 @@ def report(message: worker_pb.StepReport) -> None:
         cost(message.cost)
     if len({row.request_id for row in message.rows}) < len(message.rows):
         raise BadInput("rows", "a request has more than one")
+    if len({len(row.tokens_per_round) for row in message.rows}) > 1:
+        raise BadInput("rows", "not all are of equally many rounds")
     for row in message.rows:
-        if not row.accepted <= row.drafted <= MAX_DRAFT:
-            raise BadInput("rows", f"{row.accepted} accepted of {row.drafted} drafted, of at most {MAX_DRAFT}")
-        if len(row.tokens) > MAX_TOKENS:
-            raise BadInput("rows", f"{len(row.tokens)} tokens in a round, of at most {MAX_TOKENS}")
+        for tokens, drafted, accepted in _rounds(row):
+            if not accepted <= drafted <= MAX_DRAFT:
+                raise BadInput("rows", f"{accepted} accepted of {drafted} drafted, of at most {MAX_DRAFT}")
+            if tokens > MAX_TOKENS:
+                raise BadInput("rows", f"{tokens} tokens in a round, of at most {MAX_TOKENS}")
         if row.HasField("logprobs") and len(row.logprobs.tokens) not in (0, len(row.tokens)):
             raise BadInput("rows", f"{len(row.logprobs.tokens)} log-probabilities of {len(row.tokens)} tokens")
         if row.finish and row.finish not in _ENDINGS:
             raise BadInput("rows", f"finish {row.finish} is not a worker's to say")
+
+
+def _rounds(row: worker_pb.Row) -> Iterable[tuple[int, int, int]]:
+    """Tokens, drafted and accepted of each round of a row."""
+    sums = len(row.tokens), row.drafted, row.accepted
+    if not row.tokens_per_round:
+        return [sums]
+    of_each = row.tokens_per_round, row.drafted_per_round, row.accepted_per_round
+    if len(set(map(len, of_each))) > 1 or tuple(map(sum, of_each)) != sums:
+        raise BadInput("rows", "tokens, drafted or accepted are not the sums of their rounds")
+    return zip(*of_each, strict=True)
 
 
 def submit(message: gateway_pb.Submit, context_tokens: int) -> None:
@@ -76,8 +92,10 @@ def submit(message: gateway_pb.Submit, context_tokens: int) -> None:
     for name, value in (("prompt", message.prompt), ("max_tokens", message.limits.max_tokens)):
         if not value:
             raise BadInput(name, "must not be empty")
-    if (kind := getattr(message, "class")) not in types_pb.RequestClass.values():
-        raise BadInput("class", f"{kind} is none of the classes")
+    if (kind := message.priority) not in types_pb.Priority.values():
+        raise BadInput("priority", f"{kind} is none of the priorities")
+    if not 0 <= message.timeout_s <= MAX_TIMEOUT_S:
+        raise BadInput("timeout_s", f"must be from 0 to {MAX_TIMEOUT_S:g}")
     if not 0 <= message.sampling.temperature < math.inf:
         raise BadInput("temperature", "must be a number from 0")
     if not 0 <= message.sampling.top_p <= 1:

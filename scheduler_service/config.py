@@ -56,6 +56,9 @@ class Settings(ServiceSettings):
         16, ge=1, description="reports of one worker that may wait for Redis; then its planning waits, too"
     )
     max_lag: int = Field(16, ge=1, le=2**31, description="rounds that a worker may run ahead of its last command")
+    report_within_ms: int = Field(
+        0, ge=0, le=1000, description="rounds that merely go on may wait so long to share a report; 0: each has its own"
+    )
     worker_timeout_s: float = Field(30.0, gt=0, description="a worker not heard of for so long is lost")
     step_timeout_s: float = Field(
         60.0, gt=0, description="a worker that owes a round so much longer than expected hangs, and is lost"

@@ -10,8 +10,9 @@ from dataclasses import replace
 import structlog
 
 from protos.idempotence import content
-from protos.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import worker_link_pb2 as worker_pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from scheduler_service import translate
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
@@ -118,12 +119,11 @@ class DurableCore:
         tracked = self._ledger.live[record.request.id]
         start, log, ending, brief = None, b"", None, False
         if row is not None and not isinstance(effect, Changed) and effect.start is not None and row.tokens:
-            logprobs = row.logprobs.SerializeToString() if row.HasField("logprobs") else b""
-            round = LoggedRound(effect.start, tuple(row.tokens), row.drafted, row.accepted, logprobs)
-            tracked.output.extend(round.tokens)
-            tracked.rounds.append(round)
+            rounds = _rounds(row)
+            tracked.output.extend(row.tokens)
+            tracked.rounds += rounds
             brief = not row.prefilled and record.goes_on(tracked.written)
-            start, log = effect.start, encode(*round[1:])
+            start, log = effect.start, b"".join(encode(*round[1:]) for round in rounds)
         if isinstance(effect, Ended):
             ending = self._end(effect, tracked, row).SerializeToString()
         tracked.written = record
@@ -140,3 +140,18 @@ class DurableCore:
         self._counters.ended[record.state] += 1
         self._sessions.wake_holder(record.request.id)
         return translate.to_ending(record, ended.finish, self.clock(), message)
+
+
+def _rounds(row: worker_pb.Row) -> list[LoggedRound]:
+    """The rounds that a row holds, each with its own tokens."""
+    if not row.tokens_per_round:
+        logprobs = row.logprobs.SerializeToString() if row.HasField("logprobs") else b""
+        return [LoggedRound(row.start, tuple(row.tokens), row.drafted, row.accepted, logprobs)]
+    rounds, at = [], 0
+    for count, drafted, accepted in zip(
+        row.tokens_per_round, row.drafted_per_round, row.accepted_per_round, strict=True
+    ):
+        logprobs = common_pb.Logprobs(tokens=row.logprobs.tokens[at : at + count]).SerializeToString()
+        rounds.append(LoggedRound(row.start + at, tuple(row.tokens[at : at + count]), drafted, accepted, logprobs))
+        at += count
+    return rounds

@@ -1,11 +1,19 @@
 """What others may ask of the scheduler: the state of a request, and figures of the service. It changes nothing."""
 
+import asyncio
+import re
 from collections import Counter
 from collections.abc import Sequence
 from heapq import nlargest
+from math import inf
 
-from protos.errors import UnknownRequest
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from google.protobuf.duration_pb2 import Duration
+
+from protos.errors import BadInput, UnknownRequest
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.times import duration, timestamp
+from protos.v1 import inference_pb2 as inference_pb
+from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import translate
 from scheduler_service.core import backlog, outlook
@@ -16,17 +24,22 @@ from scheduler_service.leader import Leader
 from scheduler_service.predictor.port import Status
 from scheduler_service.session import WorkerSession
 
-MOST_LISTED = 256  # live requests and tenants in Stats, so that the cost of an answer stays bounded
+MOST_LISTED = 256  # requests of a page, and tenants in Stats, so that the cost of an answer stays bounded
+PAGE = 50  # requests of a page where the caller does not say
+AT_ONCE = 64  # requests looked at before others get the event loop
+
+_PAGE_TOKEN = re.compile("[0-9]{0,9}")
 
 
-def stats(leader: Leader, requests: int = 0) -> types_pb.ServerStats:
-    """Figures of the service, and up to `requests` live requests, at most MOST_LISTED, the best claims first."""
+def stats(leader: Leader) -> status_pb.StatsResponse:
+    """Figures of the service."""
     entries = leader.core.fleet.entries.values()
     states = Counter(entry.state for entry in entries)
     levels = Counter(entry.claim.level for entry in entries)
     delays = sorted(leader.counters.command_delays_s)
     counts, model = leader.counters, leader.workers.model
-    return types_pb.ServerStats(
+    bound_s = backlog.bound_s(leader.core.fleet)
+    return status_pb.StatsResponse(
         policy=policy_name(leader.core.fleet.policy),
         model=model.name if model else "",
         waiting=states[State.WAITING],
@@ -42,50 +55,49 @@ def stats(leader: Leader, requests: int = 0) -> types_pb.ServerStats:
         num_drafts=counts.drafts,
         num_draft_tokens=counts.drafted,
         num_accepted_tokens=counts.accepted,
-        report_to_command_p50_ms=_percentile_ms(delays, 0.50),
-        report_to_command_p99_ms=_percentile_ms(delays, 0.99),
+        report_to_command_p50=_percentile(delays, 0.50),
+        report_to_command_p99=_percentile(delays, 0.99),
         epoch=leader.epoch,
         predictor=_predictor_status(leader.learning.status),
-        now=leader.clock(),
+        read_time=timestamp(leader.clock()),
         context_tokens=model.context_tokens if model else 0,
-        requests=_live(leader, outlook.best(leader.core.fleet, min(requests, MOST_LISTED))),
-        classes=_classes(leader.core.fleet),
+        priorities=_priorities(leader.core.fleet),
         tenants=_tenants(leader),
         refused=counts.refused,
         expired=counts.ended[State.EXPIRED],
-        backlog_bound_s=backlog.bound_s(leader.core.fleet),
+        backlog_bound=duration(bound_s) if bound_s < inf else None,
     )
 
 
-def _tenants(leader: Leader) -> list[types_pb.TenantStatus]:
-    tenants: dict[str, types_pb.TenantStatus] = {}
+def _tenants(leader: Leader) -> list[status_pb.TenantStatus]:
+    tenants: dict[str, status_pb.TenantStatus] = {}
     for entry in leader.core.fleet.entries.values():
         name = entry.request.tenant
-        status = tenants.get(name) or tenants.setdefault(name, types_pb.TenantStatus(tenant=name))
+        status = tenants.get(name) or tenants.setdefault(name, status_pb.TenantStatus(tenant=name))
         status.tokens += entry.request.most_tokens
         if entry.state is State.WAITING:
             status.waiting += 1
         else:
             status.running += 1
     for name, refused in leader.counters.refused_by_tenant.items():
-        tenants.setdefault(name, types_pb.TenantStatus(tenant=name)).refused = refused
+        tenants.setdefault(name, status_pb.TenantStatus(tenant=name)).refused = refused
     return nlargest(MOST_LISTED, tenants.values(), key=lambda one: (one.waiting + one.running, one.refused))
 
 
-def _classes(fleet: Fleet) -> list[types_pb.ClassStatus]:
+def _priorities(fleet: Fleet) -> list[status_pb.PriorityStatus]:
     waits_s = backlog.waits_s(fleet) if fleet.workers else {}
     return [
-        types_pb.ClassStatus(
-            **{"class": int(klass)},
+        status_pb.PriorityStatus(
+            priority=types_pb.Priority.ValueType(klass),
             requests=load.requests,
             tokens=load.tokens,
-            backlog_s=waits_s.get(klass, 0.0),
+            backlog=duration(waits_s.get(klass, 0.0)),
         )
         for klass, load in fleet.load.by_class.items()
     ]
 
 
-async def request_status(leader: Leader, id: str) -> types_pb.RequestStatus:
+async def request_status(leader: Leader, id: str) -> status_pb.RequestStatus:
     """Why am I waiting? Raises UnknownRequest, StoreUnavailable."""
     now = leader.clock()
     if id in leader.core.fleet.entries:
@@ -98,7 +110,23 @@ async def request_status(leader: Leader, id: str) -> types_pb.RequestStatus:
     return status
 
 
-def _live(leader: Leader, ids: Sequence[str]) -> list[types_pb.RequestStatus]:
+async def list_requests(leader: Leader, request: inference_pb.ListRequestsRequest) -> inference_pb.ListRequestsResponse:
+    """One page of the live requests; its token says how many requests the pages before it listed. Raises BadInput."""
+    if not _PAGE_TOKEN.fullmatch(request.page_token):
+        raise BadInput("page_token", "is not the next_page_token of an answer")
+    size, skipped = min(request.page_size or PAGE, MOST_LISTED), int(request.page_token or 0)
+    page = inference_pb.ListRequestsResponse(read_time=timestamp(leader.clock()))
+    ids = outlook.best(leader.core.fleet, skipped + size + 1)[skipped:]
+    if len(ids) > size:
+        page.next_page_token = str(skipped + size)
+    for start in range(0, min(size, len(ids)), AT_ONCE):
+        await asyncio.sleep(0)  # workers wait for their commands
+        live = [id for id in ids[:size][start : start + AT_ONCE] if id in leader.core.fleet.entries]
+        page.requests.extend(_live(leader, live))
+    return page
+
+
+def _live(leader: Leader, ids: Sequence[str]) -> list[status_pb.RequestStatus]:
     now, fleet = leader.clock(), leader.core.fleet
     statuses = []
     for id, wait_s in zip(ids, outlook.waits_s(fleet, ids), strict=True):
@@ -108,15 +136,16 @@ def _live(leader: Leader, ids: Sequence[str]) -> list[types_pb.RequestStatus]:
         status.worker_id = entry.home or ""
         status.predicted_tokens = entry.predicted_tokens
         if leader.sessions:
-            status.estimated_start = now + wait_s if entry.started is None else entry.started
-            status.estimated_end = now + wait_s + outlook.remaining_s(fleet, id)
+            start = now + wait_s if entry.started is None else entry.started
+            status.estimated_start_time.CopyFrom(timestamp(start))
+            status.estimated_end_time.CopyFrom(timestamp(now + wait_s + outlook.remaining_s(fleet, id)))
         statuses.append(status)
     return statuses
 
 
-def _worker_status(leader: Leader, session: WorkerSession) -> types_pb.WorkerStatus:
+def _worker_status(leader: Leader, session: WorkerSession) -> status_pb.WorkerStatus:
     worker = leader.core.fleet.workers[session.worker]
-    return types_pb.WorkerStatus(
+    return status_pb.WorkerStatus(
         worker_id=session.worker,
         slots=worker.up.slots,
         running=len(worker.running),
@@ -130,13 +159,16 @@ def _worker_status(leader: Leader, session: WorkerSession) -> types_pb.WorkerSta
     )
 
 
-def _predictor_status(status: Status | None) -> types_pb.PredictorStatus:
+def _predictor_status(status: Status | None) -> status_pb.PredictorStatus:
     if status is None:
-        return types_pb.PredictorStatus(status="none")
-    return types_pb.PredictorStatus(
-        status=status.word, version=status.version, finished=status.finished, trained_on=status.trained_on
+        return status_pb.PredictorStatus(state=status_pb.PREDICTOR_STATE_NONE)
+    return status_pb.PredictorStatus(
+        state=status_pb.PredictorState.Value(f"PREDICTOR_STATE_{status.word.upper()}"),
+        version=status.version,
+        finished=status.finished,
+        trained_on=status.trained_on,
     )
 
 
-def _percentile_ms(ordered_s: Sequence[float], share: float) -> float:
-    return 1000 * ordered_s[min(len(ordered_s) - 1, int(share * len(ordered_s)))] if ordered_s else 0.0
+def _percentile(ordered_s: Sequence[float], share: float) -> Duration:
+    return duration(ordered_s[min(len(ordered_s) - 1, int(share * len(ordered_s)))] if ordered_s else 0.0)

@@ -16,8 +16,8 @@ from contextlib import suppress
 import structlog
 
 from protos.errors import NotServing
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.serving import first_of
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service import checks
 from scheduler_service.config import Settings
 from scheduler_service.core.core import Core

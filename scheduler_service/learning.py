@@ -6,8 +6,8 @@ import copy
 
 import structlog
 
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.serving import first_of
-from protos.v1 import gateway_link_pb2 as gateway_pb
 from scheduler_service.core.beliefs import Expected
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import Ended, RequestClass
@@ -125,6 +125,6 @@ class Learning:
 
 
 def _features(submit: gateway_pb.Submit) -> Features:
-    klass = getattr(submit, "class") or RequestClass.DEFAULT
+    klass = submit.priority or RequestClass.DEFAULT
     limits = submit.limits
     return of_prompt(submit.prompt, limits.max_tokens, klass, stop=limits.stop, ignore_eos=limits.ignore_eos)

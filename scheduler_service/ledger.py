@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
-from protos.idempotence import content
-from protos.v1 import gateway_link_pb2 as pb
+from protos.idempotence import content, same
+from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.round_log import RoundLog
@@ -192,10 +192,7 @@ class Ledger:
             for outbox in tracked.followers:
                 outbox.accepted(id)
         if write.start is not None:
-            tracked.log.append(write.start, write.log)
-            round = tracked.rounds.pop(0)
-            for outbox in tracked.followers:
-                outbox.round(id, round, write.ending)
+            self._relay_rounds(id, tracked, write)
         elif write.ending is not None:
             for outbox in tracked.followers:
                 outbox.ending(id, tracked.record.emitted, write.ending)
@@ -206,6 +203,15 @@ class Ledger:
             del self.live[id]
             self._ended.pop(id, None)
             self._ended[id] = (self._clock(), tracked)
+
+    def _relay_rounds(self, id: str, tracked: Tracked, write: Write) -> None:
+        at = 0
+        while at < len(write.log):
+            round = tracked.rounds.pop(0)
+            tracked.log.append(round.start, write.log[at : at + round.size])
+            at += round.size
+            for outbox in tracked.followers:
+                outbox.round(id, round, write.ending if at == len(write.log) else None)
 
     async def _exists(self, id: str, tracked: Tracked) -> None:
         """A request of that id ended before this one came. If it is the same one, it was sent again because its answer
@@ -219,7 +225,7 @@ class Ledger:
             self._withdraw(id, tracked, lost(id, stored))
         elif stored is None or stored.ending is None:
             self._withdraw(id, tracked, NotServing(f"request {id} is just being written", retry_after_ms=100))
-        elif stored.submit != content(tracked.submit):
+        elif not same(pb.Submit.FromString(stored.submit), tracked.submit):
             self._withdraw(id, tracked, DuplicateRequest(f"request_id: {id} was used before"))
         else:
             self._drop(id)

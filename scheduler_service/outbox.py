@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 from protos.errors import RequestError
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.store.rounds import LoggedRound
 
 MAX_PENDING = 16_384  # items for one gateway; one that reads more slowly is cut off, and follows again by offset
@@ -30,7 +30,7 @@ class GatewayOutbox:
     def refuse(self, id: str, error: RequestError) -> None:
         self.follows.discard(id)
         self._put().refusals.add(
-            request_id=id, code=error.code.value[0], message=error.message, retry_after_ms=error.retry_after_ms
+            request_id=id, code=error.code.value[0], message=error.message, retry_after_s=error.retry_after_ms / 1000
         )
 
     def round(self, id: str, round: LoggedRound, ending: bytes | None = None) -> None:

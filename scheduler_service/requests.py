@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from protos.errors import DeadlinePassed, DuplicateRequest, NotServing, QueueFull, RequestError
-from protos.idempotence import content
-from protos.v1 import gateway_link_pb2 as pb
+from protos.idempotence import same
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.watched import Watched
 from scheduler_service import checks
 from scheduler_service.config import Settings
@@ -62,7 +63,7 @@ class Requests:
         StoreUnavailable."""
         id = submit.request_id
         await self._recovery.fetch([id])
-        if (known := self._ledger.live.get(id)) is not None and content(known.submit) == content(submit):
+        if (known := self._ledger.live.get(id)) is not None and same(known.submit, submit):
             if known.stored:
                 outbox.accepted(id)
             await self._ledger.follow(id, 0, outbox)
@@ -81,7 +82,7 @@ class Requests:
         else:
             self._workers.call_for(id)
 
-    def _check(self, submit: pb.Submit, known: Tracked | None) -> pb.ModelInfo:
+    def _check(self, submit: pb.Submit, known: Tracked | None) -> common_pb.ModelInfo:
         """The model that runs it. Raises RequestError if the request cannot be run, however much room there is."""
         if known is not None:
             raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from protos.v1 import worker_link_pb2 as pb
+from protos.link.v1 import worker_link_pb2 as pb
 
 
 @dataclass(slots=True, eq=False)
@@ -24,9 +24,9 @@ class WorkerSession:
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # a command is due
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     rounds: int = 0
-    forward_us: int = 0  # drafting and verifying
-    other_us: int = 0
-    idle_us: int = 0
+    forward_s: float = 0.0  # drafting and verifying
+    other_s: float = 0.0
+    idle_s: float = 0.0
     tokens: int = 0  # of output
 
     def close(self) -> None:
@@ -35,14 +35,14 @@ class WorkerSession:
     def commanded(self, command: pb.StepCommand) -> None:
         """`command` is about to be sent."""
         edited = command.admit or command.forget or command.drop or command.offload
-        if self.stuck and (edited or command.rank != self.command.rank):
+        if self.stuck and (edited or command.schedule != self.command.schedule):
             self.stuck = False
         self.command = command
 
     def wait(self, seconds: float, max_lag: int) -> float:
         """Time has passed. Returns for how many seconds the worker has owed a report: it was told what to run, it is
         not stuck, and it is not `max_lag` rounds ahead of what its command has seen."""
-        owes = self.command.rank and not self.stuck and self.seen_step - self.command.seen_step < max_lag
+        owes = self.command.schedule and not self.stuck and self.seen_step - self.command.seen_step < max_lag
         self.owed_s = self.owed_s + seconds if owes else 0.0
         return self.owed_s
 
@@ -51,22 +51,23 @@ class WorkerSession:
         self.seen_step = report.step
         self.stuck = all(row.skipped for row in report.rows)
         self.owed_s = 0.0
-        self.rounds += 1
-        self.forward_us += report.draft_us + report.verify_us
-        self.other_us += report.other_us
-        self.idle_us += report.idle_us
+        self.rounds += len(report.rows[0].tokens_per_round) or 1
+        self.forward_s += report.draft_s + report.verify_s
+        self.other_s += report.other_s
+        self.idle_s += report.idle_s
         self.tokens += sum(len(row.tokens) for row in report.rows)
 
     @property
     def idle_share(self) -> float:
-        return self._share(self.idle_us)
+        return self._share(self.idle_s)
 
     @property
     def outside_forward_share(self) -> float:
-        return self._share(self.idle_us + self.other_us)
+        return self._share(self.idle_s + self.other_s)
 
-    def _share(self, part_us: int) -> float:
-        return part_us / max(1, self.forward_us + self.other_us + self.idle_us)
+    def _share(self, part_s: float) -> float:
+        whole_s = self.forward_s + self.other_s + self.idle_s
+        return part_s / whole_s if whole_s else 0.0
 
 
 class Sessions(dict[str, WorkerSession]):

@@ -1,8 +1,10 @@
 """Between the wire's messages and the core's data. No state, no decisions."""
 
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
+from protos.times import duration, timestamp
+from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.core.beliefs import Expected
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
@@ -23,6 +25,11 @@ _FINISH = {
     types_pb.FINISH_REASON_LENGTH: Finish.LENGTH,
     types_pb.FINISH_REASON_ERROR: Finish.ERROR,
 }
+_STATE = {
+    State.WAITING: status_pb.REQUEST_STATE_WAITING,
+    State.RUNNING: status_pb.REQUEST_STATE_RUNNING,
+    State.PAUSED: status_pb.REQUEST_STATE_PAUSED,
+}
 _REASON = {
     State.CANCELLED: types_pb.FINISH_REASON_CANCELLED,
     State.EXPIRED: types_pb.FINISH_REASON_DEADLINE,
@@ -37,8 +44,8 @@ def to_request(submit: gateway_pb.Submit, arrival: float, expected: Expected | N
         arrival=arrival,
         prompt_tokens=len(submit.prompt),
         max_tokens=submit.limits.max_tokens,
-        klass=RequestClass(getattr(submit, "class") or RequestClass.DEFAULT),
-        deadline=submit.deadline_unix_ms / 1000 if submit.deadline_unix_ms else None,
+        klass=RequestClass(submit.priority or RequestClass.DEFAULT),
+        deadline=arrival + submit.timeout_s if submit.HasField("timeout_s") else None,
         predicted_tokens=submit.predicted_tokens if submit.HasField("predicted_tokens") else None,
         expected=expected,
         tenant=submit.tenant,
@@ -76,7 +83,7 @@ def to_step_done(worker: str, report: worker_pb.StepReport) -> StepDone:
         worker=worker,
         rounds=tuple(map(_to_round, report.rows)),
         free_blocks=report.free_blocks,
-        duration_s=(report.draft_us + report.verify_us + report.other_us) / 1e6,
+        duration_s=report.draft_s + report.verify_s + report.other_s,
         plan=report.command_seq,
     )
 
@@ -94,12 +101,13 @@ def _to_round(row: worker_pb.Row) -> Round:
         blocks=row.blocks,
         finish=_FINISH.get(row.finish),
         skipped=row.skipped != worker_pb.SKIP_UNSPECIFIED,
+        each=tuple(zip(row.tokens_per_round, row.drafted_per_round, row.accepted_per_round, strict=True)),
     )
 
 
 def list_runs(plan: Plan, command: worker_pb.StepCommand) -> None:
     """Put the plan's schedule into the command."""
-    add = command.rank.add
+    add = command.schedule.add
     for run in plan.schedule:
         add(request_id=run.id, draft_len=run.draft_len, prefill_tokens=run.prefill_tokens)
 
@@ -126,20 +134,20 @@ def queue_time_s(record: Record, now: float) -> float:
     return max(0.0, (now if record.started is None else record.started) - record.request.arrival)
 
 
-def to_status(record: Record, now: float) -> types_pb.RequestStatus:
+def to_status(record: Record, now: float) -> status_pb.RequestStatus:
     """All but what the queue alone knows: position, worker, estimates."""
-    return types_pb.RequestStatus(
+    return status_pb.RequestStatus(
         request_id=record.request.id,
         tenant=record.request.tenant,
-        state=record.state.value if record.state.live else "finished",
+        state=_STATE.get(record.state, status_pb.REQUEST_STATE_FINISHED),
         queue_level=record.level,
         perceptible=record.perceptible,
-        submitted_at=record.request.arrival,
+        submit_time=timestamp(record.request.arrival),
         preemptions=record.preemptions,
         prompt_tokens=record.request.prompt_tokens,
         output_tokens=record.emitted,
         max_tokens=record.request.max_tokens,
         rounds=record.acceptance.rounds,
         acceptance_rate=record.acceptance.mean,
-        queue_time_s=queue_time_s(record, now),
+        queue_time=duration(queue_time_s(record, now)),
     )

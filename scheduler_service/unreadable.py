@@ -7,7 +7,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from protos.errors import Lost
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.store import Store, Stored, StoreRefuses, Unreadable
 
 Found: TypeAlias = Stored | Unreadable | None  # None: it is not stored, or no longer

@@ -6,8 +6,9 @@ A report is answered at once; what it brought is stored in the background (durab
 import structlog
 
 from protos.errors import BadInput
-from protos.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import worker_link_pb2 as pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as pb
 from scheduler_service import translate
 from scheduler_service.config import Settings
 from scheduler_service.core import placement
@@ -26,7 +27,7 @@ class WorkerPool:
     def __init__(
         self, settings: Settings, durable: DurableCore, ledger: Ledger, sessions: Sessions, outboxes: Outboxes
     ) -> None:
-        self.model: gateway_pb.ModelInfo | None = None  # the one that every worker runs
+        self.model: common_pb.ModelInfo | None = None  # the one that every worker runs
         self.epoch = 0  # of this leader
         self.sessions = sessions
         self._settings, self._durable, self._ledger, self._outboxes = settings, durable, ledger, outboxes
@@ -109,7 +110,7 @@ class WorkerPool:
         """Either a heartbeat (free_blocks is 0) or the worker's answer to a command that lists no request. The answer
         says how much KV is free after cancellations. If suspects wait for this worker to be empty, they may start."""
         fleet = self._core.fleet
-        quarantined = not session.command.rank and fleet.isolation.quarantined(fleet.workers[session.worker])
+        quarantined = not session.command.schedule and fleet.isolation.quarantined(fleet.workers[session.worker])
         if quarantined or report.free_blocks:
             self._durable.observe(Obeyed(session.worker, report.command_seq, report.free_blocks or None))
         if quarantined:
@@ -140,6 +141,7 @@ class WorkerPool:
             drop=plan.drop,
             offload=plan.offload,
             forget=forget,
+            report_within_s=self._settings.report_within_ms / 1000,
         )
         translate.list_runs(plan, command)
         session.commanded(command)

@@ -1,5 +1,4 @@
-"""`python -m worker_service`: settings, signals, and the worker's parts put together. If the model fails, the process
-ends."""
+"""`python -m worker_service`: settings, signals, and the worker's parts put together."""
 
 import asyncio
 import signal
@@ -10,9 +9,9 @@ from pathlib import Path
 import structlog
 import torch
 
+from protos.link.v1 import worker_link_pb2
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals, trace
 from protos.settings import BAD_SETTINGS, is_loopback, read
-from protos.v1 import worker_link_pb2
 from worker_service.capacity import TooLittleMemoryError, check_kv_tokens, check_memory
 from worker_service.config import Settings
 from worker_service.drafters import make_drafter
@@ -79,14 +78,16 @@ async def work(settings: Settings, group: Group | None, server: Server, attached
         link = Link(
             settings.scheduler.split(","),
             tls=settings.tls,
-            worker_id=settings.worker_id,
             runner=runner,
-            model=of_model(model, context_tokens, engine.vocab_size),
-            slots=settings.slots,
-            blocks=settings.blocks,
-            block_tokens=settings.block_tokens,
-            host_blocks=engine.host_blocks,
-            max_draft=settings.max_draft,
+            hello=worker_link_pb2.Hello(
+                worker_id=settings.worker_id,
+                model=of_model(model, context_tokens, engine.vocab_size),
+                slots=settings.slots,
+                blocks=settings.blocks,
+                block_tokens=settings.block_tokens,
+                host_blocks=engine.host_blocks,
+                max_draft=settings.max_draft,
+            ),
             on_attached=server.set_ready,
         )
         attached.set_result(link)
@@ -100,27 +101,25 @@ async def work(settings: Settings, group: Group | None, server: Server, attached
 
 def load_share(settings: Settings, group: Group | None) -> LoadedModel:
     """The model, or this process's share of it once all others have loaded theirs. Raises ModelError, ParallelError."""
-    ranks = group.ranks if group else Ranks()
-    check_directory(Path(settings.model))
+    ranks, folder = group.ranks if group else Ranks(), Path(settings.model)
+    check_directory(folder)
     device = choose_device(settings.device, ranks)
     check_memory(
-        Path(settings.model),
+        folder,
         device,
         choose_dtype(settings.dtype, device),
         kv_tokens=settings.blocks * settings.block_tokens,
         host_kv_tokens=settings.host_blocks(device.type) * settings.block_tokens,
         shares=ranks.size,
     )
-    if group is None:
-        return load(settings.model, settings.device, settings.dtype)
-    model = load(settings.model, settings.device, settings.dtype, group.ranks)
-    group.loaded()
+    model = load(settings.model, settings.device, settings.dtype, ranks)
+    if group:
+        group.loaded()
     return model
 
 
 def share(settings: Settings, ranks: Ranks) -> None:
-    """Lead or follow, as one of several processes that share the model. Raises ParallelError, and what `serve`
-    raises."""
+    """Lead, or compute a share of each pass until the leader ends. Raises ParallelError, and what `serve` raises."""
     if not ranks.leads:
         # torchrun signals all processes. The leader decides when to end, and its last step needs every share.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -129,24 +128,29 @@ def share(settings: Settings, ranks: Ranks) -> None:
     if ranks.leads:
         asyncio.run(serve(settings, group))
     else:
-        follow(settings, group)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        SharedTarget(load_share(settings, group).model, group).follow()
     group.leave()
 
 
-def follow(settings: Settings, group: Group) -> None:
-    """A process that does not lead computes its share of each pass, until the leader ends."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    SharedTarget(load_share(settings, group).model, group).follow()
-
-
 def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Group | None = None) -> Engine:
-    """An engine on this model that has passed the self-check. Raises ModelError if it cannot compute what the model
-    does."""
+    """An engine that has passed the self-check. Raises ModelError if it cannot compute what the model does."""
     try:
         # A shared model cannot be checked: each process has a part, and there is no whole to compare with.
         expected = None if group else own_logits(model.model)
-        engine = _engine(settings, model, context_tokens, group)
+        engine = Engine(
+            model.model,
+            model.tokenizer,
+            eos_ids=model.eos_ids,
+            context_tokens=context_tokens,
+            blocks=settings.blocks,
+            block_tokens=settings.block_tokens,
+            host_blocks=settings.host_blocks(model.device.type),
+            max_draft=settings.max_draft,
+            drafter=make_drafter(settings.drafter, model, blocks=settings.blocks, block_tokens=settings.block_tokens),
+            group=group,
+        )
         if expected is not None:
             check(engine, expected)
     except torch.OutOfMemoryError:
@@ -155,21 +159,6 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, gr
         name = type(model.model).__name__
         raise ModelError(f"{settings.model}: the engine cannot serve this {name}: {error}") from error
     return engine
-
-
-def _engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Group | None) -> Engine:
-    return Engine(
-        model.model,
-        model.tokenizer,
-        eos_ids=model.eos_ids,
-        context_tokens=context_tokens,
-        blocks=settings.blocks,
-        block_tokens=settings.block_tokens,
-        host_blocks=settings.host_blocks(model.device.type),
-        max_draft=settings.max_draft,
-        drafter=make_drafter(settings.drafter, model, blocks=settings.blocks, block_tokens=settings.block_tokens),
-        group=group,
-    )
 
 
 def main() -> None:

@@ -1,5 +1,4 @@
-"""Which drafter a worker uses: its name or directory becomes one, or a clear error. How drafters draft is the
-engine's."""
+"""Which drafter a worker uses: its name or directory becomes one, or a clear error. Nothing is drafted here."""
 
 import hashlib
 import json

@@ -9,16 +9,15 @@ from typing import TypeAlias
 
 import grpc
 import structlog
-import tenacity
 
 from protos import version
+from protos.link.v1 import worker_link_pb2 as pb
+from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
 from protos.serving import SILENT_S, channel, first_of
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2
-from protos.v1 import worker_link_pb2 as pb
-from protos.v1.worker_link_pb2_grpc import WorkerLinkStub
 from worker_service.engine.types import Held
-from worker_service.runner import Report, Runner, TooManyCommandsError
+from worker_service.reporting import Report
+from worker_service.runner import Runner, TooManyCommandsError
 from worker_service.wire import of_cost, of_held, of_report, to_command
 
 HEARTBEAT_S = 1.0
@@ -46,50 +45,36 @@ class Link:
         schedulers: Sequence[str],
         *,
         tls: Tls,
-        worker_id: str,
         runner: Runner,
-        model: gateway_link_pb2.ModelInfo,
-        slots: int,
-        blocks: int,
-        block_tokens: int,
-        host_blocks: int,
-        max_draft: int,
+        hello: pb.Hello,
         on_attached: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """`schedulers`: HOST:PORT of each; one of them leads. `runner` must be warmed. `on_attached` is told True at
-        every welcome, and False when that session has ended."""
+        """`schedulers`: HOST:PORT of each; one of them leads. `runner` must be warmed. `hello`: the worker's id, model
+        and sizes; what differs from session to session is filled in here. `on_attached` is told True at every welcome,
+        and False when that session has ended."""
         self._schedulers, self._tls = deque(schedulers), tls
         self._runner = runner
-        self._hello = pb.Hello(
-            protocol=version.CURRENT,
-            min_protocol=version.LEAST,
-            worker_id=worker_id,
-            model=model,
-            slots=slots,
-            block_tokens=block_tokens,
-            blocks=blocks,
-            host_blocks=host_blocks,
-            max_draft=max_draft,
-        )
-        self._on_attached = on_attached
+        self._hello, self._on_attached = hello, on_attached
         self._max_epoch = 0  # of the highest leader ever obeyed
         self._reports: asyncio.Queue[pb.StepReport] | None = None  # of the session, while there is one
         self._draining = False
         self._drained, self._over = asyncio.Event(), asyncio.Event()
-        self._log = structlog.get_logger().bind(service="worker", worker=worker_id)
+        self._log = structlog.get_logger().bind(service="worker", worker=hello.worker_id)
 
     async def run(self) -> None:
         """Attach, again and again, until cancelled or drained."""
+        wait_s = 0.0
         while not self._draining:
-            async for attempt in tenacity.AsyncRetrying(
-                retry=tenacity.retry_if_exception_type(_CONNECTION_ERRORS),
-                wait=tenacity.wait_exponential(multiplier=RECONNECT_S, max=MAX_RECONNECT_S),
-                before_sleep=self._log_failure,
-            ):
-                with attempt:
-                    await self._attach_to_any()
-            # A scheduler that welcomes and hangs up must not be called in a tight loop.
-            await asyncio.sleep(RECONNECT_S)
+            try:
+                await self._attach_to_any()
+            except _CONNECTION_ERRORS as error:
+                log = self._log.debug if wait_s else self._log.warning  # one line an outage
+                log("not_attached", schedulers=list(self._schedulers), error=_brief(error))
+                wait_s = min(2 * wait_s or RECONNECT_S, MAX_RECONNECT_S)
+                await asyncio.sleep(wait_s)
+            else:
+                wait_s = 0.0
+                await asyncio.sleep(RECONNECT_S)  # one that welcomes and hangs up must not be called in a tight loop
 
     async def drain(self, timeout_s: float) -> None:
         """Take on no more requests, let those that run here end within `timeout_s` seconds, then say goodbye."""
@@ -132,9 +117,11 @@ class Link:
 
     async def _greet(self, call: _Call, session: str, held: list[Held]) -> pb.Welcome:
         hello = pb.Hello(
-            session=session, max_epoch=self._max_epoch, held=map(of_held, held), cost=of_cost(self._runner.cost)
+            protocol=version.CURRENT, min_protocol=version.LEAST, session=session, max_epoch=self._max_epoch
         )
         hello.MergeFrom(self._hello)
+        hello.cost.CopyFrom(of_cost(self._runner.cost))
+        hello.held.extend(map(of_held, held))
         await call.write(pb.FromWorker(hello=hello))
         answer = await call.read()
         if not isinstance(answer, pb.ToWorker):
@@ -216,13 +203,8 @@ class Link:
             await call.done_writing()
             await call.code()
 
-    def _log_failure(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        log = self._log.warning if state.attempt_number == 1 else self._log.debug  # one line an outage
-        log("not_attached", schedulers=list(self._schedulers), error=_brief(error))
 
-
-def _brief(error: BaseException | None) -> str:
+def _brief(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return version.reason(error, "worker")
     return f"{type(error).__name__}: {error}"

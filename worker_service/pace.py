@@ -14,10 +14,7 @@ class Pace:
     """Waits at the end of each step until the imagined device would be done with it."""
 
     def __init__(
-        self,
-        cost: CostProfile,
-        clock: Callable[[], float] = perf_counter,
-        sleep: Callable[[float], None] = sleep,
+        self, cost: CostProfile, clock: Callable[[], float] = perf_counter, sleep: Callable[[float], None] = sleep
     ) -> None:
         self._cost, self._clock, self._sleep = cost, clock, sleep
         self._ended = self._due = 0.0

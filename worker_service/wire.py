@@ -2,12 +2,15 @@
 
 import gzip
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from protos.v1 import gateway_link_pb2, types_pb2
-from protos.v1 import worker_link_pb2 as pb
-from worker_service.engine.types import CostProfile, Finish, Held, Limits, Logprob, Row, Run, Sampling, Skip
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import worker_link_pb2 as pb
+from protos.v1 import types_pb2
+from worker_service.engine.types import Admission, CostProfile, Finish, Held, Limits, Logprob, Row, Run, Sampling, Skip
 from worker_service.models import LoadedModel
-from worker_service.runner import Admission, Command, Report
+from worker_service.reporting import Report
+from worker_service.runner import Command
 
 _FINISH = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
@@ -22,11 +25,12 @@ def to_command(message: pb.StepCommand) -> Command:
     return Command(
         seq=message.seq,
         seen_step=message.seen_step,
-        schedule=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.rank],
+        schedule=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.schedule],
         admit=[_to_admission(admit) for admit in message.admit],
         drop=list(message.drop),
         offload=list(message.offload),
         forget=list(message.forget),
+        report_within_s=message.report_within_s,
     )
 
 
@@ -39,11 +43,11 @@ def _to_admission(message: pb.Admit) -> Admission:
         prompt_len=message.prompt_len,
         sampling=_to_sampling(message.sampling),
         limits=Limits(limits.max_tokens, limits.min_tokens, tuple(limits.stop), limits.ignore_eos),
-        tenant=message.tenant,
+        salt=message.tenant,
     )
 
 
-def _to_sampling(message: types_pb2.Sampling) -> Sampling:
+def _to_sampling(message: common_pb.Sampling) -> Sampling:
     return Sampling(
         temperature=message.temperature,
         top_p=message.top_p,
@@ -58,42 +62,52 @@ def _to_sampling(message: types_pb2.Sampling) -> Sampling:
 
 
 def of_report(report: Report, epoch: int, session: str) -> pb.StepReport:
-    result = report.result
+    results = report.results
+    rounds: dict[str, list[Row]] = {}
+    for result in results:
+        for row in result.rows:
+            rounds.setdefault(row.request_id, []).append(row)
     return pb.StepReport(
         epoch=epoch,
         session=session,
         step=report.step,
         command_seq=report.command_seq,
-        rows=[_of_row(row) for row in result.rows],
-        free_blocks=result.free_blocks,
-        draft_us=_us(result.draft_s),
-        verify_us=_us(result.verify_s),
-        other_us=_us(report.other_s),
-        idle_us=_us(report.idle_s),
+        rows=map(_of_rounds, rounds.values()),
+        free_blocks=results[-1].free_blocks,
+        draft_s=sum(result.draft_s for result in results),
+        verify_s=sum(result.verify_s for result in results),
+        other_s=report.other_s,
+        idle_s=report.idle_s,
         cost=of_cost(report.cost) if report.cost else None,
     )
 
 
-def _of_row(row: Row) -> pb.Row:
+def _of_rounds(rows: Sequence[Row]) -> pb.Row:
+    """One request's rounds of a report, in order."""
+    last, several = rows[-1], rows if len(rows) > 1 else ()
+    logprobs = [logprob for row in rows for logprob in row.logprobs]
     return pb.Row(
-        request_id=row.request_id,
-        placement=row.placement,
-        start=row.start,
-        tokens=row.tokens,
-        drafted=row.drafted,
-        accepted=row.accepted,
-        prefilled=row.prefilled,
-        blocks=row.blocks,
-        prefill_owed=row.num_uncomputed,
-        finish=_FINISH[row.finish],
-        skipped=_SKIP[row.skipped],
-        error=row.error,
-        logprobs=_of_logprobs(row.logprobs) if row.logprobs else None,
+        request_id=last.request_id,
+        placement=last.placement,
+        start=rows[0].start,
+        tokens=[token for row in rows for token in row.tokens],
+        drafted=sum(row.drafted for row in rows),
+        accepted=sum(row.accepted for row in rows),
+        prefilled=sum(row.prefilled for row in rows),
+        blocks=last.blocks,
+        prefill_owed=last.num_uncomputed,
+        finish=_FINISH[last.finish],
+        skipped=_SKIP[last.skipped],
+        error=last.error,
+        logprobs=_of_logprobs(logprobs) if logprobs else None,
+        tokens_per_round=[len(row.tokens) for row in several],
+        drafted_per_round=[row.drafted for row in several],
+        accepted_per_round=[row.accepted for row in several],
     )
 
 
-def _of_logprobs(logprobs: Sequence[Logprob]) -> types_pb2.Logprobs:
-    return types_pb2.Logprobs(
+def _of_logprobs(logprobs: Sequence[Logprob]) -> common_pb.Logprobs:
+    return common_pb.Logprobs(
         tokens=[
             types_pb2.Logprob(
                 logprob=own.logprob,
@@ -106,31 +120,18 @@ def _of_logprobs(logprobs: Sequence[Logprob]) -> types_pb2.Logprobs:
 
 
 def of_held(held: Held) -> pb.Held:
-    return pb.Held(
-        request_id=held.request_id,
-        placement=held.placement,
-        output_tokens=held.output_tokens,
-        blocks=held.blocks,
-        offloaded=held.offloaded,
-        prefill_owed=held.num_uncomputed,
-    )
+    fields = asdict(held)
+    return pb.Held(prefill_owed=fields.pop("num_uncomputed"), **fields)
 
 
 def of_cost(cost: CostProfile) -> pb.CostProfile:
-    return pb.CostProfile(
-        draft_s=cost.draft_s,
-        verify_s=cost.verify_s,
-        verify_slope_s=cost.verify_slope_s,
-        prefill_token_s=cost.prefill_token_s,
-        verify_token_s=cost.verify_token_s,
-        offload_block_s=cost.offload_block_s,
-    )
+    return pb.CostProfile(**asdict(cost))
 
 
-def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> gateway_link_pb2.ModelInfo:
+def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> common_pb.ModelInfo:
     """What a gateway needs to turn text into tokens and back. `context_tokens`: what both model and KV memory allow."""
     tokenizer = model.tokenizer
-    return gateway_link_pb2.ModelInfo(
+    return common_pb.ModelInfo(
         name=model.name,
         fingerprint=model.fingerprint,
         context_tokens=context_tokens,
@@ -142,7 +143,3 @@ def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> gatewa
             name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
         },
     )
-
-
-def _us(seconds: float) -> int:
-    return max(round(seconds * 1e6), 0)

@@ -21,7 +21,8 @@ from laps_sd.loadtest.show import Bar
 from laps_sd.loadtest.target import Server
 from laps_sd.stack import Options, Stack
 from laps_sd.up import run_stack
-from protos.v1 import types_pb2
+from protos.times import milliseconds
+from protos.v1 import status_pb2
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.recording import Recording, explained_lengths, fitted, read_events
 from scheduler_service.sim.workload import expected_row
@@ -41,7 +42,7 @@ class Measured:
     """`stats`: of the server, at the end. `cold`: the predictor had learned nothing when the run began."""
 
     records: list[Record]
-    stats: types_pb2.ServerStats
+    stats: status_pb2.StatsResponse
     conditions: Conditions
     recording: Recording
     cold: bool
@@ -73,7 +74,7 @@ def _measure(
             server = Server(stack.grpc, timeout_s=TIMEOUT_S)
             await drivers.run(server, warm_up(lesson, options.slots))
             async with stack.client() as client:
-                cold = (await client.stats()).predictor.status != "warm"
+                cold = (await client.stats()).predictor.state != status_pb2.PREDICTOR_STATE_WARM
                 with Bar(len(plan)) as bar:
                     async with watched() as conditions:
                         records, _ = await drivers.run(server, plan, concurrency=concurrency, watch=bar.watch)
@@ -167,8 +168,8 @@ def as_json(measured: Measured, plan: Sequence[Planned], pace: StepCosts | None 
         "scheduler": {
             "idle_share": worker.idle_share,
             "outside_forward_share": worker.outside_forward_share,
-            "report_to_command_p50_ms": stats.report_to_command_p50_ms,
-            "report_to_command_p99_ms": stats.report_to_command_p99_ms,
+            "report_to_command_p50_ms": milliseconds(stats.report_to_command_p50),
+            "report_to_command_p99_ms": milliseconds(stats.report_to_command_p99),
         },
         "predictor": {
             "finished": stats.predictor.finished,

@@ -12,6 +12,7 @@ from laps_sd.client import HTTPS, Client, finish_reason
 from laps_sd.loadtest.plan import Planned, Words
 from laps_sd.loadtest.record import Record
 from protos.errors import RequestError
+from protos.times import milliseconds
 
 FEW_WORDS, MORE_WORDS = 8, 40
 
@@ -120,7 +121,7 @@ class Grpc(Target):
             "seed": abs(planned.index),
             "predicted_tokens": planned.predicted_tokens,
             "stop": planned.stop,
-            "request_class": f"REQUEST_CLASS_{planned.klass.upper()}",
+            "priority": f"PRIORITY_{planned.klass.upper()}",
         }
 
     async def answer(self, request: dict[str, Any], record: Record, clock: Clock) -> None:
@@ -138,7 +139,7 @@ class Grpc(Target):
         if final is None:
             raise Refused("DATA_LOSS: the stream ended before the answer did")
         record.input_tokens, record.output_tokens = final.usage.prompt_tokens, final.usage.completion_tokens
-        record.queue_ms, record.preemptions = final.queue_ms, final.preemptions
+        record.queue_ms, record.preemptions = milliseconds(final.queue_time), final.preemptions
         spec = final.spec_decode
         record.drafts, record.drafted, record.accepted = (
             spec.num_drafts,

@@ -13,6 +13,7 @@ from laps_sd.schedbench.gateways import Gateway, fill
 from laps_sd.schedbench.processes import Processes, started, used_s
 from laps_sd.schedbench.workers import Worker
 from laps_sd.stack import Options
+from protos.times import milliseconds
 
 # Of the table: headings, and how a Cell fills them.
 COLUMNS = {
@@ -81,7 +82,9 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
     at_once, live = shape.workers * slots, shape.workers * slots + shape.waiting
     async with started(options, live) as processes, asyncio.TaskGroup() as tasks:
         workers = [Worker(processes.target, number, slots) for number in range(shape.workers)]
-        gateways = [Gateway(processes.target, live, number, shape.tenants) for number in range(shape.gateways)]
+        gateways = [
+            Gateway(processes.target, live, number, shape.tenants, shape.gateways) for number in range(shape.gateways)
+        ]
         running = [tasks.create_task(worker.run()) for worker in workers]
         await asyncio.gather(*(worker.attached.wait() for worker in workers))
         running += [tasks.create_task(gateway.run()) for gateway in gateways]
@@ -121,8 +124,8 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
         p50_ms=1000 * delays[len(delays) // 2],
         p99_ms=1000 * delays[int(0.99 * len(delays))],
         max_ms=1000 * delays[-1],
-        inside_p50_ms=inside.report_to_command_p50_ms,
-        inside_p99_ms=inside.report_to_command_p99_ms,
+        inside_p50_ms=milliseconds(inside.report_to_command_p50),
+        inside_p99_ms=milliseconds(inside.report_to_command_p99),
         bytes_per_request=bytes_each[0],
         redis_bytes_per_request=bytes_each[1],
     )

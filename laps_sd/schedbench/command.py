@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from laps_sd import terminal
 from laps_sd.redis_server import NoServer
@@ -26,7 +26,7 @@ KEY = ("workers", "waiting", "tenants", "gateways", "event", "report_within_ms")
 
 def table(rows: Sequence[object], columns: Mapping[str, str]) -> Table:
     """`columns`: headings, each with how a row fills it, in the language of `str.format`."""
-    drawn = Table(*columns)
+    drawn = Table(*(Column(heading, justify="right") for heading in columns))
     for row in rows:
         drawn.add_row(*(form.format(row) for form in columns.values()))
     return drawn

@@ -9,14 +9,15 @@ from typing import Any
 
 from laps_sd.schedbench.workers import CONTEXT_TOKENS, VOCABULARY
 from protos import version
+from protos.link.v1 import common_pb2, gateway_link_pb2
+from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.serving import channel
-from protos.v1 import gateway_link_pb2, types_pb2
-from protos.v1.gateway_link_pb2_grpc import GatewayLinkStub
+from protos.v1 import types_pb2
 
 PROMPT_TOKENS = 200
 MEAN_TOKENS = 120.0  # of an answer; log-normal, as answers are
 SIGMA = 0.8  # of its logarithm
-UNACKNOWLEDGED = 256  # submissions on their way
+UNACKNOWLEDGED = 256  # submissions on their way, of all gateways together
 FILL_S = 30.0  # for their acknowledgement
 
 
@@ -24,10 +25,11 @@ class Gateway:
     """Keeps a number of requests alive: one that ends is followed by another.
 
     `rows` counts the deltas that came with tokens: each is one acknowledged row of a worker's report. `tokens` counts
-    their tokens, `ended` the requests that ended.
+    their tokens, `ended` the requests that ended. It is gateway `number` of `gateways`, and draws each request's
+    tenant among `tenants`.
     """
 
-    def __init__(self, target: str, seed: int, number: int = 0, tenants: int = 1) -> None:
+    def __init__(self, target: str, seed: int, number: int = 0, tenants: int = 1, gateways: int = 1) -> None:
         self.live = self.ended = self.rows = self.tokens = 0
         self._goal = 0
         self._draws = 1
@@ -36,7 +38,8 @@ class Gateway:
         self._numbers = itertools.count()
         self._missing = asyncio.Event()
         self._full = asyncio.Event()
-        self._window = asyncio.Semaphore(UNACKNOWLEDGED)
+        self._unacknowledged = max(1, UNACKNOWLEDGED // gateways)
+        self._window = asyncio.Semaphore(self._unacknowledged)
 
     async def fill(self, live: int, draws: int = 1) -> None:
         """Returns when so many requests are alive, all of them durable. Each is the longest of `draws` drawn ones;
@@ -47,9 +50,9 @@ class Gateway:
         await self._full.wait()
         self._draws = 1
         async with asyncio.timeout(FILL_S):
-            for _ in range(UNACKNOWLEDGED):
+            for _ in range(self._unacknowledged):
                 await self._window.acquire()
-        for _ in range(UNACKNOWLEDGED):
+        for _ in range(self._unacknowledged):
             self._window.release()
 
     async def run(self) -> None:
@@ -95,8 +98,8 @@ class Gateway:
         return gateway_link_pb2.Submit(
             request_id=f"request-{self._number}-{next(self._numbers)}",
             prompt=[self._random.randrange(VOCABULARY)] * PROMPT_TOKENS,
-            limits=types_pb2.Limits(max_tokens=min(max(tokens, 1), CONTEXT_TOKENS - PROMPT_TOKENS)),
-            sampling=types_pb2.Sampling(seed=self._random.getrandbits(63)),
+            limits=common_pb2.Limits(max_tokens=min(max(tokens, 1), CONTEXT_TOKENS - PROMPT_TOKENS)),
+            sampling=common_pb2.Sampling(seed=self._random.getrandbits(63)),
             on_disconnect=types_pb2.ON_DISCONNECT_DETACH,
             tenant=f"tenant-{self._random.randrange(self._tenants)}" if self._tenants > 1 else "",
         )

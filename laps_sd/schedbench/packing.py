@@ -14,8 +14,8 @@ from laps_sd.schedbench.gateways import Gateway
 from laps_sd.schedbench.processes import started, used_s
 from laps_sd.schedbench.workers import Worker
 from laps_sd.stack import Options
-from protos.v1 import gateway_link_pb2
-from protos.v1 import worker_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2
+from protos.link.v1 import worker_link_pb2 as pb
 
 # Of the table: headings, and how a Packed fills them.
 COLUMNS = {
@@ -112,7 +112,7 @@ class PackingWorker(Worker):
             while True:
                 command = self._newest
                 known = max((rounds for at, rounds in rounds_at if at <= command.seen_step), default=0)
-                if command.rank and self.rounds - known < MAX_LAG:
+                if command.schedule and self.rounds - known < MAX_LAG:
                     break
                 self._changed.clear()
                 await self._changed.wait()

@@ -13,12 +13,12 @@ from tenacity import AsyncRetrying, stop_after_delay, wait_fixed
 from laps_sd.stack import HOST, Options, claim_ports, own_redis, scheduler_command
 from laps_sd.supervise import Child, Command
 from protos.health import PLAINTEXT, is_serving
+from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.serving import channel
-from protos.v1 import inference_pb2, types_pb2
-from protos.v1.gateway_link_pb2_grpc import GatewayLinkStub
+from protos.v1 import inference_pb2, status_pb2
 
 READY_S = 30.0
-SERVICE = "laps_sd.v1.WorkerLink"
+SERVICE = "laps_sd.link.v1.WorkerLink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,16 @@ class Processes:
         """Resident bytes, of the scheduler and of Redis."""
         return self.scheduler.memory_info().rss, self.redis.memory_info().rss
 
-    async def stats(self) -> types_pb2.ServerStats:
+    async def stats(self) -> status_pb2.StatsResponse:
         async with channel(self.target) as link:
-            answer: types_pb2.ServerStats = await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest())
+            answer: status_pb2.StatsResponse = await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest())
         return answer
 
     async def learned(self) -> None:
         """Returns once the predictor predicts from requests that ended. Raises ConnectionError."""
         async for attempt in AsyncRetrying(stop=stop_after_delay(READY_S), wait=wait_fixed(0.1), reraise=True):
             with attempt:
-                if (await self.stats()).predictor.status != "warm":
+                if (await self.stats()).predictor.state != status_pb2.PREDICTOR_STATE_WARM:
                     raise ConnectionError(f"the predictor has learned nothing within {READY_S:g} s")
 
 

@@ -21,9 +21,10 @@ from laps_sd.schedbench.gateways import Gateway, fill
 from laps_sd.schedbench.processes import READY_S, Processes, children, serving, started, under
 from laps_sd.schedbench.workers import CONTEXT_TOKENS, MODEL, Worker
 from laps_sd.stack import HOST, Options, claim_ports, gateway_command
+from protos.link.v1 import common_pb2
+from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.serving import channel
-from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
-from protos.v1.gateway_link_pb2_grpc import GatewayLinkStub
+from protos.v1 import inference_pb2, types_pb2
 
 # Of the table: headings, and how a Stall fills them.
 COLUMNS = {
@@ -138,7 +139,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await writer.drain()
 
 
-def large_model() -> gateway_link_pb2.ModelInfo:
+def large_model() -> common_pb2.ModelInfo:
     """A model without weights, whose tokenizer is as large as a real one's."""
     words = {f"word-{number}": number for number in range(VOCABULARY)}
     tokenizer = {
@@ -147,7 +148,7 @@ def large_model() -> gateway_link_pb2.ModelInfo:
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "word-0"},
     }
-    model = gateway_link_pb2.ModelInfo()
+    model = common_pb2.ModelInfo()
     model.CopyFrom(MODEL)
     model.vocab_size = VOCABULARY
     model.tokenizer_json = gzip.compress(json.dumps(tokenizer, indent=1).encode(), compresslevel=0)
@@ -175,7 +176,7 @@ async def _with_gateway(options: Options, scale: Scale, processes: Processes, wa
         async with Client(f"{HOST}:{grpc_port}") as client:
             running += [tasks.create_task(_stream(client, number)) for number in range(scale.streams)]
             round_s = await _rounds(workers, scale)
-            gateways = [Gateway(processes.target, 0, number) for number in range(1, scale.gateways)]
+            gateways = [Gateway(processes.target, 0, number, 1, scale.gateways) for number in range(1, scale.gateways)]
             running += [tasks.create_task(gateway.run()) for gateway in gateways]
             await fill(gateways, scale.live - scale.streams)
             for worker in workers:
@@ -240,7 +241,8 @@ def _events(
     async def ask_stats() -> None:
         async with channel(processes.target) as link:
             for _ in range(QUESTIONS // 10):
-                await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest(requests=1000))
+                await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest())
+                await GatewayLinkStub(link).ListRequests(inference_pb2.ListRequestsRequest(page_size=256))
 
     async def ask_requests() -> None:
         async with channel(processes.target) as link:

@@ -96,7 +96,7 @@ def watch_calls(figures: Figures) -> None:
         if figures.at_least(CALL_CPU_S, time.thread_time() - began_cpu_s):
             code = getattr(called, "cr_code", None)
             place = f"{'/'.join(Path(code.co_filename).parts[-2:])}: " if code else ""
-            figures.name = f"{place}{getattr(called, '__qualname__', called)}"
+            figures.name = f"{place}{getattr(called, '__qualname__', None) or repr(called)}"
 
     asyncio.Handle._run = timed  # type: ignore[method-assign, assignment]
 

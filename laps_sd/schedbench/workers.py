@@ -7,17 +7,18 @@ from random import Random
 from typing import Any
 
 from protos import version
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import worker_link_pb2 as pb
+from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
 from protos.serving import channel
-from protos.v1 import gateway_link_pb2, types_pb2
-from protos.v1 import worker_link_pb2 as pb
-from protos.v1.worker_link_pb2_grpc import WorkerLinkStub
+from protos.v1 import types_pb2
 
 CONTEXT_TOKENS = 8192
 VOCABULARY = 32_000
 BLOCK_TOKENS = 16
 BLOCKS = 1 << 20
-BUSY_US = 20_000  # what a worker says a round took: a scheduler plans with it
-MODEL = gateway_link_pb2.ModelInfo(
+BUSY_S = 0.02  # what a worker says a round took: a scheduler plans with it
+MODEL = common_pb.ModelInfo(
     name="none", fingerprint="none", context_tokens=CONTEXT_TOKENS, vocab_size=VOCABULARY, tokenizer_json=b"none"
 )
 
@@ -41,7 +42,7 @@ class Worker:
     `delays_s` has one entry a command that answered a report: seconds from the report sent to the command read.
     """
 
-    def __init__(self, target: str, number: int, slots: int, model: gateway_link_pb2.ModelInfo = MODEL) -> None:
+    def __init__(self, target: str, number: int, slots: int, model: common_pb.ModelInfo = MODEL) -> None:
         self.go, self.attached = asyncio.Event(), asyncio.Event()
         self.round_s = 0.0
         self.delays_s: list[float] = []
@@ -49,7 +50,7 @@ class Worker:
         self._target, self._slots = target, slots
         self._random = Random(number)
         self._requests: dict[str, Request] = {}
-        cost = pb.CostProfile(verify_s=BUSY_US / 1e6, draft_s=1e-3, verify_slope_s=1e-4, prefill_token_s=1e-5)
+        cost = pb.CostProfile(verify_s=BUSY_S, draft_s=1e-3, verify_slope_s=1e-4, prefill_token_s=1e-5)
         self._hello = pb.Hello(
             protocol=version.CURRENT,
             worker_id=f"worker-{number}",
@@ -77,7 +78,7 @@ class Worker:
             command = await self._command(call)
             now = time.perf_counter()
             self._obey(command)
-            if not command.rank or command.seen_step < step:
+            if not command.schedule or command.seen_step < step:
                 continue  # a heartbeat, or a command that has not seen the last report
             if step:
                 self.delays_s.append(now - reported_at)
@@ -116,10 +117,10 @@ class Worker:
             step=step,
             command_seq=command.seq,
             free_blocks=BLOCKS // 2,
-            verify_us=BUSY_US,
+            verify_s=BUSY_S,
         )
         self.rounds += 1
-        for run in command.rank:
+        for run in command.schedule:
             request = self._requests.get(run.request_id)
             if request is None or request.output >= request.max_tokens:
                 continue

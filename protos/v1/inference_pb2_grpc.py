@@ -4,7 +4,7 @@ import grpc
 import warnings
 
 from protos.v1 import inference_pb2 as protos_dot_v1_dot_inference__pb2
-from protos.v1 import types_pb2 as protos_dot_v1_dot_types__pb2
+from protos.v1 import status_pb2 as protos_dot_v1_dot_status__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class InferenceStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Text generation, and what a caller may ask about it.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -53,17 +54,23 @@ class InferenceStub(object):
         self.GetRequest = channel.unary_unary(
                 '/laps_sd.v1.Inference/GetRequest',
                 request_serializer=protos_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_types__pb2.RequestStatus.FromString,
+                response_deserializer=protos_dot_v1_dot_inference__pb2.GetRequestResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/laps_sd.v1.Inference/ListRequests',
+                request_serializer=protos_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/laps_sd.v1.Inference/Stats',
                 request_serializer=protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_types__pb2.ServerStats.FromString,
+                response_deserializer=protos_dot_v1_dot_status__pb2.StatsResponse.FromString,
                 _registered_method=True)
 
 
 class InferenceServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Text generation, and what a caller may ask about it.
+    """
 
     def Generate(self, request, context):
         """Streams the answer. The request's id is in the initial metadata (`x-request-id`), which is sent once the request is
@@ -76,29 +83,37 @@ class InferenceServicer(object):
 
     def Resume(self, request, context):
         """The same stream from a token on, through any gateway: after a broken connection, from a second client, or until it
-        expires after its end. The last chunk tells of the whole answer. NOT_FOUND if unknown or expired. Ending this call
-        early does what the request's `on_disconnect` says, if no other stream of it is left at this gateway.
+        expires after its end. The last chunk tells of the whole answer. NOT_FOUND if the id is unknown or expired. Ending
+        this call early does what the request's `on_disconnect` says, unless the gateway has another stream of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a request at once; the stream gets its last chunk with finish reason CANCELLED. NOT_FOUND if unknown.
+        """Ends a request at once; its stream gets its last chunk, with finish reason CANCELLED. NOT_FOUND if the id is unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRequest(self, request, context):
-        """Why am I waiting? NOT_FOUND if unknown or expired.
+        """Why is this request waiting? NOT_FOUND if the id is unknown or expired.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """Live requests, page by page. Needs the right `admin`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Figures of the whole service. Needs the right `admin`.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -124,12 +139,17 @@ def add_InferenceServicer_to_server(servicer, server):
             'GetRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRequest,
                     request_deserializer=protos_dot_v1_dot_inference__pb2.GetRequestRequest.FromString,
-                    response_serializer=protos_dot_v1_dot_types__pb2.RequestStatus.SerializeToString,
+                    response_serializer=protos_dot_v1_dot_inference__pb2.GetRequestResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=protos_dot_v1_dot_inference__pb2.ListRequestsRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_inference__pb2.ListRequestsResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
                     request_deserializer=protos_dot_v1_dot_inference__pb2.StatsRequest.FromString,
-                    response_serializer=protos_dot_v1_dot_types__pb2.ServerStats.SerializeToString,
+                    response_serializer=protos_dot_v1_dot_status__pb2.StatsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -140,7 +160,8 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference(object):
-    """Missing associated documentation comment in .proto file."""
+    """Text generation, and what a caller may ask about it.
+    """
 
     @staticmethod
     def Generate(request,
@@ -239,7 +260,34 @@ class Inference(object):
             target,
             '/laps_sd.v1.Inference/GetRequest',
             protos_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
-            protos_dot_v1_dot_types__pb2.RequestStatus.FromString,
+            protos_dot_v1_dot_inference__pb2.GetRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laps_sd.v1.Inference/ListRequests',
+            protos_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
+            protos_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -266,7 +314,7 @@ class Inference(object):
             target,
             '/laps_sd.v1.Inference/Stats',
             protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
-            protos_dot_v1_dot_types__pb2.ServerStats.FromString,
+            protos_dot_v1_dot_status__pb2.StatsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,41 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/v1/types.proto\x12\nlaps_sd.v1\"\xeb\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12)\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x15.laps_sd.v1.LogitBias\x12\x15\n\x08logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"(\n\tLogitBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"/\n\x08Logprobs\x12#\n\x06tokens\x18\x01 \x03(\x0b\x32\x13.laps_sd.v1.Logprob\"D\n\x07Logprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x12\n\ntop_tokens\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"R\n\x06Limits\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\":\n\x05Round\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\"\xe8\x03\n\rRequestStatus\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.laps_sd.v1.FinishReason\x12\x13\n\x0bqueue_level\x18\x04 \x01(\r\x12\x13\n\x0bperceptible\x18\x05 \x01(\x08\x12\x10\n\x08position\x18\x06 \x01(\r\x12\x14\n\x0csubmitted_at\x18\x07 \x01(\x01\x12\x1c\n\x0f\x65stimated_start\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\restimated_end\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x0bpreemptions\x18\n \x01(\r\x12\x15\n\rprompt_tokens\x18\x0b \x01(\r\x12\x15\n\routput_tokens\x18\x0c \x01(\r\x12\x0e\n\x06rounds\x18\r \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\x0e \x01(\x01\x12\x14\n\x0cqueue_time_s\x18\x0f \x01(\x01\x12\x11\n\tworker_id\x18\x10 \x01(\t\x12\x0e\n\x06tenant\x18\x11 \x01(\t\x12\x12\n\nmax_tokens\x18\x12 \x01(\r\x12\x18\n\x10predicted_tokens\x18\x13 \x01(\rB\x12\n\x10_estimated_startB\x10\n\x0e_estimated_end\"\xd0\x01\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0e\n\x06placed\x18\x04 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x05 \x01(\r\x12\x0e\n\x06\x62locks\x18\x06 \x01(\r\x12\x0e\n\x06rounds\x18\x07 \x01(\x04\x12\x12\n\nidle_share\x18\x08 \x01(\x01\x12\x1d\n\x15outside_forward_share\x18\t \x01(\x01\x12\x15\n\routput_tokens\x18\n \x01(\x04\"X\n\x0fPredictorStatus\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x12\n\ntrained_on\x18\x04 \x01(\r\"k\n\x0b\x43lassStatus\x12\'\n\x05\x63lass\x18\x01 \x01(\x0e\x32\x18.laps_sd.v1.RequestClass\x12\x10\n\x08requests\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x11\n\tbacklog_s\x18\x04 \x01(\x01\"a\n\x0cTenantStatus\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\x12\x0f\n\x07refused\x18\x05 \x01(\x04\"\xb4\x05\n\x0bServerStats\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0e\n\x06paused\x18\x05 \x01(\r\x12\x15\n\rqueue_lengths\x18\x06 \x03(\r\x12)\n\x07workers\x18\x07 \x03(\x0b\x32\x18.laps_sd.v1.WorkerStatus\x12\x11\n\tsubmitted\x18\x08 \x01(\x04\x12\x10\n\x08\x66inished\x18\t \x01(\x04\x12\x11\n\tcancelled\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x15\n\routput_tokens\x18\x0c \x01(\x04\x12\x12\n\nnum_drafts\x18\r \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x0e \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x0f \x01(\x04\x12 \n\x18report_to_command_p50_ms\x18\x10 \x01(\x01\x12 \n\x18report_to_command_p99_ms\x18\x11 \x01(\x01\x12\r\n\x05\x65poch\x18\x12 \x01(\x04\x12.\n\tpredictor\x18\x13 \x01(\x0b\x32\x1b.laps_sd.v1.PredictorStatus\x12\x16\n\x0e\x63ontext_tokens\x18\x14 \x01(\r\x12+\n\x08requests\x18\x15 \x03(\x0b\x32\x19.laps_sd.v1.RequestStatus\x12\x0b\n\x03now\x18\x16 \x01(\x01\x12(\n\x07\x63lasses\x18\x17 \x03(\x0b\x32\x17.laps_sd.v1.ClassStatus\x12)\n\x07tenants\x18\x18 \x03(\x0b\x32\x18.laps_sd.v1.TenantStatus\x12\x0f\n\x07refused\x18\x19 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x1a \x01(\x04\x12\x17\n\x0f\x62\x61\x63klog_bound_s\x18\x1b \x01(\x01*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05*\x80\x01\n\x0cRequestClass\x12\x1d\n\x19REQUEST_CLASS_UNSPECIFIED\x10\x00\x12\x1d\n\x19REQUEST_CLASS_INTERACTIVE\x10\x01\x12\x19\n\x15REQUEST_CLASS_DEFAULT\x10\x02\x12\x17\n\x13REQUEST_CLASS_BATCH\x10\x03*a\n\x0cOnDisconnect\x12\x1d\n\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x18\n\x14ON_DISCONNECT_CANCEL\x10\x01\x12\x18\n\x14ON_DISCONNECT_DETACH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/v1/types.proto\x12\nlaps_sd.v1\":\n\x05Round\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\"D\n\x07Logprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x12\n\ntop_tokens\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05*h\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x14\n\x10PRIORITY_DEFAULT\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03*a\n\x0cOnDisconnect\x12\x1d\n\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x18\n\x14ON_DISCONNECT_CANCEL\x10\x01\x12\x18\n\x14ON_DISCONNECT_DETACH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2276
-  _globals['_FINISHREASON']._serialized_end=2453
-  _globals['_REQUESTCLASS']._serialized_start=2456
-  _globals['_REQUESTCLASS']._serialized_end=2584
-  _globals['_ONDISCONNECT']._serialized_start=2586
-  _globals['_ONDISCONNECT']._serialized_end=2683
-  _globals['_SAMPLING']._serialized_start=38
-  _globals['_SAMPLING']._serialized_end=273
-  _globals['_LOGITBIAS']._serialized_start=275
-  _globals['_LOGITBIAS']._serialized_end=315
-  _globals['_LOGPROBS']._serialized_start=317
-  _globals['_LOGPROBS']._serialized_end=364
-  _globals['_LOGPROB']._serialized_start=366
-  _globals['_LOGPROB']._serialized_end=434
-  _globals['_LIMITS']._serialized_start=436
-  _globals['_LIMITS']._serialized_end=518
-  _globals['_ROUND']._serialized_start=520
-  _globals['_ROUND']._serialized_end=578
-  _globals['_REQUESTSTATUS']._serialized_start=581
-  _globals['_REQUESTSTATUS']._serialized_end=1069
-  _globals['_WORKERSTATUS']._serialized_start=1072
-  _globals['_WORKERSTATUS']._serialized_end=1280
-  _globals['_PREDICTORSTATUS']._serialized_start=1282
-  _globals['_PREDICTORSTATUS']._serialized_end=1370
-  _globals['_CLASSSTATUS']._serialized_start=1372
-  _globals['_CLASSSTATUS']._serialized_end=1479
-  _globals['_TENANTSTATUS']._serialized_start=1481
-  _globals['_TENANTSTATUS']._serialized_end=1578
-  _globals['_SERVERSTATS']._serialized_start=1581
-  _globals['_SERVERSTATS']._serialized_end=2273
+  _globals['_FINISHREASON']._serialized_start=168
+  _globals['_FINISHREASON']._serialized_end=345
+  _globals['_PRIORITY']._serialized_start=347
+  _globals['_PRIORITY']._serialized_end=451
+  _globals['_ONDISCONNECT']._serialized_start=453
+  _globals['_ONDISCONNECT']._serialized_end=550
+  _globals['_ROUND']._serialized_start=37
+  _globals['_ROUND']._serialized_end=95
+  _globals['_LOGPROB']._serialized_start=97
+  _globals['_LOGPROB']._serialized_end=165
 # @@protoc_insertion_point(module_scope)

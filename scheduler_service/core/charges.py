@@ -14,7 +14,8 @@ def charge(classes: Classes, ran: Iterable[tuple[Entry, Round]], share_s: float,
     """`share_s`: nominal seconds of a whole worker that a slot's round is; a prompt takes the whole worker."""
     service_s: defaultdict[tuple[ClassAccount, Tenant], float] = defaultdict(float)
     for entry, row in ran:
-        service_s[entry.of_class, entry.tenant] += (share_s if row.new else 0.0) + row.prefilled * prefill_token_s
+        decoding_s = share_s * row.count if row.new else 0.0
+        service_s[entry.of_class, entry.tenant] += decoding_s + row.prefilled * prefill_token_s
     for (of_class, tenant), seconds in service_s.items():
         tenant.charge(seconds)
         classes.charge(of_class.klass, seconds)

@@ -182,7 +182,9 @@ class Core:
                 entry.offloaded = 0
                 ran[row.id] = entry, row
         if fleet.overtaking:
-            fleet.overtaking.served([(entry.request, fleet.load.rounds(id)) for id, (entry, _) in ran.items()])
+            needs = [(entry.request, fleet.load.rounds(id)) for id, (entry, _) in ran.items()]
+            for _ in range(max((row.count for _, row in ran.values()), default=1)):
+                fleet.overtaking.served(needs)
         charge(fleet.classes, ran.values(), known.round_s / known.slots, known.cost.prefill_token_s)
         for entry, row in ran.values():
             effects.append(self._round_done(entry, row, now - step.duration_s))
@@ -208,8 +210,6 @@ class Core:
             entry.started = began
         entry.emitted += row.new
         entry.expect()
-        if row.new:
-            fleet.isolation.served(entry)
         if row.finish:
             fleet.workers[entry.home or ""].listed.pop(row.id, None)
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
@@ -217,9 +217,14 @@ class Core:
             batch_s = row.prefilled * known.cost.prefill_token_s * known.slots + (0 if row.new else known.round_s)
             entry.kv_s += batch_s
         else:
-            entry.served_s += known.round_s
-        if row.drafted or (row.new and not row.prefilled):
-            entry.acceptance = entry.acceptance.after(row.drafted, row.accepted, row.new)
+            entry.served_s += known.round_s * row.count
+        for count, (new, drafted, accepted) in enumerate(row.each or ((row.new, row.drafted, row.accepted),), 1):
+            if new:
+                fleet.isolation.served(entry)
+            if drafted or (new and not row.prefilled):
+                entry.acceptance = entry.acceptance.after(drafted, accepted, new)
+            if count < row.count:
+                entry.perceptible = entry.perceptible or fleet.policy.perceives(entry)
         if row.finish is Finish.ERROR:
             return self._end(entry, Move.FAIL, row.finish, row.start)
         if row.finish is not None:

@@ -84,7 +84,7 @@ class Load:
         slots, cost = worker.up.slots, worker.up.cost
         full = sum(not row.skipped for row in step.rounds) >= slots
         if full and worker.full_at is not None:
-            decoding = sum(row.new > 0 for row in step.rounds)
+            decoding = sum(row.count for row in step.rounds if row.new)
             prefilled = sum(row.prefilled for row in step.rounds)
             elapsed_s = max(0.0, now - worker.full_at)
             fade = 0.5 ** (elapsed_s / HALF_LIFE_S)

@@ -137,7 +137,8 @@ class Draining:
 
 @value
 class Round:
-    """One row of a report, without its token ids: those stay in the shell."""
+    """One row of a report, without its token ids: those stay in the shell. If a report holds several rounds, `new`,
+    `drafted` and `accepted` are their sums, and `each` has the three numbers of every round."""
 
     id: str
     placement: int
@@ -150,10 +151,18 @@ class Round:
     blocks: int
     finish: Finish | None = None
     skipped: bool = False
+    each: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many rounds these are."""
+        return len(self.each) or 1
 
 
 @value
 class StepDone:
+    """A worker's report of a round, or of several in which the same requests ran."""
+
     worker: str
     rounds: tuple[Round, ...]
     free_blocks: int

@@ -8,11 +8,11 @@ import structlog
 
 from protos import version
 from protos.errors import NotServing, QueueFull, RequestError
+from protos.link.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2_grpc as rpc
 from protos.serving import BEAT_S, Stream, abort, first_of
-from protos.v1 import gateway_link_pb2 as pb
-from protos.v1 import gateway_link_pb2_grpc as rpc
 from protos.v1 import inference_pb2 as inference_pb
-from protos.v1 import types_pb2 as types_pb
+from protos.v1 import status_pb2 as status_pb
 from scheduler_service import insight
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
@@ -51,15 +51,28 @@ class GatewayLink(rpc.GatewayLinkServicer):
             leader.requests.unlink(outbox)
             self._log.info("gateway_unlinked")
 
-    async def GetRequest(self, request: inference_pb.GetRequestRequest, context: Any) -> types_pb.RequestStatus:  # noqa: N802
-        return await self._answer(context, lambda leader: insight.request_status(leader, request.request_id))
+    async def GetRequest(  # noqa: N802
+        self, request: inference_pb.GetRequestRequest, context: Any
+    ) -> inference_pb.GetRequestResponse:
+        async def status(leader: Leader) -> inference_pb.GetRequestResponse:
+            return inference_pb.GetRequestResponse(request=await insight.request_status(leader, request.request_id))
 
-    async def GetSubmission(self, request: inference_pb.GetRequestRequest, context: Any) -> pb.Submit:  # noqa: N802
+        return await self._answer(context, status)
+
+    async def ListRequests(  # noqa: N802
+        self, request: inference_pb.ListRequestsRequest, context: Any
+    ) -> inference_pb.ListRequestsResponse:
+        async def page(leader: Leader) -> inference_pb.ListRequestsResponse:
+            return await insight.list_requests(leader, request)
+
+        return await self._answer(context, page)
+
+    async def GetSubmission(self, request: pb.GetSubmissionRequest, context: Any) -> pb.Submit:  # noqa: N802
         return await self._answer(context, lambda leader: leader.requests.submission(request.request_id))
 
-    async def Stats(self, request: inference_pb.StatsRequest, context: Any) -> types_pb.ServerStats:  # noqa: N802
-        async def stats(leader: Leader) -> types_pb.ServerStats:
-            return insight.stats(leader, request.requests)
+    async def Stats(self, request: inference_pb.StatsRequest, context: Any) -> status_pb.StatsResponse:  # noqa: N802
+        async def stats(leader: Leader) -> status_pb.StatsResponse:
+            return insight.stats(leader)
 
         return await self._answer(context, stats)
 
@@ -75,7 +88,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
 
 async def _read(leader: Leader, outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
     while isinstance(message := await stream.read(), pb.FromGateway):
-        match message.WhichOneof("m"):
+        match message.WhichOneof("kind"):
             case "submit":
                 try:
                     await leader.requests.submit(message.submit, outbox)

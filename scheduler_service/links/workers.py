@@ -9,9 +9,9 @@ import structlog
 
 from protos import version
 from protos.errors import BadInput, RequestError
+from protos.link.v1 import worker_link_pb2 as pb
+from protos.link.v1 import worker_link_pb2_grpc as rpc
 from protos.serving import BEAT_S, Stream, abort, first_of
-from protos.v1 import worker_link_pb2 as pb
-from protos.v1 import worker_link_pb2_grpc as rpc
 from scheduler_service import checks
 from scheduler_service.leader import Leader
 from scheduler_service.session import WorkerSession

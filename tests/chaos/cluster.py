@@ -22,7 +22,7 @@ from tests.waiting import until
 SCHEDULERS = GATEWAYS = 2
 READY_S = 300.0
 STOP_S = 60.0
-LINK = "laps_sd.v1.GatewayLink"
+LINK = "laps_sd.link.v1.GatewayLink"
 
 
 @dataclass

@@ -85,7 +85,7 @@ async def test_a_leader_of_a_pair_lost_mid_stream_is_only_a_pause(pair: Stack, n
 
 def leads(scheduler: psutil.Process) -> bool:
     words = scheduler.cmdline()
-    return is_serving(f"http://127.0.0.1:{words[words.index('--port') + 1]}", "laps_sd.v1.GatewayLink")
+    return is_serving(f"http://127.0.0.1:{words[words.index('--port') + 1]}", "laps_sd.link.v1.GatewayLink")
 
 
 async def test_a_worker_killed_mid_stream_changes_no_token(tiny_model: Path, tmp_path: Path) -> None:

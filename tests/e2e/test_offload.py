@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from protos.link.v1 import worker_link_pb2 as pb
 from protos.tls import Tls
 from scheduler_service.store import MemoryStore
 from tests.scheduler.live import ScriptedGateway, scheduler
@@ -64,14 +65,16 @@ async def worker(target: str, model: LoadedModel, **memory: int) -> AsyncIterato
         link = Link(
             [target],
             tls=Tls(),
-            worker_id="w",
             runner=runner,
-            model=of_model(model, 256, engine.vocab_size),
-            slots=1,
-            blocks=engine.blocks,
-            block_tokens=8,
-            host_blocks=engine.host_blocks,
-            max_draft=4,
+            hello=pb.Hello(
+                worker_id="w",
+                model=of_model(model, 256, engine.vocab_size),
+                slots=1,
+                blocks=engine.blocks,
+                block_tokens=8,
+                host_blocks=engine.host_blocks,
+                max_draft=4,
+            ),
             on_attached=on_attached,
         )
         running = asyncio.create_task(link.run())

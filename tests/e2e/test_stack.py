@@ -15,7 +15,8 @@ from laps_sd.client import Client, Collector
 from laps_sd.loadtest.command import FELL_BEHIND
 from laps_sd.top import frames
 from protos.errors import DeadlinePassed, UnknownRequest
-from protos.v1 import types_pb2
+from protos.times import milliseconds, seconds
+from protos.v1 import status_pb2, types_pb2
 from tests.e2e.stack import Stack
 from tests.waiting import until
 
@@ -84,7 +85,7 @@ async def test_cancel_ends_the_stream_with_that_reason(client: Client) -> None:
     await client.cancel(first.request_id)
     *_, last = [chunk async for chunk in stream]
     assert last.final.finish_reason == types_pb2.FINISH_REASON_CANCELLED
-    assert (await client.status(first.request_id)).state == "finished"
+    assert (await client.status(first.request_id)).state == status_pb2.REQUEST_STATE_FINISHED
 
 
 async def test_a_client_that_hangs_up_ends_its_request(client: Client) -> None:
@@ -111,7 +112,7 @@ async def test_why_am_i_waiting(client: Client) -> None:
     status = await client.status(first.request_id)
     assert (status.state, status.position, status.worker_id) == ("running", 0, "worker-0")
     assert 1 <= status.queue_level <= 6
-    assert status.estimated_end > status.estimated_start
+    assert seconds(status.estimated_end_time) > seconds(status.estimated_start_time)
     await stream.aclose()
 
 
@@ -145,7 +146,7 @@ async def test_stats_tell_of_the_worker_and_the_delays(client: Client) -> None:
     await client.complete(**SHORT)
     stats = await client.stats()
     assert (stats.policy, len(stats.workers), stats.workers[0].slots) == ("gittins", 1, 1)
-    assert 0 < stats.report_to_command_p50_ms <= stats.report_to_command_p99_ms
+    assert 0 < milliseconds(stats.report_to_command_p50) <= milliseconds(stats.report_to_command_p99)
     assert stats.num_accepted_tokens <= stats.num_draft_tokens
 
 
@@ -205,12 +206,12 @@ async def test_top_shows_who_runs_and_how_fast(client: Client) -> None:
     busy.cancel()
     (request,), (worker,) = running, frame["workers"]
     assert request["output_tokens"] < request["max_tokens"] == ENDLESS["max_tokens"]
-    assert request["estimated_end"] > frame["now"]
+    assert request["estimated_end_time"] > frame["read_time"]
     assert rates.keys() == {worker["worker_id"]}
 
 
 async def until_finished(client: Client, request_id: str) -> None:
     async def finished() -> bool:
-        return (await client.status(request_id)).state == "finished"
+        return (await client.status(request_id)).state == status_pb2.REQUEST_STATE_FINISHED
 
     await until(finished)

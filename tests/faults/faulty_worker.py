@@ -15,7 +15,7 @@ from typing import Any
 
 import worker_service.__main__ as worker
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import Run, StepResult
+from worker_service.engine.types import Admission, Run, StepResult
 
 POISON = [13, 14, 13, 14, 13]
 
@@ -26,10 +26,11 @@ def faulty(folder: Path) -> type[Engine]:
             super().__init__(*args, **options)
             self._poisonous: set[str] = set()
 
-        def admit(self, request_id: str, placement: int, tokens: Sequence[int], *more: Any, **options: Any) -> None:
+        def admit(self, admission: Admission) -> None:
+            tokens = admission.tokens
             if any(list(tokens[at : at + len(POISON)]) == POISON for at in range(len(tokens))):
-                self._poisonous.add(request_id)
-            super().admit(request_id, placement, tokens, *more, **options)
+                self._poisonous.add(admission.request_id)
+            super().admit(admission)
 
         def step(self, runs: Sequence[Run], slots: int) -> StepResult:
             if told(folder / "hang"):

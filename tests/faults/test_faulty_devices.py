@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from laps_sd.supervise import Child, Command
+from protos.link.v1 import common_pb2
 from protos.v1 import types_pb2
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")
 
 TOKENS = 500
 PROMPTS = {f"r{i}": [10 + (i * 7 + j * 3) % 50 for j in range(12)] for i in range(4)}
-SEEDED = types_pb2.Sampling(temperature=1, top_p=1, seed=7)
+SEEDED = common_pb2.Sampling(temperature=1, top_p=1, seed=7)
 
 
 @dataclass

@@ -16,8 +16,8 @@ import typer
 
 from laps_sd.stack import Options, Stack, claim_ports, gateway_command, run, worker_command
 from laps_sd.supervise import Child
+from protos.link.v1 import gateway_link_pb2
 from protos.serving import channel
-from protos.v1 import gateway_link_pb2
 from tests.fuzz import impostor as other_side
 from tests.fuzz.doors import STRANGERS, peers
 from tests.fuzz.fuzzing import Harm, Watch, batch, knock

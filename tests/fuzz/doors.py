@@ -10,17 +10,18 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos import version
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import inference_pb2 as pb
-from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 
 TIMEOUT_S = 20.0
 PER_STREAM = 16  # messages at most
 _Code = grpc.StatusCode
 _REFUSED = {_Code.OK, _Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.RESOURCE_EXHAUSTED}
 # DEADLINE_EXCEEDED and CANCELLED are the knocking client's own doing.
-_STREAMED = _REFUSED | {_Code.ALREADY_EXISTS, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED}
+_STREAMED = _REFUSED | {_Code.ALREADY_EXISTS, _Code.FAILED_PRECONDITION, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED}
 
 # Makes one call and returns it, ended.
 Send = Callable[[grpc.aio.Channel, str, Sequence[bytes], Random], Awaitable[grpc.aio.Call]]
@@ -64,7 +65,7 @@ async def _answer(channel: grpc.aio.Channel, method: str, raw: Sequence[bytes], 
 
 async def _stream(channel: grpc.aio.Channel, method: str, raw: Sequence[bytes], random: Random) -> grpc.aio.Call:
     """Says all of it, and hangs up: in order, or in the middle of the answer."""
-    call = channel.stream_stream(method)(timeout=TIMEOUT_S)
+    call = channel.stream_stream(method)(timeout=TIMEOUT_S, metadata=version.METADATA)
     try:
         for message in raw:
             await call.write(message)
@@ -128,7 +129,8 @@ STRANGERS = (
     ),
     Door("/laps_sd.v1.Inference/Cancel", [pb.CancelRequest(request_id=id) for id in _IDS], share=2),
     Door("/laps_sd.v1.Inference/GetRequest", [pb.GetRequestRequest(request_id=id) for id in _IDS], share=2),
-    Door("/laps_sd.v1.Inference/Stats", [pb.StatsRequest(requests=2)]),
+    Door("/laps_sd.v1.Inference/ListRequests", [pb.ListRequestsRequest(page_size=2, page_token="1")]),
+    Door("/laps_sd.v1.Inference/Stats", [pb.StatsRequest()]),
     Door("/grpc.health.v1.Health/Check", [health_pb2.HealthCheckRequest(service="laps_sd.v1.Inference")]),
     Door(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
@@ -141,11 +143,11 @@ STRANGERS = (
 _SUBMIT = gateway_pb.Submit(
     request_id="one",
     prompt=[5, 6, 7],
-    sampling=types_pb.Sampling(**_SAMPLED),
-    limits=types_pb.Limits(max_tokens=3, stop=["a"]),
+    sampling=common_pb.Sampling(**_SAMPLED),
+    limits=common_pb.Limits(max_tokens=3, stop=["a"]),
     predicted_tokens=3,
 )
-_MODEL = gateway_pb.ModelInfo(name="m", fingerprint="f", context_tokens=1024, vocab_size=400)
+_MODEL = common_pb.ModelInfo(name="m", fingerprint="f", context_tokens=1024, vocab_size=400)
 _COST = worker_pb.CostProfile(draft_s=0.001, verify_s=0.001, prefill_token_s=1e-5)
 _ROW = worker_pb.Row(request_id="one", placement=1, tokens=[5], drafted=1, accepted=1, blocks=1)
 
@@ -153,7 +155,14 @@ _ROW = worker_pb.Row(request_id="one", placement=1, tokens=[5], drafted=1, accep
 def peers(fingerprint: str) -> tuple[Door, ...]:
     """Of a scheduler whose workers serve the model of this fingerprint: what hurts there, a peer's mistake could do."""
     hello = worker_pb.Hello(
-        protocol=1, worker_id="stray", session="s", model=_MODEL, slots=2, block_tokens=16, blocks=9, cost=_COST
+        protocol=version.CURRENT,
+        worker_id="stray",
+        session="s",
+        model=_MODEL,
+        slots=2,
+        block_tokens=16,
+        blocks=9,
+        cost=_COST,
     )
     hello.model.fingerprint = fingerprint
     report = worker_pb.StepReport(epoch=1, session="s", step=1, command_seq=1, rows=[_ROW], free_blocks=8, cost=_COST)
@@ -164,12 +173,16 @@ def peers(fingerprint: str) -> tuple[Door, ...]:
         gateway_pb.FromGateway(cancel=gateway_pb.Cancel(request_id="one")),
     ]
     return (
-        Door("/laps_sd.v1.GatewayLink/Link", link, _stream, statuses=_STREAMED, share=6),
-        Door("/laps_sd.v1.GatewayLink/GetRequest", [pb.GetRequestRequest(request_id=id) for id in _IDS]),
-        Door("/laps_sd.v1.GatewayLink/GetSubmission", [pb.GetRequestRequest(request_id=id) for id in _IDS]),
-        Door("/laps_sd.v1.GatewayLink/Stats", [pb.StatsRequest(requests=2)]),
+        Door("/laps_sd.link.v1.GatewayLink/Link", link, _stream, statuses=_STREAMED, share=6),
+        Door("/laps_sd.link.v1.GatewayLink/GetRequest", [pb.GetRequestRequest(request_id=id) for id in _IDS]),
         Door(
-            "/laps_sd.v1.WorkerLink/Attach",
+            "/laps_sd.link.v1.GatewayLink/GetSubmission",
+            [gateway_pb.GetSubmissionRequest(request_id=id) for id in _IDS],
+        ),
+        Door("/laps_sd.link.v1.GatewayLink/ListRequests", [pb.ListRequestsRequest(page_size=2, page_token="1")]),
+        Door("/laps_sd.link.v1.GatewayLink/Stats", [pb.StatsRequest()]),
+        Door(
+            "/laps_sd.link.v1.WorkerLink/Attach",
             [worker_pb.FromWorker(report=report), worker_pb.FromWorker(hello=hello)],
             _stream,
             first=worker_pb.FromWorker(hello=hello),

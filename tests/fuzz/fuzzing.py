@@ -12,10 +12,11 @@ import grpc
 
 from laps_sd.client import Client
 from laps_sd.stack import Stack
+from protos import version
 from protos.errors import RequestError, UnknownRequest
+from protos.link.v1 import gateway_link_pb2
+from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.serving import channel
-from protos.v1 import gateway_link_pb2
-from protos.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from tests.fuzz.doors import Broken, Door
 from tests.fuzz.inputs import mutated
 
@@ -44,7 +45,7 @@ class Watch:
         """Ends what inputs have begun. Raises Harm if somebody died, complained, or answers otherwise than before."""
         async with Client(self.stack.grpc) as client:
             async with asyncio.timeout(CALM_S):
-                while requests := (await client.stats(256)).requests:
+                while requests := (await client.list_requests(256)).requests:
                     for request in requests:
                         with suppress(UnknownRequest):
                             await client.cancel(request.request_id)
@@ -59,7 +60,7 @@ class Watch:
     async def serving(self, scheduler: str) -> gateway_link_pb2.Serving:
         """What it greets a gateway with: the model."""
         async with channel(scheduler) as link:
-            return (await GatewayLinkStub(link).Link(timeout=CALM_S).read()).serving
+            return (await GatewayLinkStub(link).Link(timeout=CALM_S, metadata=version.METADATA).read()).serving
 
     @staticmethod
     def line(complaints: list[str], line: bytes) -> None:

@@ -13,10 +13,11 @@ from google.protobuf.message import Message
 
 from laps_sd.client import Client
 from protos.errors import RequestError
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.serving import LINK_MESSAGE_BYTES, options
-from protos.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from tests.fuzz.fuzzing import Harm
 from tests.fuzz.inputs import mutated
 from tests.waiting import WAIT_S
@@ -36,7 +37,7 @@ class Impostor:
         self._server = grpc.aio.server(options=options(LINK_MESSAGE_BYTES))
         for service, method in (("GatewayLink", "Link"), ("WorkerLink", "Attach")):
             handler = grpc.stream_stream_rpc_method_handler(self._serve(method))
-            handlers = grpc.method_handlers_generic_handler(f"laps_sd.v1.{service}", {method: handler})
+            handlers = grpc.method_handlers_generic_handler(f"laps_sd.link.v1.{service}", {method: handler})
             self._server.add_generic_rpc_handlers((handlers,))
 
     def _serve(self, method: str) -> Callable[..., Any]:
@@ -111,8 +112,8 @@ def _admit(id: str, placement: int, max_tokens: int) -> worker_pb.Admit:
         placement=placement,
         tokens=PROMPT,
         prompt_len=len(PROMPT),
-        sampling=types_pb.Sampling(temperature=0.5 if placement > 1 else 0, top_p=1, seed=3),
-        limits=types_pb.Limits(max_tokens=max_tokens, ignore_eos=True),
+        sampling=common_pb.Sampling(temperature=0.5 if placement > 1 else 0, top_p=1, seed=3),
+        limits=common_pb.Limits(max_tokens=max_tokens, ignore_eos=True),
     )
 
 
@@ -126,10 +127,10 @@ async def to_worker(link: Link, random: Random) -> int:
         session=hello.session,
         seq=1,
         admit=[_admit(id, random.randint(1, 3), 20) for id in IDS],
-        rank=[worker_pb.Run(request_id=id, draft_len=2, prefill_tokens=8) for id in IDS],
+        schedule=[worker_pb.Run(request_id=id, draft_len=2, prefill_tokens=8) for id in IDS],
     )
     edits = {edit: [random.choice(IDS)] for edit in random.sample(("drop", "forget", "offload"), 2)}
-    edited = worker_pb.StepCommand(epoch=command.epoch, session=hello.session, rank=command.rank, **edits)
+    edited = worker_pb.StepCommand(epoch=command.epoch, session=hello.session, schedule=command.schedule, **edits)
     seeds = [worker_pb.ToWorker(command=command), worker_pb.ToWorker(command=edited), welcome]
     return await link.babble(seeds, random)
 
@@ -144,7 +145,7 @@ async def worker_is_well(link: Link) -> tuple[int, ...]:
         seq=1,
         forget=sorted({held.request_id for held in hello.held} | {*IDS, "canary"}),
         admit=[_admit("canary", 1, 12)],
-        rank=[worker_pb.Run(request_id="canary", draft_len=2, prefill_tokens=64)],
+        schedule=[worker_pb.Run(request_id="canary", draft_len=2, prefill_tokens=64)],
     )
     await link.say(worker_pb.ToWorker(command=command))
     tokens: list[int] = []
@@ -168,7 +169,7 @@ async def to_gateway(link: Link, random: Random, serving: gateway_pb.Serving) ->
         gateway_pb.ToGateway(accepted=[id]),
         gateway_pb.ToGateway(deltas=[gateway_pb.Delta(request_id=id, tokens=[9, 10], drafted=1, accepted=1)]),
         gateway_pb.ToGateway(deltas=[gateway_pb.Delta(request_id=id, start=2, tokens=[11], ending=ending)]),
-        gateway_pb.ToGateway(refusals=[gateway_pb.Refusal(request_id=id, code=8, message="full", retry_after_ms=5)]),
+        gateway_pb.ToGateway(refusals=[gateway_pb.Refusal(request_id=id, code=8, message="full", retry_after_s=0.005)]),
         gateway_pb.ToGateway(serving=bare),
     ]
     return await link.babble(seeds, random)

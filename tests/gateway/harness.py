@@ -12,10 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from gateway.app import Gateway, running
 from gateway.config import Settings
 from laps_sd.client import Client
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2_grpc as rpc
 from protos.serving import BEAT_S, LINK_MESSAGE_BYTES, options
-from protos.v1 import gateway_link_pb2 as pb
-from protos.v1 import gateway_link_pb2_grpc as rpc
 from protos.v1 import inference_pb2, types_pb2
+from protos.v1 import status_pb2 as status_pb
 from tests.waiting import WAIT_S
 
 CONTEXT_TOKENS = 64
@@ -49,7 +51,7 @@ TOKENIZER = train_tokenizer()
 
 
 def model_info(*, template: str = TEMPLATE, fingerprint: str = "one", context_tokens: int = CONTEXT_TOKENS) -> Any:
-    return pb.ModelInfo(
+    return common_pb.ModelInfo(
         name="tiny",
         fingerprint=fingerprint,
         context_tokens=context_tokens,
@@ -81,7 +83,7 @@ class Link:
     async def next(self, kind: str) -> Any:
         """The gateway's next message, which must be of `kind`."""
         message = await asyncio.wait_for(self.received.get(), WAIT_S)
-        assert message.WhichOneof("m") == kind, message
+        assert message.WhichOneof("kind") == kind, message
         return getattr(message, kind)
 
     async def send(self, **fields: Any) -> None:
@@ -102,7 +104,7 @@ class Scheduler(rpc.GatewayLinkServicer):
 
     def __init__(self) -> None:
         self.serving = pb.Serving(ready=True, model=model_info())
-        self.known: dict[str, types_pb2.RequestStatus] = {}
+        self.known: dict[str, status_pb.RequestStatus] = {}
         self.submitted: dict[str, pb.Submit] = {}
         self.asked = asyncio.Event()
         self.silent: asyncio.Event | None = None  # no submission is told before it is set
@@ -147,12 +149,14 @@ class Scheduler(rpc.GatewayLinkServicer):
         finally:
             reading.cancel()
 
-    async def GetRequest(self, request: inference_pb2.GetRequestRequest, context: Any) -> types_pb2.RequestStatus:  # noqa: N802
+    async def GetRequest(  # noqa: N802
+        self, request: inference_pb2.GetRequestRequest, context: Any
+    ) -> inference_pb2.GetRequestResponse:
         if request.request_id not in self.known:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"request {request.request_id} is unknown")
-        return self.known[request.request_id]
+        return inference_pb2.GetRequestResponse(request=self.known[request.request_id])
 
-    async def GetSubmission(self, request: inference_pb2.GetRequestRequest, context: Any) -> pb.Submit:  # noqa: N802
+    async def GetSubmission(self, request: pb.GetSubmissionRequest, context: Any) -> pb.Submit:  # noqa: N802
         self.asked.set()
         if self.silent is not None:
             await self.silent.wait()
@@ -160,8 +164,13 @@ class Scheduler(rpc.GatewayLinkServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"request {request.request_id} is unknown")
         return self.submitted[request.request_id]
 
-    async def Stats(self, request: inference_pb2.StatsRequest, context: Any) -> types_pb2.ServerStats:  # noqa: N802
-        return types_pb2.ServerStats(policy="laps-sd", waiting=3)
+    async def ListRequests(  # noqa: N802
+        self, request: inference_pb2.ListRequestsRequest, context: Any
+    ) -> inference_pb2.ListRequestsResponse:
+        return inference_pb2.ListRequestsResponse(requests=self.known.values())
+
+    async def Stats(self, request: inference_pb2.StatsRequest, context: Any) -> status_pb.StatsResponse:  # noqa: N802
+        return status_pb.StatsResponse(policy="laps-sd", waiting=3)
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ async def test_json_is_one_object_with_the_promised_keys() -> None:
         process = await generate(client.target, *options)
         submit = await link.accept()
         assert (submit.limits.max_tokens, submit.sampling.seed, list(submit.limits.stop)) == (9, 7, ["."])
-        assert getattr(submit, "class") == types_pb2.REQUEST_CLASS_BATCH
+        assert submit.priority == types_pb2.PRIORITY_BATCH
         await link.delta(submit, 0, ids("end"))
         await link.delta(submit, len(ids("end")), [40], drafted=4, accepted=0, ending=ending(preemptions=1))
         code, out, _ = await output(process)

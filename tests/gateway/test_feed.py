@@ -5,7 +5,8 @@ import pytest
 from gateway.feed import JUMPS_OF_A_FOLLOW, Feed
 from gateway.stream_states import Event
 from protos.errors import Lost, NotServing
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
 from tests.gateway.harness import ending
 
@@ -37,7 +38,7 @@ async def test_tokens_seen_before_are_cut_off(feed: Feed) -> None:
 
 async def test_log_probabilities_stay_with_their_tokens(feed: Feed) -> None:
     def with_logprobs(start: int, *tokens: int) -> pb.Delta:
-        logprobs = types_pb2.Logprobs(tokens=[types_pb2.Logprob(logprob=-float(token)) for token in tokens])
+        logprobs = common_pb.Logprobs(tokens=[types_pb2.Logprob(logprob=-float(token)) for token in tokens])
         return pb.Delta(start=start, tokens=tokens, logprobs=logprobs)
 
     feed.put(with_logprobs(0, 1, 2, 3))
@@ -88,3 +89,11 @@ async def test_the_answer_to_another_streams_follow_is_no_loss(feed: Feed) -> No
     for start in range(10):
         feed.put(delta(start, start))
     assert (await feed.take()).tokens == list(range(10))
+
+
+def test_a_submission_that_is_sent_again_carries_the_time_that_is_left_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((100.0, 100.0, 102.0))
+    monkeypatch.setattr("gateway.feed.time.monotonic", lambda: next(now))
+    feed = Feed(pb.Submit(request_id="r", timeout_s=5.0))
+    sent = [message.submit.timeout_s for _ in range(2) for message in feed.on(Event.LINK)]
+    assert sent == [5.0, 3.0]

@@ -16,7 +16,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gateway.feed import BEYOND
 from laps_sd.client import SERVICE, Client
 from protos.errors import Lost, NotServing
-from protos.v1 import gateway_link_pb2 as pb
+from protos.idempotence import same
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
 from tests.gateway.harness import TOKENIZER, WAIT_S, Scheduler, ending, gateway, ids, model_info, stack
 from tests.gateway.test_stream import begin, finish
@@ -81,7 +82,7 @@ async def test_an_unacknowledged_submission_is_sent_again() -> None:
         submit = await link.next("submit")
         link.cut.set()
         link = await scheduler.link()
-        assert await link.accept() == submit
+        assert same(await link.accept(), submit)
         await link.delta(submit, 0, [40], ending=ending())
         assert (await finish(task)).token_ids == [40]
 
@@ -105,7 +106,7 @@ async def test_a_scheduler_that_is_not_yet_able_is_asked_again() -> None:
         link = await scheduler.link()
         await link.next("follow")
         code = grpc.StatusCode.UNAVAILABLE.value[0]
-        await link.send(refusals=[{"request_id": submit.request_id, "code": code, "retry_after_ms": 1}])
+        await link.send(refusals=[{"request_id": submit.request_id, "code": code, "retry_after_s": 0.001}])
         assert (await link.next("follow")).request_id == submit.request_id
         await link.delta(submit, 0, [40], ending=ending())
         await finish(task)
@@ -133,7 +134,7 @@ async def test_a_connection_in_time_ends_the_countdown() -> None:
         link = await scheduler.link()
         await link.next("follow")
         code = grpc.StatusCode.UNAVAILABLE.value[0]
-        await link.send(refusals=[{"request_id": submit.request_id, "code": code, "retry_after_ms": 400}])
+        await link.send(refusals=[{"request_id": submit.request_id, "code": code, "retry_after_s": 0.4}])
         await link.next("follow")  # 0.4 s later: the stream is alive, or this would be its cancel
         await link.delta(submit, 0, [40], ending=ending())
         await finish(task)

@@ -12,7 +12,8 @@ from gateway.feed import BEYOND
 from gateway.text import TextModel
 from laps_sd.client import Client, Collector
 from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, model_info, stack
 from tests.gateway.test_cli import generate, output
@@ -25,7 +26,7 @@ DETACH = {"on_disconnect": "ON_DISCONNECT_DETACH"}
 
 
 def submission(id: str = "r", **fields: Any) -> pb.Submit:
-    limits = types_pb2.Limits(max_tokens=40, stop=fields.pop("stop", []))
+    limits = common_pb.Limits(max_tokens=40, stop=fields.pop("stop", []))
     return pb.Submit(request_id=id, prompt=[1, 2, 3], limits=limits, tenant="default", **fields)
 
 
@@ -133,7 +134,7 @@ async def test_a_request_that_is_to_be_submitted_again_later_is_submitted_by_who
         link.cut.set()
         link = await scheduler.link()
         submit = await link.next("submit")
-        refusal = {"code": NotServing.code.value[0], "message": "no warmed worker", "retry_after_ms": 60_000}
+        refusal = {"code": NotServing.code.value[0], "message": "no warmed worker", "retry_after_s": 60}
         await link.send(refusals=[pb.Refusal(request_id="mine", **refusal)])
         await client.ready(WAIT_S)
         second = asyncio.create_task(client.complete("the fox", request_id="mine"))
@@ -241,7 +242,7 @@ async def test_a_detached_submission_is_sent_again_under_its_id_when_its_answer_
         submit = await link.next("submit")
         await first.server.stop(0)
         again = await other.accept()
-        again.deadline_unix_ms = submit.deadline_unix_ms
+        again.timeout_s = submit.timeout_s  # each attempt has its own
         assert again == submit
         await relay_all(other, submit)
         assert (await finish(task)).token_ids == TOKENS

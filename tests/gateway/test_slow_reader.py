@@ -12,8 +12,9 @@ from gateway.app import Gateway
 from gateway.feed import BEYOND, Feed
 from gateway.stream_states import Event, Flow, Life
 from laps_sd.client import Client
-from protos.v1 import gateway_link_pb2 as pb
-from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as pb
+from protos.v1 import inference_pb2, inference_pb2_grpc
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, model_info, stack
 from tests.waiting import until
 
@@ -74,7 +75,7 @@ def test_a_feed_that_was_left_keeps_nothing_and_sees_the_end() -> None:
 
 async def test_the_end_of_a_request_that_was_left_behind_is_asked_for() -> None:
     async with stack(max_unread_tokens=ROUND) as (scheduler, link, client):
-        limits = types_pb2.Limits(max_tokens=30)
+        limits = common_pb.Limits(max_tokens=30)
         submit = scheduler.submitted["r"] = pb.Submit(request_id="r", prompt=ids("the"), limits=limits)
         stream = client.resume("r")
         first = asyncio.create_task(anext(stream))

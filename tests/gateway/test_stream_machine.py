@@ -17,8 +17,8 @@ from gateway.feed import Feed
 from gateway.link import Link
 from protos.errors import DuplicateRequest, Lost, NotServing, QueueFull, RequestError, UnknownRequest
 from protos.idempotence import content
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
 from tests.gateway.harness import ending
 
@@ -51,7 +51,7 @@ class Scheduler:
 
     def hear(self) -> None:
         message = self.unheard.pop(0)
-        match message.WhichOneof("m"):
+        match message.WhichOneof("kind"):
             case "submit":
                 self._submitted(message.submit)
             case "follow":
@@ -79,7 +79,7 @@ class Scheduler:
             self._followed(pb.Follow(request_id=submit.request_id))
 
     def _refuse(self, id: str, error: RequestError) -> None:
-        refusal = pb.Refusal(request_id=id, code=error.code.value[0], retry_after_ms=error.retry_after_ms)
+        refusal = pb.Refusal(request_id=id, code=error.code.value[0], retry_after_s=error.retry_after_ms / 1000)
         self.unsaid.append(pb.ToGateway(refusals=[refusal]))
 
     def _followed(self, follow: pb.Follow) -> None:

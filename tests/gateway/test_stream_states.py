@@ -6,7 +6,7 @@ import pytest
 
 from gateway.feed import Feed
 from gateway.stream_states import FLOW, LIFE, Event, Flow, IllegalEvent, Life, after, mermaid
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2 as pb
 
 PAGE = Path(__file__).parents[2] / "docs" / "streams.md"
 

@@ -58,7 +58,7 @@ BAD = [
     ({"prompt": "a", "stop": [""]}, "stop: each string must have 1 to 128"),
     ({"prompt": "a", "stop": ["x" * 129]}, "stop: each string must have 1 to 128"),
     ({"prompt": "a", "predicted_tokens": 0}, "predicted_tokens: must be at least 1"),
-    ({"prompt": "a", "request_class": 9}, "class: unknown value 9"),
+    ({"prompt": "a", "priority": 9}, "priority: unknown value 9"),
     ({"prompt": "a", "on_disconnect": 9}, "on_disconnect: unknown value 9"),
     ({"prompt": "a", "request_id": "x" * 129}, "request_id: must have 1 to 128"),
     ({"prompt": "a", "request_id": "no spaces"}, "request_id: must have 1 to 128"),
@@ -67,7 +67,7 @@ BAD = [
 
 @pytest.mark.parametrize(("fields", "message"), BAD, ids=[message[:40] for _, message in BAD])
 async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -> None:
-    request = inference_pb2.GenerateRequest(**{"class" if k == "request_class" else k: v for k, v in fields.items()})
+    request = inference_pb2.GenerateRequest(**fields)
     with pytest.raises(BadInput) as refusal:
         await validate.submission(
             request, MODEL, tenant="t", timeout_s=1, max_input_bytes=4000, turns=asyncio.Semaphore()

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from laps_sd.cli import app
 from laps_sd.loadtest.command import FELL_BEHIND
-from protos.v1 import gateway_link_pb2, types_pb2
+from protos.link.v1 import gateway_link_pb2
+from protos.v1 import types_pb2
 from tests.gateway.harness import Link, ending, stack
 
 RUN_S = 60.0
@@ -84,7 +85,7 @@ async def test_a_workload_is_replayed_and_written_down(tmp_path: Path) -> None:
     assert "time to first token" in out
     # The two that are due at once may come in any order.
     hinted, *synthetic = sorted(submitted[-3:], key=lambda submit: len(submit.prompt))
-    assert (hinted.predicted_tokens, getattr(hinted, "class")) == (3, types_pb2.REQUEST_CLASS_BATCH)
+    assert (hinted.predicted_tokens, hinted.priority) == (3, types_pb2.PRIORITY_BATCH)
     assert [submit.limits.ignore_eos for submit in submitted[-3:]] == [True, True, True]
     assert [len(submit.prompt) for submit in synthetic] == pytest.approx([30, 40], abs=8)  # of words of four tokens
 

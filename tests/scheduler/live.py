@@ -7,11 +7,13 @@ from typing import Any
 
 import grpc
 
+from protos import version
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
-from protos.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.links.gateways import GatewayLink
@@ -19,7 +21,7 @@ from scheduler_service.links.workers import WorkerLink
 from scheduler_service.store import RedisStore, Store, StoreUnavailable, Verdict, Write
 from tests.waiting import WAIT_S
 
-MODEL = gateway_pb.ModelInfo(name="scripted", fingerprint="f", context_tokens=256, vocab_size=100)
+MODEL = common_pb.ModelInfo(name="scripted", fingerprint="f", context_tokens=256, vocab_size=100)
 
 
 @asynccontextmanager
@@ -27,7 +29,7 @@ async def scheduler(store: Store, **settings: Any) -> AsyncIterator[tuple[Leader
     """Leads at once; yields the leader and where it serves."""
     leader = Leader(Settings(_cli_parse_args=False, **settings), store)  # type: ignore[call-arg]
     await leader.lead()
-    server = Server(("laps_sd.v1.WorkerLink", "laps_sd.v1.GatewayLink"), LINK_MESSAGE_BYTES)
+    server = Server(("laps_sd.link.v1.WorkerLink", "laps_sd.link.v1.GatewayLink"), LINK_MESSAGE_BYTES)
     worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(lambda: leader), server.grpc)
     gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(lambda: leader), server.grpc)
     port = await server.start("127.0.0.1", 0)
@@ -47,7 +49,7 @@ class Peer:
     def __init__(self, target: str, stub: Any, method: str) -> None:
         self.target = target
         self._channel = channel(target)
-        self.call = getattr(stub(self._channel), method)()
+        self.call = getattr(stub(self._channel), method)(metadata=version.METADATA)
 
     async def read(self) -> Any:
         async with asyncio.timeout(WAIT_S):
@@ -71,7 +73,7 @@ class ScriptedWorker(Peer):
 
     async def attach(self, *held: worker_pb.Held, **changes: Any) -> "ScriptedWorker":
         hello = worker_pb.Hello(
-            protocol=1,
+            protocol=version.CURRENT,
             worker_id=self.name,
             session=self.session,
             model=MODEL,
@@ -96,14 +98,14 @@ class ScriptedWorker(Peer):
 
     async def until(self, *ids: str) -> worker_pb.StepCommand:
         """Commands up to the one whose list is exactly these."""
-        while [run.request_id for run in self.command.rank] != list(ids):
+        while [run.request_id for run in self.command.schedule] != list(ids):
             await self.next_command()
         return self.command
 
     async def report(self, *rows: worker_pb.Row, **changes: Any) -> None:
         self.step_no += 1
         report = worker_pb.StepReport(
-            epoch=self.welcome.epoch, session=self.session, step=self.step_no, rows=rows, free_blocks=50, verify_us=1000
+            epoch=self.welcome.epoch, session=self.session, step=self.step_no, rows=rows, free_blocks=50, verify_s=0.001
         )
         report.MergeFrom(worker_pb.StepReport(**changes))
         await self.call.write(worker_pb.FromWorker(report=report))
@@ -124,7 +126,7 @@ class ScriptedGateway(Peer):
         self.serving = gateway_pb.Serving()
 
     async def submit(self, id: str, *prompt: int, max_tokens: int = 50, **more: Any) -> None:
-        limits = types_pb.Limits(max_tokens=max_tokens)
+        limits = common_pb.Limits(max_tokens=max_tokens)
         submit = gateway_pb.Submit(request_id=id, prompt=prompt or (1, 2, 3), limits=limits, **more)
         await self.call.write(gateway_pb.FromGateway(submit=submit))
 

@@ -14,7 +14,7 @@ from protos.health import PLAINTEXT, is_serving
 from scheduler_service.store import RedisStore
 from tests.waiting import until
 
-LINK = "laps_sd.v1.GatewayLink"
+LINK = "laps_sd.link.v1.GatewayLink"
 ROOT = Path(__file__).parents[2]
 STOP_S = 30.0
 

@@ -19,15 +19,17 @@ import typer
 
 from gateway.feed import Feed
 from gateway.link import Link as GatewayLink
+from protos.link.v1 import common_pb2, gateway_link_pb2, worker_link_pb2
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2, inference_pb2, types_pb2
+from protos.v1 import inference_pb2, types_pb2
 from tests.conftest import redis_server
 from tests.gateway.harness import model_info
 from tests.scheduler.pair import SchedulerProcess, pair
 from tests.waiting import until
-from worker_service.engine.types import CostProfile, Held, Row, StepResult
+from worker_service.engine.types import Admission, CostProfile, Held, Row, StepResult
 from worker_service.link import Link as WorkerLink
-from worker_service.runner import Admission, Command, Report
+from worker_service.reporting import Report
+from worker_service.runner import Command
 
 ROUND_S = 0.02
 SLOTS = 4
@@ -79,7 +81,7 @@ class Talker:
                 self.output[id] += 1
             self._step += 1
             result = StepResult(tuple(rows), 10**6, 0.0, ROUND_S, 0.0)
-            self._report(Report(self._step, self._seq, result, 0.0, 0.0))
+            self._report(Report(self._step, self._seq, [result], 0.0, 0.0))
 
 
 class Listener:
@@ -101,7 +103,7 @@ def submission(number: int, prompt: int) -> gateway_link_pb2.Submit:
     return gateway_link_pb2.Submit(
         request_id=f"request-{number}",
         prompt=[number % 1000] * prompt,
-        limits=types_pb2.Limits(max_tokens=CONTEXT // 2),
+        limits=common_pb2.Limits(max_tokens=CONTEXT // 2),
         on_disconnect=types_pb2.ON_DISCONNECT_DETACH,
     )
 
@@ -178,9 +180,12 @@ async def benched(
             return on_ready
 
         worker = WorkerLink(
-            targets, tls=Tls(), worker_id="talker", runner=talker, model=model, slots=SLOTS,  # type: ignore[arg-type]
-            blocks=10**6, block_tokens=16, host_blocks=0, max_draft=0, on_attached=on_attached,
-        )  # fmt: skip
+            targets,
+            tls=Tls(),
+            runner=talker,  # type: ignore[arg-type]
+            hello=worker_link_pb2.Hello(worker_id="talker", model=model, slots=SLOTS, blocks=10**6, block_tokens=16),
+            on_attached=on_attached,
+        )
         for number in range(gateways):
             limits = {"max_requests": PER_GATEWAY, "reconnect_timeout_s": LATE_S, "rpc_timeout_s": 10.0}
             bench.links.append(GatewayLink(targets, Tls(), **limits, on_ready=noting(number)))

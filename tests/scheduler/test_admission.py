@@ -105,9 +105,9 @@ async def test_reservations_outlive_their_leader() -> None:
         await gateway.until(lambda: gateway.accepted == {"d"} and set(gateway.refused) == {"c", "e"})
         assert "tokens" in gateway.refused["c"].message
         assert "requests" in gateway.refused["e"].message
-        assert all(refusal.retry_after_ms > 0 for refusal in gateway.refused.values())
+        assert all(refusal.retry_after_s > 0 for refusal in gateway.refused.values())
         stats = await gateway.unary.Stats(inference_pb2.StatsRequest(), timeout=WAIT_S)
-        assert (stats.refused, stats.classes[1].requests, stats.classes[1].tokens) == (2, 3, 3 * 63)
+        assert (stats.refused, stats.priorities[1].requests, stats.priorities[1].tokens) == (2, 3, 3 * 63)
         assert [(one.waiting, one.tokens, one.refused) for one in stats.tenants] == [(3, 3 * 63, 2)]
         await gateway.close()
         await worker.close()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
+from protos.link.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from scheduler_service.__main__ import LeaderSlot, hold, make_server
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader

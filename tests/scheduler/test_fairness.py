@@ -230,7 +230,7 @@ async def test_a_refusal_says_when_to_come_back_and_new_terms_need_no_restart(tm
         await gateway.submit("three", tenant="other")
         await gateway.until(lambda: "two" in gateway.refused and {"one", "three"} <= gateway.accepted)
         assert gateway.refused["two"].code == 8  # RESOURCE_EXHAUSTED
-        assert gateway.refused["two"].retry_after_ms > 0
+        assert gateway.refused["two"].retry_after_s > 0
         file.write_text("acme requests=20\n")
         await gateway.submit("again", tenant="acme")
         await gateway.until(lambda: "again" in gateway.accepted)

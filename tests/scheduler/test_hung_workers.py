@@ -2,8 +2,8 @@
 
 import asyncio
 
+from protos.link.v1 import worker_link_pb2 as pb
 from protos.v1 import types_pb2
-from protos.v1 import worker_link_pb2 as pb
 from scheduler_service.session import WorkerSession
 from scheduler_service.store import MemoryStore
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
@@ -17,7 +17,7 @@ def session(**command: object) -> WorkerSession:
     return made
 
 
-RUNS = {"rank": [pb.Run(request_id="a")]}
+RUNS = {"schedule": [pb.Run(request_id="a")]}
 RAN = pb.Row(request_id="a")
 SKIPPED = pb.Row(request_id="a", skipped=pb.SKIP_NO_BLOCKS)
 
@@ -26,7 +26,7 @@ def test_who_was_told_whom_to_run_owes_a_round() -> None:
     assert not session().wait(1, LAG)
     owing = session(**RUNS)
     assert [owing.wait(1, LAG) for _ in range(3)] == [1, 2, 3]
-    owing.commanded(pb.StepCommand(rank=[pb.Run(request_id="b")]))  # a further command is no excuse
+    owing.commanded(pb.StepCommand(schedule=[pb.Run(request_id="b")]))  # a further command is no excuse
     assert owing.wait(1, LAG) == 4
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.core.core import Core
 from scheduler_service.core.isolation import PROBATION_ROUNDS
 from scheduler_service.core.lifecycle import State

@@ -12,8 +12,10 @@ from random import Random
 import psutil
 import pytest
 
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import inference_pb2 as inference_pb
+from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import learned
 from scheduler_service.core.beliefs import Acceptance
@@ -64,7 +66,7 @@ async def store(request: pytest.FixtureRequest, namespace: str) -> AsyncIterator
 
 
 def submit(prompt: tuple[int, ...]) -> gateway_pb.Submit:
-    return gateway_pb.Submit(prompt=prompt, limits=types_pb.Limits(max_tokens=500))
+    return gateway_pb.Submit(prompt=prompt, limits=common_pb.Limits(max_tokens=500))
 
 
 def finish(learning: Learning, requests: int = LEAST_NEW) -> None:
@@ -309,7 +311,7 @@ async def test_live_a_short_kind_is_expected_to_be_shorter(redis_url: str, names
         await gateway.until(lambda: len(gateway.endings) == LEAST_NEW)
         await warm(leader.learning)
         stats = await gateway.unary.Stats(inference_pb.StatsRequest())
-        assert (stats.predictor.status, stats.predictor.finished) == ("warm", LEAST_NEW)
+        assert (stats.predictor.state, stats.predictor.finished) == (status_pb.PREDICTOR_STATE_WARM, LEAST_NEW)
         await gateway.close()
         await worker.close()
     async with scheduler(store) as (leader, target):

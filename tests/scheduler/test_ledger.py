@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protos.v1 import gateway_link_pb2 as pb
+from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.lifecycle import State
 from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, Ledger, Tracked
 from scheduler_service.outbox import GatewayOutbox

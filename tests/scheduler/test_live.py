@@ -10,8 +10,11 @@ import pytest
 import redis.asyncio as aioredis
 
 from protos.errors import UnknownRequest
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.times import seconds
 from protos.v1 import inference_pb2 as inference_pb
+from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.known import Known
@@ -84,7 +87,7 @@ async def test_a_payload_is_sent_once(live: Live) -> None:
     assert list(worker.command.admit[0].tokens) == [5, 6]
     await worker.report(worker.row("a", 0, 7))
     command = await worker.next_command()
-    assert [run.request_id for run in command.rank] == ["a"]
+    assert [run.request_id for run in command.schedule] == ["a"]
     assert not command.admit
 
 
@@ -97,8 +100,9 @@ async def test_a_finished_request_is_told_forgotten_and_kept_for_questions(live:
     assert gateway.endings["a"].finish_reason == STOP
     assert gateway.tokens["a"] == [7, 2]
     assert list((await worker.until()).forget) == ["a"]
-    status = await gateway.unary.GetRequest(inference_pb.GetRequestRequest(request_id="a"), timeout=WAIT_S)
-    assert (status.state, status.output_tokens, status.finish_reason) == ("finished", 2, STOP)
+    answer = await gateway.unary.GetRequest(inference_pb.GetRequestRequest(request_id="a"), timeout=WAIT_S)
+    status = answer.request
+    assert (status.state, status.output_tokens, status.finish_reason) == (status_pb.REQUEST_STATE_FINISHED, 2, STOP)
 
 
 async def test_cancel_ends_at_once_and_the_worker_forgets(live: Live) -> None:
@@ -113,7 +117,7 @@ async def test_cancel_ends_at_once_and_the_worker_forgets(live: Live) -> None:
 
 async def test_a_deadline_ends_a_request(live: Live) -> None:
     _, _, gateway = live
-    await gateway.submit("a", deadline_unix_ms=round(time.time() * 1000) + 200)
+    await gateway.submit("a", timeout_s=0.2)
     await gateway.until(lambda: "a" in gateway.endings)
     assert gateway.endings["a"].finish_reason == types_pb.FINISH_REASON_DEADLINE
 
@@ -125,9 +129,10 @@ async def test_why_am_i_waiting_is_answered(live: Live) -> None:
     await worker.until("a", "b")
     await worker.report(worker.row("a", 0, 7))
     await gateway.until(lambda: gateway.tokens.get("a") == [7])
-    status = await gateway.unary.GetRequest(inference_pb.GetRequestRequest(request_id="b"), timeout=WAIT_S)
-    assert (status.state, status.position, status.queue_level) == ("waiting", 1, 1)
-    assert status.estimated_end > status.estimated_start > status.submitted_at
+    answer = await gateway.unary.GetRequest(inference_pb.GetRequestRequest(request_id="b"), timeout=WAIT_S)
+    status = answer.request
+    assert (status.state, status.position, status.queue_level) == (status_pb.REQUEST_STATE_WAITING, 1, 1)
+    assert seconds(status.estimated_end_time) > seconds(status.estimated_start_time) > seconds(status.submit_time)
 
 
 async def test_an_unknown_request_is_not_found(live: Live) -> None:
@@ -153,10 +158,10 @@ async def test_a_second_gateway_follows_from_an_offset(live: Live) -> None:
 
 async def test_a_resubmission_is_accepted_once_more_and_runs_once(live: Live) -> None:
     leader, _, gateway = live
-    await gateway.submit("a", deadline_unix_ms=10**15)
+    await gateway.submit("a", timeout_s=1e6)
     await gateway.until(lambda: "a" in gateway.accepted)
     gateway.accepted.clear()
-    await gateway.submit("a", deadline_unix_ms=10**15 + 1)  # each attempt has its own
+    await gateway.submit("a", timeout_s=1e6 + 1)  # each attempt has its own
     await gateway.until(lambda: "a" in gateway.accepted)
     assert len(leader.core.fleet.entries) == 1
 
@@ -184,12 +189,12 @@ async def test_only_a_submission_is_acknowledged(live: Live) -> None:
 
 async def test_a_resubmission_of_an_ended_request_gets_its_answer(live: Live) -> None:
     _, worker, gateway = live
-    await gateway.submit("a", deadline_unix_ms=10**15)
+    await gateway.submit("a", timeout_s=1e6)
     await worker.until("a")
     await worker.report(worker.row("a", 0, 7, 8, finish=STOP))
     await gateway.until(lambda: "a" in gateway.endings)
     again = ScriptedGateway(gateway.target)
-    await again.submit("a", deadline_unix_ms=10**15 + 1)
+    await again.submit("a", timeout_s=1e6 + 1)
     await again.until(lambda: "a" in again.endings or "a" in again.refused)
     assert again.tokens["a"] == [7, 8]
     await again.close()
@@ -220,7 +225,7 @@ async def test_a_submission_can_be_asked_for_while_it_lives_and_after(live: Live
     _, worker, gateway = live
 
     async def prompt() -> list[int]:
-        submit = await gateway.unary.GetSubmission(inference_pb.GetRequestRequest(request_id="a"), timeout=WAIT_S)
+        submit = await gateway.unary.GetSubmission(gateway_pb.GetSubmissionRequest(request_id="a"), timeout=WAIT_S)
         return list(submit.prompt)
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -269,18 +274,19 @@ async def test_what_exceeds_the_context_is_refused(live: Live) -> None:
     ("more", "complaint"),
     [
         ({"max_tokens": 0}, "max_tokens: must not be empty"),
-        ({"class": 9}, "class: 9 is none of the classes"),
-        ({"sampling": types_pb.Sampling(temperature=math.nan)}, "temperature: must be a number from 0"),
+        ({"priority": 9}, "priority: 9 is none of the priorities"),
+        ({"timeout_s": math.nan}, "timeout_s: must be from 0 to 1e+09"),
+        ({"sampling": common_pb.Sampling(temperature=math.nan)}, "temperature: must be a number from 0"),
         (
-            {"sampling": types_pb.Sampling(presence_penalty=math.nan)},
+            {"sampling": common_pb.Sampling(presence_penalty=math.nan)},
             "sampling: penalties and bias must be at most 100",
         ),
         (
-            {"sampling": types_pb.Sampling(logit_bias=[types_pb.LogitBias(bias=1e9)])},
+            {"sampling": common_pb.Sampling(logit_bias=[common_pb.LogitBias(bias=1e9)])},
             "sampling: penalties and bias must be at most 100",
         ),
-        ({"sampling": types_pb.Sampling(logprobs=2**31)}, "logprobs: 2147483648 alternatives; at most 20"),
-        ({"sampling": types_pb.Sampling(top_p=-1)}, "top_p: must be from 0 to 1"),
+        ({"sampling": common_pb.Sampling(logprobs=2**31)}, "logprobs: 2147483648 alternatives; at most 20"),
+        ({"sampling": common_pb.Sampling(top_p=-1)}, "top_p: must be from 0 to 1"),
     ],
 )
 async def test_a_malformed_submission_is_refused_and_the_link_stays(
@@ -307,7 +313,7 @@ async def test_without_a_worker_nothing_is_admitted(store: Switch) -> None:
         await gateway.submit("a")
         await gateway.until(lambda: "a" in gateway.refused)
         assert gateway.refused["a"].code == grpc.StatusCode.UNAVAILABLE.value[0]
-        assert gateway.refused["a"].retry_after_ms > 0
+        assert gateway.refused["a"].retry_after_s > 0
         await gateway.close()
 
 
@@ -319,6 +325,6 @@ async def test_a_full_queue_refuses_with_a_hint(store: Switch) -> None:
         await gateway.submit("b")
         await gateway.until(lambda: "b" in gateway.refused)
         assert gateway.refused["b"].code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-        assert gateway.refused["b"].retry_after_ms > 0
+        assert gateway.refused["b"].retry_after_s > 0
         await gateway.close()
         await worker.close()

@@ -6,9 +6,11 @@ import math
 import grpc
 import pytest
 
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos import version
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
 from scheduler_service.event_log import replay
@@ -25,7 +27,7 @@ async def test_a_burst_that_one_worker_lists_whole_reaches_the_idle_one_too(stor
             while worker.command.seq < leader.sessions[worker.name].seq or not worker.command.seq:
                 await worker.next_command()
         for id in "ab":  # before anybody plans
-            submit = gateway_pb.Submit(request_id=id, prompt=[1], limits=types_pb.Limits(max_tokens=9))
+            submit = gateway_pb.Submit(request_id=id, prompt=[1], limits=common_pb.Limits(max_tokens=9))
             await leader.requests.submit(submit, GatewayOutbox())
         await asyncio.gather(first.until("a"), second.until("b"))
         for peer in (first, second):
@@ -78,7 +80,7 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"protocol": 9}, "protocol: the worker speaks version 9, the scheduler version 1"),
+        ({"protocol": 9}, "the worker speaks version 9, the scheduler version 2: upgrade the scheduler"),
         ({"max_draft": 300}, "max_draft: must be at most 255"),
         ({"slots": 5000}, "slots: must be from 1 to 1024"),
         ({"model": {"fingerprint": "other"}}, "model: scripted differs"),
@@ -132,7 +134,9 @@ async def test_two_rows_of_one_request_are_refused_before_either_counts(live: Li
 async def test_a_worker_without_a_model_does_not_decide_what_the_others_run(store: Switch) -> None:
     async with scheduler(store) as (_, target):
         empty = ScriptedWorker(target, "empty")
-        hello = worker_pb.Hello(protocol=1, worker_id="empty", session="s", slots=1, block_tokens=16, blocks=64)
+        hello = worker_pb.Hello(
+            protocol=version.CURRENT, worker_id="empty", session="s", slots=1, block_tokens=16, blocks=64
+        )
         await empty.call.write(worker_pb.FromWorker(hello=hello))
         with pytest.raises(grpc.aio.AioRpcError, match="model: must have a fingerprint"):
             await empty.read()

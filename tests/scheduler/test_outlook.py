@@ -2,9 +2,13 @@
 
 from math import inf
 
+import pytest
+
+from protos.errors import BadInput
+from protos.v1.inference_pb2 import ListRequestsRequest
 from scheduler_service.config import Settings
 from scheduler_service.core.outlook import best, remaining_s, waits_s
-from scheduler_service.insight import MOST_LISTED, stats
+from scheduler_service.insight import MOST_LISTED, list_requests
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core
@@ -41,11 +45,22 @@ def test_a_length_is_never_believed_below_what_there_is() -> None:
     assert worker.core.fleet.entries["a"].predicted_tokens == 5
 
 
-def test_stats_list_as_many_requests_as_asked_for_within_a_bound() -> None:
+async def test_requests_are_listed_page_by_page_the_best_first() -> None:
     settings = Settings(_cli_parse_args=False, policy="fcfs", max_backlog_s=inf)  # type: ignore[call-arg]
     leader = Leader(settings, MemoryStore())
     ids = [f"{i:03d}" for i in range(MOST_LISTED + 10)]
     FakeWorker(leader.core, dict.fromkeys(ids, 10)).submit(*ids)
-    assert not stats(leader).requests
-    assert [status.position for status in stats(leader, 3).requests] == [0, 1, 2]
-    assert len(stats(leader, 100_000).requests) == MOST_LISTED
+    first = await list_requests(leader, ListRequestsRequest(page_size=3))
+    assert [status.position for status in first.requests] == [0, 1, 2]
+    rest = await list_requests(leader, ListRequestsRequest(page_size=100_000, page_token=first.next_page_token))
+    assert len(rest.requests) == MOST_LISTED
+    last = await list_requests(leader, ListRequestsRequest(page_token=rest.next_page_token))
+    assert [status.request_id for status in (*first.requests, *rest.requests, *last.requests)] == ids
+    assert not last.next_page_token
+
+
+@pytest.mark.parametrize("token", ["-1", "x", "9" * 10])
+async def test_a_page_token_of_somebody_elses_making_is_refused(token: str) -> None:
+    settings = Settings(_cli_parse_args=False)  # type: ignore[call-arg]
+    with pytest.raises(BadInput, match="page_token: is not the next_page_token of an answer"):
+        await list_requests(Leader(settings, MemoryStore()), ListRequestsRequest(page_token=token))

@@ -5,8 +5,8 @@ import signal
 import grpc
 import pytest
 
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2
-from protos.v1 import worker_link_pb2 as worker_pb
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker
 from tests.scheduler.pair import SchedulerProcess, pair
 from tests.waiting import until

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.store import RedisStore, Stored, StoreUnavailable

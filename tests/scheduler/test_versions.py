@@ -1,13 +1,17 @@
-"""Two sides of a link agree on the newest version that both speak, or hear which of them is to be upgraded."""
+"""Two sides of a link agree on the newest version that both speak, or both hear which of them is to be upgraded."""
+
+from typing import Any
 
 import grpc
 import pytest
 
 from protos import version
-from protos.errors import BadInput
-from protos.v1 import gateway_link_pb2_grpc
+from protos.errors import Incompatible
+from protos.former import FormerLinks
+from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
+from protos.serving import LINK_MESSAGE_BYTES, Server, channel
 from scheduler_service.store import MemoryStore
-from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+from tests.scheduler.live import WAIT_S, ScriptedGateway, ScriptedWorker, scheduler
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +33,7 @@ def test_the_newest_that_both_speak(least: int, current: int, agreed: int) -> No
     ],
 )
 def test_who_has_nothing_in_common_hears_which_side_is_the_older(least: int, current: int, complaint: str) -> None:
-    with pytest.raises(BadInput, match=complaint):
+    with pytest.raises(Incompatible, match=complaint):
         version.agree(least, current, "worker")
 
 
@@ -60,3 +64,38 @@ async def test_a_gateway_of_another_version_is_refused(span: str | None, complai
         with pytest.raises((grpc.aio.AioRpcError, AssertionError), match=complaint):
             await gateway.read()
         await gateway.close()
+
+
+@pytest.mark.parametrize(("path", "peer"), [("WorkerLink/Attach", "worker"), ("GatewayLink/Link", "gateway")])
+async def test_who_calls_as_version_1_did_is_told_to_upgrade(path: str, peer: str) -> None:
+    server = Server((), LINK_MESSAGE_BYTES)
+    server.grpc.add_generic_rpc_handlers((FormerLinks(),))
+    target = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    async with channel(target) as link:
+        call = link.stream_stream(f"/laps_sd.v1.{path}")(timeout=WAIT_S)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+    await server.stop(0)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert refused.value.details() == f"the {peer} speaks version 1, the scheduler versions 2 to 3: upgrade the {peer}"
+
+
+@pytest.mark.parametrize(
+    ("stub", "method", "peer"),
+    [
+        (gateway_link_pb2_grpc.GatewayLinkStub, "Link", "gateway"),
+        (worker_link_pb2_grpc.WorkerLinkStub, "Attach", "worker"),
+    ],
+)
+async def test_who_calls_a_scheduler_of_version_1_says_that_it_is_to_be_upgraded(
+    stub: Any, method: str, peer: str
+) -> None:
+    server = Server((), LINK_MESSAGE_BYTES)  # knows no call of ours, as a scheduler of version 1
+    target = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    async with channel(target) as link:
+        call = getattr(stub(link), method)(timeout=WAIT_S)
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await call.read()
+    await server.stop(0)
+    expected = f"the scheduler speaks version 1, the {peer} versions 2 to 3: upgrade the scheduler"
+    assert version.reason(unknown.value, peer) == expected

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.v1 import worker_link_pb2 as worker_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1.types_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_DEADLINE, FINISH_REASON_LENGTH
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
@@ -136,7 +136,7 @@ async def test_the_event_log_of_a_troubled_life_replays_to_the_same_plans(policy
         await live.attach("w1")
         await live.run(jobs[:40])
         for job in jobs[40:60]:
-            await live.submit(job, deadline_s=live.now + 0.5 if job is jobs[49] else None)
+            await live.submit(job, timeout_s=0.5 if job is jobs[49] else None)
         live.gateway.cancel(jobs[48].id)
         await live.rounds(20)
         live.workers["w0"].cost = worker_pb.CostProfile(draft_s=0.01, verify_s=0.05, prefill_token_s=0.001)

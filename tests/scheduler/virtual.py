@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from protos.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.config import Settings
 from scheduler_service.core.types import Event, Plan, StepDone, Tick
 from scheduler_service.leader import Leader
@@ -48,16 +48,16 @@ class Gateway:
         self.reasons: Counter[int] = Counter()  # FinishReason
         self._clock = clock
 
-    def submit(self, job: Job, most: int, deadline_s: float | None = None) -> None:
+    def submit(self, job: Job, most: int, timeout_s: float | None = None) -> None:
         self.live.add(job.id)
         submit = gateway_pb.Submit(
             request_id=job.id,
             prompt=[1] * job.prompt_tokens,
-            limits=types_pb.Limits(max_tokens=most),
+            limits=common_pb.Limits(max_tokens=most),
             predicted_tokens=job.predicted_output_tokens,
             tenant=job.tenant,
-            deadline_unix_ms=round(deadline_s * 1000) if deadline_s else None,
-            **{"class": int(job.klass)},  # type: ignore[arg-type]
+            timeout_s=timeout_s,
+            priority=int(job.klass),
         )
         self.stream.said.put_nowait(gateway_pb.FromGateway(submit=submit))
 
@@ -145,8 +145,8 @@ class Live:
         await self._until(lambda: name not in self.leader.sessions)
         await self.settle()
 
-    async def submit(self, job: Job, deadline_s: float | None = None) -> None:
-        self.gateway.submit(job, self.most, deadline_s)
+    async def submit(self, job: Job, timeout_s: float | None = None) -> None:
+        self.gateway.submit(job, self.most, timeout_s)
         await self.settle()
 
     async def tick(self) -> None:

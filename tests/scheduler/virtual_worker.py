@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos import version
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
-from protos.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job
 
-MODEL = gateway_pb.ModelInfo(name="none", fingerprint="f", context_tokens=1 << 30, vocab_size=100)
+MODEL = common_pb.ModelInfo(name="none", fingerprint="f", context_tokens=1 << 30, vocab_size=100)
 
 
 class Stream:
@@ -21,8 +22,8 @@ class Stream:
         self.said: asyncio.Queue[Any] = asyncio.Queue()
         self._heard = heard
 
-    def invocation_metadata(self) -> None:
-        return None
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return version.METADATA
 
     async def read(self) -> Any:
         return await self.said.get()
@@ -67,7 +68,7 @@ class WireWorker:
     def hello(self) -> worker_pb.Hello:
         cost = self._fleet.costs.profile()
         return worker_pb.Hello(
-            protocol=1,
+            protocol=version.CURRENT,
             worker_id=self.name,
             session=self.session,
             model=MODEL,
@@ -100,7 +101,7 @@ class WireWorker:
         """A round boundary: obey, and run the first `slots` that can. Whether there is a round to report."""
         for command in self.commands:
             self._apply(command)
-            if not command.rank:
+            if not command.schedule:
                 self._say_so()
         self.commands.clear()
         if self._exhausted:
@@ -142,7 +143,7 @@ class WireWorker:
             command_seq=self._seq,
             rows=rows,
             free_blocks=self.free,
-            verify_us=round(duration_s * 1e6),
+            verify_s=duration_s,
             cost=self.cost,
         )
         self.cost = None
@@ -155,7 +156,7 @@ class WireWorker:
         self.stream.said.put_nowait(worker_pb.FromWorker(report=done))
 
     def _apply(self, command: worker_pb.StepCommand) -> None:
-        if command.forget or command.drop or command.offload or command.admit or command.rank != self._rank:
+        if command.forget or command.drop or command.offload or command.admit or command.schedule != self._rank:
             self._exhausted = False
         for id in command.forget:
             self._known.pop(id, None)
@@ -173,7 +174,7 @@ class WireWorker:
             self._known[admit.request_id] = Known(
                 admit.placement, admit.prompt_len, tokens, min(known.kv, tokens), min(known.offloaded, tokens)
             )
-        self._rank, self._seq = command.rank, command.seq
+        self._rank, self._seq = command.schedule, command.seq
 
     def _row(self, run: worker_pb.Run) -> worker_pb.Row:
         known, job = self._known[run.request_id], self._jobs[run.request_id]

@@ -25,8 +25,9 @@ from protos.errors import (
     Unauthenticated,
     UnknownRequest,
 )
+from protos.link.v1 import gateway_link_pb2
 from protos.serving import channel
-from protos.v1 import gateway_link_pb2, inference_pb2, inference_pb2_grpc, types_pb2
+from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway
 from tests.waiting import until
 
@@ -101,7 +102,7 @@ async def a_request_of(stack: Stack, tenant: str) -> AsyncIterator[str]:
     async with stack.client(tenant) as client:
         answer = asyncio.create_task(client.complete("a"))
         submit = await stack.link.accept()
-        stack.scheduler.known[submit.request_id] = types_pb2.RequestStatus(
+        stack.scheduler.known[submit.request_id] = status_pb2.RequestStatus(
             request_id=submit.request_id, tenant=submit.tenant
         )
         stack.scheduler.submitted[submit.request_id] = submit
@@ -143,7 +144,7 @@ async def test_the_id_of_anothers_live_request_joins_nothing(stack: Stack) -> No
 
 
 async def test_anothers_request_at_another_gateway_is_not_cancelled(stack: Stack) -> None:
-    stack.scheduler.known["r"] = types_pb2.RequestStatus(request_id="r", tenant="acme")
+    stack.scheduler.known["r"] = status_pb2.RequestStatus(request_id="r", tenant="acme")
     async with stack.client("other") as client:
         with pytest.raises(UnknownRequest):
             await client.cancel("r")

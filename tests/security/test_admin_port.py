@@ -16,7 +16,7 @@ from gateway.metrics import Metrics
 from laps_sd.client import Client
 from protos.errors import Forbidden
 from protos.tls import Tls
-from protos.v1 import types_pb2
+from protos.v1 import status_pb2
 from tests.gateway.harness import WAIT_S, Scheduler, gateway
 
 NAMES = {"ca": "ca.crt", "cert": "tls.crt", "key": "tls.key"}
@@ -38,7 +38,7 @@ async def test_without_an_admin_port_one_port_serves_all(scheduler: Scheduler) -
 
 async def test_with_one_the_public_port_serves_requests_alone(scheduler: Scheduler) -> None:
     await scheduler.start()
-    scheduler.known["r"] = types_pb2.RequestStatus(request_id="r")
+    scheduler.known["r"] = status_pb2.RequestStatus(request_id="r")
     async with gateway(scheduler, admin_port=0) as served:
         assert served.admin is not None
         async with Client(served.grpc) as client:

@@ -13,9 +13,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from laps_sd.certs import make_certs
+from protos.link.v1 import gateway_link_pb2_grpc
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
 from protos.tls import Files, PeerNames, Tls
-from protos.v1 import gateway_link_pb2_grpc, inference_pb2, types_pb2
+from protos.v1 import inference_pb2, status_pb2
 from tests.waiting import WAIT_S
 
 
@@ -24,8 +25,8 @@ def tls(folder: Path) -> Tls:
 
 
 class Scheduler(gateway_link_pb2_grpc.GatewayLinkServicer):
-    async def Stats(self, request: inference_pb2.StatsRequest, context: object) -> types_pb2.ServerStats:  # noqa: N802
-        return types_pb2.ServerStats(policy="fcfs")
+    async def Stats(self, request: inference_pb2.StatsRequest, context: object) -> status_pb2.StatsResponse:  # noqa: N802
+        return status_pb2.StatsResponse(policy="fcfs")
 
     async def Link(self, requests: object, context: grpc.aio.ServicerContext) -> None:  # type: ignore[override] # noqa: N802
         return
@@ -34,8 +35,10 @@ class Scheduler(gateway_link_pb2_grpc.GatewayLinkServicer):
 @asynccontextmanager
 async def serving(identity: Tls) -> AsyncIterator[str]:
     """A scheduler's port that gateways alone may call; yields HOST:PORT."""
-    names = PeerNames({"laps_sd.v1.GatewayLink": ["gateway"]})
-    server = Server(["laps_sd.v1.GatewayLink"], LINK_MESSAGE_BYTES, identity.server_credentials(), interceptors=[names])
+    names = PeerNames({"laps_sd.link.v1.GatewayLink": ["gateway"]})
+    server = Server(
+        ["laps_sd.link.v1.GatewayLink"], LINK_MESSAGE_BYTES, identity.server_credentials(), interceptors=[names]
+    )
     gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(Scheduler(), server.grpc)
     port = await server.start("127.0.0.1", 0)
     try:
@@ -44,10 +47,10 @@ async def serving(identity: Tls) -> AsyncIterator[str]:
         await server.stop(0)
 
 
-async def ask(target: str, credentials: grpc.ChannelCredentials | None) -> types_pb2.ServerStats:
+async def ask(target: str, credentials: grpc.ChannelCredentials | None) -> status_pb2.StatsResponse:
     async with channel(target, credentials) as link:
         stub = gateway_link_pb2_grpc.GatewayLinkStub(link)
-        stats: types_pb2.ServerStats = await stub.Stats(inference_pb2.StatsRequest(), timeout=WAIT_S)
+        stats: status_pb2.StatsResponse = await stub.Stats(inference_pb2.StatsRequest(), timeout=WAIT_S)
         return stats
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import Finish, Limits, Row, Run, Sampling
+from worker_service.engine.types import Admission, Finish, Limits, Row, Run, Sampling
 
 CLEAR = 1e-3  # where the reference's two best logits are closer, float32 sums of another shape may choose the other
 
@@ -77,7 +77,7 @@ class Driver:
         prompt, sampling, limits = self.admitted[request_id]
         output = self.outputs[request_id] = self.outputs[request_id][:output_tokens]
         self.finished.pop(request_id, None)
-        self.engine.admit(request_id, placement, [*prompt, *output], len(prompt), sampling, limits)
+        self.engine.admit(Admission(request_id, placement, [*prompt, *output], len(prompt), sampling, limits))
 
     def step(self, runs: Iterable[Run], slots: int = 64) -> list[Row]:
         rows = list(self.engine.step(list(runs), slots).rows)

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from protos.v1 import types_pb2
-from protos.v1 import worker_link_pb2 as pb
-from protos.v1.worker_link_pb2_grpc import WorkerLinkServicer
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import worker_link_pb2 as pb
+from protos.link.v1.worker_link_pb2_grpc import WorkerLinkServicer
 from tests.worker.harness import Tiny
 from worker_service.pace import Pace, PacedRunner
 from worker_service.runner import Runner
@@ -34,24 +34,26 @@ class Attachment:
 
     async def command(
         self,
-        rank: Sequence[str],
+        schedule: Sequence[str],
         admit: Sequence[pb.Admit] = (),
         *,
         epoch: int = 7,
         session: str | None = None,
         seen_step: int = 0,
         draft_len: int = 2,
+        report_within_s: float = 0.0,
         **edits: Sequence[str],
     ) -> None:
         self.seq += 1
-        runs = [pb.Run(request_id=name, draft_len=draft_len, prefill_tokens=64) for name in rank]
+        runs = [pb.Run(request_id=name, draft_len=draft_len, prefill_tokens=64) for name in schedule]
         command = pb.StepCommand(
             epoch=epoch,
             session=session or self.hello.session,
             seq=self.seq,
             seen_step=seen_step,
             admit=admit,
-            rank=runs,
+            schedule=runs,
+            report_within_s=report_within_s,
             **edits,
         )
         await self.context.write(pb.ToWorker(command=command))
@@ -98,8 +100,8 @@ def admit(name: str, output: Sequence[int] = (), *, placement: int = 1, max_toke
         placement=placement,
         tokens=[*PROMPT, *output],
         prompt_len=len(PROMPT),
-        sampling=types_pb2.Sampling(temperature=1, top_p=1, seed=5),
-        limits=types_pb2.Limits(max_tokens=max_tokens, ignore_eos=True),
+        sampling=common_pb.Sampling(temperature=1, top_p=1, seed=5),
+        limits=common_pb.Limits(max_tokens=max_tokens, ignore_eos=True),
     )
 
 

@@ -15,7 +15,7 @@ from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.model import ModelDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.engine.types import Admission, Limits, Run, Sampling
 
 NAMES = [str(i) for i in range(6)]
 HOST_BLOCKS = 8
@@ -37,7 +37,7 @@ def test_nothing_leaks_however_requests_come_wait_and_go(tiny: Tiny, tmp_path: P
                 prompt = [random.choice([5, 6])] * random.randint(1, 30)  # texts often begin alike
                 limits = Limits(max_tokens=random.randint(1, 16))
                 sampling = Sampling(temperature=random.choice([0.0, 1.0]), seed=11)
-                engine.admit(name, 1, prompt, len(prompt), sampling, limits, random.choice("ab"))
+                engine.admit(Admission(name, 1, prompt, len(prompt), sampling, limits, random.choice("ab")))
             case "replay":
                 _replay(engine, name, random)
             case "step":
@@ -64,7 +64,7 @@ def _replay(engine: Engine, name: str, random: Random) -> None:
     """Admitted again with a part of its output, as after a broken link."""
     if known := engine._requests.get(name):
         tokens = known.tokens[: known.prompt_len + random.randint(0, known.output_tokens)]
-        engine.admit(name, 2, tokens, known.prompt_len, known.sampling, known.limits)
+        engine.admit(Admission(name, 2, tokens, known.prompt_len, known.sampling, known.limits))
 
 
 def _check_accounts(engine: Engine) -> None:

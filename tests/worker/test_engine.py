@@ -6,7 +6,7 @@ import torch
 from tests.worker.harness import Driver, Tiny
 from worker_service.engine.drafting.drafter import Ask, Drafter
 from worker_service.engine.drafting.ngram import NgramDrafter
-from worker_service.engine.types import Finish, Limits, Run, Sampling, Skip
+from worker_service.engine.types import Admission, Finish, Limits, Run, Sampling, Skip
 from worker_service.engine.warm_up import measure
 
 SAMPLED = Sampling(temperature=1.0, seed=11)
@@ -166,7 +166,7 @@ def test_a_bad_request_fails_alone(tiny: Tiny, tokens: list[int], prompt_len: in
     driver = Driver(tiny.engine())
     driver.admit("good", tiny.prompt("dog"), Limits(max_tokens=4))
     driver.outputs["bad"] = []
-    driver.engine.admit("bad", 1, tokens, prompt_len, Sampling(), Limits(max_tokens=4))
+    driver.engine.admit(Admission("bad", 1, tokens, prompt_len, Sampling(), Limits(max_tokens=4)))
     rows = {row.request_id: row for row in driver.step([Run("bad", 0, 9), Run("good", 0, 9)], slots=1)}
     assert rows["bad"].finish is Finish.ERROR
     assert problem in rows["bad"].error
@@ -214,7 +214,8 @@ def test_warm_up_measures_all_costs_and_leaves_nothing(tiny: Tiny) -> None:
 def prefill_all(driver: Driver, name: str, prompt: list[int], salt: str = "") -> int:
     """Admit and compute the whole prompt; returns how many of its tokens had to be computed."""
     driver.outputs[name] = []
-    driver.engine.admit(name, 1, prompt, len(prompt), Sampling(), Limits(max_tokens=40, ignore_eos=True), salt)
+    limits = Limits(max_tokens=40, ignore_eos=True)
+    driver.engine.admit(Admission(name, 1, prompt, len(prompt), Sampling(), limits, salt))
     return driver.step([Run(name, 0, 1000)])[0].prefilled
 
 
@@ -295,7 +296,8 @@ def test_offloaded_kv_survives_another_placement_and_is_cut_to_the_tokens_that_c
     driver.engine.offload("r")
     assert driver.engine.held()[0].offloaded == 1
     for tokens, computed in ((prompt, 1), ([*prompt[:12], *range(60, 68)], 8)):  # the last token is, in any case
-        driver.engine.admit("r", 2, tokens, len(tokens), Sampling(), Limits(max_tokens=9, ignore_eos=True))
+        limits = Limits(max_tokens=9, ignore_eos=True)
+        driver.engine.admit(Admission("r", 2, tokens, len(tokens), Sampling(), limits))
         assert driver.engine.held()[0].num_uncomputed == computed
     driver.outputs["r"] = []
     assert driver.step([Run("r", 0, 99)])[0].prefilled == 8

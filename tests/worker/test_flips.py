@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.worker.flips import DTYPES, SHAPES, Flips, measure
 from tests.worker.harness import Tiny
-from worker_service.bench.flips import DTYPES, SHAPES, Flips, measure
 
 PROMPTS = ["The quick brown fox", "Once upon a time", "A queue"]
 

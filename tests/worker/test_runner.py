@@ -12,9 +12,10 @@ import pytest
 from tests.worker.harness import Tiny
 from tests.worker.scripted import DEADLINE_S, PROMPT, a_runner
 from worker_service.engine.hooks import LogitsContext
-from worker_service.engine.types import CostProfile, Limits, Run, Sampling, StepResult
+from worker_service.engine.types import Admission, CostProfile, Limits, Run, Sampling, StepResult
 from worker_service.pace import Pace
-from worker_service.runner import Admission, Command, Report
+from worker_service.reporting import Report
+from worker_service.runner import Command
 
 
 @dataclass
@@ -24,9 +25,10 @@ class Gate:
     reached: threading.Event = field(default_factory=threading.Event)
     opened: threading.Event = field(default_factory=threading.Event)
     armed: bool = False
+    start: int = 0  # from this output token on
 
     def __call__(self, logits: Any, context: LogitsContext) -> Any:
-        if self.armed:
+        if self.armed and context.start >= self.start:
             self.reached.set()
             assert self.opened.wait(DEADLINE_S)
         return logits
@@ -82,7 +84,7 @@ async def test_a_paced_round_begins_where_the_one_before_ended_unless_it_had_to_
             admit = [admission(name)]
             runner.post(Command(command, 3 * command, [Run(name, 0, 64)], admit=admit))
             rounds = [await asyncio.to_thread(following) for _ in range(3)]
-            assert rounds[-1].result.rows[0].finish is not None
+            assert rounds[-1].results[0].rows[0].finish is not None
             await asyncio.to_thread(wait_until, lambda: runner.task is None)
     (a1, a1_end), (a2, a2_end), (a3, a3_end), (b1, _), *_ = pace.rounds
     assert (a2, a3) == (a1_end, a2_end)
@@ -108,7 +110,7 @@ async def test_of_commands_that_came_during_a_round_the_newest_rank_runs_and_eve
         gate.opened.set()
         ran = [await asyncio.to_thread(following) for _ in range(4)]
         held = await asyncio.wait_for(asyncio.wrap_future(runner.detach()), DEADLINE_S)
-    assert [(done.command_seq, done.result.rows[0].request_id) for done in ran] == [(1, "a"), *[(3, "c")] * 3]
+    assert [(done.command_seq, done.results[0].rows[0].request_id) for done in ran] == [(1, "a"), *[(3, "c")] * 3]
     assert {h.request_id: h.output_tokens for h in held} == {"a": 1, "b": 0, "c": 3}
 
 
@@ -118,8 +120,8 @@ async def test_a_round_that_got_nowhere_is_not_repeated_before_another_command(t
         runner.attach(100, report)
         big = Admission("big", 1, list(range(5, 325)), 320, Sampling(), Limits(99, ignore_eos=True))
         runner.post(Command(1, 0, [Run("big", 0, 400)], admit=[big]))
-        assert (await asyncio.to_thread(following)).result.rows[0].tokens  # all 40 blocks are full now
-        assert (await asyncio.to_thread(following)).result.rows[0].skipped
+        assert (await asyncio.to_thread(following)).results[0].rows[0].tokens  # all 40 blocks are full now
+        assert (await asyncio.to_thread(following)).results[0].rows[0].skipped
         runner.post(Command(2, 2, [Run("big", 0, 400)]))  # the same again
         await asyncio.to_thread(wait_until, lambda: not runner._pending)  # taken in before the next one comes
         runner.post(Command(3, 2, [Run("big", 0, 400), Run("a", 0, 64)], admit=[admission("a")], forget=["big"]))
@@ -136,6 +138,30 @@ async def test_no_round_begins_after_detach(tiny: Tiny) -> None:
         first = await asyncio.wait_for(asyncio.wrap_future(runner.detach()), DEADLINE_S)
         second = await asyncio.wait_for(asyncio.wrap_future(runner.detach()), DEADLINE_S)
     assert first == second
+
+
+async def test_steps_that_wait_for_their_report_are_reported_before_the_worker_waits(tiny: Tiny) -> None:
+    async with a_runner(tiny) as runner:
+        report, following = reporter()
+        runner.attach(5, report)  # two steps share a report; the last of five waits for no other one
+        runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a", 900)], report_within_s=60.0))
+        reports = [await asyncio.to_thread(following) for _ in range(3)]
+    assert [(done.step, len(done.results)) for done in reports] == [(1, 1), (3, 2), (5, 2)]
+
+
+async def test_a_command_that_lists_others_has_the_steps_before_it_reported(tiny: Tiny) -> None:
+    gate = Gate(start=3)
+    async with a_runner(tiny, hooks=(gate,)) as runner:
+        gate.armed = True
+        report, following = reporter()
+        runner.attach(8, report)
+        runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a", 900)], report_within_s=60.0))
+        assert await asyncio.to_thread(gate.reached.wait, DEADLINE_S)
+        runner.post(Command(2, 0, [Run("b", 0, 64)], admit=[admission("b")], report_within_s=60.0))
+        gate.opened.set()
+        reports = [await asyncio.to_thread(following) for _ in range(3)]
+    assert [(done.step, done.command_seq, len(done.results)) for done in reports] == [(1, 1, 1), (4, 1, 3), (5, 2, 1)]
+    assert [row.request_id for row in reports[-1].results[0].rows] == ["b"]
 
 
 async def test_an_exception_of_the_model_ends_the_runner_with_it(tiny: Tiny) -> None:

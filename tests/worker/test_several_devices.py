@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from laps_sd.stack import Options, claim_ports, worker_command
+from protos.link.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from protos.serving import LINK_MESSAGE_BYTES, Server
-from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from tests.tiny_model import make_tiny_model
 from tests.worker.harness import Driver, Tiny
 from tests.worker.scripted import PROMPT, ScriptedScheduler, admit

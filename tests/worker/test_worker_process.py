@@ -8,8 +8,8 @@ from pathlib import Path
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.link.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
-from protos.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from tests.worker.harness import Tiny
 from tests.worker.scripted import ScriptedScheduler, admit
 from worker_service.__main__ import SERVICE

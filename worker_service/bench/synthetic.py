@@ -27,10 +27,7 @@ class Shape(NamedTuple):
     context_tokens: int = 8192
 
 
-SHAPES = {
-    "llama-8b": Shape(32, 4096, 14336, 32, 8, 128256),
-    "tiny": Shape(2, 64, 128, 4, 2, 512, 1024),
-}
+SHAPES = {"llama-8b": Shape(32, 4096, 14336, 32, 8, 128256), "tiny": Shape(2, 64, 128, 4, 2, 512, 1024)}
 
 
 def counting_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Any:

@@ -8,7 +8,7 @@ import torch
 
 from worker_service.bench.race import Answer, Batch, Rounds
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.engine.types import Admission, Limits, Run, Sampling
 
 _PREFILL_TOKENS = 1024  # in a step: prompts are short, so each is prefilled at once
 _names = itertools.count()
@@ -26,7 +26,7 @@ class Ours:
         outputs: dict[str, list[int]] = {}
         for prompt in batch:
             name = str(next(_names))
-            engine.admit(name, 0, prompt, len(prompt), Sampling(), limits, salt=name)
+            engine.admit(Admission(name, 0, prompt, len(prompt), Sampling(), limits, salt=name))
             outputs[name] = []
         runs = {name: Run(name, self._draft_len, _PREFILL_TOKENS) for name in outputs}
         rounds = Rounds()
@@ -77,12 +77,7 @@ class Generate:
         begun = perf_counter()
         with torch.inference_mode():
             result = self._model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=max_tokens,
-                do_sample=False,
-                pad_token_id=0,
-                **self._options,
+                ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0, **self._options
             )
         outputs = result[:, longest:].tolist()  # waits for the device
         seconds = perf_counter() - begun

@@ -67,7 +67,7 @@ def distill(options: argparse.Namespace, console: Console) -> None:
         head = load_head(options.out)  # as it will be used
         acceptance = evaluate(head, target, judges, bar)
         speed = _race(options, target, head, judges, bar)
-    report = {"acceptance": acceptance, "speed": {name: row.as_row() for name, row in speed.items()}}
+    report = {"acceptance": acceptance, "speed": {name: asdict(row) for name, row in speed.items()}}
     (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     _print(acceptance, speed, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
     console.print(f"the drafter: {options.out}; serve with it: laps-sd up --drafter {options.out}")

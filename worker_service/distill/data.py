@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.engine.types import Admission, Limits, Run, Sampling
 from worker_service.prompts import Prompt
 
 _PREFILL_TOKENS = 1024  # in a step: prompts are short, so each is prefilled at once
@@ -74,7 +74,7 @@ def generate(
                 if len(ids) > max_prompt_tokens:
                     continue
                 sampling = Sampling(temperature if prompt.sampled else 0.0, seed=prompt.hash)
-                engine.admit(prompt.id, 0, ids, len(ids), sampling, Limits(max_tokens))
+                engine.admit(Admission(prompt.id, 0, ids, len(ids), sampling, Limits(max_tokens)))
                 running[prompt.id] = Sample(prompt.id, prompt.category, prompt.held_out, ids, [])
             if not running:
                 return samples

@@ -1,7 +1,7 @@
 """How much time a drafter saves: engines with and without it answer the same prompts in turn, one at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 
 from worker_service.bench.race import Rounds, race
@@ -18,9 +18,6 @@ class Speed:
     draft_ms: float  # for each draft token that was proposed; 0: none was
     accepted_per_drafted: float  # over all prompts
     tokens_per_round: float  # over all prompts
-
-    def as_row(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def compare(

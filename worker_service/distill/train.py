@@ -103,8 +103,7 @@ def initialise(head: DraftHead, model: Any) -> None:
 
 
 class Trainer:
-    """A head in training, with its optimizer and the steps done. `save` and `load` let an interrupted training go
-    on."""
+    """A head in training, its optimizer, and the steps done. An interrupted training goes on by `save` and `load`."""
 
     def __init__(
         self, head: DraftHead, embeddings: torch.Tensor, output: torch.Tensor, *, unroll: int, learning_rate: float
@@ -177,8 +176,7 @@ def train(
     batch_tokens: int,
     progress: Callable[[int, int, float], None],
 ) -> None:
-    """Go `passes` times over `samples`, from `checkpoint` on if there is one. `progress` is told the steps done, all
-    steps, and the loss."""
+    """Go `passes` times over `samples`, from `checkpoint` on if there is one. `progress`: steps done, all, the loss."""
     if checkpoint.exists():
         trainer.load(checkpoint)
     plan = [batch for number in range(passes) for batch in batches(samples, batch_tokens, number)]

@@ -88,8 +88,7 @@ class NativeDecoder:
         return self._kept[-1].data_ptr()
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, hidden size] of the tokens `ids` [T] at `positions` [T]. The attention has begun with
-        them."""
+        """Hidden states [T, hidden size] of the tokens `ids` [T] at `positions` [T], as given to the attention."""
         x = self._embed(ids).float()
         cosine, sine = (part[0].contiguous() for part in self._rotary(x, positions[None]))
         hidden = torch.empty(x.shape, dtype=self._dtype)

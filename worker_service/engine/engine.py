@@ -18,7 +18,7 @@ from worker_service.engine.request import EngineRequest
 from worker_service.engine.sampling import logprobs, verify
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.target import Target
-from worker_service.engine.types import Finish, Held, Limits, Row, Run, Sampling, Skip, StepResult
+from worker_service.engine.types import Admission, Finish, Held, Row, Run, Skip, StepResult
 
 
 class Engine:
@@ -78,34 +78,18 @@ class Engine:
         if threads:
             torch.set_num_threads(threads)
 
-    def admit(
-        self,
-        request_id: str,
-        placement: int,
-        tokens: Sequence[int],
-        prompt_len: int,
-        sampling: Sampling,
-        limits: Limits,
-        salt: str = "",
-    ) -> None:
-        """Take a request with all its `tokens` so far, which are the truth: KV that the engine has of it already, on
-        the device or offloaded, is cut to what agrees with them.
+    def admit(self, admission: Admission) -> None:
+        """Take a request. KV that the engine has of it already is cut to what agrees with its tokens.
 
-        KV of equal beginnings of texts is shared among requests of equal `salt`, and no others. A request that cannot
-        be run is taken too: its next row says why.
+        A request that cannot be run is taken too: its next row says why.
         """
-        known = self._requests.pop(request_id, None)
-        self.drafter.forget(request_id)
-        request = self._requests[request_id] = EngineRequest(
-            request_id,
-            placement,
-            tokens,
-            prompt_len,
-            sampling,
-            limits,
-            salt=salt,
-            kv=KV(self.pool, salt),
-            stops=StopStrings(self._tokenizer, limits.stop, tokens[prompt_len:]),
+        name = admission.request_id
+        known = self._requests.pop(name, None)
+        self.drafter.forget(name)
+        request = self._requests[name] = EngineRequest(
+            admission,
+            kv=KV(self.pool, admission.salt),
+            stops=StopStrings(self._tokenizer, admission.limits.stop, admission.tokens[admission.prompt_len :]),
             eos_ids=self._eos_ids,
             context_tokens=self._context_tokens,
         )

@@ -57,8 +57,7 @@ def penalise(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
 
 
 def suppress_eos(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
-    """Before `min_tokens` exist no end-of-sequence id can be drawn. With `ignore_eos` those ids are tokens like
-    others."""
+    """Before `min_tokens` exist no end-of-sequence id can be drawn, unless they are ignored (`ignore_eos`)."""
     rows = min(context.limits.min_tokens - context.start, len(logits))
     if rows > 0 and not context.limits.ignore_eos:
         logits[:rows, list(context.eos_ids)] = -math.inf

@@ -21,7 +21,7 @@ class HostPool:
             return
         needed = request.kv.used_blocks
         if needed <= self.free_blocks:
-            self._target.save(request.id, request.kv)
+            self._target.save(request.id, request.kv.table[:needed])
             request.saved = Saved(needed, request.kv.length)
             self.free_blocks -= needed
         request.kv.release()
@@ -32,9 +32,9 @@ class HostPool:
         There must be `saved` KV, and free blocks for it.
         """
         assert request.saved is not None
-        shared = request.kv.blocks
-        request.kv.extend(max(request.saved.length - request.kv.length, 0))
-        self._target.restore(request.id, request.kv, shared)
+        kv, shared = request.kv, request.kv.blocks
+        kv.extend(max(request.saved.length - kv.length, 0))
+        self._target.restore(request.id, shared, kv.table[shared : kv.used_blocks])
         self.discard(request)
 
     def discard(self, request: EngineRequest) -> None:

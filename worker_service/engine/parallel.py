@@ -6,7 +6,6 @@ target gets, until it is told to stop. Processes are not started here (torchrun 
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,7 +16,6 @@ from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout  #
 from torch.nn.functional import pad
 
 from worker_service.engine.attention import QueryRange
-from worker_service.engine.kv import BlockPool
 from worker_service.engine.target import Target
 
 _START_TIMEOUT = timedelta(minutes=30)  # between the first process that has loaded its share and the last
@@ -54,8 +52,7 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 class Group:
-    """The processes that share a model. What a pass exchanges goes over the devices' own links (NCCL), calls over
-    gloo."""
+    """The processes that share a model. Passes exchange tensors over the devices' own links, calls go over gloo."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         """Returns when all processes have come. Raises ParallelError."""
@@ -129,29 +126,25 @@ class SharedTarget(Target):
                 match call:
                     case "_compute", [*packed, ranges]:
                         self._own("_compute", *packed, [QueryRange(*each) for each in ranges])
-                    case ("new_pool" | "_save" | "_restore" | "_discard") as name, arguments:
+                    case ("new_pool" | "save" | "restore" | "discard") as name, arguments:
                         self._own(name, *arguments)
                     case name, _:
                         raise ParallelError(f"the leader asks for {name!r}: it is of another version")
 
-    def new_pool(self, blocks: int, block_tokens: int) -> BlockPool:
-        pool: BlockPool = self._on_all("new_pool", blocks, block_tokens)
-        return pool
+    def new_pool(self, *arguments: Any) -> Any:
+        return self._on_all("new_pool", *arguments)
 
-    def _compute(
-        self, input_ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], ranges: Sequence[QueryRange]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        computed: tuple[torch.Tensor, torch.Tensor] = self._on_all("_compute", input_ids, positions, wanted, ranges)
-        return computed
+    def _compute(self, *arguments: Any) -> Any:
+        return self._on_all("_compute", *arguments)
 
-    def _save(self, name: str, table: Sequence[int]) -> None:
-        self._on_all("_save", name, table)
+    def save(self, *arguments: Any) -> None:
+        self._on_all("save", *arguments)
 
-    def _restore(self, name: str, first: int, table: Sequence[int]) -> None:
-        self._on_all("_restore", name, first, table)
+    def restore(self, *arguments: Any) -> None:
+        self._on_all("restore", *arguments)
 
-    def _discard(self, name: str) -> None:
-        self._on_all("_discard", name)
+    def discard(self, *arguments: Any) -> None:
+        self._on_all("discard", *arguments)
 
     def _on_all(self, name: str, *arguments: Any) -> Any:
         self._group.call(name, *arguments)

@@ -77,8 +77,7 @@ class Planner:
         return StepPlan(work, over, skipped)
 
     def _resume(self, request: EngineRequest) -> None:
-        """Share the blocks of others that begin with the same text, and bring back KV that was offloaded if there is
-        room for it and for one token more."""
+        """Share blocks of others that begin with the same text; bring back offloaded KV if one more token has room."""
         if request.saved and request.saved.length >= request.kv.room:
             return
         request.kv.adopt(request.tokens)

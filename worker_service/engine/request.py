@@ -6,7 +6,7 @@ from typing import Any
 
 from worker_service.engine.kv import KV
 from worker_service.engine.stop import StopStrings
-from worker_service.engine.types import Finish, Held, Limits, Row, Sampling
+from worker_service.engine.types import Admission, Finish, Held, Row
 
 
 @dataclass(slots=True)
@@ -22,30 +22,17 @@ class EngineRequest:
     is empty while there is `saved` KV."""
 
     def __init__(
-        self,
-        request_id: str,
-        placement: int,
-        tokens: Sequence[int],
-        prompt_len: int,
-        sampling: Sampling,
-        limits: Limits,
-        *,
-        salt: str,
-        kv: KV,
-        stops: StopStrings,
-        eos_ids: frozenset[int],
-        context_tokens: int,
+        self, admission: Admission, *, kv: KV, stops: StopStrings, eos_ids: frozenset[int], context_tokens: int
     ) -> None:
-        self.id, self.placement = request_id, placement
-        self.tokens = list(tokens)
-        self.prompt_len = prompt_len
-        self.sampling, self.limits = sampling, limits
-        self.salt, self.kv = salt, kv
+        self.id, self.placement = admission.request_id, admission.placement
+        self.tokens, self.prompt_len = list(admission.tokens), admission.prompt_len
+        self.sampling, self.limits, self.salt = admission.sampling, admission.limits, admission.salt
+        self.kv = kv
         self.saved: Saved | None = None
         self.finish: Finish | None = None
         self.error = ""  # why it cannot be run
         self._stops, self._eos_ids = stops, eos_ids
-        self._max_tokens = min(limits.max_tokens, context_tokens - prompt_len)
+        self._max_tokens = min(self.limits.max_tokens, context_tokens - self.prompt_len)
 
     @property
     def output_tokens(self) -> int:

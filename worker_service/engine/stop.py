@@ -12,8 +12,7 @@ class StopStrings:
     """Watches one request's output. A stop string may begin and end within tokens."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], output: Iterable[int] = ()) -> None:
-        """`tokenizer`: of the tokenizers library. `output`: tokens that exist already; stop strings within them do not
-        count."""
+        """`tokenizer`: of the tokenizers library. `output`: tokens that exist, whose stop strings do not count."""
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._keep = max(map(len, self._stop), default=1) - 1  # characters of the past that a match may begin in

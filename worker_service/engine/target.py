@@ -62,18 +62,6 @@ class Target:
             self._model.set_attn_implementation(self._attention.name)
         return BlockPool(blocks, block_tokens)
 
-    def save(self, name: str, kv: KV) -> None:
-        """Keep a copy in the host's memory, under this name, of the blocks that hold something."""
-        self._save(name, kv.table[: kv.used_blocks])
-
-    def restore(self, name: str, kv: KV, first: int = 0) -> None:
-        """Fill the blocks of `kv` from number `first` on with what was saved under this name. The copy stays."""
-        self._restore(name, first, kv.table[first : kv.used_blocks])
-
-    def discard(self, name: str) -> None:
-        """Give up the copy under this name."""
-        self._discard(name)
-
     def forward(self, sequences: Sequence[InputSequence]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the tokens of all sequences, filling their KV.
 
@@ -121,13 +109,16 @@ class Target:
             )
         return output.logits[0], inputs[0]
 
-    def _save(self, name: str, table: Sequence[int]) -> None:
+    def save(self, name: str, table: Sequence[int]) -> None:
+        """Keep a copy of these blocks in the host's memory, under this name."""
         self._saved[name] = self._memory.save(table)
 
-    def _restore(self, name: str, first: int, table: Sequence[int]) -> None:
+    def restore(self, name: str, first: int, table: Sequence[int]) -> None:
+        """Write the copy's blocks from number `first` on into the blocks of `table`. The copy stays."""
         self._memory.restore(table, self._saved[name][:, :, first : first + len(table)])  # [layers, 2, blocks, ...]
 
-    def _discard(self, name: str) -> None:
+    def discard(self, name: str) -> None:
+        """Give up the copy under this name."""
         del self._saved[name]
 
     @property

@@ -45,6 +45,19 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Admission:
+    """A request with all its tokens so far, which are the truth."""
+
+    request_id: str
+    placement: int
+    tokens: Sequence[int]
+    prompt_len: int
+    sampling: Sampling
+    limits: Limits
+    salt: str = ""  # KV of equal beginnings of texts is shared among requests of equal salt, and no others
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One entry of a schedule. Both numbers are upper bounds: the engine may use less, and its row says how much."""
 

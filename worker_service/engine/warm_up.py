@@ -8,7 +8,7 @@ import torch
 
 from worker_service.engine.engine import Engine
 from worker_service.engine.kv import KV
-from worker_service.engine.types import CostProfile, Limits, Run, Sampling, StepResult
+from worker_service.engine.types import Admission, CostProfile, Limits, Run, Sampling, StepResult
 
 _PROMPT = 64
 WARM_UP_TOKENS = 3 * _PROMPT  # of each request: its prompt and what its rounds emit at most
@@ -29,7 +29,8 @@ def measure(engine: Engine, slots: int) -> CostProfile:
     prompt = [token % engine.vocab_size for token in (1, 2, 3, 4)] * (_PROMPT // 4)  # n-gram drafters propose here
     prefills = []
     for name in names:
-        engine.admit(name, 0, prompt, len(prompt), Sampling(), _LIMITS, salt=name)  # none shares another's prefill
+        # With salts of their own none shares another's prefill.
+        engine.admit(Admission(name, 0, prompt, len(prompt), Sampling(), _LIMITS, salt=name))
         prefills.append(_timed_step(engine, [name], 0)[0])
     _steps(engine, names, _DRAFTS)  # the first passes pay for allocations
     alone = _steps(engine, names[:1], 0)
@@ -87,8 +88,8 @@ def _offloading(engine: Engine) -> float:
     def copy() -> None:
         kv = KV(engine.pool)
         kv.extend(blocks * engine.pool.block_tokens)
-        engine.target.save("", kv)  # no request has this id
-        engine.target.restore("", kv)
+        engine.target.save("", kv.table)  # no request has this id
+        engine.target.restore("", 0, kv.table)
         engine.target.discard("")
         kv.release()
 

@@ -93,13 +93,13 @@ class Client:
     def _request(self) -> pb.GenerateRequest:
         job = self.job
         detach = types_pb2.ON_DISCONNECT_DETACH if job.detached else types_pb2.ON_DISCONNECT_CANCEL
-        kind = types_pb2.REQUEST_CLASS_INTERACTIVE if job.urgent else types_pb2.REQUEST_CLASS_DEFAULT
+        kind = types_pb2.PRIORITY_INTERACTIVE if job.urgent else types_pb2.PRIORITY_DEFAULT
         return pb.GenerateRequest(
             request_id=job.id,
             prompt=" ".join(map(str, job.prompt)),
             max_tokens=job.max_tokens,
             on_disconnect=detach,
-            **{"class": kind},  # type: ignore[arg-type]
+            priority=kind,
         )
 
     def _leaves(self, at: int) -> bool:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from worker_service.engine.request import EngineRequest, Saved
-from worker_service.engine.types import CostProfile, Held, Limits, Row, Run, Sampling, Skip, StepResult
+from worker_service.engine.types import Admission, CostProfile, Held, Row, Run, Skip, StepResult
 from worker_service.runner import Runner
 
 EOS = 0
@@ -64,29 +64,15 @@ class CountingEngine:
     def _free_host_blocks(self) -> int:
         return self.host_blocks - sum(r.saved.blocks for r in self.requests.values() if r.saved)
 
-    def admit(
-        self,
-        request_id: str,
-        placement: int,
-        tokens: Sequence[int],
-        prompt_len: int,
-        sampling: Sampling,
-        limits: Limits,
-        salt: str = "",
-    ) -> None:
-        prompt, output = tokens[:prompt_len], list(tokens[prompt_len:])
+    def admit(self, admission: Admission) -> None:
+        name, tokens, limits = admission.request_id, admission.tokens, admission.limits
+        prompt, output = tokens[: admission.prompt_len], list(tokens[admission.prompt_len :])
         if output != answer(prompt, limits.max_tokens)[: len(output)]:
-            self._wrong(f"{request_id} was admitted with output that no model wrote: {output}")
-        known = self.requests.pop(request_id, None)
+            self._wrong(f"{name} was admitted with output that no model wrote: {output}")
+        known = self.requests.pop(name, None)
         kv = known.kv if known else _Length()
         request = EngineRequest(
-            request_id,
-            placement,
-            tokens,
-            prompt_len,
-            sampling,
-            limits,
-            salt=salt,
+            admission,
             kv=kv,  # type: ignore[arg-type]
             stops=_NoStops(),  # type: ignore[arg-type]
             eos_ids=frozenset({EOS}),
@@ -97,7 +83,7 @@ class CountingEngine:
             kv.length = min(kv.length, agreed)  # type: ignore[misc]
             if known.saved:
                 request.saved = Saved(known.saved.blocks, min(known.saved.length, agreed))
-        self.requests[request_id] = request
+        self.requests[name] = request
 
     def forget(self, request_id: str) -> None:
         self.requests.pop(request_id, None)
@@ -197,7 +183,7 @@ class VirtualRunner(Runner):
         if self._busy:
             return  # the round in hand ends first
         try:
-            step = self._next_step(0.0)
+            step = self._next_step(self._loop.time())
         except _Idle:
             return
         assert step is not None
@@ -206,7 +192,7 @@ class VirtualRunner(Runner):
 
     def _ended_step(self, step: Any) -> None:
         self._busy = False
-        self._done(step, self._engine.step(step.command.schedule, self._slots), 0.0)
+        self._done(step, self._engine.step(step.command.schedule, self._slots), self._loop.time())
         self._turn()
 
 

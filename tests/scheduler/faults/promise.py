@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import types_pb2
 from scheduler_service.core.lifecycle import State
 from scheduler_service.store import MemoryStore, Stored

@@ -72,6 +72,7 @@ def schedule(seed: int) -> Schedule:
         ("max_lag", rng.choice((1, 4, 16))),
         ("max_live", rng.choice((3, 100))),
         ("prefill_chunk", rng.choice((4, 256))),
+        ("report_within_ms", (0, 0, 20, 100)[seed % 4]),
     )
     made = Schedule(
         seed=seed,

@@ -12,7 +12,7 @@ import gateway.config
 import scheduler_service.__main__ as scheduler
 from gateway.metrics import Metrics
 from gateway.text import TextModel
-from protos.v1 import gateway_link_pb2 as gateway_pb
+from protos.link.v1 import common_pb2 as common_pb
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
@@ -38,7 +38,7 @@ class _Words:
 
 
 class _Text(TextModel):
-    def __init__(self, info: gateway_pb.ModelInfo) -> None:
+    def __init__(self, info: common_pb.ModelInfo) -> None:
         self.name, self.fingerprint = info.name, info.fingerprint
         self.context_tokens, self.vocab_size = info.context_tokens, info.vocab_size
         self._tokenizer = _Words()

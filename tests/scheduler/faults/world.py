@@ -9,8 +9,9 @@ from typing import Any
 
 import gateway.app
 import scheduler_service.__main__ as scheduler
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.tls import Tls
-from protos.v1 import gateway_link_pb2 as gateway_pb
 from scheduler_service.store import Fenced, StoreUnavailable
 from tests.scheduler.faults.client import Client
 from tests.scheduler.faults.ends import Channel, current
@@ -103,16 +104,18 @@ class World:
         link = Link(
             [ADDRESSES[one] for one in of.schedulers],
             tls=Tls(),
-            worker_id=name,
             runner=runner,
-            model=gateway_pb.ModelInfo(
-                name="counting", fingerprint="f", context_tokens=of.blocks * BLOCK_TOKENS, vocab_size=60_000
+            hello=worker_pb.Hello(
+                worker_id=name,
+                model=common_pb.ModelInfo(
+                    name="counting", fingerprint="f", context_tokens=of.blocks * BLOCK_TOKENS, vocab_size=60_000
+                ),
+                slots=of.slots,
+                blocks=of.blocks,
+                block_tokens=BLOCK_TOKENS,
+                host_blocks=of.host_blocks,
+                max_draft=MAX_DRAFT,
             ),
-            slots=of.slots,
-            blocks=of.blocks,
-            block_tokens=BLOCK_TOKENS,
-            host_blocks=of.host_blocks,
-            max_draft=MAX_DRAFT,
             on_attached=_nothing,
         )
         running = asyncio.create_task(link.run())

@@ -17,13 +17,14 @@ from typing import Any
 
 import redis
 
+from protos.link.v1 import common_pb2 as common_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.store import RedisStore
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 
 FAR = 4_102_444_800_000  # the year 2100, in ms
-SAMPLED = types_pb.Sampling(temperature=1, top_p=0.9, seed=7, logprobs=1)
-HEADS = types_pb.Logprobs(tokens=[types_pb.Logprob(logprob=-0.5, top_tokens=[7], top_logprobs=[-0.5])])
+SAMPLED = common_pb.Sampling(temperature=1, top_p=0.9, seed=7, logprobs=1)
+HEADS = common_pb.Logprobs(tokens=[types_pb.Logprob(logprob=-0.5, top_tokens=[7], top_logprobs=[-0.5])])
 
 
 async def write(url: str) -> None:
@@ -41,7 +42,7 @@ async def write(url: str) -> None:
         await gateway.submit("paused", 5, 6)
         await gateway.submit("waits", 7, 8, 9)
         await gateway.until(lambda: {"runs", "paused", "waits"} <= gateway.accepted)
-        while len(worker.command.rank) < 3:
+        while len(worker.command.schedule) < 3:
             await worker.next_command()
         await worker.report(
             worker.row("runs", 0, 7, drafted=4, accepted=0, prefilled=4, logprobs=HEADS), worker.row("paused", 0, 3)

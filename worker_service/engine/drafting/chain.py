@@ -1,5 +1,4 @@
-"""How the draft head's recurrence is computed: natively on a CPU, with torch anywhere else. No requests are known
-here."""
+"""How the draft head's recurrence is computed: natively on a CPU, with torch elsewhere. It knows no requests."""
 
 import ctypes
 from collections.abc import Sequence

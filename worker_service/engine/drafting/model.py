@@ -88,8 +88,7 @@ class ModelDrafter(Drafter):
             state.kv.release()
 
     def _reuse(self, ask: Ask) -> None:
-        """Keep the KV that agrees with the tokens: that of accepted drafts, and of a beginning shared with others, need
-        not be computed again."""
+        """Keep the KV that agrees with the tokens: that of accepted drafts and of a beginning shared with others."""
         state = self._states.pop(ask.request_id, None) or _State(KV(self._pool, ask.salt))
         self._states[ask.request_id] = state
         for draft, token in zip(state.drafts, ask.tokens[state.length : -1], strict=False):

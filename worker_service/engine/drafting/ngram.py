@@ -58,8 +58,7 @@ class _NgramIndex:
 
     @staticmethod
     def _follow(tokens: Sequence[int], begin: int, k: int) -> list[int]:
-        """Copy from `begin` on. Past the end of the text the copy goes on into itself: what repeats goes on
-        repeating."""
+        """Copy from `begin` on, and past the end of the text on from the copy: what repeats goes on repeating."""
         drafts = list(tokens[begin : begin + k])
         period = len(tokens) - begin
         while len(drafts) < k:

@@ -1,4 +1,5 @@
-"""`python -m worker_service.bench.flips`: how many greedy choices depend on the shape of the batch. It serves nothing.
+"""`python -m tests.worker.flips`: how many greedy choices depend on the shape of the batch. It measures, and checks
+nothing.
 
 Sums in floating point depend on the shape of what is computed together. The model's own greedy text is computed again,
 token for token the same, in other batches and with several tokens a pass, as verification does; a flip is a position
@@ -18,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from worker_service.bench import subject
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.target import InputSequence, Target
 from worker_service.models import load
@@ -27,7 +29,7 @@ from worker_service.pull import ModelError, resolve
 CLEAR = 1e-3  # of logits; where the reference's two best are closer, either token counts as right
 DTYPES = ("float32", "bfloat16")
 _BLOCK_TOKENS = 64
-_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+_PROMPTS = Path(subject.__file__).with_name("prompts.jsonl")
 
 
 class Shape(NamedTuple):
@@ -140,7 +142,7 @@ def _print(rows: Sequence[Flips]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m worker_service.bench.flips", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.worker.flips", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--prompts", type=Path, nargs="+", default=[_PROMPTS], help="JSON Lines with a `prompt` a row")
     parser.add_argument("--texts", type=int, default=48, help="how many of the prompts are answered")

@@ -3,9 +3,9 @@
 import grpc
 import warnings
 
-from protos.v1 import gateway_link_pb2 as protos_dot_v1_dot_gateway__link__pb2
+from protos.link.v1 import gateway_link_pb2 as protos_dot_link_dot_v1_dot_gateway__link__pb2
 from protos.v1 import inference_pb2 as protos_dot_v1_dot_inference__pb2
-from protos.v1 import types_pb2 as protos_dot_v1_dot_types__pb2
+from protos.v1 import status_pb2 as protos_dot_v1_dot_status__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -20,7 +20,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/v1/gateway_link_pb2_grpc.py depends on'
+        + ' but the generated code in protos/link/v1/gateway_link_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -28,7 +28,8 @@ if _version_not_supported:
 
 
 class GatewayLinkStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """What the scheduler does for gateways.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -37,51 +38,67 @@ class GatewayLinkStub(object):
             channel: A grpc.Channel.
         """
         self.Link = channel.stream_stream(
-                '/laps_sd.v1.GatewayLink/Link',
-                request_serializer=protos_dot_v1_dot_gateway__link__pb2.FromGateway.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_gateway__link__pb2.ToGateway.FromString,
-                _registered_method=True)
-        self.GetRequest = channel.unary_unary(
-                '/laps_sd.v1.GatewayLink/GetRequest',
-                request_serializer=protos_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_types__pb2.RequestStatus.FromString,
+                '/laps_sd.link.v1.GatewayLink/Link',
+                request_serializer=protos_dot_link_dot_v1_dot_gateway__link__pb2.FromGateway.SerializeToString,
+                response_deserializer=protos_dot_link_dot_v1_dot_gateway__link__pb2.ToGateway.FromString,
                 _registered_method=True)
         self.GetSubmission = channel.unary_unary(
-                '/laps_sd.v1.GatewayLink/GetSubmission',
+                '/laps_sd.link.v1.GatewayLink/GetSubmission',
+                request_serializer=protos_dot_link_dot_v1_dot_gateway__link__pb2.GetSubmissionRequest.SerializeToString,
+                response_deserializer=protos_dot_link_dot_v1_dot_gateway__link__pb2.Submit.FromString,
+                _registered_method=True)
+        self.GetRequest = channel.unary_unary(
+                '/laps_sd.link.v1.GatewayLink/GetRequest',
                 request_serializer=protos_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_gateway__link__pb2.Submit.FromString,
+                response_deserializer=protos_dot_v1_dot_inference__pb2.GetRequestResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/laps_sd.link.v1.GatewayLink/ListRequests',
+                request_serializer=protos_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
         self.Stats = channel.unary_unary(
-                '/laps_sd.v1.GatewayLink/Stats',
+                '/laps_sd.link.v1.GatewayLink/Stats',
                 request_serializer=protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_types__pb2.ServerStats.FromString,
+                response_deserializer=protos_dot_v1_dot_status__pb2.StatsResponse.FromString,
                 _registered_method=True)
 
 
 class GatewayLinkServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """What the scheduler does for gateways.
+    """
 
     def Link(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetRequest(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Requests up, their tokens down. The metadata `laps-sd-protocol` says which versions the gateway speaks.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSubmission(self, request, context):
-        """its deadline is left out. NOT_FOUND if unknown or expired
+        """What was submitted under an id, without its deadline. NOT_FOUND if the id is unknown or expired.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRequest(self, request, context):
+        """As Inference.GetRequest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """As Inference.ListRequests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """As Inference.Stats.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -91,34 +108,40 @@ def add_GatewayLinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Link': grpc.stream_stream_rpc_method_handler(
                     servicer.Link,
-                    request_deserializer=protos_dot_v1_dot_gateway__link__pb2.FromGateway.FromString,
-                    response_serializer=protos_dot_v1_dot_gateway__link__pb2.ToGateway.SerializeToString,
+                    request_deserializer=protos_dot_link_dot_v1_dot_gateway__link__pb2.FromGateway.FromString,
+                    response_serializer=protos_dot_link_dot_v1_dot_gateway__link__pb2.ToGateway.SerializeToString,
+            ),
+            'GetSubmission': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSubmission,
+                    request_deserializer=protos_dot_link_dot_v1_dot_gateway__link__pb2.GetSubmissionRequest.FromString,
+                    response_serializer=protos_dot_link_dot_v1_dot_gateway__link__pb2.Submit.SerializeToString,
             ),
             'GetRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRequest,
                     request_deserializer=protos_dot_v1_dot_inference__pb2.GetRequestRequest.FromString,
-                    response_serializer=protos_dot_v1_dot_types__pb2.RequestStatus.SerializeToString,
+                    response_serializer=protos_dot_v1_dot_inference__pb2.GetRequestResponse.SerializeToString,
             ),
-            'GetSubmission': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetSubmission,
-                    request_deserializer=protos_dot_v1_dot_inference__pb2.GetRequestRequest.FromString,
-                    response_serializer=protos_dot_v1_dot_gateway__link__pb2.Submit.SerializeToString,
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=protos_dot_v1_dot_inference__pb2.ListRequestsRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_inference__pb2.ListRequestsResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
                     request_deserializer=protos_dot_v1_dot_inference__pb2.StatsRequest.FromString,
-                    response_serializer=protos_dot_v1_dot_types__pb2.ServerStats.SerializeToString,
+                    response_serializer=protos_dot_v1_dot_status__pb2.StatsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'laps_sd.v1.GatewayLink', rpc_method_handlers)
+            'laps_sd.link.v1.GatewayLink', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('laps_sd.v1.GatewayLink', rpc_method_handlers)
+    server.add_registered_method_handlers('laps_sd.link.v1.GatewayLink', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
 class GatewayLink(object):
-    """Missing associated documentation comment in .proto file."""
+    """What the scheduler does for gateways.
+    """
 
     @staticmethod
     def Link(request_iterator,
@@ -134,36 +157,9 @@ class GatewayLink(object):
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/laps_sd.v1.GatewayLink/Link',
-            protos_dot_v1_dot_gateway__link__pb2.FromGateway.SerializeToString,
-            protos_dot_v1_dot_gateway__link__pb2.ToGateway.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetRequest(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/laps_sd.v1.GatewayLink/GetRequest',
-            protos_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
-            protos_dot_v1_dot_types__pb2.RequestStatus.FromString,
+            '/laps_sd.link.v1.GatewayLink/Link',
+            protos_dot_link_dot_v1_dot_gateway__link__pb2.FromGateway.SerializeToString,
+            protos_dot_link_dot_v1_dot_gateway__link__pb2.ToGateway.FromString,
             options,
             channel_credentials,
             insecure,
@@ -188,9 +184,63 @@ class GatewayLink(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/laps_sd.v1.GatewayLink/GetSubmission',
+            '/laps_sd.link.v1.GatewayLink/GetSubmission',
+            protos_dot_link_dot_v1_dot_gateway__link__pb2.GetSubmissionRequest.SerializeToString,
+            protos_dot_link_dot_v1_dot_gateway__link__pb2.Submit.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laps_sd.link.v1.GatewayLink/GetRequest',
             protos_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
-            protos_dot_v1_dot_gateway__link__pb2.Submit.FromString,
+            protos_dot_v1_dot_inference__pb2.GetRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laps_sd.link.v1.GatewayLink/ListRequests',
+            protos_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
+            protos_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -215,9 +265,9 @@ class GatewayLink(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/laps_sd.v1.GatewayLink/Stats',
+            '/laps_sd.link.v1.GatewayLink/Stats',
             protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
-            protos_dot_v1_dot_types__pb2.ServerStats.FromString,
+            protos_dot_v1_dot_status__pb2.StatsResponse.FromString,
             options,
             channel_credentials,
             insecure,

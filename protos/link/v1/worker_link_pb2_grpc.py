@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.v1 import worker_link_pb2 as protos_dot_v1_dot_worker__link__pb2
+from protos.link.v1 import worker_link_pb2 as protos_dot_link_dot_v1_dot_worker__link__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/v1/worker_link_pb2_grpc.py depends on'
+        + ' but the generated code in protos/link/v1/worker_link_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class WorkerLinkStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """What the scheduler does for workers.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -35,17 +36,19 @@ class WorkerLinkStub(object):
             channel: A grpc.Channel.
         """
         self.Attach = channel.stream_stream(
-                '/laps_sd.v1.WorkerLink/Attach',
-                request_serializer=protos_dot_v1_dot_worker__link__pb2.FromWorker.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_worker__link__pb2.ToWorker.FromString,
+                '/laps_sd.link.v1.WorkerLink/Attach',
+                request_serializer=protos_dot_link_dot_v1_dot_worker__link__pb2.FromWorker.SerializeToString,
+                response_deserializer=protos_dot_link_dot_v1_dot_worker__link__pb2.ToWorker.FromString,
                 _registered_method=True)
 
 
 class WorkerLinkServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """What the scheduler does for workers.
+    """
 
     def Attach(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Reports up, commands down. The worker's first message is its Hello, the scheduler's first its Welcome.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -55,19 +58,20 @@ def add_WorkerLinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Attach': grpc.stream_stream_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=protos_dot_v1_dot_worker__link__pb2.FromWorker.FromString,
-                    response_serializer=protos_dot_v1_dot_worker__link__pb2.ToWorker.SerializeToString,
+                    request_deserializer=protos_dot_link_dot_v1_dot_worker__link__pb2.FromWorker.FromString,
+                    response_serializer=protos_dot_link_dot_v1_dot_worker__link__pb2.ToWorker.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'laps_sd.v1.WorkerLink', rpc_method_handlers)
+            'laps_sd.link.v1.WorkerLink', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('laps_sd.v1.WorkerLink', rpc_method_handlers)
+    server.add_registered_method_handlers('laps_sd.link.v1.WorkerLink', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerLink(object):
-    """Missing associated documentation comment in .proto file."""
+    """What the scheduler does for workers.
+    """
 
     @staticmethod
     def Attach(request_iterator,
@@ -83,9 +87,9 @@ class WorkerLink(object):
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/laps_sd.v1.WorkerLink/Attach',
-            protos_dot_v1_dot_worker__link__pb2.FromWorker.SerializeToString,
-            protos_dot_v1_dot_worker__link__pb2.ToWorker.FromString,
+            '/laps_sd.link.v1.WorkerLink/Attach',
+            protos_dot_link_dot_v1_dot_worker__link__pb2.FromWorker.SerializeToString,
+            protos_dot_link_dot_v1_dot_worker__link__pb2.ToWorker.FromString,
             options,
             channel_credentials,
             insecure,

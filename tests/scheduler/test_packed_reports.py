@@ -1,0 +1,119 @@
+"""A report of several rounds means to the core what a report for each of them would have meant."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.errors import BadInput
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import worker_link_pb2 as pb
+from protos.v1 import types_pb2
+from scheduler_service import checks, translate
+from scheduler_service.core.core import Core
+from scheduler_service.core.types import Plan, Round, StepDone, Submitted
+from scheduler_service.store.rounds import decode
+from tests.scheduler.builders import core, records, request, worker_up
+from tests.scheduler.live import Live, ScriptedGateway, ScriptedWorker, Switch, scheduler
+
+Each = tuple[int, int, int]  # new, drafted, accepted
+ROUND = st.integers(0, 4).flatmap(lambda drafted: st.integers(0, drafted).map(lambda n: (n + 1, drafted, n)))
+
+
+def begun(policy: str) -> tuple[Core, Plan]:
+    """Two requests run, and a third one waits."""
+    own = core(policy)
+    own.observe(worker_up(slots=2), 0.0)
+    for id in "abc":
+        own.observe(Submitted(request(id, 0.0)), 0.0)
+    plan = own.plan("w")
+    rows = [Round(run.id, run.placement, 0, 1, 0, 0, 4, 0, 1) for run in plan.schedule[:2]]
+    own.observe(StepDone("w", tuple(rows), 900, 1.0), 1.0)
+    return own, plan
+
+
+def row(plan: Plan, place: int, start: int, rounds: list[Each]) -> Round:
+    new, drafted, accepted = (sum(numbers) for numbers in zip(*rounds, strict=True))
+    run = plan.schedule[place]
+    each = tuple(rounds) if len(rounds) > 1 else ()
+    return Round(run.id, run.placement, start, new, drafted, accepted, 0, 0, 2, each=each)
+
+
+@pytest.mark.parametrize("policy", ["laps-sd", "gittins", "las", "mlfq", "srpt-length"])
+@given(first=st.lists(ROUND, min_size=1, max_size=12), second=ROUND)
+def test_records_and_the_next_plan_are_the_same(policy: str, first: list[Each], second: Each) -> None:
+    one_by_one, plan = begun(policy)
+    starts = [1, 1]
+    for number, each in enumerate(first):
+        rows = [row(plan, place, starts[place], [own]) for place, own in enumerate((each, second))]
+        one_by_one.observe(StepDone("w", tuple(rows), 900, 1.0), 2.0 + number)
+        starts = [start + own.new for start, own in zip(starts, rows, strict=True)]
+    packed, plan = begun(policy)
+    rows = [row(plan, place, 1, rounds) for place, rounds in enumerate((first, [second] * len(first)))]
+    packed.observe(StepDone("w", tuple(rows), 900, float(len(first))), 1.0 + len(first))
+    assert records(packed) == records(one_by_one)
+    assert packed.plan("w") == one_by_one.plan("w")
+
+
+def report(**figures: object) -> pb.StepReport:
+    fields = {"request_id": "a", "tokens": [1, 2, 3], "drafted": 4, "accepted": 1}
+    by_round = {"tokens_per_round": [2, 1], "drafted_per_round": [2, 2], "accepted_per_round": [1, 0]}
+    return pb.StepReport(rows=[pb.Row(**(fields | by_round | figures))])  # type: ignore[arg-type]
+
+
+def test_a_row_of_several_rounds_reaches_the_core_with_each_of_them() -> None:
+    checks.report(report())
+    (own,) = translate.to_step_done("w", report()).rounds
+    assert (own.new, own.drafted, own.accepted, own.count) == (3, 4, 1, 2)
+    assert own.each == ((2, 2, 1), (1, 2, 0))
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"tokens_per_round": [2, 2]},
+        {"drafted_per_round": [4]},
+        {"accepted_per_round": [0, 0]},
+        {"drafted_per_round": [0, 4]},
+    ],
+    ids=str,
+)
+def test_rounds_that_do_not_make_up_the_row_are_refused(figures: dict[str, list[int]]) -> None:
+    with pytest.raises(BadInput, match="rows"):
+        checks.report(report(**figures))
+
+
+def test_rows_of_different_numbers_of_rounds_are_refused() -> None:
+    mixed = report()
+    mixed.rows.append(pb.Row(request_id="b", tokens=[1]))
+    with pytest.raises(BadInput, match="equally many"):
+        checks.report(mixed)
+
+
+async def test_the_rounds_of_a_report_are_stored_and_relayed_one_by_one(live: Live) -> None:
+    leader, worker, gateway = live
+    await gateway.submit("a")
+    await worker.until("a")
+    tokens = common_pb.Logprobs(tokens=[types_pb2.Logprob(logprob=-number) for number in range(1, 6)])
+    by_round = {"tokens_per_round": [2, 1, 2], "drafted_per_round": [2, 2, 0], "accepted_per_round": [1, 0, 0]}
+    sums = {"drafted": 4, "accepted": 1, "finish": types_pb2.FINISH_REASON_STOP, "logprobs": tokens}
+    await worker.report(worker.row("a", 0, 5, 6, 7, 8, 9, **by_round, **sums), step=3)
+    deltas = []
+    while not deltas or not deltas[-1].HasField("ending"):
+        deltas += (await gateway.read()).deltas
+    assert [(delta.start, *delta.tokens) for delta in deltas] == [(0, 5, 6), (2, 7), (3, 8, 9)]
+    assert [(delta.drafted, delta.accepted) for delta in deltas] == [(2, 1), (2, 0), (0, 0)]
+    assert [one.logprob for delta in deltas for one in delta.logprobs.tokens] == [-1, -2, -3, -4, -5]
+    assert deltas[-1].ending.rounds == 3
+    stored = await leader.ledger.stored("a")
+    assert stored is not None
+    assert [round.tokens for round in decode(stored.log)] == [(5, 6), (7,), (8, 9)]
+
+
+async def test_commands_carry_the_setting(store: Switch) -> None:
+    async with scheduler(store, report_within_ms=50) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        assert (await worker.until("a")).report_within_s == 0.05
+        await gateway.close()
+        await worker.close()
