@@ -89,6 +89,8 @@ class Requests:
         model = self._workers.model
         if model is None or not self._workers.sessions:
             raise NotServing("no warmed worker", retry_after_ms=1000)
+        if submit.model_fingerprint not in ("", model.fingerprint):  # tokens of another tokenizer
+            raise NotServing("the model has changed since the request was sent", retry_after_ms=1000)
         if self._persister.behind >= MAX_BEHIND:
             raise NotServing("the store is behind", retry_after_ms=1000)
         checks.submit(submit, model.context_tokens)
