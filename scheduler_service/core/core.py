@@ -172,30 +172,36 @@ class Core:
         worker.obeyed(worker.planned if step.plan is None else step.plan)
         effects: list[Effect] = []
         ran: dict[str, tuple[Entry, Round]] = {}
+        stopped: set[str] = set()
         for row in step.rounds:
             entry = fleet.entries.get(row.id)
             if not entry or (entry.home, entry.placement, entry.emitted) != (step.worker, row.placement, row.start):
                 continue  # stale: it was moved, ended, or its worker ran ahead of what is durable
             entry.blocks = row.blocks
             entry.prefill_owed = row.prefill_owed
-            if not row.skipped:
+            if row.count:
                 entry.offloaded = 0
                 ran[row.id] = entry, row
+            if row.skipped:
+                stopped.add(row.id)
+        if not step.partial:
+            stopped |= worker.running - ran.keys()
+        beside = [id for id in worker.running - ran.keys() if fleet.runs_on(worker, id)] if step.partial else []
         if fleet.overtaking:
-            needs = [(entry.request, fleet.load.rounds(id)) for id, (entry, _) in ran.items()]
-            for _ in range(max((row.count for _, row in ran.values()), default=1)):
-                fleet.overtaking.served(needs)
+            served = [(entry.request, fleet.load.rounds(id), row.count) for id, (entry, row) in ran.items()]
+            fleet.overtaking.served(served, [fleet.entries[id].request for id in beside])
         charge(fleet.classes, ran.values(), known.round_s / known.slots, known.cost.prefill_token_s)
         for entry, row in ran.values():
             effects.append(self._round_done(entry, row, now - step.duration_s))
-        for id in sorted(worker.running - ran.keys()):
-            entry = fleet.entries.get(id)
-            if entry and entry.home == step.worker and entry.state is State.RUNNING:
+        for id in sorted(stopped):
+            if fleet.runs_on(worker, id):
+                entry = fleet.entries[id]
                 entry.move(Move.PREEMPT)
                 entry.preemptions += 1
                 fleet.rank(entry)
                 effects.append(Changed(entry.record()))
-        worker.running = {id for id in ran if id in fleet.entries}
+        live = fleet.entries
+        worker.running = {id for id in (*ran, *beside) if id in live and live[id].state is State.RUNNING}
         if fleet.overtaking:
             for entry in [fleet.entries[id] for id in fleet.overtaking.overdue()]:
                 entry.overdue = True
