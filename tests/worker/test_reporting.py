@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from protos.link.v1 import worker_link_pb2 as pb
 from protos.v1 import types_pb2
-from protos.v1 import worker_link_pb2 as pb
 from worker_service.engine.types import CostProfile, Finish, Logprob, Row, Skip
 from worker_service.reporting import Report, Reporter, Seconds
 from worker_service.wire import of_report
