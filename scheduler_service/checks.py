@@ -61,8 +61,6 @@ def report(message: worker_pb.StepReport) -> None:
         cost(message.cost)
     if len({row.request_id for row in message.rows}) < len(message.rows):
         raise BadInput("rows", "a request has more than one")
-    if len({len(row.tokens_per_round) for row in message.rows}) > 1:
-        raise BadInput("rows", "not all are of equally many rounds")
     for row in message.rows:
         for tokens, drafted, accepted in _rounds(row):
             if not accepted <= drafted <= MAX_DRAFT:

@@ -85,6 +85,7 @@ def to_step_done(worker: str, report: worker_pb.StepReport) -> StepDone:
         free_blocks=report.free_blocks,
         duration_s=report.draft_s + report.verify_s + report.other_s,
         plan=report.command_seq,
+        partial=report.partial,
     )
 
 

@@ -127,6 +127,11 @@ class Fleet:
         """The requests whose home it is, best claim first."""
         return [self.entries[key[-1]] for key in worker.ranking]
 
+    def runs_on(self, worker: Worker, id: str) -> bool:
+        """Whether this request is live, and ran there in the worker's last round."""
+        entry = self.entries.get(id)
+        return entry is not None and entry.home == worker.up.worker and entry.state is State.RUNNING
+
     # ---- order ----
 
     def rankings(self) -> tuple[FairRanking, ...]:
