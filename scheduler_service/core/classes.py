@@ -1,9 +1,9 @@
 """Classes of requests: the better one goes first, yet none starves another. No policy lives here.
 
-While a class has live requests it is owed its LEAST share of all service, less what it gets. Once that is a turn of
-TURN_S it goes before the better ones, until nothing is owed: strict priority with reservations, by the account of
-deficit round robin (Shreedhar, Varghese 1996). Of what a class gets beyond its share no more than a turn is held
-against it, and nothing is saved up while it has nothing to run. With one class nothing changes.
+While a class has live requests it is owed its LEAST share of all service, less what it gets. Once it is owed GRAIN_S
+it goes before the better classes, until nothing is owed: strict priority with reservations, by the account of deficit
+round robin (Shreedhar, Varghese 1996). Of what a class gets beyond its share no more than GRAIN_S counts against it,
+and nothing is saved up while it has no live requests. With one class nothing changes.
 """
 
 from functools import total_ordering
@@ -11,7 +11,7 @@ from functools import total_ordering
 from scheduler_service.core.types import RequestClass
 
 LEAST = {RequestClass.INTERACTIVE: 0.0, RequestClass.DEFAULT: 0.2, RequestClass.BATCH: 0.05}
-TURN_S = 0.5  # of a whole worker
+GRAIN_S = 0.5  # of a whole worker
 
 
 @total_ordering
@@ -28,8 +28,8 @@ class ClassAccount:
 
     def serve(self, owed_s: float) -> None:
         """`owed_s`: more that it is owed; negative where it got more than that."""
-        self.owed_s = max(-TURN_S, self.owed_s + owed_s)
-        self.due = self.owed_s >= TURN_S or (self.due and self.owed_s > 0)
+        self.owed_s = max(-GRAIN_S, self.owed_s + owed_s)
+        self.due = self.owed_s >= GRAIN_S or (self.due and self.owed_s > 0)
 
     def leave(self) -> None:
         self.live -= 1

@@ -60,6 +60,11 @@ class Ranking:
             self.remove(old)
             self.add(new)
 
+    @property
+    def best(self) -> Key:
+        """The first one. Raises IndexError if there is none."""
+        return self._chunks[0][0]
+
     def first(self, count: int) -> list[Key]:
         """The best `count`, or all if there are fewer."""
         keys: list[Key] = []
