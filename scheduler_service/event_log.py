@@ -46,7 +46,7 @@ class EventLog:
         self._file: TextIO = path.open("a", buffering=1)
 
     def leading(self, core: Core) -> None:
-        """A leader begins, and this is what it has learned before. The log may hold several leaders, one after the other."""
+        """A leader begins with what was learned before. The log may hold several leaders, one after the other."""
         known = core.fleet.known
         length, acceptance = _LENGTH.dump_python(known.length), _ACCEPTANCE.dump_python(known.acceptance)
         self._write(length=length, acceptance=acceptance, bounds=_BOUNDS.dump_python(core.fleet.bounds))
@@ -75,7 +75,7 @@ class EventLog:
 
 
 def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Plan, Plan]]:
-    """Feed the log to cores of `make_core`, a new one for each leader. Yields worker, plan as logged, plan as rebuilt."""
+    """Feed the log to a new core for each leader. Yields worker, plan as logged, plan as rebuilt."""
     core = make_core()
     with path.open() as lines:
         for line in map(json.loads, lines):
