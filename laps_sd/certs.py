@@ -1,6 +1,6 @@
-"""`laps-sd certs`: a private certificate authority for one stack, and what its services know each other by.
+"""`laps-sd certs`: a private certificate authority for one stack, a certificate for each service, and Redis's user.
 
-Made by the program openssl. On one machine, where everything binds to loopback, nothing of it is needed.
+The program openssl makes them. A stack on one machine binds to loopback and needs none of this.
 """
 
 import hashlib
@@ -21,14 +21,15 @@ from scheduler_service.store.acl import acl_file
 CA_DAYS = 3650
 REDIS_USER = "scheduler"
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-# Who is called shows a server's certificate, who calls a client's: a worker's would not pass for the scheduler's.
+# A service that is called needs a server's certificate, one that calls needs a client's. A worker is never called, so
+# its certificate cannot pass for the scheduler's.
 PURPOSES = {
     "gateway": "serverAuth,clientAuth",
     "scheduler": "serverAuth,clientAuth",
     "worker": "clientAuth",
-    "redis": "serverAuth,clientAuth",  # it asks itself whether it is well
+    "redis": "serverAuth,clientAuth",  # its own health check is a client
 }
-# In place of the system's configuration, whatever that is.
+# openssl's configuration, so that the system's has no effect.
 _CONFIG = """
 [req]
 distinguished_name = subject
@@ -57,7 +58,7 @@ def certs(
 ) -> None:
     """Make a private CA, certificates for mutual TLS and a user of Redis. Run again, it renews the certificates.
 
-    Each service's folder holds ca.crt, tls.crt and tls.key. Who has DIR/ca/ca.key can make more: keep it elsewhere.
+    Each service's folder holds ca.crt, tls.crt and tls.key. Whoever has DIR/ca/ca.key can make more: keep it away.
     """
     if taken := PURPOSES.keys() & set(host or ()):
         problem = f"{', '.join(taken)}: every service gets these names, and would pass for that one, which has its own"
@@ -103,11 +104,11 @@ def _make_ca(folder: Path) -> None:
             *("-config", config, "-extensions", "ca"),
         )
         _publish(cert, folder, 0o644)
-        _publish(key, folder, 0o600)  # last: whoever finds the key finds its certificate
+        _publish(key, folder, 0o600)  # last, so that where there is a key there is its certificate
 
 
 def _make_certificate(ca: Path, folder: Path, names: Sequence[str], days: int) -> None:
-    """`names`: the service's first."""
+    """`names`: the service's name, then other names and addresses that it is reached under."""
     with tempfile.TemporaryDirectory(dir=folder) as made:
         key, request, cert = Path(made, "tls.key"), Path(made, "tls.csr"), Path(made, "tls.crt")
         text = _CONFIG.format(name=names[0], purposes=PURPOSES[names[0]], names=_alternatives(names))
@@ -120,7 +121,8 @@ def _make_certificate(ca: Path, folder: Path, names: Sequence[str], days: int) -
             *("-extfile", config, "-extensions", "service"),
         )
         _publish(Path(shutil.copyfile(ca / "ca.crt", Path(made, "ca.crt"))), folder, 0o644)
-        _publish(key, folder, 0o640 if names[0] == "redis" else 0o600)  # Redis often runs as a user of its own
+        # Redis often runs as another user, in the group of this folder.
+        _publish(key, folder, 0o640 if names[0] == "redis" else 0o600)
         _publish(cert, folder, 0o644)
 
 
@@ -139,13 +141,13 @@ def _openssl(*arguments: object) -> None:
 
 
 def _publish(made: Path, folder: Path, mode: int) -> None:
-    """Whole or not at all."""
+    """Moves a finished file into `folder`: it appears there whole or not at all."""
     made.chmod(mode)
     os.replace(made, folder / made.name)
 
 
 def _write(path: Path, text: str, mode: int = 0o600) -> Path:
-    """Whole or not at all, and never readable by more than `mode` says."""
+    """Writes the file whole or not at all, and at no time readable for more users than `mode` says."""
     draft = path.with_name(path.name + ".tmp")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:

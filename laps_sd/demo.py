@@ -1,4 +1,4 @@
-"""`laps-sd demo`: the stack on the real model, twelve prompts at once, their streams and figures. No serving logic."""
+"""`laps-sd demo`: runs the stack on the real model, sends twelve prompts at once, shows their streams and figures."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ from protos.v1 import status_pb2
 ANSWER_TIMEOUT_S = 300.0
 REFRESH_S = 0.2
 
-# Short and long, chat and code and reasoning; some repeat themselves, which is where n-gram drafts are accepted.
+# Short and long; chat, code and reasoning. Some answers repeat themselves: there n-gram drafts are accepted.
 PROMPTS = (
     ("Write a Python function that checks whether a number is prime, with comments.", 200),
     ("Tell a story about a lighthouse keeper who befriends a whale.", 200),
@@ -44,7 +44,7 @@ PROMPTS = (
 
 @dataclass(slots=True)
 class Answer:
-    """One request as the client sees it. `state` is asked of the server, now and then."""
+    """One request as its client sees it. `state` comes from the server, which is asked at every refresh."""
 
     prompt: str
     max_tokens: int
@@ -145,7 +145,7 @@ _COLORS = {"waiting": "dim", "running": "green", "paused": "yellow", "done": "bo
 
 
 def _streams(answers: list[Answer], width: int) -> Table:
-    """`width` in characters: of each answer only the end is shown, as much as fits."""
+    """`width`: of the terminal, in characters. Only as much of the end of each answer is shown as fits."""
     tail_characters = max(10, (width - 20) * 3 // 5 - 1)
     table = Table(box=None, expand=True, pad_edge=False)
     table.add_column("state", width=8)

@@ -1,7 +1,7 @@
 """A launcher: `python die_with_parent.py PARENT_PID PROGRAM ARGUMENT...` runs PROGRAM, which cannot outlive its parent.
 
-A program of its own, for the alternative is Python code between fork and exec, which a process with gRPC's threads had
-better not run. Linux only; elsewhere it just runs PROGRAM.
+It is a program of its own because the alternative is Python code between fork and exec (preexec_fn), which is not safe
+in a process with threads, as gRPC's has. Linux only: on other systems PROGRAM just runs.
 """
 
 import ctypes
@@ -15,6 +15,6 @@ if __name__ == "__main__":
     parent, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if int(parent) not in (0, os.getppid()):  # 0: whoever that is
+        if int(parent) not in (0, os.getppid()):  # 0: any parent
             sys.exit("the parent is gone already")
     os.execv(command[0], command)

@@ -1,4 +1,4 @@
-"""The value of `--draft-len`, the same for every command. What is chosen for auto is the scheduler's."""
+"""The value of `--draft-len`, for every command. With `auto` the scheduler chooses; how is not known here."""
 
 import typer
 
@@ -6,7 +6,7 @@ MOST = 64
 
 
 def parse_draft_len(text: str, most: int = MOST) -> int | None:
-    """None for auto. Raises typer.BadParameter."""
+    """The number of draft tokens, or None for `auto`. Raises typer.BadParameter."""
     if text == "auto":
         return None
     if not text.isdecimal() or int(text) > most:

@@ -1,4 +1,4 @@
-"""`laps-sd generate` and `resume`: one answer of a running server, on stdout. No serving logic."""
+"""`laps-sd generate` and `resume`: print one answer of a running server. Nothing is served here."""
 
 import asyncio
 import json
@@ -38,7 +38,9 @@ Server = Annotated[
 ApiKey = Annotated[str | None, typer.Option(envvar="LAPS_SD_API_KEY", help="Better in the environment.")]
 Ca = Annotated[
     Path | None,
-    typer.Option(envvar="LAPS_SD_CA", exists=True, dir_okay=False, help="PEM file: whose word on the server to take."),
+    typer.Option(
+        envvar="LAPS_SD_CA", exists=True, dir_okay=False, help="PEM file of the authorities that are trusted."
+    ),
 ]
 
 
@@ -66,10 +68,10 @@ def generate(
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Runs on without us: a lost connection is a pause, Ctrl-C leaves it be.")
+        bool, typer.Option("--detach", help="Neither a lost connection nor Ctrl-C ends the request.")
     ] = False,
     request_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Of your own choice: sent twice, it runs once.")
+        str | None, typer.Option(metavar="ID", help="Chosen by you: a request that is sent twice under it runs once.")
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="A table of statistics on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the text.")] = False,
@@ -85,7 +87,7 @@ def generate(
         "stop": stop or [],
         "ignore_eos": ignore_eos,
         "priority": f"PRIORITY_{request_class.name.upper()}",
-        # Optional fields: left out, the server's default holds.
+        # None leaves the field out: then the server's default holds.
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
@@ -101,8 +103,8 @@ def generate(
     else:
         system_message = [] if system is None else [{"role": "system", "content": system}]
         params["messages"] = [*system_message, {"role": "user", "content": prompt}]
-    left = f"it runs on: laps-sd resume {params['request_id']}" if detach else None
-    _show(server, api_key, ca, lambda client: client.generate(**params), as_json=as_json, stats=stats, left=left)
+    after = f"it runs on: laps-sd resume {params['request_id']}" if detach else ""
+    _show(server, api_key, ca, lambda client: client.generate(**params), as_json=as_json, stats=stats, after=after)
 
 
 def resume(
@@ -114,14 +116,14 @@ def resume(
     stats: Annotated[bool, typer.Option("--stats", help="A table of statistics on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the text.")] = False,
 ) -> None:
-    """Stream the answer of a request that was begun before; Ctrl-C does what that said of a lost connection."""
+    """Stream the answer of an earlier request. Ctrl-C does to it what a lost connection would do."""
     _show(server, api_key, ca, lambda client: client.resume(request_id, offset), as_json=as_json, stats=stats)
 
 
 def _show(
-    server: str, api_key: str | None, ca: Path | None, ask: Ask, *, as_json: bool, stats: bool, left: str | None = None
+    server: str, api_key: str | None, ca: Path | None, ask: Ask, *, as_json: bool, stats: bool, after: str = ""
 ) -> None:
-    """The answer on stdout. `left`: what to say after Ctrl-C. Raises typer.Exit."""
+    """Prints the answer to stdout. `after`: printed to stderr after Ctrl-C. Raises typer.Exit."""
     try:
         completion = asyncio.run(_stream(Client(server, api_key=api_key, ca=ca), ask, echo=not as_json))
     except RequestError as error:
@@ -129,8 +131,8 @@ def _show(
         typer.echo(f"laps-sd: {error.code.name}: {error.message}{hint}", err=True)
         raise typer.Exit(1) from error
     if completion is None:
-        if left is not None:
-            typer.echo(f"laps-sd: {left}", err=True)
+        if after:
+            typer.echo(f"laps-sd: {after}", err=True)
         raise typer.Exit(INTERRUPTED)
     if as_json:
         present = {name: value for name, value in asdict(completion).items() if value is not None}
@@ -140,7 +142,7 @@ def _show(
 
 
 async def _stream(client: Client, ask: Ask, *, echo: bool) -> Completion | None:
-    """The answer, written to stdout as it comes if `echo`. None: interrupted, and the connection hung up."""
+    """The answer, printed as it comes if `echo`. None: Ctrl-C was pressed; the connection is closed."""
     task = asyncio.ensure_future(_collect(client, ask, echo=echo))
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     try:

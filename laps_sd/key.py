@@ -1,4 +1,4 @@
-"""`laps-sd key`: API keys for the gateway. What a key is worth, and how it is checked, is the gateway's business."""
+"""`laps-sd key`: makes API keys for the gateway, which checks them and knows what their rights allow."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ key = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 
 @key.callback()
 def _commands() -> None:
-    """With one command only, its name would not be asked for."""
+    """Without a callback typer would drop the name of the only command: `laps-sd key TENANT`."""
 
 
 @key.command()
@@ -28,7 +28,7 @@ def new(
         if file is not None:
             with file.open("a+b") as lines:
                 lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1))
-                unended = lines.read(1) not in (b"", b"\n")  # as an editor may leave it
+                unended = lines.read(1) not in (b"", b"\n")  # some editors leave out the last line break
                 lines.write(b"\n" * unended + line.encode() + b"\n")
     except (ValueError, OSError) as error:
         typer.echo(f"laps-sd: {error}", err=True)

@@ -1,4 +1,4 @@
-"""`laps-sd simulate`: flags in, table, JSON and report out. The simulation itself is the scheduler's module `sim`."""
+"""`laps-sd simulate`: reads flags, writes table, JSON and report. The simulator itself is scheduler_service/sim."""
 
 import json
 import shlex
@@ -29,7 +29,7 @@ from scheduler_service.sim.worker import UNBOUNDED, Fleet
 from scheduler_service.sim.workload import MOST_DRAFT, Job, WorkloadError, read_workload
 
 SYNTHETIC = "synthetic"
-MOST_MS = 1e6  # of anything that a step is made of
+MOST_MS = 1e6  # for each --t-... flag
 
 
 def simulate(
@@ -38,7 +38,7 @@ def simulate(
     ],
     policy: Annotated[
         str,
-        typer.Option(metavar="P,P,...", help="Each a name, or name:setting=value:... ; `oracle` sees true lengths."),
+        typer.Option(metavar="P,P,...", help="Each a name, or name:setting=value:... ; `oracle` knows true lengths."),
     ] = "fcfs,sjf,las,laps-sd",
     policy_set: Annotated[
         list[str] | None,
@@ -61,14 +61,14 @@ def simulate(
     t_resume_ms: Annotated[float, typer.Option(min=0, help="Per request that goes on after a pause.")] = 0.0,
     t_offload_ms_per_token: Annotated[float, typer.Option(min=0, help="KV to the host's memory and back.")] = 0.0,
     kv_budget_tokens: Annotated[int | None, typer.Option(min=1, help="Per worker; default: unbounded.")] = None,
-    host_kv_tokens: Annotated[int, typer.Option(min=0, help="Of KV, offloaded rather than dropped; per worker.")] = 0,
+    host_kv_tokens: Annotated[int, typer.Option(min=0, help="KV that a worker can offload, not drop.")] = 0,
     prefill_chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens a round; default: all.")] = None,
     predictor: Annotated[
         PredictorKind,
-        typer.Option(help="Of what has no predicted_output_tokens: learned from ended requests, or none."),
+        typer.Option(help="For requests without predicted_output_tokens: learned from ended requests, or none."),
     ] = PredictorKind.ONLINE,
     plan_lag: Annotated[int, typer.Option(min=0, max=1, help="1: plans see a step late, as live.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of all random draws.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
 ) -> None:
@@ -131,7 +131,7 @@ def _jobs(workload: str, fleet: Fleet, seed: int) -> Sequence[Job]:
 
 
 def _policies(names: str, settings: Sequence[str], jobs: Sequence[Job], draft_len: int) -> dict[str, Policy]:
-    """By the text that asked for them. Raises ValueError."""
+    """The policies, by the text that named each. Raises ValueError."""
     policies: dict[str, Policy] = {}
     used: set[str] = set()
     for text in filter(None, (part.strip() for part in names.split(","))):
@@ -148,7 +148,7 @@ def _policies(names: str, settings: Sequence[str], jobs: Sequence[Job], draft_le
 
 
 def _run(jobs: Sequence[Job], policies: dict[str, Policy], fleet: Fleet, predictor: PredictorKind) -> dict[str, Trace]:
-    """Each policy with a predictor of its own, which learns from what ended under it."""
+    """Runs each policy with its own predictor, which learns only from the requests that ended under that policy."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     traces: dict[str, Trace] = {}
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

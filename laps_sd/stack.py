@@ -25,14 +25,14 @@ READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 WORKER_DRAIN_S = 5.0
 DRAIN_SLACK_S = 5.0
 
-# Not those that systems give to outgoing connections (Linux: from 32768): one of these might take the port of a child
-# that is being started, and its own clients, which knock until it is back, are the first that would.
+# Below the ports that systems give to outgoing connections (Linux: from 32768). Otherwise a connection could take the
+# port of a child while that child is down. The child's own clients, which try again and again, would be the first.
 _ANY_PORT, _PORT_TRIALS = range(20_000, 32_768), 64
 
 Emit = Callable[[bytes], object]
 
-# Measured: without a passive wait two workers' OpenMP threads fight over the cores (500 ms steps), and returning
-# memory to the system after each step can double its time.
+# Measured: without the passive wait the OpenMP threads of two workers compete for the cores (steps of 500 ms).
+# Without the malloc settings memory goes back to the system after each step, which can double the step's time.
 _WORKER_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
@@ -47,19 +47,19 @@ class StackError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `laps-sd up` is asked for. Port 0: any free one."""
+    """The flags of `laps-sd up`. Port 0 is any free port."""
 
     model: str = "smollm2-135m"
     schedulers: int = 1
     workers: int = 1
-    devices: int = 1  # of each worker
+    devices: int = 1  # that one worker uses together
     slots: int = 4
     kv_tokens: int | None = None
     host_kv_tokens: int | None = None
     policy: str = "default"
     policy_set: tuple[str, ...] = ()
     drafter: str = "default"
-    draft_len: int | None = 4  # None: chosen by request and round
+    draft_len: int | None = 4  # None: the scheduler chooses it for each request and round
     device: str = "auto"
     dtype: str = "auto"
     redis: str | None = None
@@ -67,14 +67,14 @@ class Options:
     grpc_port: int = 50051
     http_port: int = 8080
     drain_s: float = 30.0
-    max_backlog_s: str = "inf"  # seconds of work that may wait; inf: any
-    tenants: Path | None = None  # their weights and bounds; None: all alike, without bounds of their own
-    api_keys: Path | None = None  # None: whoever reaches the port may use it
-    certs: Path | None = None  # of `laps-sd certs`: mutual TLS; None: plaintext, on loopback
-    event_log: Path | None = None  # of the scheduler: every event and plan
-    max_requests: int | None = None  # live ones at the gateway; None: its own default
+    max_backlog_s: str = "inf"  # seconds of work that may wait; inf: no bound
+    tenants: Path | None = None  # file with their weights and bounds; None: equal weights, no bounds
+    api_keys: Path | None = None  # None: a client needs no key
+    certs: Path | None = None  # folder made by `laps-sd certs`, for mutual TLS; None: plaintext, on loopback
+    event_log: Path | None = None  # file in which the scheduler writes every event and plan
+    max_requests: int | None = None  # that the gateway serves at once; None: the gateway's default
     log_level: str = "info"
-    pace: str | None = None  # JSON, as of the worker; None: as fast as it goes
+    pace: str | None = None  # the worker's --pace, JSON; None: as fast as the machine is
 
 
 def to_stderr(line: bytes) -> None:
@@ -83,7 +83,10 @@ def to_stderr(line: bytes) -> None:
 
 
 class Stack:
-    """Running processes, by order of their start. `grpc`, `http`: the gateway's HOST:PORT; `ca`: who vouches for it."""
+    """Running processes, in the order in which they start.
+
+    `grpc`, `http`: the gateway's HOST:PORT. `ca`: the certificate that its TLS certificate is checked with, if any.
+    """
 
     def __init__(self, commands: list[Command], grpc: str, http: str, ca: Path | None, emit: Emit) -> None:
         self.grpc, self.http, self.ca = grpc, http, ca
@@ -105,17 +108,18 @@ class Stack:
                     await client.ready(READY_TIMEOUT_S)
 
     async def stop(self) -> None:
-        """The gateway first, which lets its requests end, then the workers, the scheduler, Redis."""
+        """Stops the gateway first, which lets its requests end, then the workers, the schedulers and Redis."""
         for prefix in ("gateway", "worker", "scheduler", "redis"):
             await asyncio.gather(*(child.stop() for child in self.children if child.name.startswith(prefix)))
 
 
 async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: Emit = to_stderr) -> None:
-    """Start the stack, run `use`, stop the stack; children that die in between are started again.
+    """Start the stack, run `use`, stop the stack. A child that dies in between is started again.
 
     `emit` gets each line that a child prints.
 
-    Raises StackError or NoServer, or a group with what `use` raised, or the GaveUp of a child that does not come up.
+    Raises StackError or NoServer; or an ExceptionGroup that holds what `use` raised, or GaveUp if a child does not
+    come up.
     """
     model = await find_model(options.model)
     grpc_port, http_port, *ports = claim_ports(options.grpc_port, options.http_port, *[0] * options.schedulers)
@@ -142,7 +146,7 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
 
 
 async def find_model(model: str) -> Path:
-    """The model's directory, fetched if need be by the worker's own module. Raises StackError."""
+    """The model's directory. The worker's module `pull` fetches the model if it is not there. Raises StackError."""
     process = await asyncio.create_subprocess_exec(
         *leashed(_python("worker_service.pull", model)), stdout=asyncio.subprocess.PIPE
     )
@@ -153,7 +157,7 @@ async def find_model(model: str) -> Path:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise StackError("no model, no service")  # pull has said why, on stderr
+        raise StackError("no model, no service")  # pull has printed the reason on stderr
     return Path(output.decode().strip())
 
 
@@ -174,7 +178,7 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
         arguments += ["--event-log", str(options.event_log)]
     if options.schedulers > 1:
         arguments.append("--standby")
-    # Not a flag: everybody on the machine can list those, and the URL may hold a password.
+    # Not a flag, since every user of the machine can list flags, and the URL may hold a password.
     return Command("scheduler", arguments, {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url})
 
 
@@ -196,11 +200,12 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
     if options.pace is not None:
         arguments += ["--pace", options.pace]
     if options.devices > 1:
-        # Each process of torchrun on a leash of its own: it would outlive a torchrun that is killed.
+        # torchrun's processes would outlive a torchrun that is killed, so each ends with torchrun (`leashed`).
         torchrun = _python("torch.distributed.run", "--standalone", "--nproc-per-node", options.devices, "--no-python")
         arguments = [*torchrun, *leashed(arguments, parent=0)]
     environment = {**_WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
-    # Once attached, what kills it may be a request, which the scheduler will find: no reason to give up.
+    # A worker that dies after it has attached may have died of a request. The scheduler finds out which, so that is
+    # no reason to give up.
     return Command(name, arguments, environment, stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S, up=b'"event": "attached"')
 
 
@@ -223,7 +228,8 @@ def _tls(options: Options, service: str) -> list[str]:
 
 
 def claim_ports(*ports: int) -> list[int]:
-    """These ports, free ones in place of 0: chosen before the start so that a child comes back where it was.
+    """These ports, with free ones in place of 0. They are chosen once, so that a child that is started again has the
+    same port as before.
 
     Raises StackError if one is taken.
     """
@@ -251,7 +257,7 @@ def _bind(probe: socket.socket, ports: Iterable[int]) -> int:
 
 @contextmanager
 def own_redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Command]]]:
-    """The URL of Redis, and the command of a server of our own unless `options.redis` names one.
+    """The URL of Redis, and the command that starts it: none if `options.redis` names a server that runs already.
 
     Raises StackError or NoServer.
     """
@@ -270,16 +276,16 @@ def own_redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Comman
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StackError(f"{data} is used by another stack; give --data-dir") from error
-        # The socket's path must be short (107 bytes), and the folder above it is ours alone.
+        # In `folder`, since a socket's path may have at most 107 bytes and no other user may reach it.
         socket_path = folder / "redis.sock"
         yield f"unix://{socket_path}", [server_command(find_server(), data, socket_path)]
 
 
 def _cores() -> int:
-    """Those that we may use, where the system tells (Linux), else all."""
+    """The cores that this process may use. Systems other than Linux do not say; there it is all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _python(module: str, *arguments: object) -> list[str]:
-    """-P: a folder of the user's that happens to be called `gateway` must not be run."""
+    """The command that runs a module. -P keeps the current folder, which may hold a `gateway`, off the module path."""
     return [sys.executable, "-P", "-m", module, *map(str, arguments)]

@@ -1,4 +1,5 @@
-"""Child processes that are kept running, and that never outlive us. It does not know what they do."""
+"""Child processes that are started again when they die, and that never outlive this process. What they do is not
+known here."""
 
 import asyncio
 import json
@@ -14,22 +15,22 @@ from dataclasses import dataclass, field
 from laps_sd import die_with_parent
 from protos.serving import first_of
 
-EARLY_S = 30.0  # a child that dies sooner may never come up
-MAX_EARLY_DEATHS = 5  # in a row
-BAD_SETTINGS = 2  # exit code that refuses the command line: trying again is of no use
-TOLD = (0, -signal.SIGKILL, -signal.SIGTERM)  # to end, by somebody: started again however often
+EARLY_S = 30.0  # a death sooner than this counts as early
+MAX_EARLY_DEATHS = 5  # in a row; then the child is given up
+BAD_SETTINGS = 2  # exit code of a child that refuses its flags: it is given up at once
+ENDED_BY_OTHERS = (0, -signal.SIGKILL, -signal.SIGTERM)  # never an early death
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 3.0
-TAIL_LINES = 60  # torchrun ends with forty of its own after the sentence that matters
+TAIL_LINES = 60  # torchrun prints forty lines of its own after the error that matters
 
 
 class GaveUp(Exception):
-    """A child that does not come up; the message ends with its last lines."""
+    """A child does not come up; the message ends with its last lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`environment` is added to ours; `stop_s`: between SIGTERM and SIGKILL; `up`: is in a line that it prints once it
-    has come up, from when on no death is an early one."""
+    """`environment`: added to this process's. `stop_s`: seconds between SIGTERM and SIGKILL. `up`: text of the line
+    that the child prints once it has come up; no later death is an early one."""
 
     name: str
     arguments: Sequence[str]
@@ -39,11 +40,11 @@ class Command:
 
 
 class Child:
-    """One command, started again whenever it dies, until stopped. `emit` gets each line that it prints."""
+    """One command, started again whenever it dies, until it is stopped. `emit` gets each line that it prints."""
 
     def __init__(self, command: Command, emit: Callable[[bytes], object]) -> None:
         self.name = command.name
-        self.pid: int | None = None  # while it runs
+        self.pid: int | None = None  # None while it does not run
         self._command = command
         self._emit = emit
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -52,7 +53,7 @@ class Child:
         self._ended = asyncio.Event()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if it does not end in its time. Returns when it is gone."""
+        """SIGTERM, then SIGKILL after the command's `stop_s`. Returns when the process is gone."""
         self._stopping.set()
         await self._ended.wait()
 
@@ -68,7 +69,7 @@ class Child:
                     return
                 lived_s = time.monotonic() - started
                 self._report_death(process.returncode, lived_s)
-                early = lived_s < EARLY_S and not self._is_up and process.returncode not in TOLD
+                early = lived_s < EARLY_S and not self._is_up and process.returncode not in ENDED_BY_OTHERS
                 early_deaths = early_deaths + 1 if early else 0
                 if process.returncode == BAD_SETTINGS or early_deaths == MAX_EARLY_DEATHS:
                     raise GaveUp(self._last_words(process.returncode, early_deaths))
@@ -80,14 +81,14 @@ class Child:
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        """The process, its output pumped; it is gone when the block ends."""
+        """The process, whose lines go to `emit`. When the block ends, the process has ended."""
         process = await asyncio.create_subprocess_exec(
             *leashed(self._command.arguments),
             env={**os.environ, **self._command.environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
+            start_new_session=True,  # Ctrl-C reaches this process alone, which stops its children in order
         )
         assert process.stdout is not None
         self.pid, self._is_up = process.pid, False
@@ -124,7 +125,7 @@ class Child:
 
 
 async def _end(process: asyncio.subprocess.Process, timeout_s: float) -> None:
-    """SIGTERM, then SIGKILL: after `timeout_s`, or at once if our own patience is cancelled."""
+    """SIGTERM, then SIGKILL: after `timeout_s`, or at once if this call is cancelled."""
     if process.returncode is not None:
         return
     try:
@@ -140,9 +141,9 @@ async def _end(process: asyncio.subprocess.Process, timeout_s: float) -> None:
 
 
 def leashed(command: Sequence[str], parent: int | None = None) -> list[str]:
-    """The command that runs `command` so that SIGKILL ends it when we end, in whatever way.
+    """The command that runs `command` so that it is killed when its parent ends, however that ends.
 
-    `parent`: who that is in our place; 0: whoever runs the command.
+    `parent`: process id of the parent. None: this process; 0: the process that runs the command, whichever it is.
     """
     owner = os.getpid() if parent is None else parent
     return [sys.executable, "-I", "-S", die_with_parent.__file__, str(owner), *command]

@@ -70,11 +70,11 @@ def up(
     ] = "4",
     device: Annotated[Device, typer.Option()] = Device.auto,
     dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where it is native. float32: exact.")] = Dtype.auto,
-    redis: Annotated[str | None, typer.Option(metavar="URL", help="Default: a server of our own.")] = None,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="Default: it starts a server itself.")] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Of our own Redis: queued requests survive a restart. Default: one per --grpc-port; none for port 0."
+            help="For the Redis that it starts; keeps queued requests. Default: one per --grpc-port, none for port 0."
         ),
     ] = None,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any.")] = 50051,
@@ -141,9 +141,9 @@ async def _serve(stack: Stack) -> None:
 
 
 def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]], emit: Emit = to_stderr) -> bool:
-    """`use` on a running stack, until it ends or a signal comes; then the stack is down. Returns False for a signal.
+    """Starts the stack, runs `use` until it returns or a signal comes, stops the stack. Returns False after a signal.
 
-    What cannot be helped is printed to stderr, and typer.Exit(1) raised.
+    Failures of the stack are printed to stderr. Raises typer.Exit(1) after them.
     """
     finished = failed = False
     try:
@@ -158,7 +158,10 @@ def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> bool:
-    """The first signal cancels `work`, which ends in good order; a second one cuts that short. True: no signal."""
+    """The first signal cancels `work`, which then ends in good order; a second signal cuts that short.
+
+    Returns whether `work` ended by itself.
+    """
     task = asyncio.create_task(work)
     async with stop_signals() as stopping:
         while not task.done():

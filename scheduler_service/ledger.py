@@ -16,6 +16,7 @@ from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.round_log import RoundLog
 from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable, Verdict, Write
+from scheduler_service.store.fields import caught_up
 from scheduler_service.store.rounds import LoggedRound, decode
 from scheduler_service.unreadable import Found, checked, lost
 
@@ -46,7 +47,8 @@ class Tracked:
     def whole(self) -> Write:
         """All that is durable of it."""
         submit, log = content(self.submit), bytes(self.log.stored)
-        return Write(self.record, submit=submit, start=0, log=log, ending=self.ending, model=self.model)
+        record = caught_up(self.record, log)
+        return Write(record, submit=submit, start=0, log=log, ending=self.ending, model=self.model)
 
 
 class Ledger:
@@ -224,7 +226,7 @@ class Ledger:
         elif write.ending is not None:
             for outbox, joined in tracked.followers.items():
                 if joined:
-                    outbox.ending(id, tracked.record.emitted, write.ending)
+                    outbox.ending(id, write.record.emitted, write.ending)
         tracked.record = write.record
         if write.ending is not None:
             tracked.ending = write.ending

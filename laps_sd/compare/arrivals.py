@@ -1,5 +1,7 @@
-"""What further draws of the arrivals would make of a comparison: its recorded requests, simulated at the costs of its
-steps. One run has one draw, and near saturation that weighs as much as a policy. `python -m laps_sd.compare.arrivals`.
+"""A comparison with other arrival times: its recorded requests, simulated with the step costs that were measured.
+
+A run has one draw of arrival times, and near saturation the draw changes latencies as much as the policy does. Run it
+with `python -m laps_sd.compare.arrivals`.
 """
 
 import json
@@ -17,15 +19,15 @@ from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job, read_workload
 
-DRAWS = range(101, 111)  # as repetitions whose arrivals nobody has met live
+DRAWS = range(101, 111)  # numbers of repetitions that no live run has
 
 
 def other_arrivals(
     summary: Mapping[str, Any], recordings: Path, apply: Callable[..., Iterable[dict[str, float]]] = map
 ) -> Iterator[dict[str, Any]]:
-    """Of each cell with arrivals of its own and a recording: `ratios`, for each policy its mean latency over the
-    base's, draw by draw. The requests are those of the first repetition. `apply`: as the built-in `map`; that of a pool
-    is faster."""
+    """For each cell that has a recording and is no burst: `name` and `ratios`, each policy's mean latency divided by
+    the base's, draw by draw. The requests are those of the first repetition. `apply`: the built-in `map`, or the faster
+    one of a pool of processes."""
     settings, capacity = summary["settings"], summary["capacity"]
     for found in summary["cells"]:
         run = Run(Cell(found["slots"], found["load"]), BASE, 1)
@@ -47,13 +49,13 @@ def other_arrivals(
 
 
 def _means_ms(jobs: Sequence[Job], policies: Sequence[str], fleet: Fleet, times: Sequence[float]) -> dict[str, float]:
-    """By policy, with arrivals at these times."""
+    """Mean latency by policy, if the jobs arrive at `times`."""
     jobs = [replace(job, arrival_s=arrival_s) for job, arrival_s in zip(jobs, times, strict=True)]
     return {name: mean_ms(jobs, name, fleet) for name in policies}
 
 
 def main() -> None:
-    """From the record in docs/benchmarks and its recordings; another folder may be named."""
+    """Reads record.json and recordings of docs/benchmarks, or of the folder named as argument; writes arrivals.json."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/benchmarks")
     summary = json.loads((folder / "record.json").read_text())
     with ProcessPoolExecutor() as processes:

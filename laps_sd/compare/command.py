@@ -1,5 +1,5 @@
-"""`laps-sd compare`: flags in; runs, table, JSON and report out. What a run is, and what runs amount to, is its
-neighbours' business."""
+"""`laps-sd compare`: reads flags, makes missing runs, writes table, JSON and report. How a run is made, and what its
+figures are, is not known here."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ from laps_sd.up import Dtype, check_drafter
 from scheduler_service.core.policies import make_policy, policy_name
 from worker_service.prompts import PromptError
 
-# Round bounds, as clients write them, small ones more often: DECISIONS.md, "A comparison bounds answers".
+# Round numbers, as clients give them, small ones more often: DECISIONS.md, "A comparison bounds answers".
 MAX_TOKENS = "16,16,16,16,32,32,32,64,64,128,256,512"
 QUICK_REQUESTS, QUICK_TAUGHT = 36, 48
 
@@ -171,7 +171,7 @@ def tell(
     html_file: Path | None,
     recordings: Path | None,
 ) -> None:
-    """Everything that the folder holds, whichever runs were asked for now. `about`: its prompts."""
+    """Prints and writes the figures of all runs in the folder, not only of those asked for. `about`: its prompts."""
     from laps_sd.compare.show import shown  # they load numpy
     from laps_sd.compare.summary import summarise
 
@@ -214,7 +214,7 @@ def tell(
 
 
 def _without_place(word: str) -> str:
-    """Where a file lies on this machine helps nobody else."""
+    """A path without its folders, which say nothing on another machine."""
     return Path(word).name if word.startswith(("/", "..", "~")) else word
 
 

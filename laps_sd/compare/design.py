@@ -1,5 +1,4 @@
-"""What is compared: the settings that shape every figure, the runs in their order, and the requests of each. Runs
-nothing."""
+"""What is compared: the settings, the runs and their order, the requests of each run. Runs nothing."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,16 +10,16 @@ from laps_sd.loadtest.plan import Planned, arrivals
 from scheduler_service.sim.costs import StepCosts
 from worker_service.prompts import Prompt
 
-BASE = "fcfs"  # what the others are compared with, and whose burst is the capacity
+BASE = "fcfs"  # the others are compared with it; its burst measures the capacity
 BURST = "burst"
 END_OF_PARAGRAPH = "\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Equal for runs that may be compared. `max_tokens`: each request gets one of these; of the kinds in `paragraphs`
-    an answer ends with its first paragraph, too. `taught`: answers to other prompts that the predictor learns from
-    before. `pace`: what a step costs; None: as fast as it goes. `prompts`, `code`: digests."""
+    """Runs can be compared if these are equal. `max_tokens`: each request's bound is one of them. `paragraphs`: kinds
+    of requests whose answers end with their first paragraph. `taught`: number of answers that the predictor learns from
+    before the runs. `pace`: costs of a step; None: as fast as the machine is. `prompts`, `code`: digests."""
 
     model: str
     dtype: str
@@ -38,7 +37,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`load`: of the capacity, or BURST: all requests arrive at once."""
+    """`load`: share of the capacity; or BURST, where all requests arrive at once."""
 
     slots: int
     load: str
@@ -50,11 +49,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`policy`: its name, with settings behind colons."""
+    """`policy`: name, with settings behind colons."""
 
     cell: Cell
     policy: str
-    repetition: int  # from 1; of its own requests, the same under every policy
+    repetition: int  # from 1; each has its own requests, the same for every policy
 
     @property
     def name(self) -> str:
@@ -63,7 +62,7 @@ class Run:
 
     @property
     def capacity(self) -> "Run":
-        """The run that tells what load 1 is: the same requests, as fast as they can be served."""
+        """The run that measures the capacity, which is load 1: the same requests, served as fast as possible."""
         return Run(Cell(self.cell.slots, BURST), BASE, self.repetition)
 
     def as_json(self) -> dict[str, Any]:
@@ -94,8 +93,8 @@ def check_load(text: str) -> str:
 
 
 def runs(cells: Mapping[Cell, Sequence[str]], repetitions: int, seed: int) -> Iterator[Run]:
-    """Repetition by repetition, cell by cell, the policies of a cell one after the other in an order drawn anew: what
-    changes slowly on a machine meets all of them alike. Each capacity comes before what is a share of it."""
+    """All runs, ordered by repetition, then by cell. The policies of a cell follow each other in random order, so that
+    slow changes of the machine affect all of them alike. The run of the capacity comes before those that need it."""
     for repetition in range(1, repetitions + 1):
         for cell in sorted(cells, key=lambda cell: (cell.slots, cell.load != BURST, cell.load)):
             order = [Run(cell, policy, repetition) for policy in cells[cell]]
@@ -105,7 +104,7 @@ def runs(cells: Mapping[Cell, Sequence[str]], repetitions: int, seed: int) -> It
 
 
 class Drawn:
-    """Prompts by kind, those that the predictor is taught with apart from all others."""
+    """Draws the requests. The prompts that the predictor is taught with are used for nothing else."""
 
     def __init__(self, prompts: Sequence[Prompt], settings: Settings) -> None:
         """Raises ValueError if there are too few."""
@@ -123,12 +122,12 @@ class Drawn:
                 raise ValueError(f"only {len(some)} prompts of kind {kind!r}, where {need} are needed")
 
     def lesson(self) -> list[Planned]:
-        """What the predictor learns from, in a closed loop."""
+        """The requests that the predictor learns from; they have no due times."""
         prompts = [prompt for some in self._kinds.values() for prompt in some[: self._taught]]
         return self._planned(prompts, self._settings.taught, "lesson")
 
     def requests(self, repetition: int) -> list[Planned]:
-        """Of a repetition: the same whatever the cell and the policy. None has a time yet."""
+        """The requests of a repetition, the same in every cell and for every policy, without due times."""
         rng = Random(f"requests {self._settings.seed} {repetition}")
         prompts = [prompt for some in self._kinds.values() for prompt in rng.sample(some[self._taught :], self._each)]
         return self._planned(prompts, self._settings.requests, f"repetition {repetition}")
@@ -152,6 +151,6 @@ class Drawn:
 
 
 def due(run: Run, count: int, capacity: float, seed: int) -> list[float]:
-    """When the requests arrive, in seconds: Poisson, at the load's share of `capacity`, in requests a second."""
+    """Arrival times in seconds: a Poisson process with the load's share of `capacity`, in requests a second."""
     rate = math.inf if run.cell.load == BURST else float(run.cell.load) * capacity
     return arrivals(count, rate, seed=1000 * seed + run.repetition)

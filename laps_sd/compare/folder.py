@@ -1,5 +1,4 @@
-"""The folder of a comparison: a file for each run, so that a comparison that was stopped goes on where it was. Computes
-no figure."""
+"""The folder of a comparison: a file for each run, so that a stopped comparison can go on. Computes nothing."""
 
 import json
 from collections.abc import Iterator
@@ -13,12 +12,12 @@ SETTINGS, RUNS, TAUGHT, LOG = "settings.json", "runs", "taught", "services.log"
 
 
 class OtherSettings(Exception):
-    """The folder's runs may not be compared with what is asked for; says what differs."""
+    """The runs in the folder were made with other settings; the message says which differ."""
 
 
 class Folder:
     def __init__(self, path: Path, settings: Settings) -> None:
-        """Makes it if need be. Raises OtherSettings, OSError."""
+        """Creates the folder if it is not there. Raises OtherSettings, OSError."""
         self.path, self.log = path, path / LOG
         self._runs = path / RUNS
         asked = json.loads(json.dumps(asdict(settings)))
@@ -36,11 +35,11 @@ class Folder:
 
     @property
     def taught(self) -> Path:
-        """What the predictor has learned before every run, as Redis keeps it."""
+        """Redis's data with what the predictor knows at the start of every run."""
         return self.path / TAUGHT
 
     def has(self, run: Run, *, faulty: bool) -> bool:
-        """`faulty`: whether a run with faults counts."""
+        """Whether the folder has the run. `faulty`: also if the run had faults."""
         file = self._file(run)
         return file.exists() and (faulty or not read(file)["faults"])
 
@@ -59,7 +58,7 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 
 def runs_of(path: Path) -> Iterator[dict[str, Any]]:
-    """All that a folder holds."""
+    """All runs of the folder."""
     for file in sorted((path / RUNS).glob("*.json")):
         yield read(file)
 
@@ -70,7 +69,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def write(file: Path, what: dict[str, Any]) -> None:
-    """All or nothing, whenever we are stopped."""
+    """Writes the file whole or not at all, even if this process is killed."""
     draft = file.with_suffix(".part")
     draft.write_text(json.dumps(what) + "\n")
     draft.replace(file)

@@ -1,5 +1,4 @@
-"""What else went on on this machine during a run: a run that was disturbed measures the disturbance. Linux tells most
-of it; elsewhere only stalls are seen. Nothing is judged but here."""
+"""Whether something else disturbed the machine during a run. On systems other than Linux only stalls can be seen."""
 
 import asyncio
 import os
@@ -11,14 +10,15 @@ from pathlib import Path
 
 PROC = Path("/proc")
 BEAT_S = 0.05
-# Beyond these a run is repeated.
+# A run in which one of these is exceeded is repeated.
 MOST_STOLEN, MOST_OTHERS, MOST_STALL_S = 0.02, 0.1, 1.0
 
 
 @dataclass(slots=True)
 class Conditions:
-    """Shares are of all cores over the run: time that a hypervisor took, and that processes other than ours and our
-    children used; None: the system does not tell. `stall_s`: the longest that our event loop did not get to run."""
+    """Shares of the time of all cores during the run: `stolen_share` by the hypervisor, `others_share` by processes
+    other than this one and its children; None: the system does not say. `stall_s`: the longest time that this process's
+    event loop could not run."""
 
     stolen_share: float | None = None
     others_share: float | None = None
@@ -35,7 +35,7 @@ class Conditions:
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Conditions]:
-    """Complete when the block ends, which must be while our children still run."""
+    """Complete when the block ends. The children must still run then."""
     conditions = Conditions()
     beating = asyncio.create_task(_beat(conditions))
     before = _processors(), _ours_s(), time.monotonic()
@@ -58,12 +58,12 @@ async def _beat(conditions: Conditions) -> None:
         began = time.monotonic()
         try:
             await asyncio.sleep(BEAT_S)
-        finally:  # the last one is cut short, perhaps after a standstill
+        finally:  # also of the last sleep, which is cancelled
             conditions.stall_s = max(conditions.stall_s, time.monotonic() - began - BEAT_S)
 
 
 def _processors() -> tuple[float, float] | None:
-    """Seconds of all cores so far: busy, and stolen."""
+    """Seconds of all cores since the machine started: busy, and stolen."""
     try:
         words = (PROC / "stat").read_text().split("\n", 1)[0].split()
         user, nice, system, _, _, interrupts, soft, stolen = map(int, words[1:9])
@@ -74,7 +74,7 @@ def _processors() -> tuple[float, float] | None:
 
 
 def _ours_s() -> float:
-    """Processor seconds of this process and of those below it, ended ones that were waited for included."""
+    """Processor seconds of this process and its descendants, including those that have ended and were waited for."""
     parents: dict[int, int] = {}
     used: dict[int, int] = {}
     for folder in PROC.glob("[0-9]*"):

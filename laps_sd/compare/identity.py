@@ -1,4 +1,4 @@
-"""On what a comparison was made: the code that serves, the machine, the versions. Measures nothing."""
+"""What a comparison was made on: the code that served, the machine, the versions. Measures nothing."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ _PACKAGES = ("laps-sd", "torch", "transformers", "grpcio", "redis")
 
 
 def serving_code() -> str:
-    """A digest of what the figures of a run depend on: not of the simulator, nor of what makes tables of them."""
+    """A digest of the code that the figures of a run depend on. The simulator and the reports are left out."""
     files = [file for package in _SERVING for file in (_ROOT / package).rglob("*") if file.suffix in _SUFFIXES]
     aside = [_ROOT / package for package in _ASIDE]
     return code_digest(file for file in files if not any(map(file.is_relative_to, aside)))[:16]

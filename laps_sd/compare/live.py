@@ -1,5 +1,5 @@
-"""One run on the live stack: Redis, scheduler, worker and gateway as `laps-sd up` starts them, driven as `laps-sd
-loadtest` drives. Compares nothing."""
+"""One run on the live stack: services as `laps-sd up` starts them, requests as `laps-sd loadtest` sends them. Compares
+nothing."""
 
 import asyncio
 import shutil
@@ -24,22 +24,22 @@ from laps_sd.up import run_stack
 from protos.times import milliseconds
 from protos.v1 import status_pb2
 from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.fields import expected_row
 from scheduler_service.sim.recording import Recording, explained_lengths, fitted, read_events
-from scheduler_service.sim.workload import expected_row
 
-TIMEOUT_S = 7200.0  # of one request: in a burst the last waits for all others
+TIMEOUT_S = 7200.0  # of a request; in a burst the last one waits for all others
 WARM_UP_TOKENS = 8
 LEARNING_S, POLL_S = 120.0, 0.2
-FITTED = 0.6  # of what was seen: a refit is due after a tenth more, and at first after 32
+FITTED = 0.6  # share of the ended requests; the predictor is fitted again after each tenth more, first after 32
 
 
 class Interrupted(Exception):
-    """By a signal; the stack is down."""
+    """A signal ended the run; the stack is down."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """`stats`: of the server, at the end. `cold`: the predictor had learned nothing when the run began."""
+    """What a run gave. `stats`: the server's, at its end. `cold`: the predictor had learned nothing at its start."""
 
     records: list[Record]
     stats: status_pb2.StatsResponse
@@ -49,13 +49,13 @@ class Measured:
 
 
 def teach(options: Options, lesson: Sequence[Planned], folder: Path, log: Path) -> Measured:
-    """Have a new service answer `lesson`; what its predictor has learned stays in `folder`, as Redis keeps it."""
+    """Lets a new service answer `lesson`. What its predictor learns stays in `folder`, the data folder of Redis."""
     folder.mkdir(parents=True)
     return _measure(replace(options, data_dir=folder), lesson, lesson, 4 * options.slots, log)
 
 
 def measure(options: Options, plan: Sequence[Planned], lesson: Sequence[Planned], taught: Path, log: Path) -> Measured:
-    """Send `plan` to a new service whose predictor has learned from `lesson` what is in `taught`."""
+    """Sends `plan` to a new service that starts with a copy of `taught`, which `teach` has made of `lesson`."""
     with tempfile.TemporaryDirectory(prefix="redis-", dir=taught.parent) as data:
         shutil.copytree(taught, data, dirs_exist_ok=True)
         return _measure(replace(options, data_dir=Path(data)), plan, lesson, None, log)
@@ -64,7 +64,7 @@ def measure(options: Options, plan: Sequence[Planned], lesson: Sequence[Planned]
 def _measure(
     options: Options, plan: Sequence[Planned], lesson: Sequence[Planned], concurrency: int | None, log: Path
 ) -> Measured:
-    """Raises Interrupted; typer.Exit where the stack does not come up, which has been said on stderr by then."""
+    """Raises Interrupted; typer.Exit if the stack does not come up, after a message on stderr."""
     measured: list[Measured] = []
     with tempfile.TemporaryDirectory(prefix="events-", dir=log.parent) as scratch, log.open("ab", buffering=0) as lines:
         events = Path(scratch, "events.jsonl")
@@ -79,10 +79,10 @@ def _measure(
                     async with watched() as conditions:
                         records, _ = await drivers.run(server, plan, concurrency=concurrency, watch=bar.watch)
                 measured.append(Measured(records, await client.stats(), conditions, Recording(), cold))
-                if cold:  # it was taught just now
+                if cold:  # these answers were its lesson
                     await learned(client)
 
-        # In a burst all of them are live at once, and so is who warms up.
+        # In a burst all requests are live at once, with those that warm up.
         most = len(plan) + len(lesson)
         options = replace(options, event_log=events, max_requests=most, grpc_port=0, http_port=0)
         if not run_stack(options, use, emit=lines.write):
@@ -92,8 +92,8 @@ def _measure(
 
 
 async def learned(client: Client) -> None:
-    """Returns once the predictor has been fitted to most of what it saw, or after a while: it trains beside the
-    service, and what is not fitted when that ends is fitted by nobody."""
+    """Returns when the predictor has been fitted to most of the ended requests, or after LEARNING_S. The predictor is
+    fitted while the service runs, and not after it ended."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LEARNING_S):
             predictor = (await client.stats()).predictor
@@ -103,12 +103,12 @@ async def learned(client: Client) -> None:
 
 
 def warm_up(lesson: Sequence[Planned], slots: int) -> list[Planned]:
-    """A few short answers at once: whatever a process does only the first time is done before the clock starts."""
+    """A few requests with short answers, so that what a process does only once is done before the run."""
     return [replace(planned, due_s=0.0, max_tokens=WARM_UP_TOKENS, stop=()) for planned in lesson[: 2 * slots]]
 
 
 def faults(measured: Measured, pace: StepCosts | None = None) -> list[str]:
-    """Why these figures are not those of the policy."""
+    """Reasons why the figures are not those of the policy alone."""
     results = summarise(measured.records, {}, ours=True)
     return [
         *measured.conditions.faults(),
@@ -120,7 +120,7 @@ def faults(measured: Measured, pace: StepCosts | None = None) -> list[str]:
 
 
 def _unseen(measured: Measured) -> bool:
-    """Whether the scheduler's log has not the tokens that clients got."""
+    """Whether an answer is missing in the scheduler's log, or has another number of tokens there."""
     requests = measured.recording.requests
     told = [(record.output_tokens, requests.get(record.request_id)) for record in measured.records if record.completed]
     return any(seen is None or seen.output_tokens != tokens for tokens, seen in told)
@@ -135,7 +135,7 @@ def _run_faults(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _latest_s(measured: Measured, pace: StepCosts | None) -> float | None:
-    """Of the steps since the first request; the warm-up's do not count."""
+    """How late a step was at most, of those since the first request. The warm-up's do not count."""
     if pace is None:
         return None
     seen = [measured.recording.requests.get(record.request_id) for record in measured.records]
@@ -149,8 +149,8 @@ def _pace_faults(measured: Measured, pace: StepCosts | None, mean_s: float) -> I
 
 
 def as_json(measured: Measured, plan: Sequence[Planned], pace: StepCosts | None = None) -> dict[str, Any]:
-    """Everything that is kept of a run. Times are milliseconds but for `due_s` and `steady_s`: arrival and latency at
-    the steady speed of recording.py, where `steps` is explained, too."""
+    """All that the folder keeps of a run. Times are in milliseconds unless their names end with _s. `steady_s`: arrival
+    and latency at the steady speed that recording.py explains, as it explains `steps`."""
     stats, recording = measured.stats, measured.recording
     (worker,) = stats.workers
     steps = recording.steps()

@@ -1,5 +1,5 @@
 """The pages of a comparison: HTML for `--html`, and docs/benchmarks.md with its plots, made from the JSON alone by
-`python -m laps_sd.compare.page`. Sentences that judge are chosen by the figures. Needs matplotlib, of the extra `lab`.
+`python -m laps_sd.compare.page`. The figures decide which remarks appear. Needs matplotlib, of the extra `lab`.
 """
 
 import io
@@ -22,8 +22,8 @@ from scheduler_service.sim import drawing
 
 Summary = Mapping[str, Any]
 
-LEAST_GAIN = {(2, "0.85"): 0.39, (4, "0.95"): 0.39}  # of ours below fcfs, by slots and load
-# Where prompts come from, by the name of their file.
+LEAST_GAIN = {(2, "0.85"): 0.39, (4, "0.95"): 0.39}  # goals: how far OURS is below fcfs, by slots and load
+# The origin of prompts, by the name of their file.
 SOURCES = {
     "arena_hard": "Arena-Hard (lmarena/arena-hard-auto, Apache-2.0)",
     "mt_bench": "MT-bench (lm-sys/FastChat, Apache-2.0)",
@@ -33,7 +33,7 @@ SOURCES = {
     "gsm8k_test": "GSM8K (openai/grade-school-math, MIT)",
     "math500": "MATH-500 (Hendrycks et al. 2021, MIT)",
 }
-LEAST_OF_ORACLE = 0.85  # of what the oracle gains in the simulator, elsewhere
+LEAST_OF_ORACLE = 0.85  # goal in all other cells: share of what the oracle gains in the simulator
 
 _PAGE = jinja2.Template(
     """<!doctype html><html lang="en"><meta charset="utf-8"><title>LAPS-SD: policies compared</title>
@@ -61,7 +61,7 @@ def html(summary: Summary) -> str:
 
 
 def headlines(summary: Summary) -> Iterator[str]:
-    """What ours gains, cell by cell, the least gain too."""
+    """What OURS gains, cell by cell."""
     for cell in summary["cells"]:
         row = cell["policies"].get(OURS, {})
         if "ratio" in row:
@@ -70,7 +70,7 @@ def headlines(summary: Summary) -> Iterator[str]:
 
 
 def goals(summary: Summary) -> Iterator[tuple[str, str, bool]]:
-    """What was to be reached, what was measured, and whether it is."""
+    """Each goal: its text, what was measured, whether it is reached."""
     for cell in summary["cells"]:
         if (row := cell["policies"].get(OURS)) and "ratio" in row:
             yield _gain(cell, row)
@@ -125,7 +125,7 @@ def plots(summary: Summary) -> Iterator[tuple[str, str, str]]:
 
 
 def _ratios(summary: Summary) -> Figure:
-    """With their intervals; a bar at what the simulator predicts, a diamond at its oracle."""
+    """Ratios with intervals. A bar marks what the simulator predicts, a diamond its oracle."""
     cells = [cell for cell in summary["cells"] if any("ratio" in row for row in cell["policies"].values())]
     names = list(dict.fromkeys(name for cell in cells for name in cell["policies"] if name != BASE))
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -189,7 +189,7 @@ def _predicted(summary: Summary) -> Figure:
 
 
 def _svg(figure: Figure) -> str:
-    """Text stays text and ids depend on nothing, so that equal figures are equal files."""
+    """The plot as SVG with text and fixed ids, so that equal figures give equal files."""
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
     text = io.StringIO()
@@ -207,8 +207,8 @@ def render(
     unpaced: Summary | None = None,
     arrivals: Mapping[str, Any] | None = None,
 ) -> str:
-    """`scheduler`: the JSON of `laps-sd bench scheduler`; `unpaced`: another comparison, as fast as the machine was;
-    `arrivals`: what laps_sd.compare.arrivals makes of the summary."""
+    """The page. `scheduler`: the JSON of `laps-sd bench scheduler`; `unpaced`: a comparison without --pace; `arrivals`:
+    the JSON of laps_sd.compare.arrivals."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("benchmarks.md.jinja").read_text()
     page: str = environment.from_string(text).render(
@@ -231,8 +231,8 @@ def least_to_most(ratios: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """The records in docs/benchmarks to the page and its plots; another folder of docs may be named. What has no
-    record, of the scheduler alone, of an unpaced comparison or of other arrivals, is not on the page."""
+    """Makes the page and its plots of the records in docs/benchmarks; another folder than docs may be named. Sections
+    whose record is missing (scheduler.json, unpaced.json, arrivals.json) are left out."""
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
     folder = docs / "benchmarks"
     summary = json.loads((folder / "record.json").read_text())

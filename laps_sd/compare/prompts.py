@@ -1,4 +1,4 @@
-"""Prompts of three kinds to compare policies with: the project's own, or those of files. Draws nothing at random."""
+"""Prompts of three kinds for comparisons: the project's own, or from files. Nothing is random here."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -94,8 +94,8 @@ def own_prompts() -> list[Prompt]:
 
 
 def prompts_of(files: Sequence[Path], longest: int) -> list[Prompt]:
-    """Those of `files` (JSON Lines, also .gz, with `prompt` and `kind`; none: our own) that are of one of KINDS and
-    have at most `longest` characters. Raises PromptError."""
+    """The prompts of `files` (JSON Lines, also .gz, with `prompt` and `kind`), or the project's own without files. Only
+    those of KINDS, with at most `longest` characters. Raises PromptError."""
     every = read_prompts(files) if files else own_prompts()
     return [prompt for prompt in every if prompt.category in KINDS and len(prompt.text) <= longest]
 

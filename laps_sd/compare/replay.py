@@ -1,5 +1,5 @@
-"""The recorded runs once more, in the simulator: the same requests and rounds, at the step costs that were measured.
-Runs nothing live."""
+"""Recorded runs in the simulator: the same requests and rounds, with the step costs that were measured. Runs nothing
+live."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,19 +8,20 @@ from typing import Any
 
 from laps_sd.compare.design import Run, parts
 from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.fields import expectation
 from scheduler_service.sim.oracle import simulated_policy
 from scheduler_service.sim.recording import fitted
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate
 from scheduler_service.sim.worker import Fleet
-from scheduler_service.sim.workload import Job, expectation, write_workload
+from scheduler_service.sim.workload import Job, write_workload
 
 ORACLE = "oracle"
 PREFILL_CHUNK = 256  # the scheduler's own default
 
 
 def jobs_of(run: Mapping[str, Any], draft_len: int) -> list[Job]:
-    """The requests of a run as they went, with what the predictor said of each and without their texts."""
+    """The requests of a run as they were served, with the predictor's expectations and without texts."""
     return [
         Job(
             id=f"{index:07d}",
@@ -39,19 +40,19 @@ def jobs_of(run: Mapping[str, Any], draft_len: int) -> list[Job]:
 
 
 def costs_of(runs: Sequence[Mapping[str, Any]]) -> StepCosts:
-    """What comes nearest to the steps of all these runs."""
+    """The costs that fit the steps of all these runs best."""
     return fitted(step for run in runs for step in run["steps"])
 
 
 def predicted_mean_ms(run: Mapping[str, Any], policy: str, draft_len: int, costs: StepCosts | None = None) -> float:
-    """What `laps-sd simulate` would say of the requests of `run` under `policy`, by default at the costs of its own
-    steps: near saturation a machine that is a hundredth slower than in another run makes a tenth of its latencies."""
+    """Mean latency of the requests of `run` in the simulator under `policy`. `costs`: by default those of the run's own
+    steps, because near saturation steps that are 1 % slower make latencies 10 % longer."""
     fleet = fleet_of(run["run"]["slots"], costs or costs_of([run]), draft_len, run["kv_tokens"])
     return mean_ms(jobs_of(run, draft_len), policy, fleet)
 
 
 def fleet_of(slots: int, costs: StepCosts, draft_len: int, kv_tokens: int) -> Fleet:
-    """The one worker that a comparison runs."""
+    """The worker of a comparison, which always has one."""
     return Fleet(
         slots=slots,
         draft_len=draft_len,
@@ -63,14 +64,14 @@ def fleet_of(slots: int, costs: StepCosts, draft_len: int, kv_tokens: int) -> Fl
 
 
 def mean_ms(jobs: Sequence[Job], policy: str, fleet: Fleet) -> float:
-    """Mean latency of these under `policy`, a name with settings behind colons, or the oracle."""
+    """Mean latency of the jobs under `policy`: `oracle`, or a name with settings behind colons."""
     simulated = simulated_policy(*parts(policy), jobs, fleet.reference_draft)
     return summarise(simulate(jobs, simulated, fleet))["mean_e2el_ms"]
 
 
 def at_steady_speed(run: Mapping[str, Any], policy: str, draft_len: int) -> float:
-    """The simulator's mean latency over the live one, had the machine been equally fast all along: what is left of a
-    difference then is the simulator's own. Of a run without failed requests."""
+    """The simulator's mean latency divided by the live one, both as if the machine had been equally fast all the time.
+    A difference is then the simulator's error. The run must have no failed requests."""
     steady = [row["steady_s"] for row in run["requests"]]
     requests = [row | {"due_s": arrival_s} for row, (arrival_s, _) in zip(run["requests"], steady, strict=True)]
     simulated_ms = predicted_mean_ms({**run, "requests": requests}, policy, draft_len)
@@ -78,7 +79,7 @@ def at_steady_speed(run: Mapping[str, Any], policy: str, draft_len: int) -> floa
 
 
 def write_recordings(folder: Path, runs: Iterable[Mapping[str, Any]], draft_len: int) -> None:
-    """A workload file for each run: anybody can simulate what was served."""
+    """Writes a workload file for each run, for `laps-sd simulate`."""
     folder.mkdir(parents=True, exist_ok=True)
     for run in runs:
         write_workload(recording_of(folder, Run.of_json(run["run"])), jobs_of(run, draft_len))

@@ -1,4 +1,4 @@
-"""A comparison on a terminal: a table for each cell and what is to be said of it. Computes no statistics."""
+"""A comparison on the terminal: a table for each cell, then remarks. Computes no statistics."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -43,7 +43,7 @@ HEADINGS = (
 
 
 def rows(cell: Mapping[str, Any]) -> Iterator[list[str]]:
-    """A table's, the oracle's last."""
+    """The rows of a cell's table; the oracle's is the last."""
     for name, row in cell["policies"].items():
         yield [
             name,

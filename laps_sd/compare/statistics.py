@@ -1,5 +1,5 @@
-"""Ratios of mean latency with bootstrap confidence intervals, of policies that served the same requests. Draws no
-plots; knows no files."""
+"""Ratios of mean latencies of policies that served the same requests, with bootstrap confidence intervals. Knows no
+files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 4000
-BLOCKS = 12  # of a repetition: neighbours share their queue, so they are drawn together
+BLOCKS = 12  # into which a repetition is divided; requests of a block met the same queue and are drawn together
 CONFIDENCE = 0.95
 
-Latencies = Sequence[NDArray[np.float64]]  # a repetition each, requests in order of arrival
+Latencies = Sequence[NDArray[np.float64]]  # one array for each repetition, requests in order of arrival
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Mean latency of one policy over that of another, and its confidence interval."""
+    """Mean latency of one policy divided by that of another, with its confidence interval."""
 
     value: float
     low: float
@@ -24,15 +24,15 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """`lower`, `higher`, or `same`: no difference that these runs could show."""
+        """`lower` or `higher`; `same` if the interval includes 1."""
         return "lower" if self.high < 1 else "higher" if self.low > 1 else "same"
 
 
 def ratio(ours: Latencies, base: Latencies, seed: int = 0) -> Ratio:
-    """By request: `ours[r][i]` and `base[r][i]` are of the same one. Raises ValueError if they do not fit.
+    """`ours[r][i]` and `base[r][i]` belong to the same request. Raises ValueError if their lengths differ.
 
     Moving-block bootstrap (Kuensch, Annals of Statistics 17, 1989): each repetition is resampled in blocks of
-    neighbours, the same ones for both policies. Percentile interval.
+    consecutive requests, the same blocks for both policies. Percentile interval.
     """
     if [len(one) for one in ours] != [len(one) for one in base] or not sum(map(len, ours)):
         raise ValueError("no pairs of the same requests")
@@ -48,10 +48,10 @@ def ratio(ours: Latencies, base: Latencies, seed: int = 0) -> Ratio:
 
 
 def _resampled_sums(pair: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Of both rows of `pair` (2, requests) over the same random blocks: (2, RESAMPLES)."""
+    """Sums of both rows of `pair`, shape (2, requests), over the same random blocks: shape (2, RESAMPLES)."""
     count = pair.shape[1]
     length = -(-count // BLOCKS)
-    # Circular: each request is in as many blocks as any other.
+    # Blocks go round from the end to the beginning, so that each request is in equally many.
     around = np.concatenate([np.zeros((2, 1)), np.cumsum(np.concatenate([pair, pair[:, :length]], axis=1), axis=1)], 1)
     blocks = around[:, length : length + count] - around[:, :count]
     starts = rng.integers(0, count, (RESAMPLES, BLOCKS))
@@ -60,7 +60,7 @@ def _resampled_sums(pair: NDArray[np.float64], rng: np.random.Generator) -> NDAr
 
 
 def times_ms(latencies: Latencies) -> dict[str, float]:
-    """Over all repetitions."""
+    """Mean and percentiles over all repetitions."""
     every = np.concatenate(list(latencies))
     p50, p95, p99 = np.percentile(every, [50, 95, 99])
     return {"mean": float(every.mean()), "p50": float(p50), "p95": float(p95), "p99": float(p99)}
@@ -73,6 +73,6 @@ def quantiles_ms(latencies: Latencies) -> list[float]:
 
 
 def by_kind(latencies: Latencies, kinds: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The mean of each kind of request; `kinds[r][i]` is that of `latencies[r][i]`."""
+    """The mean latency of each kind of request. `kinds[r][i]` is the kind of `latencies[r][i]`."""
     every, kind = np.concatenate(list(latencies)), np.concatenate([np.asarray(some) for some in kinds])
     return {str(each): float(every[kind == each].mean()) for each in np.unique(kind)}

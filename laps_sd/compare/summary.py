@@ -1,4 +1,4 @@
-"""From the runs of a folder to what they amount to, cell by cell: measured, predicted, and how sure. Prints nothing."""
+"""The figures of a comparison, cell by cell: measured, simulated, with confidence intervals. Prints nothing."""
 
 import math
 import statistics as means
@@ -15,16 +15,16 @@ from laps_sd.compare.statistics import Latencies, by_kind, quantiles_ms, ratio, 
 from scheduler_service.sim.costs import StepCosts
 
 OURS = "gittins"
-# The simulator's ratio and mean should be as near to the live ones as that; the model may be idle for that long.
+# How far the simulator's ratio and mean may be from the live ones, and for which share of the time the model may idle.
 RATIO_WITHIN, MEAN_WITHIN, MOST_IDLE = 0.10, 0.20, 0.02
 
-Found = dict[str, Any]  # a run as it was kept
+Found = dict[str, Any]  # a run as the folder keeps it
 Runs = Mapping[int, Found]  # of one policy in one cell, by repetition
 
 
 def summarise(found: Iterable[Found], draft_len: int, *, faulty: bool = False) -> dict[str, Any]:
-    """`cells`, each with its `policies`; `left_out`: runs with faults, which count only if `faulty`. One in which a
-    request failed, or ended unseen by the scheduler that told of it, never does."""
+    """`cells`, each with its `policies`; `left_out`: runs with faults. If `faulty`, such runs count as well, except
+    those in which a request failed or is missing in the scheduler's log."""
     cells: dict[Cell, dict[str, dict[int, Found]]] = defaultdict(lambda: defaultdict(dict))
     left_out = []
     every = {Run.of_json(each["run"]): each for each in found}
@@ -69,7 +69,7 @@ def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str,
 
 
 def _place(policy: str) -> tuple[bool, bool, str]:
-    """The base first, ours last."""
+    """Sort key of policies: the base first, OURS last."""
     return policy != BASE, policy == OURS, policy
 
 
@@ -106,8 +106,7 @@ def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Map
 
 
 def _at_equal_speed(base: Runs, policies: Sequence[str], costs: StepCosts, draft_len: int) -> dict[str, float]:
-    """Mean latencies that the requests of the base's runs would have under each policy, simulated at `costs`. Nothing
-    without such runs."""
+    """Mean latency by policy of the requests of the base's runs, simulated with `costs`. Empty without such runs."""
     return {
         name: means.fmean(replay.predicted_mean_ms(run, name, draft_len, costs) for run in base.values())
         for name in (policies if base else ())
@@ -115,13 +114,13 @@ def _at_equal_speed(base: Runs, policies: Sequence[str], costs: StepCosts, draft
 
 
 def _busy_share(run: Found) -> float:
-    """Of the time from the first arrival to the last end: the model's steps. What a load really came to."""
+    """The share of the time from the first arrival to the last end in which the model was busy: the true load."""
     *_, seconds = zip(*run["steps"], strict=True)
     return min(1.0, math.fsum(seconds) / float(run["results"]["duration"]))
 
 
 def _against_ours(policies: Mapping[str, Runs]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Ours over each of the others."""
+    """The ratio of OURS to each of the others, by name."""
     ours = policies.get(OURS, {})
     for name, runs in policies.items():
         if name != OURS and (shared := sorted(ours.keys() & runs.keys())):
@@ -130,7 +129,7 @@ def _against_ours(policies: Mapping[str, Runs]) -> Iterator[tuple[str, dict[str,
 
 
 def _oracle(at_equal_speed: Mapping[str, float]) -> dict[str, float] | None:
-    """What who knows true lengths gains, in the simulator alone."""
+    """What a policy that knows the true lengths would gain, in the simulator."""
     if not at_equal_speed:
         return None
     mean_ms = at_equal_speed[replay.ORACLE]
@@ -142,7 +141,7 @@ def _latencies(runs: Runs, name: str, repetitions: Sequence[int]) -> Latencies:
 
 
 def _lengths(policies: Mapping[str, Runs]) -> dict[str, int]:
-    """How many requests were answered under all policies, and how many of them not with equally many tokens."""
+    """How many requests were answered, and how many of them with different lengths under different policies."""
     answers: dict[tuple[int, int], set[int]] = defaultdict(set)
     for runs in policies.values():
         for repetition, run in runs.items():
@@ -152,7 +151,7 @@ def _lengths(policies: Mapping[str, Runs]) -> dict[str, int]:
 
 
 def _averaged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Over repetitions: the figures that `vllm bench serve` names."""
+    """The means over repetitions of the figures that `vllm bench serve` has, too."""
     names = [name for name, value in results[0].items() if isinstance(value, int | float)]
     return {name: means.fmean(result[name] for result in results) for name in names if name != "kept_up"}
 
@@ -161,7 +160,7 @@ def _averaged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Where policies do not differ, and what is amiss, plainly."""
+    """Remarks: where policies do not differ, and what is wrong."""
     for cell in summary["cells"]:
         for name, row in cell["policies"].items():
             if name != BASE and "ratio" in row and row["ratio"]["verdict"] == "same":

@@ -1,4 +1,4 @@
-"""Does the runs of a comparison that are missing, one after the other. Knows neither flags nor tables."""
+"""Makes the missing runs of a comparison, one after the other. Knows neither flags nor tables."""
 
 import math
 import shutil
@@ -13,12 +13,12 @@ from laps_sd.compare.design import BASE, Drawn, Run, Settings, due, parts
 from laps_sd.compare.folder import Folder, runs_of, write
 from laps_sd.stack import Options
 
-ATTEMPTS = 2  # at a run that turns out disturbed
+ATTEMPTS = 2  # at a run, if the first was disturbed
 TEACHING_SLOTS = 4
 
 
 class Work:
-    """Does the runs that are missing. `tolerant`: those that were disturbed are not repeated."""
+    """Makes the missing runs. `tolerant`: disturbed runs count and are not repeated."""
 
     def __init__(self, folder: Folder, drawn: Drawn, settings: Settings, options: Options, *, tolerant: bool) -> None:
         self.tolerant = tolerant
@@ -27,34 +27,34 @@ class Work:
 
     @property
     def pace_s(self) -> float:
-        """Of a run, in the mean of those there are."""
+        """The mean time of the runs that were made."""
         return math.fsum(self._took_s) / max(1, len(self._took_s))
 
     def through(self, asked: Sequence[Run], minutes: float | None) -> int:
-        """Runs still missing in the end. Raises live.Interrupted."""
+        """Makes the runs in order for `minutes` at most. Returns how many are missing then. Raises live.Interrupted."""
         began = time.monotonic()
         for run in asked:
             spent_s = time.monotonic() - began
             if minutes is not None and spent_s + max(self._took_s, default=0.0) >= 60 * minutes:
                 break
             if self._done(run) or not (run == run.capacity or self._done(run.capacity)):
-                continue  # of a disturbed capacity no load can be a share
+                continue  # without its capacity a run has no load
             self._teach()
             self._run(run)
         return sum(not self._done(run) for run in asked)
 
     def _done(self, run: Run) -> bool:
-        """With a capacity that was measured anew since, it has to be done anew."""
+        """Whether the folder has the run, made with the capacity that the folder has now."""
         if not self._folder.has(run, faulty=self.tolerant):
             return False
         return run == run.capacity or self._folder[run]["capacity"] == self._capacity(run)
 
     def _capacity(self, run: Run) -> float:
-        """Requests a second."""
+        """Of the run's cell and repetition, in requests a second."""
         return float(self._folder[run.capacity]["results"]["request_throughput"])
 
     def _teach(self) -> None:
-        """Once a folder."""
+        """Teaches the predictor, unless the folder has what it learned."""
         if (self._folder.path / "taught.json").exists():
             return
         shutil.rmtree(self._folder.taught, ignore_errors=True)

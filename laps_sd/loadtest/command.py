@@ -1,4 +1,4 @@
-"""`laps-sd loadtest`: flags in; table, JSON and report out. Sending and counting are its neighbours' business."""
+"""`laps-sd loadtest`: reads flags, writes table, JSON and report. Nothing is sent or computed here."""
 
 import asyncio
 import json
@@ -27,8 +27,8 @@ from laps_sd.loadtest.timeline import Timeline
 from protos.errors import RequestError
 from scheduler_service.sim.workload import Job, WorkloadError, read_workload
 
-REQUESTS = 100  # where neither a file nor --requests says how many
-FELL_BEHIND = 3  # exit code: there are figures, but the driver did not keep to its schedule
+REQUESTS = 100  # default without a file
+FELL_BEHIND = 3  # exit code: the driver did not keep to its schedule, though there are figures
 
 
 def loadtest(
@@ -171,7 +171,7 @@ def _jobs(
     prompt_tokens: int,
     max_tokens: int,
 ) -> list[Job]:
-    """In order of arrival. A file whose arrivals are not used starts over where it is too short."""
+    """The jobs in order of arrival. A file that is too short is repeated, unless its arrival times are used."""
     if workload is None:
         return synthetic(requests or REQUESTS, prompt_tokens, max_tokens)
     try:
@@ -208,7 +208,7 @@ async def _run(
 
 
 async def _context_tokens(target: Target, stats: Client | None) -> int:
-    """0: it does not tell."""
+    """Of the server; 0 if it does not say."""
     with suppress(RequestError):
         if stats is not None:
             return (await stats.stats()).context_tokens
@@ -216,7 +216,7 @@ async def _context_tokens(target: Target, stats: Client | None) -> int:
 
 
 def _check_writable(file: Path) -> None:
-    """Before the run rather than after it."""
+    """Raises typer.BadParameter now, not after the run."""
     try:
         file.touch()
     except OSError as error:

@@ -1,6 +1,6 @@
 """Sends requests at their times and notes their answers. An arrival never waits for an answer.
 
-The clock is the event loop's, so that tests move it.
+Time is the event loop's, so that tests can use a loop with a clock of their own.
 """
 
 import asyncio
@@ -16,10 +16,11 @@ from laps_sd.loadtest.target import Refused, Target
 async def drive(
     plan: Sequence[Planned], target: Target, *, start: float, tally: Tally, concurrency: int | None = None
 ) -> list[Record]:
-    """Every request of `plan`, in its order. `start`: of the loop's clock; `tally` grows as answers end.
+    """The records of all requests, in the order of `plan`.
 
-    `concurrency`: requests in flight at most. One that is due waits for its turn, which counts as latency; one
-    without a time of its own arrives when a place falls vacant.
+    `start`: the time of the loop's clock that due times count from. `tally` is updated as answers end.
+    `concurrency`: at most so many requests are in flight. A request with a due time then waits until one of them ends,
+    and the wait counts as latency. A request without a due time arrives when one of them ends.
     """
     loop = asyncio.get_running_loop()
     cap = asyncio.Semaphore(concurrency) if concurrency else None

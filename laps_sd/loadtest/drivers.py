@@ -1,7 +1,7 @@
-"""Drivers in this process or in processes of their own, each with its share of the requests. Nothing is measured here.
+"""Drivers, each of which sends its share of the requests, in this process or in another. Nothing is measured here.
 
-`python -m laps_sd.loadtest.drivers` is such a process: it reads its share and then the start as JSON lines, and writes
-its running totals and its records.
+`python -m laps_sd.loadtest.drivers` is a driver's process. It reads its share and then the start time, as JSON lines,
+and writes its running totals and its records.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ from laps_sd.loadtest.timeline import Timeline
 from laps_sd.supervise import leashed
 
 TALLY_EVERY_S = 0.2
-START_S = 60.0  # for a process to be there
-LEAD_S = 0.2  # between the word and the start, so that every process has heard it
+START_S = 60.0  # for a process to start
+LEAD_S = 0.2  # from telling the processes the start time until that time, so that all have read it
 MOST_LINE_BYTES = 64 << 20  # of one record
 
 T = TypeVar("T")
 
 
 class DriverFailed(Exception):
-    """A driver process ended before its records were whole; it has said why on stderr."""
+    """A driver process ended before it had written all its records; it has printed the reason to stderr."""
 
 
 class Driver(ABC):
-    """Sends its share of a plan. `tally`: its totals so far."""
+    """Sends its share of a plan. `tally`: its totals up to now."""
 
     def __init__(self, server: Server, share: Sequence[Planned], concurrency: int | None) -> None:
         self.tally = Tally()
@@ -53,7 +53,7 @@ class Driver(ABC):
 
     @abstractmethod
     async def ready(self) -> None:
-        """Returns when its server answers. Raises Refused."""
+        """Returns when the server answers. Raises Refused."""
 
     @abstractmethod
     async def run(self, start: float) -> list[Record]:
@@ -94,7 +94,7 @@ class Process(Driver):
     async def __aexit__(self, *error: object) -> None:
         with suppress(ProcessLookupError):
             self._process.kill()
-        await self._process.communicate(b"")  # to the end of its pipes, too
+        await self._process.communicate(b"")  # reads its pipes to their end
 
     async def ready(self) -> None:
         share = [asdict(planned) for planned in self._share]
@@ -116,7 +116,7 @@ class Process(Driver):
 
     async def _tell(self, what: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with suppress(ConnectionError):  # then there is no answer, either
+        with suppress(ConnectionError):  # its process has ended, which `_hear` notices
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
             await self._process.stdin.drain()
 
@@ -143,7 +143,7 @@ async def run(
 ) -> tuple[list[Record], Timeline]:
     """Send `plan` and wait for every answer; meanwhile ask `stats`, a client, for the server's own figures.
 
-    `watch` gets, at the start, a function that tells the totals so far. Raises Refused, DriverFailed.
+    `watch` is called at the start with a function that returns the totals of all drivers. Raises Refused, DriverFailed.
     """
     timeline = Timeline()
     async with AsyncExitStack() as stack:
@@ -164,14 +164,15 @@ async def run(
 def shares(
     plan: Sequence[Planned], concurrency: int | None, drivers: int
 ) -> list[tuple[Sequence[Planned], int | None]]:
-    """Every `drivers`-th request, and as equal a part of the cap; `drivers` at most as many as either."""
+    """For each driver: every `drivers`-th request, and its part of the cap, the parts as equal as can be. There may be
+    no more drivers than requests, and than the cap allows."""
     parts = range(drivers)
     caps = [None if concurrency is None else concurrency // drivers + (i < concurrency % drivers) for i in parts]
     return [(plan[i::drivers], caps[i]) for i in parts]
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What each returns; the first that raises ends the others."""
+    """What each coroutine returns. If one raises, the others are cancelled and its exception is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]
@@ -192,7 +193,7 @@ async def _in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]
 
 
 def raise_file_limit() -> None:
-    """A connection is a file; the customary 1024 are few."""
+    """Each connection is an open file, and the usual limit of 1024 is too low."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""Any server with OpenAI's HTTP interface, so that ours can be put beside it. Speaks HTTP and server-sent events."""
+"""Any server with OpenAI's HTTP interface, to compare LAPS-SD with. Knows HTTP and server-sent events."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from protos.settings import is_loopback
 
 DONE = "[DONE]"
 CONNECT_S = 30.0
-_TEXTS = ("content", "text", "reasoning", "reasoning_content")  # where an event's text may be
+_TEXTS = ("content", "text", "reasoning", "reasoning_content")  # fields that hold an event's text
 
 
 class OpenAI(Target):
@@ -37,7 +37,7 @@ class OpenAI(Target):
             timeout=httpx2.Timeout(server.timeout_s, connect=CONNECT_S, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
             verify=ssl.create_default_context(cafile=server.ca) if server.ca else True,
-            trust_env=False,  # a proxy would be measured, too
+            trust_env=False,  # else a proxy would be part of what is measured
         )
         return self
 
@@ -45,7 +45,7 @@ class OpenAI(Target):
         await self._http.aclose()
 
     async def ready(self) -> None:
-        """It must know the model."""
+        """Returns when the server lists the model. Raises Refused."""
         try:
             response = await self._http.get(f"{self._base}/models", timeout=self.server.ready_s)
             response.raise_for_status()
@@ -54,7 +54,7 @@ class OpenAI(Target):
             raise Refused(f"UNAVAILABLE: {self._base}/models: {error or type(error).__name__}") from error
         if self.server.model not in models:
             raise Refused(f"NOT_FOUND: model {self.server.model!r}; the server has {', '.join(map(str, models))}")
-        self.context_tokens = models[self.server.model].get("max_model_len", 0)  # vLLM and others tell
+        self.context_tokens = models[self.server.model].get("max_model_len", 0)  # a field of vLLM and some others
 
     def prepare(self, planned: Planned) -> tuple[str, dict[str, Any]]:
         text = self.text(planned)
@@ -69,7 +69,7 @@ class OpenAI(Target):
         if planned.stop:
             body["stop"] = list(planned.stop)
         if planned.ignore_eos:
-            body["ignore_eos"] = True  # no part of OpenAI's interface, but of the servers' that people run
+            body["ignore_eos"] = True  # not in OpenAI's interface; vLLM and others have it
         if planned.prompt and self.server.chat:
             return "chat/completions", body | {"messages": [{"role": "user", "content": text}]}
         return "completions", body | {"prompt": text}
@@ -90,11 +90,11 @@ class OpenAI(Target):
 
 
 async def _read(response: httpx2.Response, record: Record, clock: Clock) -> None:
-    """An output is an event that brings text. Raises Refused unless the stream ends as it should."""
+    """Notes each event with text as one output. Raises Refused if the stream breaks off or holds an error."""
     usage: dict[str, Any] = {}
     async for event in httpx2.EventSource(response):
         if event.data == DONE:
-            continue  # to the end of the body, so that its connection serves the next request
+            continue  # reads the body to its end, so that the connection can be used again
         try:
             said = json.loads(event.data)
             if said.get("error"):
@@ -115,7 +115,7 @@ async def _read(response: httpx2.Response, record: Record, clock: Clock) -> None
 
 
 def _share_out(record: Record) -> None:
-    """The tokens over the outputs: the interface does not say which brought how many."""
+    """Spreads the tokens evenly over the outputs: the interface gives only their sum."""
     count = len(record.outputs)
     for i, (when_s, _) in enumerate(record.outputs):
         tokens = record.output_tokens * (i + 1) // count - record.output_tokens * i // count

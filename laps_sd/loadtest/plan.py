@@ -1,4 +1,4 @@
-"""What a load test sends, and when: arrivals, lengths, prompts, drawn from a seed. Sends nothing, reads no clock."""
+"""What a load test sends and when: arrivals, lengths and prompts, drawn from a seed. Sends nothing, reads no clock."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from random import Random
 
 from scheduler_service.sim.workload import Job
 
-CONTEXT_SHARE = 0.5  # of the context, that an output keeps beside a prompt too long for both
+CONTEXT_SHARE = 0.5  # of the context, which an output keeps if prompt and output do not fit together
 
-# One token each to the vocabularies in use; `Words` measures what they are to the server's.
+# One token each in common vocabularies. `Words` holds what they are in the server's.
 _WORDS = """
 the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not
 what all were we when your can said there use an each which she do how their if will up other about out many then
@@ -25,26 +25,26 @@ class Planned:
 
     index: int
     due_s: float | None
-    prompt: str  # empty: a synthetic one of `prompt_tokens` tokens
+    prompt: str  # empty: a synthetic prompt of `prompt_tokens` tokens is made
     prompt_tokens: int
     max_tokens: int
     ignore_eos: bool
     predicted_tokens: int | None = None
     klass: str = "default"
     category: str = ""
-    measured: bool = True  # False: warm-up
+    measured: bool = True  # False: it warms the server up, no figure counts it
     stop: tuple[str, ...] = ()  # strings that end the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Synthetic prompts. `per_word`: tokens of a word; `extra`: tokens that a prompt has beside its words."""
+    """Makes synthetic prompts. `per_word`: tokens of a word; `extra`: tokens of a prompt beside those of its words."""
 
     per_word: float = 1.0
     extra: float = 0.0
 
     def text(self, tokens: int, index: int) -> str:
-        """Of about that many tokens. Equal for equal arguments; prompts of different indexes share no beginning."""
+        """A prompt of about `tokens` tokens, equal for equal arguments. Different indexes share no prefix."""
         count = max(1, round((tokens - self.extra) / self.per_word))
         return " ".join(Random(f"prompt {index}").choices(_VOCABULARY, k=count))
 
@@ -52,10 +52,10 @@ class Words:
 def arrivals(
     count: int, rate: float, *, burstiness: float = 1.0, ramp_to: float | None = None, seed: int = 0
 ) -> list[float]:
-    """`count` times in seconds, the first at 0, `rate` a second; infinite: all at once.
+    """`count` arrival times in seconds, the first at 0. `rate`: arrivals a second; infinite: all at once.
 
-    Gaps are gamma-distributed with `burstiness` as their shape, as in `vllm bench serve`: 1 is Poisson, less comes in
-    bursts. With `ramp_to` the rate moves in equal steps, request by request, from `rate` to that.
+    Gaps have a gamma distribution with shape `burstiness`, as in `vllm bench serve`: 1 is a Poisson process, less comes
+    in bursts. `ramp_to`: the rate changes from `rate` to this in equal steps, one for each request.
     """
     if math.isinf(rate):
         return [0.0] * count
@@ -68,21 +68,20 @@ def arrivals(
 
 
 def synthetic(count: int, prompt_tokens: int, output_tokens: int) -> list[Job]:
-    """Equal lengths, prompts without text."""
+    """Jobs of equal lengths, without texts."""
     return [Job(f"{index:07d}", 0.0, prompt_tokens, output_tokens) for index in range(count)]
 
 
 def repeated(jobs: Sequence[Job], count: int) -> list[Job]:
-    """The first `count`; a list that is too short starts over."""
+    """The first `count` jobs; after the last one the list starts again."""
     return list(islice(cycle(jobs), count))
 
 
 def rescaled(
     jobs: Sequence[Job], *, speed: float = 1.0, length_scale: float = 1.0, spread_s: float = 0.0, seed: int = 0
 ) -> list[Job]:
-    """A trace made to fit another machine: its clock runs `speed` times as fast, token counts are multiplied.
-
-    `spread_s`: each arrival is put off by up to that, for traces whose clock is that coarse.
+    """A trace changed to fit a slower or faster machine: `speed` divides arrival times, `length_scale` multiplies token
+    counts. `spread_s`: each arrival is delayed by a random time up to this, for traces with a coarse clock.
     """
     rng = Random(f"spread {seed}")
     first_s = min(job.arrival_s for job in jobs)
@@ -99,9 +98,9 @@ def rescaled(
 
 
 def clipped(jobs: Sequence[Job], context_tokens: int) -> tuple[list[Job], int]:
-    """`jobs` within the context, and how many had to be cut. Texts are left alone: only the server knows their tokens.
+    """The jobs, cut to fit the context, and how many were cut. Texts stay: only the server knows their tokens.
 
-    The prompt gives way first, down to what an output of half the context leaves; then the output.
+    First the prompt is cut, but not below half the context; then the output.
     """
     fitting, cut = [], 0
     for job in jobs:
@@ -121,7 +120,7 @@ def clipped(jobs: Sequence[Job], context_tokens: int) -> tuple[list[Job], int]:
 def plan(
     jobs: Sequence[Job], due_s: Sequence[float | None], *, max_tokens: int, ignore_eos: bool, warmup: int
 ) -> list[Planned]:
-    """The requests in order. `max_tokens`: of those whose output is not fixed; fixed ones ignore the end of a text."""
+    """The requests in order. `max_tokens`: for jobs without an output length; those with one ignore the end token."""
     return [
         Planned(
             index=index,

@@ -1,4 +1,4 @@
-"""What is noted of each request, and the running totals that a progress bar shows. Computes no statistics."""
+"""What is noted of each request, and the totals that the progress bar shows. Computes no statistics."""
 
 from dataclasses import dataclass, field
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 class Record:
     """One request as the driver saw it. Times are seconds after the start of the run.
 
-    `due_s`: when it was to arrive, which all latencies count from. `free_s`: when the cap on concurrency let it go; the
-    same where there was nothing to wait for.
-    `outputs`: when each streamed output came, and how many tokens it brought. `rounds`: (tokens, drafted, accepted).
+    `due_s`: when it was due; all latencies count from here. `free_s`: when the cap on concurrency allowed it; equal to
+    `due_s` if it did not have to wait. `outputs`: (time, tokens) of each streamed output. `rounds`: (tokens, drafted,
+    accepted) of each round.
     """
 
     index: int
@@ -23,9 +23,9 @@ class Record:
     input_tokens: int = 0
     output_tokens: int = 0
     finish_reason: str = ""
-    error: str = ""  # why it failed, the status first; empty: it completed
+    error: str = ""  # why it failed, status first; empty if it completed
     request_id: str = ""
-    queue_ms: float = 0.0  # by the server's own clock
+    queue_ms: float = 0.0  # measured by the server
     preemptions: int = 0
     rounds: list[tuple[int, int, int]] = field(default_factory=list)
     drafts: int = 0
@@ -38,7 +38,7 @@ class Record:
 
     @property
     def ttft_s(self) -> float:
-        """To the first output; to the end where there was none."""
+        """Time to first token: until the first output, or until the end if there was none."""
         return (self.outputs[0][0] if self.outputs else self.end_s) - self.due_s
 
     @property
@@ -47,25 +47,25 @@ class Record:
 
     @property
     def tpot_s(self) -> float | None:
-        """Per output token after the first; None: there is none."""
+        """Time per output token after the first; None if there was at most one."""
         if self.output_tokens < 2:
             return None
         return (self.e2el_s - self.ttft_s) / (self.output_tokens - 1)
 
     @property
     def itls_s(self) -> list[float]:
-        """Gaps between streamed outputs, each of one or more tokens."""
+        """Inter-token latencies: gaps between streamed outputs, each of which has one or more tokens."""
         return [after[0] - before[0] for before, after in zip(self.outputs, self.outputs[1:], strict=False)]
 
     @property
     def lateness_s(self) -> float:
-        """How long after its time it was sent: the driver's own fault."""
+        """How much later than allowed it was sent: the driver's fault, not the server's."""
         return self.sent_s - self.free_s
 
 
 @dataclass(slots=True)
 class Tally:
-    """Totals so far; those of several drivers add up."""
+    """Totals up to now. Those of several drivers can be added."""
 
     sent: int = 0
     completed: int = 0

@@ -1,4 +1,4 @@
-"""The HTML page of a load test: its figures and plots, self-contained. Needs matplotlib, of the extra `lab`."""
+"""The HTML page of a load test, with plots, in one file. Needs matplotlib, of the extra `lab`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -31,7 +31,7 @@ _PAGE = jinja2.Template(
 def render(
     command: str, results: Mapping[str, Any], records: Sequence[Record], timeline: Sequence[Mapping[str, Any]]
 ) -> str:
-    """The page. `command` is shown so that the run can be repeated; `timeline` as in timeline.py."""
+    """The page. `command`: printed on it, so that the run can be repeated. `timeline`: `Timeline.samples`."""
     done = [record for record in records if record.measured and record.completed]
     plots = []
     if done:
@@ -76,7 +76,7 @@ def _by_length(done: Sequence[Record]) -> Figure:
 
 
 def _over_time(timeline: Sequence[Mapping[str, Any]]) -> Figure:
-    """Requests by state, preemptions and acceptance between samples."""
+    """Requests by state at each sample; preemptions and acceptance between samples."""
     figure, (states, preempted, accepted) = drawing.figure(rows=3)
     times_s = [sample["t_s"] for sample in timeline]
     for state in ("waiting", "running", "paused"):

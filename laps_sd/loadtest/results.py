@@ -1,7 +1,7 @@
-"""What a load test amounts to, under the names and definitions of `vllm bench serve`. Computes figures; prints nothing.
+"""The figures of a load test, with the names and definitions of `vllm bench serve`. Prints nothing.
 
-Two differences, both to the server's disadvantage: latencies count from the time a request was due, not from when it
-was sent; and a request that waits for its turn under a cap on concurrency waits within its latency.
+Two differences, both of which make latencies longer: they count from the time when a request was due, not when it was
+sent; and the time that a request waits because of the cap on concurrency counts.
 """
 
 from collections import Counter
@@ -13,8 +13,8 @@ from laps_sd.loadtest.record import Record
 from scheduler_service.sim.results import percentile, times_ms
 
 SLO_NAMES = ("ttft", "tpot", "e2el")
-# The p99 of how late requests are sent, in seconds or as a share of the mean latency, whichever is more: beyond it the
-# driver, not the server, shaped the load.
+# The driver kept up if the p99 of how late requests were sent is at most so many seconds, or such a share of the mean
+# latency, whichever is more. Otherwise the figures are those of the driver, not of the server.
 MOST_LATE_S, MOST_LATE_SHARE = 0.025, 0.03
 
 
@@ -35,15 +35,16 @@ def parse_slos(texts: Iterable[str]) -> dict[str, float]:
 
 
 def meets(record: Record, slos: Mapping[str, float]) -> bool:
-    """Whether it completed within all of `slos`, milliseconds by name. An answer of one token has a TPOT of 0."""
+    """Whether it completed within all of `slos` (milliseconds, by name). The TPOT of an answer of one token is 0."""
     took_s = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}
     return record.completed and all(1e3 * took_s[name] <= most for name, most in slos.items())
 
 
 def summarise(records: Sequence[Record], slos: Mapping[str, float], *, ours: bool) -> dict[str, Any]:
-    """Of the measured records. `ours`: the server tells of speculation and preemption.
+    """The figures of all records that count. `ours`: the server reports speculation and preemption.
 
-    Times are milliseconds but for `duration` (seconds, first arrival to last end); acceptance rate is in per cent.
+    Times are in milliseconds, except `duration` in seconds, from the first arrival to the last end. The acceptance rate
+    is in per cent.
     """
     measured = [record for record in records if record.measured]
     done = [record for record in measured if record.completed]
@@ -77,7 +78,7 @@ def summarise(records: Sequence[Record], slos: Mapping[str, float], *, ours: boo
 
 
 def detail(record: Record) -> dict[str, Any]:
-    """One request as JSON: what is noted of it, and its own times."""
+    """One request for the JSON: its record and its latencies."""
     return asdict(record) | {
         "ttft_ms": 1e3 * record.ttft_s,
         "tpot_ms": None if record.tpot_s is None else 1e3 * record.tpot_s,
@@ -103,7 +104,7 @@ def _speculation(done: Sequence[Record]) -> dict[str, Any]:
 
 
 def _by_position(done: Iterable[Record]) -> list[float]:
-    """Of the drafting rounds, the share whose first, second, ... draft token was accepted."""
+    """The share of rounds with drafts in which the first, second, ... draft token was accepted."""
     drafts = [(drafted, accepted) for r in done for _, drafted, accepted in r.rounds if drafted]
     longest = max((drafted for drafted, _ in drafts), default=0)
     return [sum(accepted > i for _, accepted in drafts) / len(drafts) for i in range(longest)]
@@ -118,7 +119,7 @@ def _busiest_second(done: Iterable[Record]) -> int:
 
 
 def _most_at_once(records: Iterable[Record]) -> int:
-    """Requests in flight; one that ends as another is sent makes room for it."""
+    """The most requests in flight at a time. One that ends when another is sent is not counted together with it."""
     changes = sorted(change for r in records for change in ((r.sent_s, 1), (r.end_s, -1)))
     most = now = 0
     for _, change in changes:

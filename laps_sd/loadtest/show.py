@@ -1,4 +1,4 @@
-"""A load test on a terminal: live figures while it runs, a table when it has ended. Computes no statistics."""
+"""A load test on the terminal: a progress bar while it runs, tables when it has ended. Computes no statistics."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ TITLES = {"ttft": "time to first token", "tpot": "time per output token", "itl":
 
 
 class Bar:
-    """Shown on stderr while its block runs, from `watch` on; nothing where stderr is no terminal."""
+    """A progress bar on stderr while its block runs. Shows nothing if stderr is not a terminal."""
 
     def __init__(self, total: int, console: Console | None = None) -> None:
         self._total, self._began = total, 0.0
@@ -33,7 +33,7 @@ class Bar:
         )
 
     def watch(self, tally: Callable[[], Tally]) -> None:
-        """`tally` tells the totals so far."""
+        """The run begins. `tally` returns the totals up to now."""
         self._tally, self._began = tally, time.monotonic()
 
     def __enter__(self) -> Self:
@@ -65,7 +65,7 @@ class Bar:
 
 
 def table(results: Mapping[str, Any]) -> Group:
-    """The figures of results.py."""
+    """The figures of results.py as tables."""
     times = Table(box=None, header_style="bold", pad_edge=False)
     times.add_column("ms", min_width=22)
     for kind in KINDS:
@@ -81,7 +81,7 @@ def table(results: Mapping[str, Any]) -> Group:
 
 
 def figures(results: Mapping[str, Any]) -> dict[str, str]:
-    """All but the times, in words."""
+    """All figures but the times, as text, by title."""
     errors = ", ".join(f"{count} {name}" for name, count in results["errors"].items())
     shown = {
         "completed, failed": f"{results['completed']}, {results['failed']}" + (f" ({errors})" if errors else ""),

@@ -1,4 +1,4 @@
-"""A server under load, of whatever protocol, and ours by gRPC. Measures nothing but when its outputs come."""
+"""A server under load: what all protocols share, and LAPS-SD's own by gRPC. Measures only when outputs come."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,27 +21,27 @@ Clock = Callable[[], float]  # seconds after the start of the run
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it is and how it is asked. Goes to driver processes, keys and all, by their stdin."""
+    """The address of a server and how it is asked. Driver processes get this on stdin, API key included."""
 
     at: str  # HOST:PORT of one gateway or several; with `model` the URL of an OpenAI-compatible server
-    model: str | None = None  # of an OpenAI-compatible server; None: it is one of ours
+    model: str | None = None  # of an OpenAI-compatible server; None: the server is LAPS-SD
     api_key: str | None = None
     ca: str | None = None  # a PEM file
     timeout_s: float = 600.0  # of one request
     ready_s: float = 60.0  # for the server to be ready
-    chat: bool = True  # texts go through the model's chat template; synthetic prompts never do
+    chat: bool = True  # use the model's chat template, but never for synthetic prompts
     temperature: float = 0.0
     words: Words = field(default_factory=Words)
 
 
 class Refused(Exception):
-    """A request that failed; the words begin with its status."""
+    """A request failed; the message begins with its status."""
 
 
 class Target(ABC):
     """Open connections to a server."""
 
-    context_tokens = 0  # prompt and output, where `ready` hears of it
+    context_tokens = 0  # for prompt and output together; 0: `ready` did not learn it
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -56,22 +56,22 @@ class Target(ABC):
 
     @abstractmethod
     async def ready(self) -> None:
-        """Returns once it serves. Raises Refused."""
+        """Returns when the server serves. Raises Refused."""
 
     @abstractmethod
     def prepare(self, planned: Planned) -> Any:
-        """The request, made before it is due."""
+        """The request in the protocol's form. Called before the request is due."""
 
     @abstractmethod
     async def answer(self, request: Any, record: Record, clock: Clock) -> None:
-        """Send it and note its answer. Raises Refused."""
+        """Sends the request and notes its answer in `record`. Raises Refused."""
 
     def text(self, planned: Planned) -> str:
         return planned.prompt or self.server.words.text(planned.prompt_tokens, planned.index)
 
     async def words(self) -> Words:
-        """What synthetic prompts are to its tokenizer, by two requests of one token each: to be asked of a server
-        whose `words` are not set yet. Raises Refused."""
+        """How many tokens the server's tokenizer makes of synthetic prompts, found by two requests of one output token.
+        `server.words` must still be the default. Raises Refused."""
         counts = []
         for words in (FEW_WORDS, MORE_WORDS):
             probe = Record(index=-words, due_s=0.0, free_s=0.0)
@@ -79,13 +79,13 @@ class Target(ABC):
             await self.answer(self.prepare(plan), probe, lambda: 0.0)
             counts.append(probe.input_tokens)
         per_word = (counts[1] - counts[0]) / (MORE_WORDS - FEW_WORDS)
-        if per_word <= 0:  # it does not tell
+        if per_word <= 0:  # the server does not report input tokens
             return Words()
         return Words(per_word, max(0.0, counts[0] - FEW_WORDS * per_word))
 
 
 class Grpc(Target):
-    """Gateways of ours, asked in turn."""
+    """One gateway of LAPS-SD, or several that get requests by round robin."""
 
     async def __aenter__(self) -> Self:
         scheme = HTTPS if self.server.at.startswith(HTTPS) else ""

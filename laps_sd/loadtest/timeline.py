@@ -1,4 +1,4 @@
-"""The server's own figures during a run, asked for at a steady pace. Bounded, however long the run."""
+"""The server's own figures during a run, asked for at regular times. Their number is bounded, however long the run."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,20 +8,20 @@ from laps_sd.client import Client
 from protos.errors import RequestError
 
 EVERY_S = 0.5
-MOST = 2000  # samples; then every other one goes, and the pace halves
+MOST = 2000  # samples; then every other one is dropped, and they are taken half as often
 
 _FIELDS = ("waiting", "running", "paused", "preemptions", "output_tokens", "num_draft_tokens", "num_accepted_tokens")
 
 
 class Timeline:
-    """`samples`: `t_s` after the start and figures of Stats. `missing`: why there are none, if there are none."""
+    """`samples`: time after the start (`t_s`) and figures of Stats. `missing`: if there are none, why."""
 
     def __init__(self) -> None:
         self.samples: list[dict[str, Any]] = []
         self.missing = ""
 
     async def watch(self, client: Client, clock: Callable[[], float]) -> None:
-        """Until cancelled, or Stats cannot be had."""
+        """Samples until it is cancelled or the server refuses Stats. `clock`: seconds after the start."""
         every_s = EVERY_S
         while True:
             try:

@@ -8,13 +8,13 @@ from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.fairness import FairRanking, Tenants
 from scheduler_service.core.isolation import Isolation
 from scheduler_service.core.known import Known
-from scheduler_service.core.lifecycle import State
+from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.load import Load
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import Claim, Policy
 from scheduler_service.core.ranking import Key
 from scheduler_service.core.refit import Refit
-from scheduler_service.core.types import Bounds, Unseen, WorkerUp
+from scheduler_service.core.types import Bounds, Ended, Finish, Unseen, WorkerUp
 
 
 class Fleet:
@@ -36,6 +36,8 @@ class Fleet:
         self.deadlines = Deadlines(self.entries)
         self.refit = Refit()
         self.overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
+        self.largest = 0  # tokens: no live request may come to more
+        self.staffed_at = -math.inf  # when a worker came last
 
     # ---- requests ----
 
@@ -50,12 +52,12 @@ class Fleet:
     def _expect(self, entry: Entry) -> None:
         """What is believed of its length now."""
         belief = self.known.length.belief(entry.request.predicted_tokens, entry.request.expected)
-        entry.length = belief.at_least(self.policy.surest)
-        entry.expect()
+        entry.expect(belief.at_least(self.policy.surest))
 
     def add(self, entry: Entry) -> None:
         """It is live from now on: all that it may need is reserved until it ends."""
         self.entries[entry.request.id] = entry
+        self.largest = max(self.largest, entry.request.most_tokens)
         entry.tenant = self.tenants.join(entry.request)
         entry.of_class.live += 1
         self.load.reserve(entry, self.believed_rounds(entry))
@@ -65,8 +67,11 @@ class Fleet:
             self.refit.join(entry.request.id)
         self.rank(entry)
 
-    def remove(self, entry: Entry) -> None:
-        """It has ended."""
+    def end(
+        self, entry: Entry, move: Move, finish: Finish | None = None, start: int | None = None, reason: str = ""
+    ) -> Ended:
+        """Its life ends with this `move`. The rest is as in `Ended`. Raises IllegalMove and changes nothing."""
+        entry.move(move)
         self._leave(entry)
         del self.entries[entry.request.id]
         self.tenants.leave(entry.request)
@@ -76,6 +81,7 @@ class Fleet:
         self.load.release(entry.request)
         if self.overtaking:
             self.overtaking.ended(entry.request)
+        return Ended(entry.record(), finish, start, reason)
 
     def refit_some(self) -> None:
         """Some claims follow what finished requests have taught."""
@@ -89,8 +95,9 @@ class Fleet:
 
     # ---- workers ----
 
-    def attach(self, up: WorkerUp) -> Worker:
+    def attach(self, up: WorkerUp, now: float) -> Worker:
         self.known.first_worker(up.cost, up.slots)
+        self.staffed_at = now
         worker = self.workers[up.worker] = Worker(up, up.blocks)
         self.staff()
         return worker
@@ -103,6 +110,14 @@ class Fleet:
     def staff(self) -> None:
         """The workers, or what their rounds cost, have changed."""
         self.load.staff(self.workers.values(), self.draft_len)
+
+    def homeless(self) -> list[Entry]:
+        """Requests that no worker can hold."""
+        takers = [worker for worker in self.workers.values() if not worker.draining]
+        if max((worker.memory_tokens for worker in takers), default=0) >= self.largest:
+            return []
+        stopped = [entry for entry in self.entries.values() if entry.state is not State.RUNNING]
+        return [entry for entry in stopped if not any(worker.holds(entry) for worker in takers)]
 
     @property
     def slots(self) -> int:
@@ -135,14 +150,18 @@ class Fleet:
 
     def key(self, entry: Entry) -> Key:
         """Where it belongs among all others, by its class, tenant and claim as they are now."""
-        entry.claim = self.policy.claim(entry, self.known.round_s)
+        claim = self.policy.claim(entry, self.known.round_s)
+        if claim.level != entry.claim.level:
+            entry.changed = True
+        entry.claim = claim
         # A running request keeps its place against an equal claim: only a strictly higher one preempts.
         waits = entry.state is not State.RUNNING
         # Without preemption requests that have begun go first. Not those that ran last: with plans a round late two
         # would run alternately.
         new = entry.started is None and not self.policy.preemptive
         request = entry.request
-        claim = Claim(1, -1, request.arrival) if entry.overdue else entry.claim
+        if entry.overdue:
+            claim = Claim(1, -1, request.arrival)
         return (new, entry.of_class, entry.tenant, *claim, waits, request.arrival, request.id)
 
     def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
@@ -152,7 +171,7 @@ class Fleet:
         self.workers[home].to_forget.pop(entry.request.id, None)
         if move:
             entry.lose_kv()
-            entry.placement += 1
+            entry.next_placement()
         self.rank(entry)
 
     def displace(self, entry: Entry) -> None:

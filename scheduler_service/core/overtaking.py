@@ -61,8 +61,12 @@ class Overtaking:
             self._left[request.id] = left
 
     def ended(self, request: Request) -> None:
-        self._ahead[request.klass] -= self._left.pop(request.id)
+        klass = request.klass
+        self._ahead[klass] -= self._left.pop(request.id)
         del self._shared[request.id]
+        if len(self._due[klass]) > 2 * len(self._left) + 64:  # ended ones would stay until they are due
+            self._due[klass] = [one for one in self._due[klass] if one[1] in self._left]
+            heapq.heapify(self._due[klass])
 
     def overdue(self) -> Iterator[str]:
         """The live requests that have become so since this was asked last."""

@@ -206,20 +206,6 @@ class Record:
     deaths: int = 0  # of workers that ran it alone, one after the other
     probation: int = 0  # rounds until nobody suspects it any more of such a death
 
-    def goes_on(self, before: "Record") -> bool:
-        """Whether it differs from `before` in nothing but output, acceptance and key."""
-        return (
-            self.state is before.state
-            and self.placement == before.placement
-            and self.prefilled == before.prefilled
-            and self.perceptible == before.perceptible
-            and self.level == before.level
-            and self.preemptions == before.preemptions
-            and self.started == before.started
-            and self.deaths == before.deaths
-            and self.probation == before.probation
-        )
-
 
 @value
 class Changed:
@@ -230,19 +216,30 @@ class Changed:
 
 @value
 class Advanced:
-    """A round of it counts. A row of a report without this effect was stale: its tokens must be dropped."""
+    """A round of it counts, and its record changed. `start`: where the round's tokens begin in the output."""
 
     record: Record
     start: int
 
 
 @value
+class WentOn:
+    """Rounds of these requests count, and brought tokens. Since the record that was last made of each, nothing of it
+    has changed but output, acceptance and key. A row of a report that has neither this effect nor another with a
+    `start` was stale: its tokens must be dropped."""
+
+    ids: tuple[str, ...]
+
+
+@value
 class Ended:
-    """The last that is heard of it. With a round of its own, `start` says where that round's tokens begin."""
+    """The last that is heard of it. With a round of its own, `start` says where that round's tokens begin. `reason`: a
+    sentence for its client, if it failed for something that no row tells."""
 
     record: Record
     finish: Finish | None
     start: int | None = None
+    reason: str = ""
 
     @property
     def cut(self) -> bool:
@@ -250,7 +247,15 @@ class Ended:
         return self.finish is Finish.LENGTH and self.record.emitted >= self.record.request.max_tokens
 
 
-Effect = Changed | Advanced | Ended
+Effect = Changed | Advanced | WentOn | Ended
+
+
+def counted_ids(effect: Effect) -> tuple[str, ...]:
+    """The requests of which this effect says that a round of the report counts."""
+    if isinstance(effect, WentOn):
+        return effect.ids
+    return () if isinstance(effect, Changed) or effect.start is None else (effect.record.request.id,)
+
 
 # ---- decisions ----
 

@@ -7,22 +7,21 @@ import csv
 import gzip
 import io
 import json
-import math
 import operator
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, TextIO, TypeVar
 
-from scheduler_service.core.beliefs import Expected, Length
+from scheduler_service.core.beliefs import Expected
 from scheduler_service.core.types import Request, RequestClass
 from scheduler_service.predictor.features import of_category
 from scheduler_service.predictor.port import Features
+from scheduler_service.sim import fields
 
 MOST_TOKENS = 1_000_000  # of one request: more is a mistake in the file
-MOST_SECONDS = 1e9  # after the first arrival
 MOST_DRAFT = 64  # tokens of one draft
 
 T = TypeVar("T")
@@ -138,7 +137,7 @@ def write_workload(path: Path, jobs: Iterable[Job]) -> None:
                 "drafted": list(job.drafted),
                 "draft_len": job.draft_len,
                 "max_tokens": job.max_tokens,
-                "expected": expected_row(job.expected),
+                "expected": fields.expected_row(job.expected),
                 "class": job.klass.name.lower(),
                 "category": job.category,
                 "tenant": job.tenant,
@@ -209,101 +208,33 @@ def _job(where: str, id: str, row: Mapping[str, Any], arrivals: bool, lengths: b
 
     if arrivals and row.get("arrival_s") is None:
         raise WorkloadError(f"{where}: arrival_s: is missing")
-    draft_len = field("draft_len", _whole(1, MOST_DRAFT), 4)
+    draft_len = field("draft_len", fields.whole(1, MOST_DRAFT), 4)
     recorded: tuple[int, ...] = ()
-    accepted = field("accepted", _list_of(_whole(0, draft_len)), recorded)
-    drafted = field("drafted", _list_of(_whole(0, draft_len)), recorded)
+    accepted = field("accepted", fields.list_of(fields.whole(0, draft_len)), recorded)
+    drafted = field("drafted", fields.list_of(fields.whole(0, draft_len)), recorded)
     if drafted and (len(drafted) != len(accepted) or any(map(operator.gt, accepted, drafted))):
         raise WorkloadError(f"{where}: drafted: must hold as many rounds as accepted, none with fewer tokens")
-    prompt = field("prompt_tokens", _whole(0, MOST_TOKENS), 0) or field("prompt", _text_tokens, 0)
+    prompt = field("prompt_tokens", fields.whole(0, MOST_TOKENS), 0) or field("prompt", fields.text_tokens, 0)
     if not prompt:
         raise WorkloadError(f"{where}: prompt_tokens: is missing, and so is prompt")
-    output = field("output_tokens", _whole(1, MOST_TOKENS), 0) or sum(accepted) + len(accepted)
+    output = field("output_tokens", fields.whole(1, MOST_TOKENS), 0) or sum(accepted) + len(accepted)
     if lengths and not output:
         raise WorkloadError(
             f"{where}: output_tokens: is missing, and so is accepted; a simulation needs the true length"
         )
     return Job(
         id=id,
-        arrival_s=field("arrival_s", _seconds, 0.0),
+        arrival_s=field("arrival_s", fields.seconds, 0.0),
         prompt_tokens=prompt,
         output_tokens=output,
         accepted=accepted,
         draft_len=draft_len,
-        predicted_output_tokens=field("predicted_output_tokens", _whole(1, MOST_TOKENS), None),
-        klass=field("class", _klass, RequestClass.DEFAULT),
-        category=field("category", _text, ""),
-        tenant=field("tenant", _text, ""),
-        prompt=field("prompt", _text, ""),
+        predicted_output_tokens=field("predicted_output_tokens", fields.whole(1, MOST_TOKENS), None),
+        klass=field("class", fields.klass, RequestClass.DEFAULT),
+        category=field("category", fields.text, ""),
+        tenant=field("tenant", fields.text, ""),
+        prompt=field("prompt", fields.text, ""),
         drafted=drafted,
-        max_tokens=field("max_tokens", _whole(1, MOST_TOKENS), None),
-        expected=field("expected", expectation, None),
+        max_tokens=field("max_tokens", fields.whole(1, MOST_TOKENS), None),
+        expected=field("expected", fields.expectation, None),
     )
-
-
-def expected_row(expected: Expected | None) -> dict[str, float]:
-    row: dict[str, float] = {}
-    if expected is not None and expected.length is not None:
-        row |= {"median_tokens": math.exp(expected.length.location), "spread": expected.length.spread}
-    if expected is not None and expected.acceptance is not None:
-        row["acceptance"] = expected.acceptance
-    return {name: round(value, 4) for name, value in row.items()}
-
-
-def expectation(value: object) -> Expected:
-    """`median_tokens` with `spread` (of ln tokens), and `acceptance`, each optional."""
-    if not isinstance(value, Mapping) or not all(_is_number(number) and number >= 0 for number in value.values()):
-        raise ValueError("must be an object of numbers from 0: median_tokens, spread, acceptance")
-    length = None
-    if "median_tokens" in value:
-        if not (value["median_tokens"] >= 1 and value.get("spread", 0) > 0):
-            raise ValueError("median_tokens must be at least 1 and come with a spread above 0")
-        length = Length(math.log(value["median_tokens"]), value["spread"])
-    return Expected(length, value.get("acceptance"))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_SECONDS:
-        raise ValueError(f"{value!r:.40} is not a number of seconds from 0 to {MOST_SECONDS:g}")
-    return float(value)
-
-
-def _whole(low: int, high: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ValueError(f"{value!r} is not a whole number from {low} to {high}")
-        return value
-
-    return parse
-
-
-def _list_of(parse: Callable[[object], int]) -> Callable[[object], tuple[int, ...]]:
-    def parse_all(value: object) -> tuple[int, ...]:
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            raise ValueError(f"{value!r} is not a list")
-        return tuple(map(parse, value))
-
-    return parse_all
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text")
-    value.encode()  # half a surrogate pair is no text
-    return value
-
-
-def _text_tokens(value: object) -> int:
-    """Four bytes a token: a simulation needs no tokenizer."""
-    return -(-len(_text(value).encode()) // 4)
-
-
-def _klass(value: object) -> RequestClass:
-    names = [klass.name.lower() for klass in RequestClass]
-    if value not in names:
-        raise ValueError(f"{value!r} is none of {', '.join(names)}")
-    return RequestClass[str(value).upper()]

@@ -50,7 +50,7 @@ async def test_a_restarted_scheduler_is_followed_by_offset_and_the_client_sees_n
 async def test_a_scheduler_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.gateway.harness.BEAT_S", WAIT_S)
     async with stack() as (scheduler, link, client):
-        monkeypatch.setattr("gateway.connection.SILENT_S", 0.1)
+        monkeypatch.setattr("gateway.connection.SILENT_S", 0.5)
         task, submit = await begin(client, link)  # its last words
         link = await scheduler.link()
         assert (await link.next("follow")).request_id == submit.request_id
@@ -128,14 +128,14 @@ async def test_the_pause_has_an_end_and_who_is_told_to_try_again_finds_the_reque
 
 
 async def test_a_connection_in_time_ends_the_countdown() -> None:
-    async with stack(reconnect_timeout_s=0.3) as (scheduler, link, client):
+    async with stack(reconnect_timeout_s=1.5) as (scheduler, link, client):
         task, submit = await begin(client, link)
         link.cut.set()
         link = await scheduler.link()
         await link.next("follow")
         code = grpc.StatusCode.UNAVAILABLE.value[0]
-        await link.send(refusals=[{"request_id": submit.request_id, "code": code, "retry_after_s": 0.4}])
-        await link.next("follow")  # 0.4 s later: the stream is alive, or this would be its cancel
+        await link.send(refusals=[{"request_id": submit.request_id, "code": code, "retry_after_s": 2.0}])
+        await link.next("follow")  # 2 s later: the stream is alive, or this would be its cancel
         await link.delta(submit, 0, [40], ending=ending())
         await finish(task)
 

@@ -191,9 +191,9 @@ async def test_a_client_that_hangs_up_on_a_detached_request_leaves_it_running() 
 
 
 async def test_a_deadline_goes_to_the_scheduler_and_holds_here_too() -> None:
-    async with stack(request_timeout_s=0.2) as (_, link, client):
+    async with stack(request_timeout_s=1.0) as (_, link, client):
         task, submit = await begin(client, link)
-        assert 0 < submit.timeout_s <= 0.2
+        assert 0 < submit.timeout_s <= 1.0
         with pytest.raises(DeadlinePassed):
             await finish(task)
         assert (await link.next("cancel")).request_id == submit.request_id
@@ -202,8 +202,8 @@ async def test_a_deadline_goes_to_the_scheduler_and_holds_here_too() -> None:
 async def test_a_calls_own_deadline_is_the_requests() -> None:
     async with stack() as (_, link, client):
         long, distant = await begin(client, link)
-        short, near = await begin(client, link, timeout_s=2.0)
-        assert 0 < near.timeout_s < 3 < 3000 < distant.timeout_s
+        short, near = await begin(client, link, timeout_s=WAIT_S)
+        assert 0 < near.timeout_s < 2 * WAIT_S < 3000 < distant.timeout_s
         long.cancel()
         short.cancel()
 

@@ -129,3 +129,11 @@ def test_what_ended_is_no_work_ahead() -> None:
     account.arrived(request("gone"), 50)
     account.ended(request("gone"))
     assert account.arrived(request("next"), 3) == 3
+
+
+def test_ended_requests_take_no_memory_until_they_would_be_due() -> None:
+    overtaking = Overtaking(20)
+    for number in range(1000):
+        overtaking.arrived(request(f"r{number}"), 100)
+        overtaking.ended(request(f"r{number}"))
+    assert sum(map(len, overtaking._due.values())) < 100

@@ -31,13 +31,14 @@ def reproduce(folder: Path, jobs: int = 1, **rest: Any) -> dict[str, Any]:
 
 
 def test_it_writes_figures_page_and_plots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(paper, "QUICK", TINY)
     bench_paper(monkeypatch, "--quick", "--out", tmp_path)
     page = (tmp_path / "paper.md").read_text()
-    assert "12 requests a seed, seeds 1 to 2" in page
+    assert "4 requests a seed, seeds 1 to 2" in page
     for plot in ("latency", "gain", "ablations", "map"):
         assert f"(paper/{plot}.svg)" in page
         assert "<svg" in (tmp_path / "paper" / f"{plot}.svg").read_text()
-    assert json.loads((tmp_path / "paper" / "results.json").read_text())["settings"]["scale"]["requests"] == 12
+    assert json.loads((tmp_path / "paper" / "results.json").read_text())["settings"]["scale"]["requests"] == 4
 
 
 def test_the_page_is_made_anew_from_its_figures(
