@@ -1,5 +1,5 @@
-"""What the service learns from finished requests. It is asked when a request is submitted, and told when one ends. Models
-are fitted and stored in the background. It decides nothing, and holds up no step."""
+"""What the service learns from finished requests. It is asked when a request is submitted, and told when one ends. Its
+models are fitted and stored in the background. It decides nothing, and holds up no step."""
 
 import asyncio
 import copy
