@@ -1,4 +1,4 @@
-"""Between the wire's messages and the core's data. No state, no decisions."""
+"""Turns messages of the links into the core's data, and back. No state lives here, and no decision."""
 
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
