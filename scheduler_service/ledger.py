@@ -79,9 +79,10 @@ class Ledger:
         self._join(id, self.live[id], outbox)
 
     def _join(self, id: str, tracked: Tracked, outbox: GatewayOutbox, *, behind: bool = False) -> None:
-        tracked.followers[outbox] = not behind
-        outbox.follows.add(id)
-        self._orphans.pop(id, None)
+        if not outbox.gone:  # it may have gone while its answer was written
+            tracked.followers[outbox] = not behind
+            outbox.follows.add(id)
+            self._orphans.pop(id, None)
 
     def leave(self, outbox: GatewayOutbox) -> None:
         """This gateway was lost."""

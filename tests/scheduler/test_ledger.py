@@ -166,6 +166,18 @@ async def test_a_request_that_ends_while_its_output_is_repeated_is_told_to_its_e
     assert not outbox.follows
 
 
+async def test_a_gateway_that_is_lost_while_output_is_repeated_to_it_follows_no_longer() -> None:
+    """Else its request would never be an orphan, and its messages would pile up."""
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=3 * AT_ONCE)
+    book.follow_later("a", 0, outbox)
+    telling = asyncio.create_task(book.was_read("a", None))
+    await asyncio.sleep(0)
+    book.leave(outbox)
+    await telling
+    assert not book.live["a"].followers
+
+
 async def test_a_request_that_no_gateway_wants_is_named_once_after_a_while() -> None:
     book, lost, other = Book(), GatewayOutbox(), GatewayOutbox()
     for id in ("orphan", "followed", "detached"):
