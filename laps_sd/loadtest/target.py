@@ -8,7 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from laps_sd.client import HTTPS, Client, finish_reason
+from laps_sd.client import HTTPS, Client
+from laps_sd.completion import finish_reason
 from laps_sd.loadtest.plan import Planned, Words
 from laps_sd.loadtest.record import Record
 from protos.errors import RequestError
