@@ -1,1 +1,1 @@
-"""The front door: validation, text <-> tokens, the public gRPC API. Never queue state, never a model's weights."""
+"""The front door: access, validation, text to tokens and back, the public gRPC interface. No queue, no weights."""

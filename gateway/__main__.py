@@ -1,10 +1,11 @@
-"""`python -m gateway`: settings, logs, signals. What is served is put together in app.py."""
+"""`python -m gateway`: settings, logs, signals. app.py puts together what is served."""
 
 import asyncio
 import sys
 
 from gateway.app import running, write_ready_file
 from gateway.config import Settings
+from gateway.garbage import search_all_when_cheap, search_young_objects_only
 from protos.serving import configure_logs, stop_signals
 from protos.settings import read
 
@@ -12,17 +13,20 @@ from protos.settings import read
 async def serve(settings: Settings) -> None:
     log = configure_logs("gateway", settings.log_level)
     async with stop_signals() as stopping, running(settings) as gateway:
+        search_young_objects_only()
+        searching = asyncio.create_task(search_all_when_cheap(lambda: len(gateway.link.feeds)), name="garbage")
         log.info("listening", grpc=gateway.grpc, http=gateway.http)
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, gateway)
         await stopping.wait()
         log.info("draining", live=len(gateway.link.feeds))
         await gateway.drain(settings.drain_s)
+        searching.cancel()
     log.info("stopped")
 
 
 def main() -> None:
-    # What the person at the keyboard can mend is a sentence, not a traceback.
+    # A port that is taken is no bug: the user gets a sentence, not a traceback.
     try:
         asyncio.run(serve(read(Settings, "gateway")))
     except OSError as error:

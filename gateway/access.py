@@ -1,5 +1,5 @@
-"""Who may make which call, and how many at a time: decided before a message is read, for every service of the port.
-Knows no requests."""
+"""Who may make which call, and how many calls at a time. An interceptor decides it for every service of a port, before
+a message is read. It knows nothing of requests."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -16,17 +16,17 @@ from protos.serving import abort
 caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)  # of the call that is being answered
 
 _INFERENCE = "/laps_sd.v1.Inference/"
-# What a port serves, and the right that each call needs.
+# The calls that a port serves, and the right that each needs.
 OWN = {_INFERENCE + name: Right.GENERATE for name in ("Generate", "Resume", "Cancel", "GetRequest")}
 ADMIN = {_INFERENCE + name: Right.ADMIN for name in ("Stats", "ListRequests", "Cancel", "GetRequest")}
-_OPEN = ("/grpc.health.v1.", "/grpc.reflection.")  # no secrets: the interface is in the repository
+_OPEN = ("/grpc.health.v1.", "/grpc.reflection.")  # need no key: they tell nothing secret
 
 
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
-    """Admits to `calls` alone, so that a new call is served nowhere until somebody says who may make it."""
+    """Refuses every call that is not in `calls`. So a new method is served nowhere until it is listed with a right."""
 
     def __init__(self, keys: Keys | None, calls: Mapping[str, Right], most: int) -> None:
-        """Without keys whoever reaches the port may make all of its calls. `most`: of all callers, at a time."""
+        """Without `keys` every caller may make all calls of the port. `most`: calls at a time, of all callers."""
         self._keys, self._calls = keys, calls
         self._shares = Shares(most, "calls", RETRY_AFTER_MS)
 
@@ -42,8 +42,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
         return handler and self._counted(handler, who if self._keys else None)
 
     def _counted(self, handler: grpc.RpcMethodHandler, who: Caller | None) -> grpc.RpcMethodHandler:
-        """Of whatever kind the call is, it counts from its beginning: its message may never come. Who has no key is
-        known by its address."""
+        """Count a call of any kind from its beginning, since its message may never come. Callers with a key share by
+        tenant, others by address."""
 
         async def call(requests: Any, context: Any) -> None:
             try:
@@ -77,7 +77,7 @@ async def _answer(handler: grpc.RpcMethodHandler, requests: Any, context: Any) -
 
 
 def _refusal(error: RequestError) -> grpc.RpcMethodHandler:
-    """Answers a call of whatever kind without reading a message of it."""
+    """A handler that refuses a call of any kind without reading a message of it."""
 
     async def refuse(requests: Any, context: Any) -> None:
         await abort(context, error)

@@ -1,4 +1,4 @@
-"""What is counted of one answer while it streams, and how it ends. No text, no RPC."""
+"""The figures of one answer while it streams, and how it ends. No text and no RPC live here."""
 
 import time
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _FINAL = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH, types_pb
 
 @dataclass(slots=True)
 class Answer:
-    """Times are of the monotonic clock, in seconds."""
+    """`started` is on the monotonic clock, in seconds; `ttft_s` is the time from there to the first token."""
 
     started: float = field(default_factory=time.monotonic)
     ttft_s: float | None = None
@@ -24,7 +24,7 @@ class Answer:
     ending: gateway_link_pb2.Ending | None = None
 
     def add(self, batch: Batch) -> None:
-        """Raises DeadlinePassed or Failed if the batch ends the request in a way that is a status."""
+        """Raises DeadlinePassed or Failed if the batch ends the request in a way that is a status, no answer."""
         if batch.tokens and self.ttft_s is None:
             self.ttft_s = time.monotonic() - self.started
         self.tokens += len(batch.tokens)

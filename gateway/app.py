@@ -1,4 +1,4 @@
-"""One running gateway: binds, links, drains. Each part lives in its own file."""
+"""Puts one gateway together and runs it: ports, the link, draining. Its parts live in their own files."""
 
 import asyncio
 import json
@@ -20,13 +20,14 @@ from protos.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 OTHER_FIELDS_BYTES = 64 << 10  # of a request, beside its prompt
-CALLS_PER_REQUEST = 2  # of one connection, for each live request: enough to be told that there are too many
-STOP_GRACE_S = 1.0  # for streams that outlived the drain to be told, and for the last words to the scheduler
+CALLS_PER_REQUEST = 2  # calls that one connection may have open, for each live request: so that a call too many is
+# still answered, with RESOURCE_EXHAUSTED
+STOP_GRACE_S = 1.0  # for telling the streams that outlive the drain, and for sending the last messages to the scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """`grpc`, `http` and `admin`: the bound HOST:PORTs; `admin` is None without a port of its own."""
+    """`grpc`, `http` and `admin` are the bound HOST:PORTs; `admin` is None if there is no separate admin port."""
 
     grpc: str
     http: str
@@ -36,7 +37,7 @@ class Gateway:
     server: Server
 
     async def drain(self, timeout_s: float) -> None:
-        """Not ready any more; running streams may end within `timeout_s`."""
+        """Stop being ready, and give running streams `timeout_s` to end."""
         self.service.draining = True
         await self.server.set_ready(False)
         await self.service.drain(timeout_s, STOP_GRACE_S)
@@ -74,8 +75,9 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         if settings.admin_port is not None:
             admin_port = await admin.start(settings.admin_host, settings.admin_port)
             admin_at = address(settings.admin_host, admin_port)
-        async with asyncio.TaskGroup() as tasks:  # a link that fails ends the gateway: its starter starts it again
+        async with asyncio.TaskGroup() as tasks:  # if the link fails the gateway ends, and is started again
             linking = tasks.create_task(link.run(), name="scheduler link")
+            measuring = tasks.create_task(metrics.measure_loop_lag(), name="loop lag")
             try:
                 http_at = address(settings.admin_host, http_port)
                 yield Gateway(address(settings.host, grpc_port), http_at, admin_at, service, link, server)
@@ -83,12 +85,13 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 await asyncio.gather(server.stop(STOP_GRACE_S), admin.stop(0))
                 await link.scheduler.flush(STOP_GRACE_S)
                 linking.cancel()
+                measuring.cancel()
     finally:
         metrics.stop()
 
 
 def make_server(settings: Settings, calls: Mapping[str, Right]) -> Server:
-    """A port of the public interface that serves `calls`."""
+    """A server of the public interface. `calls`: the methods that it serves, and the right that each needs."""
     max_calls = 2 * CALLS_PER_REQUEST * settings.max_requests
     return Server(
         [SERVICE],
@@ -102,7 +105,7 @@ def make_server(settings: Settings, calls: Mapping[str, Right]) -> Server:
 
 
 def write_ready_file(path: Path, gateway: Gateway) -> None:
-    """Whole or not at all: whoever polls for the file never reads half of it."""
+    """The file appears whole: a program that polls for it never reads half of it."""
     draft = path.with_name(path.name + ".tmp")
     draft.write_text(json.dumps({"grpc": gateway.grpc, "http": gateway.http, "admin": gateway.admin}))
     os.replace(draft, path)

@@ -1,4 +1,4 @@
-"""The gateway's settings: environment `LAPS_SD_GATEWAY_*` and command line, checked at the start. No logic."""
+"""The gateway's settings, from the environment (`LAPS_SD_GATEWAY_*`) and the command line, checked at the start."""
 
 from pathlib import Path
 from typing import Self
@@ -12,7 +12,7 @@ from gateway.keys import Keys
 from protos.settings import Addresses, ServiceSettings, is_loopback
 from protos.tls import Files, Tls
 
-RETRY_AFTER_MS = 1000  # hint to a client that the gateway itself refuses
+RETRY_AFTER_MS = 1000  # the hint to a client that the gateway itself refuses: when to try again
 
 
 class Settings(ServiceSettings):
@@ -73,11 +73,12 @@ class Settings(ServiceSettings):
 
     @property
     def metrics_tls(self) -> Tls | None:
-        """HTTP knows no keys of ours: who reads metrics from elsewhere shows a certificate of the CA."""
+        """API keys are for gRPC only: whoever reads the metrics from another machine shows a certificate of the CA."""
         return self.tls if self.tls and not is_loopback(self.admin_host) else None
 
     def lacks(self) -> str:
-        """Clients are told apart by keys, which nobody else may read on their way."""
+        """What a public port needs and does not have, as a sentence; empty if nothing. Clients are told apart by keys,
+        and without TLS anybody on the way could read them."""
         if self.api_keys is None:
             return "set --api-keys FILE (`laps-sd key new` makes its lines) and --cert, --key or --tls.cert, --tls.key"
         if not (self.cert or self.tls):
@@ -85,6 +86,6 @@ class Settings(ServiceSettings):
         return ""
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """For the public port, which any client may connect to; None: plaintext. Raises ValueError."""
+        """Credentials of the public port, to which any client may connect; None: plaintext. Raises ValueError."""
         cert, key = (self.cert, self.key) if self.cert else (self.tls.cert, self.tls.key)
         return Files(None, cert, key).server_credentials(mutual=False) if cert and key else None

@@ -1,7 +1,7 @@
-"""Who calls: API keys in a file, hashed. No RPC lives here, and no key is ever kept.
+"""API keys in a file, hashed: they say which tenant calls, with which rights. No RPC lives here; no key is ever kept.
 
-A line for each key: ID TENANT RIGHTS SHA256, rights with commas between; `#` begins a comment. A key is 256 random
-bits, which nobody guesses however fast a guess is: a slow hash would only help to keep the gateway busy.
+Each line is ID TENANT RIGHTS SHA256, the rights separated by commas; `#` begins a comment. A key is 256 random bits,
+too many to guess at any speed. So the hash is a fast one: a slow hash would only let strangers keep the gateway busy.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _LINE = re.compile(r"(?P<id>[0-9a-f]{8}) (?P<tenant>\S+) (?P<rights>[a-z,]+) (?P
 
 class Right(StrEnum):
     GENERATE = "generate"  # requests of one's own tenant
-    ADMIN = "admin"  # figures of the whole service, and everybody's requests
+    ADMIN = "admin"  # figures of the whole service, and requests of every tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Caller:
         return tenant == self.tenant or Right.ADMIN in self.rights
 
 
-ANYBODY = Caller(DEFAULT_TENANT, frozenset(Right))  # where no keys are asked for
+ANYBODY = Caller(DEFAULT_TENANT, frozenset(Right))  # the caller where no keys are configured
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Entry:
     sha256: str
 
 
-_NOBODY = Entry(Caller("", frozenset()), "0" * 64)  # compared with where the id is unknown, so that it takes as long
+_NOBODY = Entry(Caller("", frozenset()), "0" * 64)  # stands in for an unknown id, so that refusing it takes as long
 
 
 def new_key(tenant: str, rights: Iterable[Right]) -> tuple[str, str]:
-    """A key, and the line that knows it. Raises ValueError for a name that is none."""
+    """A new key, and the line for the file. Raises ValueError if `tenant` is no valid name."""
     if not _TENANT.fullmatch(tenant):
         raise ValueError(f"tenant: {_TENANT_RULE}")
     id = secrets.token_hex(4)
@@ -58,10 +58,10 @@ def new_key(tenant: str, rights: Iterable[Right]) -> tuple[str, str]:
 
 
 class Keys:
-    """The keys of one file, read again whenever it changes."""
+    """The keys of one file, which is read again when it changes."""
 
     def __init__(self, file: Path) -> None:
-        """Raises ValueError if the file is of no use."""
+        """Raises ValueError if the file cannot be read or has a wrong line."""
         self._file = file
         self._entries = Watched([file], self._load)
 
@@ -86,7 +86,7 @@ class Keys:
 
 
 def _entries(text: str) -> dict[str, Entry]:
-    """By id. Raises ValueError that names the line's number, not what it holds."""
+    """The entries by id. Raises ValueError, which names the line by its number and never repeats its text."""
     entries: dict[str, Entry] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not (words := line.partition("#")[0].split()):

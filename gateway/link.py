@@ -2,7 +2,7 @@
 said for it, stream_states.py decides; how the connection is kept, connection.py."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import structlog
 
@@ -17,7 +17,8 @@ from protos.tls import Tls
 from protos.v1 import types_pb2
 
 QUEUE_PER_REQUEST = 4  # messages that may wait to be sent, for each live request
-AT_ONCE = 16  # streams told of something before the event loop takes its next turn
+AT_ONCE = 16  # streams that are handled in one turn of the event loop: each wakes a call that makes text of tokens
+DELTAS_AT_ONCE = 256  # the same for deltas, which may all be of one stream
 
 
 class Link:
@@ -53,6 +54,7 @@ class Link:
         self._on_ready = on_ready
         self._link_number = 0
         self._give_up: asyncio.TimerHandle | None = None
+        self._giving_up: asyncio.Future[None] | None = None  # kept, since the event loop does not keep it
         self._patient_until = 0.0  # until then a stream that is older than the link is not refused, but asked for again
         self._log = structlog.get_logger()
 
@@ -127,13 +129,18 @@ class Link:
             self._tell(feed, Event.HANG_UP)
         return True
 
-    def give_up(self, error: RequestError) -> None:
+    async def give_up(self, error: RequestError) -> None:
         """Tell the client of every live stream; the requests run on."""
-        for feed in self._every_feed():
-            self._tell(feed, Event.GIVE_UP, error)
+        async for feeds in self._every_feed():
+            for feed in feeds:
+                self._tell(feed, Event.GIVE_UP, error)
 
-    def _every_feed(self) -> list[Feed]:
-        return [feed for feeds in self.feeds.values() for feed in feeds]
+    async def _every_feed(self) -> AsyncIterator[list[Feed]]:
+        """The live streams, a few in each turn of the event loop."""
+        everything = [feed for feeds in self.feeds.values() for feed in feeds]
+        for start in range(0, len(everything), AT_ONCE):
+            yield [feed for feed in everything[start : start + AT_ONCE] if feed.life.live]
+            await asyncio.sleep(0)
 
     # What is said.
 
@@ -163,10 +170,8 @@ class Link:
         self._link_number += 1
         self._stop_countdown()
         self._patient_until = asyncio.get_running_loop().time() + self._reconnect_timeout_s
-        feeds = self._every_feed()
-        for start in range(0, len(feeds), AT_ONCE):
-            self._introduce([feed for feed in feeds[start : start + AT_ONCE] if feed.life.live])
-            await asyncio.sleep(0)
+        async for feeds in self._every_feed():
+            self._introduce(feeds)
 
     def _introduce(self, feeds: Sequence[Feed]) -> None:
         """Their follows go in one message: a message for each would keep a new leader from its work."""
@@ -190,7 +195,8 @@ class Link:
         await self._set_ready(False)
 
     def _lost(self) -> None:
-        self.give_up(NotServing(f"the scheduler could not be reached for {self._reconnect_timeout_s:g} s"))
+        error = NotServing(f"the scheduler could not be reached for {self._reconnect_timeout_s:g} s")
+        self._giving_up = asyncio.ensure_future(self.give_up(error))
 
     def _stop_countdown(self) -> None:
         if self._give_up is not None:
@@ -202,18 +208,27 @@ class Link:
     async def _receive(self, message: gateway_link_pb2.ToGateway) -> None:
         if message.HasField("serving"):
             await self._serve(message.serving)
+        told = 0
         for request_id in message.accepted:
             for feed in self.feeds.get(request_id, []).copy():
                 self._tell(feed, Event.ACCEPT)
+            told = await _pause(told + 1)
         for refusal in message.refusals:
             for feed in self.feeds.get(refusal.request_id, []).copy():
                 self._refuse(feed, refusal)
-        for delta in message.deltas:
+            told = await _pause(told + 1)
+        last = ""
+        for count, delta in enumerate(message.deltas, 1):
             for feed in self.feeds.get(delta.request_id, []).copy():
-                if messages := feed.put(delta):
-                    self._log.warning("delta_gap", request_id=delta.request_id, at=feed.received, got=delta.start)
-                    self._say(feed, messages)
-                self._forget_if_over(feed)
+                self._put(feed, delta)
+            told, last = told + (delta.request_id != last), delta.request_id
+            told = await _pause(AT_ONCE if count % DELTAS_AT_ONCE == 0 else told)
+
+    def _put(self, feed: Feed, delta: gateway_link_pb2.Delta) -> None:
+        if messages := feed.put(delta):
+            self._log.warning("delta_gap", request_id=delta.request_id, at=feed.received, got=delta.start)
+            self._say(feed, messages)
+        self._forget_if_over(feed)
 
     def _refuse(self, feed: Feed, refusal: gateway_link_pb2.Refusal) -> None:
         error = from_code(refusal.code, refusal.message, round(refusal.retry_after_s * 1000))
@@ -245,6 +260,14 @@ class Link:
             self.ready = ready
             self._log.info("readiness", ready=ready)
             await self._on_ready(ready)
+
+
+async def _pause(told: int) -> int:
+    """Let others run if enough streams were told of something in this turn of the event loop. Returns how many were."""
+    if told < AT_ONCE:
+        return told
+    await asyncio.sleep(0)
+    return 0
 
 
 def _taken(request_id: str) -> DuplicateRequest:

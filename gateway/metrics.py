@@ -1,8 +1,10 @@
-"""What Prometheus sees of the gateway: vLLM's names with the prefix `laps_sd_`. Counts only; decides nothing."""
+"""The gateway's Prometheus metrics, under vLLM's names with the prefix `laps_sd_`. Nothing is decided here."""
 
+import asyncio
 import socket
 import ssl
 import threading
+import time
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -10,10 +12,13 @@ from wsgiref.types import WSGIApplication
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
+from gateway.answer import Answer
 from protos.serving import address
+from protos.times import seconds
 from protos.tls import Tls
 
-SILENT_S = 10.0  # a connection that says nothing for so long is closed
+SILENT_S = 10.0  # a connection that sends nothing for so long is closed
+LAG_EVERY_S = 0.1
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -43,14 +48,43 @@ class Metrics:
         self.queue_time = histogram("request_queue_time_seconds", "From submission to the first round")
         self.ttft = histogram("time_to_first_token_seconds", "From the call to the first output token")
         self.e2e = histogram("e2e_request_latency_seconds", "From the call to its end")
+        self.loop_lag = histogram(
+            "event_loop_lag_seconds", f"How late a timer fires that is set every {LAG_EVERY_S:g} s", _PER_TOKEN_S
+        )
         self.tpot = histogram(
             "request_time_per_output_token_seconds", "(e2e - ttft) / (output tokens - 1)", _PER_TOKEN_S
         )
 
+    def finished(self, answer: Answer, prompt_tokens: int) -> None:
+        """Count a request whose answer is whole."""
+        final = answer.final(prompt_tokens)
+        self.success.labels(answer.finish_reason).inc()
+        self.prompt_tokens.inc(prompt_tokens)
+        self.generation_tokens.inc(answer.tokens)
+        self.preemptions.inc(final.preemptions)
+        self.num_drafts.inc(final.spec_decode.num_drafts)
+        self.num_draft_tokens.inc(final.spec_decode.num_draft_tokens)
+        self.num_accepted_tokens.inc(final.spec_decode.num_accepted_tokens)
+        self.queue_time.observe(seconds(final.queue_time))
+        e2e_s = time.monotonic() - answer.started
+        self.e2e.observe(e2e_s)
+        if answer.ttft_s is not None:
+            self.ttft.observe(answer.ttft_s)
+            if answer.tokens > 1:
+                self.tpot.observe((e2e_s - answer.ttft_s) / (answer.tokens - 1))
+
+    async def measure_loop_lag(self) -> None:
+        """Until cancelled. A timer is late by as long as one turn of the event loop lasts."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            self.loop_lag.observe(max(0.0, loop.time() - due))
+
     def serve(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Serve /metrics from a thread; returns the bound port. Raises OSError if the port is taken.
 
-        With `tls` to who shows a certificate of its CA; its files are read once.
+        With `tls` a reader must show a certificate of its CA. The files of `tls` are read once.
         """
         try:
             self._server = _Server(host.strip("[]"), port, make_wsgi_app(self.registry), tls)
@@ -60,7 +94,7 @@ class Metrics:
         return int(self._server.server_port)
 
     def stop(self) -> None:
-        """Not waited for: the server's loop looks for its end only twice a second."""
+        """In a thread that nobody waits for: the server checks only twice a second whether it is to end."""
         threading.Thread(target=self._close, name="metrics stop").start()
 
     def _close(self) -> None:
@@ -69,7 +103,7 @@ class Metrics:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, in which it also shakes hands: a stranger who says nothing holds up nobody."""
+    """One thread for each connection, TLS handshake included: a connection that sends nothing holds up no other."""
 
     daemon_threads = True
 
@@ -91,9 +125,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         return connection, peer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A stranger's broken connection is no news."""
+        """A broken connection is not worth a log line."""
 
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape is no news."""
+        """A scrape is not worth a log line."""

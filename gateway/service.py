@@ -1,9 +1,8 @@
-"""laps_sd.v1.Inference: what the public calls do. The link, text and validation live beside it."""
+"""The calls of the public interface, laps_sd.v1.Inference. Validation, text and the link live in files of their own."""
 
 import asyncio
 import functools
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar
@@ -34,19 +33,18 @@ from protos.errors import (
 )
 from protos.idempotence import REQUEST_ID
 from protos.serving import abort, trace
-from protos.times import seconds
 from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context: TypeAlias = Any  # grpc.aio.ServicerContext: grpc is not typed
-TURNS = max(1, (os.cpu_count() or 1) // 2)  # long inputs of a tenant encoded at a time: a megabyte takes some seconds
+ENCODERS = max(1, (os.cpu_count() or 1) // 2)  # long inputs of one tenant encoded at a time; a megabyte takes seconds
 STOPPED = "the gateway stopped before the answer was whole"
 Handler = Callable[["Inference", Request, Context], Awaitable[Response]]
 
 
 def answers_errors(handler: Handler[Request, Response]) -> Handler[Request, Response]:
-    """The one place where an exception becomes a status."""
+    """The one place where an exception becomes a gRPC status."""
 
     @functools.wraps(handler)
     async def call(self: "Inference", request: Request, context: Context) -> Response:
@@ -75,20 +73,21 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         self._link = link
         self._metrics = metrics
         self._streams = Shares(settings.max_requests, "streams of this gateway", RETRY_AFTER_MS)
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant, while in use
+        self._encoders: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant, while in use
         self._running: set[asyncio.Task[Any] | None] = set()
-        self._stalled = 0  # of them: nothing is kept for them, but the chunk that their client does not read
+        self._stalled = 0  # calls among them that were cut off and wait for their client to read the last chunk
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def drain(self, timeout_s: float, grace_s: float) -> None:
-        """Take nothing new; running streams may end within `timeout_s`, those that do not are told within `grace_s`."""
+        """Take no new calls, and give running streams `timeout_s` to end. Those that do not end have `grace_s` to tell
+        their clients so."""
         self.draining = True
         if not await self._idle_within(timeout_s):
             self.log.warning("drain_timed_out", live=len(self._running))
-            self._link.give_up(NotServing(STOPPED))
+            await self._link.give_up(NotServing(STOPPED))
             if not await self._idle_within(grace_s):
-                self.over = True  # those that ask the scheduler something, or write to whoever does not read
+                self.over = True  # these calls wait for the scheduler, or for a client that does not read
                 for call in filter(None, self._running):
                     call.cancel()
 
@@ -99,8 +98,8 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             return False
         return True
 
-    # Coroutines that write, and no async generators: grpc.aio cancels them as soon as the client hangs up, even while a
-    # write waits for a slow reader.
+    # Handlers are coroutines that write, not async generators: grpc.aio cancels a coroutine as soon as its client hangs
+    # up, even while a write waits for a slow reader.
     @answers_errors
     async def Generate(  # type: ignore[override] # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -108,7 +107,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         async with self._stream():
             model = self._model(ready=True)
             timeout_s = self._timeout_s(context)
-            turns = self._turns.setdefault(tenant := caller.get().tenant, asyncio.Semaphore(TURNS))
+            encoders = self._encoders.setdefault(tenant := caller.get().tenant, asyncio.Semaphore(ENCODERS))
             try:
                 async with asyncio.timeout(timeout_s):
                     submit = await validate.submission(
@@ -117,7 +116,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                         tenant=tenant,
                         timeout_s=timeout_s,
                         max_input_bytes=self._settings.max_input_bytes,
-                        turns=turns,
+                        encoders=encoders,
                     )
             except TimeoutError:
                 raise DeadlinePassed(f"not even begun within {timeout_s:g} s") from None
@@ -135,7 +134,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _stream(self) -> AsyncIterator[None]:
-        """Counts it, while it runs and how it ended. Raises QueueFull."""
+        """Count a streaming call while it runs, and how it ended. Raises QueueFull if there are too many."""
         self._running.add(call := asyncio.current_task())
         self._idle.clear()
         status = grpc.StatusCode.CANCELLED
@@ -144,7 +143,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             if max(running, len(self._link.feeds) + 1) > self._settings.max_requests:
                 problem = f"{self._settings.max_requests} live requests at this gateway"
                 raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
-            # Without keys there are no tenants to tell apart.
+            # Without keys all callers are one tenant, and have nobody to share with.
             with self._streams.place(caller.get().tenant) if self._settings.api_keys else nullcontext():
                 yield
             status = grpc.StatusCode.OK
@@ -158,7 +157,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                 self._idle.set()
 
     def _model(self, *, ready: bool = False) -> TextModel:
-        """`ready`: a worker must serve. Raises NotServing."""
+        """The model that requests are encoded for. `ready`: a worker must be there to run it. Raises NotServing."""
         model = self._link.model
         if self.draining or model is None or (ready and not self._link.ready):
             raise NotServing("draining" if self.draining else "no warmed worker", retry_after_ms=RETRY_AFTER_MS)
@@ -170,7 +169,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         return most_s if remaining_s is None else min(remaining_s, most_s)
 
     async def _answer(self, feed: Feed, model: TextModel, context: Context, timeout_s: float, offset: int = 0) -> None:
-        """Write the stream from token `offset` on. The text before it is made as well: the rest depends on it."""
+        """Write the stream from output token `offset` on. The text before it is made too: the rest depends on it."""
         answer, submit = Answer(), feed.submit
         prompt_tokens = len(submit.prompt)
         log = self.log.bind(request_id=feed.request_id)
@@ -191,15 +190,15 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                 async with asyncio.timeout_at(deadline):
                     batch = await self._link.take(feed)
                 answer.add(batch)
-                detokenizer.push(batch.skip(offset))
+                await detokenizer.push_in_turns(batch.skip(offset))
                 if not batch.tokens and batch.ending is None:
                     continue
                 if batch.start < offset:
-                    # Or the client made it up. That cannot be told from tokens that were sent and lost.
+                    # Either tokens that the client got are lost, or it made the offset up: they look the same.
                     raise Lost(f"the answer ended at token {batch.start}, offset {offset} is beyond it")
                 chunk = inference_pb2.GenerateResponse(
                     request_id=feed.request_id,
-                    text=detokenizer.push(batch.tokens),
+                    text=await detokenizer.push_in_turns(batch.tokens),
                     token_ids=batch.tokens,
                     offset=batch.start,
                     rounds=batch.rounds,
@@ -214,14 +213,14 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         finally:
             self._link.leave(feed)
             log.info("ended", **answer.summary())
-        self._count(answer, prompt_tokens)
+        self._metrics.finished(answer, prompt_tokens)
 
     async def _write(
         self, context: Context, chunk: inference_pb2.GenerateResponse, feed: Feed, deadline: float
     ) -> None:
-        """Waits while the client does not read: HTTP/2 takes no more. If that lasts too long the request is left to
-        itself; the client is told when it reads again, since no status can overtake the chunk, nor can that be taken
-        back. Raises QueueFull; TimeoutError if its deadline passed meanwhile."""
+        """Write a chunk. While the client does not read, HTTP/2 takes no more and the write waits. If that lasts too
+        long the stream is left. The client hears of it when it reads again: no status can overtake the chunk,
+        and the chunk cannot be taken back. Raises QueueFull; TimeoutError if the deadline passed meanwhile."""
         loop, cut = asyncio.get_running_loop(), False
 
         def cut_off() -> None:
@@ -240,23 +239,6 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             raise QueueFull(f"nothing was read for {self._settings.stalled_s:g} s; {more}, if it was to run on")
         if cut:
             raise TimeoutError
-
-    def _count(self, answer: Answer, prompt_tokens: int) -> None:
-        metrics, final = self._metrics, answer.final(prompt_tokens)
-        metrics.success.labels(answer.finish_reason).inc()
-        metrics.prompt_tokens.inc(prompt_tokens)
-        metrics.generation_tokens.inc(answer.tokens)
-        metrics.preemptions.inc(final.preemptions)
-        metrics.num_drafts.inc(final.spec_decode.num_drafts)
-        metrics.num_draft_tokens.inc(final.spec_decode.num_draft_tokens)
-        metrics.num_accepted_tokens.inc(final.spec_decode.num_accepted_tokens)
-        metrics.queue_time.observe(seconds(final.queue_time))
-        e2e_s = time.monotonic() - answer.started
-        metrics.e2e.observe(e2e_s)
-        if answer.ttft_s is not None:
-            metrics.ttft.observe(answer.ttft_s)
-            if answer.tokens > 1:
-                metrics.tpot.observe((e2e_s - answer.ttft_s) / (answer.tokens - 1))
 
     @answers_errors
     async def Cancel(  # noqa: N802
@@ -301,6 +283,6 @@ def _required_id(request_id: str) -> str:
 
 
 def _own(request_id: str, tenant: str) -> None:
-    """Another tenant's request is as unknown as one that never was."""
+    """Raises UnknownRequest for a request of another tenant: the caller must not learn that it exists."""
     if not caller.get().may_see(tenant):
         raise UnknownRequest(f"request {request_id} is unknown, or ended too long ago")

@@ -1,5 +1,6 @@
-"""Text to tokens and back, as the workers' model has it. Knows neither requests nor RPC."""
+"""Text to tokens and back, with the tokenizer and template of the workers' model. Knows neither requests nor RPC."""
 
+import asyncio
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,8 @@ from tokenizers import Tokenizer
 
 from protos.link.v1 import common_pb2
 
-REPLACEMENT = "\ufffd"  # what bytes decode to that are not, or not yet, a character
+TOKENS_AT_ONCE = 64  # made into text in one turn of the event loop
+REPLACEMENT = "\ufffd"  # stands for bytes that are no character, or not a whole one yet
 
 
 class BadChat(ValueError):
@@ -21,7 +23,10 @@ class BadChat(ValueError):
 
 
 class TextModel:
-    """Tokenizer and chat template of one fingerprint. Raises ValueError if `info` cannot be used."""
+    """The tokenizer and the chat template of one fingerprint. Raises ValueError if `info` cannot be used.
+
+    A large tokenizer takes a second to load. A thread does not help: the library keeps the interpreter's lock
+    meanwhile. It is loaded once for each fingerprint, before the gateway is ready."""
 
     def __init__(self, info: common_pb2.ModelInfo) -> None:
         self.name = info.name
@@ -43,7 +48,7 @@ class TextModel:
         return self._encode(prompt, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids up to where the assistant's turn begins; the template writes its own special tokens, so none are
+        """Token ids up to where the assistant's answer begins. The template writes its own special tokens, so none are
         added. Raises BadChat."""
         if self._template is None:
             raise BadChat(f"the model {self.name} has no chat template; send a prompt")
@@ -66,10 +71,10 @@ class TextModel:
 
 
 class Detokenizer:
-    """Output tokens to text, as they come: never half a character, nothing from a stop string on. A stop string that
-    is complete before token number `min_tokens` does not count.
+    """Makes text of output tokens as they come. It never shows half a character, nor a stop string and what follows it.
+    A stop string that is complete before token number `min_tokens` does not count.
 
-    The library's own DecodeStream raises on bytes that are no UTF-8 (byte fallback), which a sampled output may hold.
+    The library's own DecodeStream raises on bytes that are no UTF-8 (byte fallback), and sampled output may have some.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> None:
@@ -78,12 +83,23 @@ class Detokenizer:
         self._min_tokens = min_tokens
         self._token_ids: list[int] = []
         self._decoded_chars = 0
-        self._context: list[int] = []  # the tokens last shown: some decode differently at the beginning of a text
+        self._context: list[
+            int
+        ] = []  # the tokens shown last: some tokens decode differently at the beginning of a text
         self._context_chars = 0
         self._fresh: list[int] = []
 
     def push(self, token_ids: Iterable[int]) -> str:
         return "".join(self._push(token_id) for token_id in token_ids)
+
+    async def push_in_turns(self, token_ids: Sequence[int]) -> str:
+        """As `push`. A thousand tokens take ten milliseconds, so the event loop has turns for others in between."""
+        text = []
+        for start in range(0, len(token_ids), TOKENS_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            text.append(self.push(token_ids[start : start + TOKENS_AT_ONCE]))
+        return "".join(text)
 
     def _push(self, token_id: int) -> str:
         self._token_ids.append(token_id)
@@ -98,7 +114,7 @@ class Detokenizer:
         return self._stop.push(text, armed=self._armed)
 
     def finish(self) -> str:
-        """What was withheld: half a character (as the replacement character), the beginning of a stop string."""
+        """The text withheld so far: half a character (as the replacement character), the beginning of a stop string."""
         text = self._decode(self._token_ids)
         return self._stop.push(text[self._decoded_chars :], armed=self._armed) + self._stop.flush()
 
@@ -111,52 +127,55 @@ class Detokenizer:
 
 
 class StopCutter:
-    """Cuts a text at the stop string that is complete first (of two that end together, at the longer one), and
-    withholds what may still become one."""
+    """Cuts a text at the stop string that is complete first; if two end at the same character, at the longer one. It
+    withholds an end of the text that may still become a stop string."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
-        self._held = ""
+        self._withheld = ""
         self._cut = False
 
     def push(self, text: str, *, armed: bool = True) -> str:
-        """What may be shown by now. Not `armed`: stop strings that end in `text` do not count."""
+        """The text that may be shown by now. If not `armed`, stop strings that end in `text` do not count."""
         if self._cut:
             return ""
         if not self._stop:
             return text
-        old, self._held = len(self._held), self._held + text
+        old, self._withheld = len(self._withheld), self._withheld + text
         if armed and (match := self._first_match(old)) is not None:
             self._cut = True
-            return self._held[:match]
+            return self._withheld[:match]
         keep = self._longest_beginning()
-        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        shown, self._withheld = (
+            self._withheld[: len(self._withheld) - keep],
+            self._withheld[len(self._withheld) - keep :],
+        )
         return shown
 
     def flush(self) -> str:
-        held, self._held = self._held, ""
-        return "" if self._cut else held
+        withheld, self._withheld = self._withheld, ""
+        return "" if self._cut else withheld
 
     def _first_match(self, old: int) -> int | None:
-        """Where the stop string begins that ends first, and beyond the first `old` characters."""
+        """Where a stop string begins that ends beyond the first `old` characters: of several, the first to end."""
         matches = []
         for stop in self._stop:
-            begin = self._held.find(stop, max(0, old - len(stop) + 1))
+            begin = self._withheld.find(stop, max(0, old - len(stop) + 1))
             if begin >= 0:
                 matches.append((begin + len(stop), begin))
         return min(matches)[1] if matches else None
 
     def _longest_beginning(self) -> int:
-        """Length of the longest end of the held text that a stop string begins with, short of a whole one."""
+        """Length of the longest end of the withheld text with which some stop string begins, but is not whole."""
         longest = max(len(stop) for stop in self._stop) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(len(stop) > length and stop.startswith(self._held[-length:]) for stop in self._stop):
+        for length in range(min(longest, len(self._withheld)), 0, -1):
+            if any(len(stop) > length and stop.startswith(self._withheld[-length:]) for stop in self._stop):
                 return length
         return 0
 
 
 def _environment() -> jinja2.Environment:
-    """As transformers renders chat templates (utils/chat_template_utils.py): sandboxed, nothing escaped."""
+    """Renders chat templates as transformers does (utils/chat_template_utils.py): sandboxed, nothing escaped."""
 
     def raise_exception(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)

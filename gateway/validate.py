@@ -1,4 +1,5 @@
-"""What a request must be: every field checked, every refusal a BadInput that names the field. Sends nothing."""
+"""Checks every field of a request, and makes of it what the scheduler gets. Each refusal is a BadInput that names the
+field. Nothing is sent from here."""
 
 import asyncio
 import hashlib
@@ -12,13 +13,14 @@ from protos.link.v1 import common_pb2, gateway_link_pb2
 from protos.v1 import inference_pb2, types_pb2
 
 ROLES = ("system", "user", "assistant")
-MAX_MESSAGES = 1024  # of a chat: each costs work, an empty one too
+MAX_MESSAGES = 1024  # of a chat; an empty message costs work too
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
 MAX_BIASES = 300
 MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 256
-THREAD_ABOVE_BYTES = 4096  # smaller inputs take less than a millisecond or two of the event loop
+THREAD_ABOVE_BYTES = 4096  # longer inputs are encoded in a thread; shorter ones take a millisecond or two
+THREAD_ABOVE_MESSAGES = 64  # the same for chats, since the template's loop runs once for each message
 
 
 async def submission(
@@ -28,13 +30,13 @@ async def submission(
     tenant: str,
     timeout_s: float,
     max_input_bytes: int,
-    turns: asyncio.Semaphore,
+    encoders: asyncio.Semaphore,
 ) -> gateway_link_pb2.Submit:
-    """What the scheduler gets for a request that may live `timeout_s` seconds. `turns`: the tenant's long inputs that
-    may be encoded at a time. Raises BadInput."""
+    """What the scheduler gets for a request that may live `timeout_s` seconds. `encoders` bounds how many long inputs
+    of the tenant are encoded at a time. Raises BadInput."""
     deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
-    prompt = await encode_input(request, model, max_input_bytes, turns)
+    prompt = await encode_input(request, model, max_input_bytes, encoders)
     request_id = request.request_id or uuid.uuid4().hex
     submit = gateway_link_pb2.Submit(
         request_id=request_id,
@@ -54,14 +56,14 @@ async def submission(
 
 
 def _digest(request: inference_pb2.GenerateRequest) -> bytes:
-    """Tells one input from another, whatever the template makes of it."""
+    """Equal for equal inputs, whatever the template makes of them: it may write today's date."""
     kind = request.WhichOneof("input") or ""
     data = request.prompt.encode() if kind == "prompt" else request.chat.SerializeToString(deterministic=True)
     return hashlib.blake2b(data, digest_size=16, person=kind.encode()).digest()
 
 
 def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
-    """All that can be told without the prompt's tokens. Comparisons are written so that NaN fails them."""
+    """Check what can be checked without the prompt's tokens. Comparisons are written so that NaN fails them."""
     if request.request_id and not REQUEST_ID.fullmatch(request.request_id):
         raise BadInput("request_id", ID_RULE)
     if request.HasField("temperature") and not 0 <= request.temperature <= 2:
@@ -103,9 +105,9 @@ def _check_logits(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
 
 
 async def encode_input(
-    request: inference_pb2.GenerateRequest, model: TextModel, max_bytes: int, turns: asyncio.Semaphore
+    request: inference_pb2.GenerateRequest, model: TextModel, max_bytes: int, encoders: asyncio.Semaphore
 ) -> list[int]:
-    """The prompt's token ids. Long inputs are encoded in threads, so that no other stream waits for them."""
+    """The prompt's token ids. A long input is encoded in a thread, so that no stream waits for it. Raises BadInput."""
     field = request.WhichOneof("input")
     if field is None:
         raise BadInput("input", "give either prompt or chat")
@@ -114,8 +116,8 @@ async def encode_input(
     size = len(request.prompt.encode()) if field == "prompt" else request.chat.ByteSize()
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
-    if size > THREAD_ABOVE_BYTES:
-        prompt = await _encode_in_turn(request, model, turns)
+    if size > THREAD_ABOVE_BYTES or len(request.chat.messages) > THREAD_ABOVE_MESSAGES:
+        prompt = await _encode_in_thread(request, model, encoders)
     else:
         prompt = _encode(request, model)
     if not prompt:
@@ -127,16 +129,16 @@ async def encode_input(
     return prompt
 
 
-async def _encode_in_turn(
-    request: inference_pb2.GenerateRequest, model: TextModel, turns: asyncio.Semaphore
+async def _encode_in_thread(
+    request: inference_pb2.GenerateRequest, model: TextModel, encoders: asyncio.Semaphore
 ) -> list[int]:
-    """The turn lasts as long as the thread, which nothing stops: who hangs up has not ended it."""
-    await turns.acquire()
+    """The encoder stays taken until its thread ends: nothing stops a thread, a client that hangs up neither."""
+    await encoders.acquire()
     encoding = asyncio.get_running_loop().run_in_executor(None, _encode, request, model)
 
     def over(encoded: asyncio.Future[list[int]]) -> None:
-        turns.release()
-        encoded.exception()  # nobody may be left to hear of it, and no log needs to
+        encoders.release()
+        encoded.exception()  # if the client is gone nobody hears of it, and asyncio must not log it
 
     encoding.add_done_callback(over)
     return await asyncio.shield(encoding)
@@ -161,14 +163,14 @@ def _encode(request: inference_pb2.GenerateRequest, model: TextModel) -> list[in
 
 
 def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_tokens: int) -> common_pb2.Limits:
-    """The context rule: an explicit max_tokens must fit beside the prompt; the default takes what is left of it."""
-    left = context_tokens - prompt_tokens
-    max_tokens = request.max_tokens if request.HasField("max_tokens") else min(DEFAULT_MAX_TOKENS, left)
-    if max_tokens > left:
+    """An explicit max_tokens must fit into the context beside the prompt; the default takes what there is room for."""
+    room = context_tokens - prompt_tokens
+    max_tokens = request.max_tokens if request.HasField("max_tokens") else min(DEFAULT_MAX_TOKENS, room)
+    if max_tokens > room:
         raise BadInput(
             "max_tokens",
             f"prompt of {prompt_tokens} tokens + max_tokens {max_tokens} exceeds the context of {context_tokens}; "
-            f"at most {left}",
+            f"at most {room}",
         )
     if request.min_tokens > max_tokens:
         raise BadInput("min_tokens", f"{request.min_tokens} exceeds max_tokens {max_tokens}")
@@ -178,7 +180,7 @@ def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_t
 
 
 def sampling(request: inference_pb2.GenerateRequest, request_id: str) -> common_pb2.Sampling:
-    """Without a seed of its own a request has one that follows from its id: sent again, it is the same request."""
+    """A request without a seed gets one that follows from its id: if it is sent again, it is still the same request."""
     drawn = int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest()) >> 1
     return common_pb2.Sampling(
         temperature=request.temperature,

@@ -1,10 +1,11 @@
-"""Starts the scheduler service: waits for its turn if it is one of a pair, takes over the queue in Redis, then serves
-workers and gateways until SIGTERM."""
+"""Starts the scheduler service: waits until it may lead if it is one of a pair, takes over the queue in Redis, then
+serves workers and gateways until SIGTERM."""
 
 import asyncio
-import gc
 import sys
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
@@ -15,23 +16,24 @@ from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from protos.serving import LINK_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
 from protos.settings import read
 from protos.tls import PeerNames
+from scheduler_service import garbage
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.links.gateways import GatewayLink
 from scheduler_service.links.workers import WorkerLink
+from scheduler_service.metrics import Metrics
+from scheduler_service.persister import Persister
 from scheduler_service.standby import HigherEpoch, wait_to_lead
 from scheduler_service.store import Fenced, Pulse, RedisStore, Store, StoreUnavailable
 
 SERVICES = ("laps_sd.link.v1.WorkerLink", "laps_sd.link.v1.GatewayLink")
 TAKE_OVER_TIMEOUT_S = 30.0
 STOP_GRACE_S = 1.0
-# New objects until Python searches for reference cycles. No step leaves any behind, and a whole search stops everything
-# for 10 ms per thousand requests that wait.
-OBJECTS_PER_SEARCH = 50_000
+READY_CHECK_S = 1.0
 
 
 class LeaderSlot:
-    """Who leads in this process, if anybody: one leader after the other, all behind the same port."""
+    """The leader in this process, if it leads: one after the other, all behind the same port."""
 
     def __init__(self) -> None:
         self.leader: Leader | None = None
@@ -40,6 +42,10 @@ class LeaderSlot:
         if self.leader is None:
             raise NotServing("this scheduler stands by")
         return self.leader
+
+    def is_idle(self) -> bool:
+        """Whether no request is live here."""
+        return self.leader is None or not self.leader.core.fleet.entries
 
 
 async def serve(settings: Settings) -> None:
@@ -55,8 +61,18 @@ async def serve(settings: Settings) -> None:
     async with stop_signals() as stopping:
         port = await server.start(settings.host, settings.port)
         structlog.get_logger().info("listening", host=settings.host, port=port, standby=settings.standby)
+        tasks: list[Callable[[], Awaitable[object]]] = [
+            stopping.wait,
+            lambda: hold(settings, store, server, slot),
+            lambda: garbage.search_all_when_idle(slot.is_idle),
+        ]
+        if settings.metrics_port is not None:
+            metrics = Metrics(lambda: slot.leader)
+            served = metrics.serve(settings.host, settings.metrics_port, settings.tls)
+            structlog.get_logger().info("serving_metrics", host=settings.host, port=served)
+            tasks.append(metrics.measure_loop_lag)
         try:
-            await first_of(stopping.wait, lambda: hold(settings, store, server, slot))
+            await first_of(*tasks)
         finally:
             await retire(server, slot)
             await server.stop(STOP_GRACE_S)
@@ -64,7 +80,7 @@ async def serve(settings: Settings) -> None:
 
 
 async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlot) -> None:
-    """Lead, until cancelled; as a standby wait for it first, and again whenever another has taken over."""
+    """Lead, until cancelled. As a standby wait for that first, and again whenever another scheduler has taken over."""
     seen, least_epoch = None, 0
     while True:
         if settings.standby:
@@ -73,8 +89,7 @@ async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlo
         try:
             await take_over(leader, seen, least_epoch)
             slot.leader = leader
-            await server.set_ready(True)
-            await leader.run()
+            await first_of(leader.run, partial(keep_ready, server, leader.persister))
         except Fenced as fenced:
             if not settings.standby:
                 raise
@@ -83,12 +98,19 @@ async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlo
         except HigherEpoch as higher:
             structlog.get_logger().warning("higher_epoch_obeyed", epoch=leader.epoch, by=higher.epoch)
             await retire(server, slot)
-            # Above it, unless it leads: then the pulse is not the one that we have just left.
+            # Lead again, above that epoch. If its leader lives `lead` fails: the pulse is no longer the one we left.
             seen, least_epoch = Pulse(leader.epoch, None), higher.epoch + 1
 
 
+async def keep_ready(server: Server, persister: Persister) -> None:
+    """The service is ready, except while the store refuses its commits for a reason that waiting does not mend."""
+    while True:
+        await server.set_ready(not persister.refusal)
+        await asyncio.sleep(READY_CHECK_S)
+
+
 async def retire(server: Server, slot: LeaderSlot) -> None:
-    """Whoever leads here leads no more."""
+    """The leader in this process leads no longer."""
     leader, slot.leader = slot.leader, None
     await server.set_ready(False)
     if leader is not None:
@@ -124,8 +146,7 @@ def main() -> int:
     started = time.monotonic()
     if settings.redis_in_the_clear:
         log.warning("redis_in_the_clear", advice="use rediss:// for a Redis on another machine")
-    gc.freeze()  # what was imported stays
-    gc.set_threshold(OBJECTS_PER_SEARCH)
+    garbage.only_young_objects()
     try:
         asyncio.run(serve(settings))
     except (StoreUnavailable, Fenced, OSError) as error:

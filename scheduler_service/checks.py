@@ -1,6 +1,5 @@
-"""What a peer's message must be before anything is done with it: nothing that a peer says may break what others have.
-
-Every function raises a RequestError that says what is wrong. No state lives here, and no decision of scheduling.
+"""Checks of messages from workers and gateways, before anything is done with them: no peer may break what belongs to
+others. Every function raises a RequestError that says what is wrong. No state lives here, and no decision.
 """
 
 import math
@@ -15,11 +14,11 @@ from protos.v1 import types_pb2 as types_pb
 from scheduler_service.store.rounds import MAX_TOKENS
 
 MAX_SLOTS = 1024
-MAX_COST_S = 1e4  # of anything in a worker's profile
+MAX_COST_S = 1e4  # of each cost in a worker's profile
 MIN_VERIFY_S = 1e-6
 MAX_SKEW_S = 24 * 3600  # between the clocks of two leaders
-MAX_DRAFT = 255  # what a stored round can tell, as the next one
-MAX_LOGIT_CHANGE = 100.0  # more than any sense needs, and nothing a worker's sums could overflow with
+MAX_DRAFT = 255  # drafts of a round: a stored round counts them in one byte
+MAX_LOGIT_CHANGE = 100.0  # of penalties and bias: more changes no text, and far more would overflow
 MAX_LOGPROBS = 20
 MAX_TIMEOUT_S = 1e9
 _ENDINGS = (types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_LENGTH, types_pb.FINISH_REASON_ERROR)
@@ -43,16 +42,16 @@ def hello(message: worker_pb.Hello) -> None:
 
 
 def obeyed(epoch: int, now_s: float) -> None:
-    """The highest one that a worker has obeyed: some leader took it from its clock."""
+    """`epoch`: the highest one that a worker has obeyed. Leaders take epochs from their clocks."""
     if epoch > (now_s + MAX_SKEW_S) * 1000:
         raise BadInput("max_epoch", f"{epoch} is more than a day ahead of this clock")
 
 
 def cost(message: worker_pb.CostProfile) -> None:
     for field, seconds in message.ListFields():
-        if not 0 <= seconds <= MAX_COST_S:  # a NaN among the claims would leave them without an order
+        if not 0 <= seconds <= MAX_COST_S:  # not NaN either: claims that are NaN have no order
             raise BadInput("cost", f"{field.name} of {seconds} s is no duration up to {MAX_COST_S:g} s")
-    if message.verify_s < MIN_VERIFY_S:  # service is counted in it, and divided by it
+    if message.verify_s < MIN_VERIFY_S:  # the service of a request is divided by it
         raise BadInput("cost", f"verify_s must be at least {MIN_VERIFY_S:g} s")
 
 
@@ -61,8 +60,6 @@ def report(message: worker_pb.StepReport) -> None:
         cost(message.cost)
     if len({row.request_id for row in message.rows}) < len(message.rows):
         raise BadInput("rows", "a request has more than one")
-    if len({len(row.tokens_per_round) for row in message.rows}) > 1:
-        raise BadInput("rows", "not all are of equally many rounds")
     for row in message.rows:
         for tokens, drafted, accepted in _rounds(row):
             if not accepted <= drafted <= MAX_DRAFT:

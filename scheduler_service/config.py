@@ -63,10 +63,14 @@ class Settings(ServiceSettings):
     step_timeout_s: float = Field(
         60.0, gt=0, description="a worker that owes a round so much longer than expected hangs, and is lost"
     )
+    orphan_timeout_s: float = Field(
+        60.0, gt=0, description="a request that no gateway asks for so long ends, unless its client said DETACH"
+    )
     max_deaths: int = Field(
         3, ge=1, description="a request that was alone on so many workers in a row when they died is ended"
     )
     keep_s: int = Field(600, ge=1, le=365 * 86_400, description="how long an ended request can still be asked for")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="of Prometheus metrics, on --host; 0: any free")
     event_log: Path | None = Field(None, description="append every event and plan here, as JSON lines")
 
     @field_validator("redis_url")

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import Changed, Effect, Finish, StepDone
+from scheduler_service.core.types import Changed, Effect, Finish, StepDone, counted_ids
 
 MAX_TENANTS = 1024  # refusals are counted for so many tenants
 MAX_DELAYS = 1024  # so many of the last commands count for the percentiles of report_to_command
@@ -26,18 +26,16 @@ class Counters:
 
     def step_done(self, step: StepDone, effects: Sequence[Effect]) -> None:
         """`effects`: what the core made of `step`. Rows without an effect were stale, and do not count."""
-        advanced = [effect for effect in effects if not isinstance(effect, Changed) and effect.start is not None]
-        if len(advanced) < len(effects):
-            self.preemptions += sum(effect.record.state is State.PAUSED for effect in effects)
+        counted = {id for effect in effects for id in counted_ids(effect)}
+        self.preemptions += sum(isinstance(one, Changed) and one.record.state is State.PAUSED for one in effects)
         rows = step.rounds
-        if len(advanced) < len(rows):
-            counted = {effect.record.request.id for effect in advanced}
+        if len(counted) < len(rows):
             rows = tuple(row for row in rows if row.id in counted)
         tokens = drafts = drafted = accepted = 0
         for row in rows:
             if row.finish is not Finish.ERROR:
                 tokens += row.new
-                drafts += row.drafted > 0
+                drafts += sum(drafted > 0 for _, drafted, _ in row.each) if row.each else row.drafted > 0
                 drafted += row.drafted
                 accepted += row.accepted
         self.tokens += tokens

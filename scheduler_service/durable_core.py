@@ -16,7 +16,19 @@ from protos.link.v1 import worker_link_pb2 as worker_pb
 from scheduler_service import translate
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import Cancelled, Changed, Effect, Ended, Event, Plan, StepDone, Submitted, Tick
+from scheduler_service.core.types import (
+    Advanced,
+    Cancelled,
+    Changed,
+    Effect,
+    Ended,
+    Event,
+    Plan,
+    StepDone,
+    Submitted,
+    Tick,
+    WentOn,
+)
 from scheduler_service.counters import Counters
 from scheduler_service.event_log import EventLog
 from scheduler_service.learning import Learning
@@ -75,6 +87,7 @@ class DurableCore:
         TooLate; then nothing has changed."""
         request = translate.to_request(submit, self.clock(), self._learning.expect(submit))
         (submitted,) = self.observe(Submitted(request))
+        assert isinstance(submitted, Changed)
         self._ledger.live[request.id] = Tracked(submit, submitted.record, model=model)
         self._ledger.join(request.id, outbox)
         self._counters.submitted += 1
@@ -90,6 +103,7 @@ class DurableCore:
     def fail(self, id: str, message: str) -> None:
         """End a live request that cannot be run any more; its client gets the message."""
         for effect in self.observe(Cancelled(id)):
+            assert isinstance(effect, Ended)
             record = replace(effect.record, state=State.FAILED)
             self._log.error("request_failed", request_id=id, reason=message)
             self._counters.ended[State.FAILED] += 1
@@ -110,29 +124,37 @@ class DurableCore:
 
     def _store(self, effects: Sequence[Effect], rows: Rows, worker: str | None = None) -> None:
         if effects:
-            writes = [self._write(effect, rows.get(effect.record.request.id)) for effect in effects]
+            writes: list[Write] = []
+            for effect in effects:
+                if isinstance(effect, WentOn):
+                    writes += [self._write_round(rows[id]) for id in effect.ids]
+                else:
+                    writes.append(self._write(effect, rows.get(effect.record.request.id)))
             self._persister.put(writes, worker)
 
-    def _write(self, effect: Effect, row: worker_pb.Row | None) -> Write:
-        """Called for every row of every report."""
+    def _write_round(self, row: worker_pb.Row) -> Write:
+        """Of a request of which nothing else has changed since its record was written. Called for most rows."""
+        tracked = self._ledger.live[row.request_id]
+        return Write(tracked.written, start=row.start, log=_take(tracked, row), brief=True, tokens=len(row.tokens))
+
+    def _write(self, effect: Changed | Advanced | Ended, row: worker_pb.Row | None) -> Write:
         record = effect.record
         tracked = self._ledger.live[record.request.id]
-        start, log, ending, brief = None, b"", None, False
-        if row is not None and not isinstance(effect, Changed) and effect.start is not None and row.tokens:
-            rounds = _rounds(row)
-            tracked.output.extend(row.tokens)
-            tracked.rounds += rounds
-            brief = not row.prefilled and record.goes_on(tracked.written)
-            start, log = effect.start, b"".join(encode(*round[1:]) for round in rounds)
+        start, log, ending = None, b"", None
+        if row is not None and row.tokens and not isinstance(effect, Changed) and effect.start is not None:
+            start, log = row.start, _take(tracked, row)
         if isinstance(effect, Ended):
             ending = self._end(effect, tracked, row).SerializeToString()
         tracked.written = record
-        return Write(record, start=start, log=log, ending=ending, brief=brief)
+        return Write(record, start=start, log=log, ending=ending)
 
     def _end(self, ended: Ended, tracked: Tracked, row: worker_pb.Row | None) -> gateway_pb.Ending:
         record = ended.record
         message = row.error if row is not None else ""
-        if record.state is State.FAILED and row is None:
+        if ended.reason:
+            message = ended.reason
+            self._log.error("request_failed", request_id=record.request.id, reason=message)
+        elif record.state is State.FAILED and row is None:
             message = f"{record.deaths} workers died while they ran this request alone: do not send it again"
             self._log.error("kills_workers", request_id=record.request.id, deaths=record.deaths)
         if record.state is State.FINISHED:
@@ -140,6 +162,14 @@ class DurableCore:
         self._counters.ended[record.state] += 1
         self._sessions.wake_holder(record.request.id)
         return translate.to_ending(record, ended.finish, self.clock(), message)
+
+
+def _take(tracked: Tracked, row: worker_pb.Row) -> bytes:
+    """The row's tokens become output. Returns its rounds as they are stored."""
+    rounds = _rounds(row)
+    tracked.output.extend(row.tokens)
+    tracked.rounds += rounds
+    return b"".join([encode(*round[1:]) for round in rounds])
 
 
 def _rounds(row: worker_pb.Row) -> list[LoggedRound]:

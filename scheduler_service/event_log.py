@@ -1,4 +1,5 @@
-"""Every event with its time and every plan, as JSON lines: a debugger, and a replay that rebuilds each plan exactly."""
+"""A log of every event, with its time, and of every plan, as JSON lines; and a replay that rebuilds each plan exactly.
+It is for finding mistakes: nothing is recovered from it."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -39,19 +40,19 @@ _RECORD = TypeAdapter(Record)
 
 
 class EventLog:
-    """Buffered by the operating system; never flushed to disk on purpose: it is a debugger, not a journal."""
+    """One line is written for each event. Lines are never forced to the disk."""
 
     def __init__(self, path: Path) -> None:
         self._file: TextIO = path.open("a", buffering=1)
 
     def leading(self, core: Core) -> None:
-        """A scheduler's life begins, and this is what it knew by then; the log may hold several."""
+        """A leader begins with what was learned before. The log may hold several leaders, one after the other."""
         known = core.fleet.known
         length, acceptance = _LENGTH.dump_python(known.length), _ACCEPTANCE.dump_python(known.acceptance)
         self._write(length=length, acceptance=acceptance, bounds=_BOUNDS.dump_python(core.fleet.bounds))
 
     def terms(self, terms: Mapping[str, Terms]) -> None:
-        """From now on."""
+        """The terms of tenants from now on."""
         self._write(terms=_TERMS.dump_python(dict(terms)))
 
     def restored(self, record: Record) -> None:
@@ -74,7 +75,7 @@ class EventLog:
 
 
 def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Plan, Plan]]:
-    """Feed the log to a fresh core for each scheduler's life: (worker, plan as logged, plan as rebuilt)."""
+    """Feed the log to a new core for each leader. Yields worker, plan as logged, plan as rebuilt."""
     core = make_core()
     with path.open() as lines:
         for line in map(json.loads, lines):

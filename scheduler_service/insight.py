@@ -3,7 +3,8 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import nlargest
 from math import inf
 
@@ -17,6 +18,7 @@ from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import translate
 from scheduler_service.core import backlog, outlook
+from scheduler_service.core.entry import Entry
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import policy_name
@@ -26,26 +28,57 @@ from scheduler_service.session import WorkerSession
 
 MOST_LISTED = 256  # requests of a page, and tenants in Stats, so that the cost of an answer stays bounded
 PAGE = 50  # requests of a page where the caller does not say
-AT_ONCE = 64  # requests looked at before others get the event loop
+COUNTED_AT_ONCE = 512  # live requests, until other tasks run
+LISTED_AT_ONCE = 16  # the same; where each of these stands has to be looked up among all others
 
 _PAGE_TOKEN = re.compile("[0-9]{0,9}")
 
 
-def stats(leader: Leader) -> status_pb.StatsResponse:
-    """Figures of the service."""
-    entries = leader.core.fleet.entries.values()
-    states = Counter(entry.state for entry in entries)
-    levels = Counter(entry.claim.level for entry in entries)
+@dataclass(slots=True)
+class _Tally:
+    """How many live requests there are of each kind."""
+
+    states: Counter[State] = field(default_factory=Counter)
+    levels: Counter[int] = field(default_factory=Counter)
+    tenants: dict[str, status_pb.TenantStatus] = field(default_factory=dict)
+
+    def count(self, entry: Entry) -> None:
+        self.states[entry.state] += 1
+        self.levels[entry.claim.level] += 1
+        status = self.tenant(entry.request.tenant)
+        status.tokens += entry.request.most_tokens
+        if entry.state is State.WAITING:
+            status.waiting += 1
+        else:
+            status.running += 1
+
+    def tenant(self, name: str) -> status_pb.TenantStatus:
+        return self.tenants.get(name) or self.tenants.setdefault(name, status_pb.TenantStatus(tenant=name))
+
+    def largest(self, refused: Mapping[str, int]) -> list[status_pb.TenantStatus]:
+        """The tenants with the most requests. `refused`: how many requests, by tenant."""
+        for name, number in refused.items():
+            self.tenant(name).refused = number
+        return nlargest(MOST_LISTED, self.tenants.values(), key=lambda one: (one.waiting + one.running, one.refused))
+
+
+async def stats(leader: Leader) -> status_pb.StatsResponse:
+    """Figures of the service. Other tasks run while live requests are counted, and may change some of them."""
+    fleet, tally = leader.core.fleet, _Tally()
+    for number, entry in enumerate(list(fleet.entries.values()), 1):
+        tally.count(entry)
+        if number % COUNTED_AT_ONCE == 0:
+            await asyncio.sleep(0)
     delays = sorted(leader.counters.command_delays_s)
     counts, model = leader.counters, leader.workers.model
-    bound_s = backlog.bound_s(leader.core.fleet)
+    bound_s = backlog.bound_s(fleet)
     return status_pb.StatsResponse(
-        policy=policy_name(leader.core.fleet.policy),
+        policy=policy_name(fleet.policy),
         model=model.name if model else "",
-        waiting=states[State.WAITING],
-        running=states[State.RUNNING],
-        paused=states[State.PAUSED],
-        queue_lengths=[levels[level] for level in range(1, leader.core.fleet.policy.levels + 1)],
+        waiting=tally.states[State.WAITING],
+        running=tally.states[State.RUNNING],
+        paused=tally.states[State.PAUSED],
+        queue_lengths=[tally.levels[level] for level in range(1, fleet.policy.levels + 1)],
         workers=[_worker_status(leader, session) for session in leader.sessions.values()],
         submitted=counts.submitted,
         finished=counts.ended[State.FINISHED],
@@ -61,27 +94,12 @@ def stats(leader: Leader) -> status_pb.StatsResponse:
         predictor=_predictor_status(leader.learning.status),
         read_time=timestamp(leader.clock()),
         context_tokens=model.context_tokens if model else 0,
-        priorities=_priorities(leader.core.fleet),
-        tenants=_tenants(leader),
+        priorities=_priorities(fleet),
+        tenants=tally.largest(counts.refused_by_tenant),
         refused=counts.refused,
         expired=counts.ended[State.EXPIRED],
         backlog_bound=duration(bound_s) if bound_s < inf else None,
     )
-
-
-def _tenants(leader: Leader) -> list[status_pb.TenantStatus]:
-    tenants: dict[str, status_pb.TenantStatus] = {}
-    for entry in leader.core.fleet.entries.values():
-        name = entry.request.tenant
-        status = tenants.get(name) or tenants.setdefault(name, status_pb.TenantStatus(tenant=name))
-        status.tokens += entry.request.most_tokens
-        if entry.state is State.WAITING:
-            status.waiting += 1
-        else:
-            status.running += 1
-    for name, refused in leader.counters.refused_by_tenant.items():
-        tenants.setdefault(name, status_pb.TenantStatus(tenant=name)).refused = refused
-    return nlargest(MOST_LISTED, tenants.values(), key=lambda one: (one.waiting + one.running, one.refused))
 
 
 def _priorities(fleet: Fleet) -> list[status_pb.PriorityStatus]:
@@ -97,14 +115,16 @@ def _priorities(fleet: Fleet) -> list[status_pb.PriorityStatus]:
     ]
 
 
-async def request_status(leader: Leader, id: str) -> status_pb.RequestStatus:
-    """Why am I waiting? Raises UnknownRequest, StoreUnavailable."""
-    now = leader.clock()
-    if id in leader.core.fleet.entries:
-        return _live(leader, [id])[0]
+def live_status(leader: Leader, id: str) -> status_pb.RequestStatus | None:
+    """Why am I waiting? None if the request is not live."""
+    return next(iter(_live(leader, [id])), None)
+
+
+async def stored_status(leader: Leader, id: str) -> status_pb.RequestStatus:
+    """Of a request that is not live. Raises UnknownRequest, Lost, StoreUnavailable."""
     if (stored := await leader.ledger.stored(id)) is None:
         raise UnknownRequest(f"request {id} is unknown, or ended too long ago")
-    status = translate.to_status(stored.record, now)
+    status = translate.to_status(stored.record, leader.clock())
     if stored.ending is not None:
         status.finish_reason = gateway_pb.Ending.FromString(stored.ending).finish_reason
     return status
@@ -119,15 +139,16 @@ async def list_requests(leader: Leader, request: inference_pb.ListRequestsReques
     ids = outlook.best(leader.core.fleet, skipped + size + 1)[skipped:]
     if len(ids) > size:
         page.next_page_token = str(skipped + size)
-    for start in range(0, min(size, len(ids)), AT_ONCE):
+    for start in range(0, min(size, len(ids)), LISTED_AT_ONCE):
         await asyncio.sleep(0)  # workers wait for their commands
-        live = [id for id in ids[:size][start : start + AT_ONCE] if id in leader.core.fleet.entries]
-        page.requests.extend(_live(leader, live))
+        page.requests.extend(_live(leader, ids[:size][start : start + LISTED_AT_ONCE]))
     return page
 
 
-def _live(leader: Leader, ids: Sequence[str]) -> list[status_pb.RequestStatus]:
+def _live(leader: Leader, ids: Iterable[str]) -> list[status_pb.RequestStatus]:
+    """Of those of `ids` that are live."""
     now, fleet = leader.clock(), leader.core.fleet
+    ids = [id for id in ids if id in fleet.entries]
     statuses = []
     for id, wait_s in zip(ids, outlook.waits_s(fleet, ids), strict=True):
         entry = fleet.entries[id]

@@ -21,7 +21,7 @@ from protos.serving import first_of
 from scheduler_service import checks
 from scheduler_service.config import Settings
 from scheduler_service.core.core import Core
-from scheduler_service.core.types import Tick
+from scheduler_service.core.types import Cancelled, Tick
 from scheduler_service.counters import Counters
 from scheduler_service.durable_core import DurableCore
 from scheduler_service.event_log import EventLog
@@ -140,14 +140,17 @@ class Leader:
         await first_of(lambda: self.persisting, self._tick, self.learning.run, self.recovery.run)
 
     async def _tick(self) -> None:
-        """Requests past their deadline end, hung workers are given up. Time is counted in ticks: a scheduler that stood
-        still for a while has not waited for anybody."""
+        """End requests past their deadline, and those that no gateway wants; give up hung workers. Time is counted in
+        ticks: a scheduler that stood still for a while has not waited for anybody."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._highest_epoch > self.epoch:
                 raise HigherEpoch(self._highest_epoch)
             self.durable.apply(Tick())
             self.workers.close_hung(TICK_S)
+            for id in self.ledger.orphans(TICK_S, self.settings.orphan_timeout_s):
+                self._log.info("orphan_cancelled", request_id=id)
+                self.durable.apply(Cancelled(id))
 
     async def close(self) -> None:
         """After `run`: keep what was learned, and let a standby lead at once."""

@@ -22,7 +22,7 @@ _ACCEPTANCE = TypeAdapter(FleetAcceptance)
 
 
 class Unreadable(Exception):
-    """Damaged, or written by another version. Whoever meets it starts cold."""
+    """It is damaged, or another version wrote it. The leader then begins as if nothing had been learned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""What the live service learns from its finished requests: asked at submission, told at the end, refitted and stored in
-the background. It decides nothing, and nothing here holds up a step."""
+"""What the service learns from finished requests. It is asked when a request is submitted, and told when one ends. Its
+models are fitted and stored in the background. It decides nothing, and holds up no step."""
 
 import asyncio
 import copy
@@ -39,7 +39,7 @@ class Learning:
         return self._predictor.status if self._predictor else None
 
     async def take_over(self, epoch: int) -> None:
-        """Begin where the last leader ended. Raises StoreUnavailable."""
+        """Read what earlier leaders have learned. Raises StoreUnavailable."""
         packed = await self._store.learned()
         self._epoch = epoch
         if packed is not None:
@@ -62,7 +62,7 @@ class Learning:
         return self._predictor.predict(_features(submit)) if self._predictor else None
 
     def finished(self, submit: gateway_pb.Submit, ended: Ended) -> None:
-        """It ran to its end."""
+        """The request ran to its end."""
         if self._predictor:
             emitted, seen = ended.record.emitted, ended.record.acceptance
             self._predictor.observe(_features(submit), emitted, seen.drafted, seen.accepted, cut=ended.cut)
@@ -79,7 +79,7 @@ class Learning:
             await self._trainer.close()
 
     async def _train(self) -> None:
-        """Never two at a time. What finishes meanwhile waits for the next."""
+        """Fit one model at a time. Requests that finish meanwhile count for the next one."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -116,7 +116,7 @@ class Learning:
         self._saved = finished
 
     async def close(self) -> None:
-        """An orderly end loses nothing of it."""
+        """Save what was learned since it was last saved. Never raises, and takes at most LAST_SAVE_S."""
         try:
             async with asyncio.timeout(LAST_SAVE_S):
                 await self.save()

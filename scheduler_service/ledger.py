@@ -6,14 +6,17 @@ Nothing is planned here. Whatever goes through many requests or rounds lets othe
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
 from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
 from protos.idempotence import content, same
 from protos.link.v1 import gateway_link_pb2 as pb
+from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.round_log import RoundLog
 from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable, Verdict, Write
+from scheduler_service.store.fields import caught_up
 from scheduler_service.store.rounds import LoggedRound, decode
 from scheduler_service.unreadable import Found, checked, lost
 
@@ -35,7 +38,8 @@ class Tracked:
     ending: bytes | None = None
     stored: bool = False  # its first write is durable
     model: str = ""  # as in store.Write
-    followers: set[GatewayOutbox] = field(default_factory=set)
+    # The gateways that want its output. False: one that is behind, and follows again when it has room.
+    followers: dict[GatewayOutbox, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.written = self.record
@@ -43,7 +47,8 @@ class Tracked:
     def whole(self) -> Write:
         """All that is durable of it."""
         submit, log = content(self.submit), bytes(self.log.stored)
-        return Write(self.record, submit=submit, start=0, log=log, ending=self.ending, model=self.model)
+        record = caught_up(self.record, log)
+        return Write(record, submit=submit, start=0, log=log, ending=self.ending, model=self.model)
 
 
 class Ledger:
@@ -52,6 +57,8 @@ class Ledger:
     def __init__(self, store: Store, clock: Callable[[], float], drop: Callable[[str], None]) -> None:
         self.live: dict[str, Tracked] = {}
         self._store, self._clock, self._drop_from_core = store, clock, drop
+        self._passed_s = 0.0
+        self._orphans: dict[str, float] = {}  # live requests that no gateway wants, and since when; the longest first
         self._handled = 0  # follows and rounds since other tasks could run
         # Follows of requests that recovery is still to read: offset, gateway, most tokens.
         self._early: dict[str, list[tuple[int, GatewayOutbox, int]]] = {}
@@ -63,6 +70,7 @@ class Ledger:
         output = [token for round in decode(stored.log) for token in round.tokens]
         log = RoundLog(stored.log)
         self.live[submit.request_id] = Tracked(submit, stored.record, output, log=log, stored=True, model=stored.model)
+        self._orphan(submit.request_id)
 
     # ---- who follows ----
 
@@ -70,16 +78,33 @@ class Ledger:
         """From now on the output of a live request goes to this gateway, too."""
         self._join(id, self.live[id], outbox)
 
-    def _join(self, id: str, tracked: Tracked, outbox: GatewayOutbox) -> None:
-        tracked.followers.add(outbox)
+    def _join(self, id: str, tracked: Tracked, outbox: GatewayOutbox, *, behind: bool = False) -> None:
+        tracked.followers[outbox] = not behind
         outbox.follows.add(id)
+        self._orphans.pop(id, None)
 
     def leave(self, outbox: GatewayOutbox) -> None:
         """This gateway was lost."""
         outbox.gone = True
         for id in outbox.follows:
             if id in self.live:
-                self.live[id].followers.discard(outbox)
+                self.live[id].followers.pop(outbox, None)
+                self._orphan(id)
+
+    def _orphan(self, id: str) -> None:
+        """Take note if no gateway wants this request any more, unless its client asked for it to run on."""
+        tracked = self.live[id]
+        if not tracked.followers and tracked.submit.on_disconnect != types_pb.ON_DISCONNECT_DETACH:
+            self._orphans.setdefault(id, self._passed_s)
+
+    def orphans(self, seconds: float, timeout_s: float) -> list[str]:
+        """So many seconds have passed. Live requests that no gateway has wanted for `timeout_s`; at most AT_ONCE."""
+        self._passed_s += seconds
+        due = takewhile(lambda id: self._orphans[id] + timeout_s <= self._passed_s, self._orphans)
+        named = list(islice(due, AT_ONCE))
+        for id in named:
+            del self._orphans[id]
+        return named
 
     async def follow(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
         """Send everything durable from the offset on, round by round; then join. If there are more than `most` tokens
@@ -112,14 +137,19 @@ class Ledger:
         else:
             await self._replay(id, _ended(found), offset, outbox, most)
 
+    def knows(self, id: str) -> bool:
+        """Whether the request is live, or ended just now."""
+        return id in self.live or id in self._ended
+
     def _known(self, id: str) -> Tracked | None:
-        """A request that is live, or that ended just now."""
         return self.live.get(id) or (self._ended[id][1] if id in self._ended else None)
 
     async def _replay(self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int) -> None:
         """Rounds that become durable while it lasts are sent, too, so that none is missing when the gateway joins."""
         for round in tracked.log.since(offset):
             if most and round.start >= offset + most:
+                if tracked.ending is None:
+                    self._join(id, tracked, outbox, behind=not tracked.followers.get(outbox))
                 return
             outbox.repeat(id, round)
             await self._breathe()
@@ -194,13 +224,14 @@ class Ledger:
         if write.start is not None:
             self._relay_rounds(id, tracked, write)
         elif write.ending is not None:
-            for outbox in tracked.followers:
-                outbox.ending(id, tracked.record.emitted, write.ending)
+            for outbox, joined in tracked.followers.items():
+                if joined:
+                    outbox.ending(id, write.record.emitted, write.ending)
         tracked.record = write.record
         if write.ending is not None:
             tracked.ending = write.ending
             tracked.output = []
-            del self.live[id]
+            self._remove(id, tracked)
             self._ended.pop(id, None)
             self._ended[id] = (self._clock(), tracked)
 
@@ -210,8 +241,9 @@ class Ledger:
             round = tracked.rounds.pop(0)
             tracked.log.append(round.start, write.log[at : at + round.size])
             at += round.size
-            for outbox in tracked.followers:
-                outbox.round(id, round, write.ending if at == len(write.log) else None)
+            for outbox, joined in tracked.followers.items():
+                if joined:
+                    outbox.round(id, round, write.ending if at == len(write.log) else None)
 
     async def _exists(self, id: str, tracked: Tracked) -> None:
         """A request of that id ended before this one came. If it is the same one, it was sent again because its answer
@@ -228,19 +260,26 @@ class Ledger:
         elif not same(pb.Submit.FromString(stored.submit), tracked.submit):
             self._withdraw(id, tracked, DuplicateRequest(f"request_id: {id} was used before"))
         else:
-            self._drop(id)
+            self._drop(id, tracked)
             for outbox in list(tracked.followers):
                 outbox.accepted(id)
                 await self._replay(id, _ended(stored), 0, outbox, most=0)
 
     def _withdraw(self, id: str, tracked: Tracked, error: RequestError) -> None:
-        self._drop(id)
+        self._drop(id, tracked)
         for outbox in tracked.followers:
             outbox.refuse(id, error)
 
-    def _drop(self, id: str) -> None:
-        del self.live[id]
+    def _drop(self, id: str, tracked: Tracked) -> None:
+        self._remove(id, tracked)
         self._drop_from_core(id)
+
+    def _remove(self, id: str, tracked: Tracked) -> None:
+        """It is live no longer."""
+        del self.live[id]
+        self._orphans.pop(id, None)
+        for outbox in tracked.followers:
+            outbox.follows.discard(id)
 
 
 def _ended(stored: Stored) -> Tracked:

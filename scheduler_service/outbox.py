@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 
 from protos.errors import RequestError
+from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.store.rounds import LoggedRound
 
@@ -17,6 +18,8 @@ class GatewayOutbox:
     def __init__(self) -> None:
         self.follows: set[str] = set()  # requests whose output goes to this gateway
         self.gone = False  # nobody takes from it any more
+        self._model: common_pb.ModelInfo | None = None
+        self._sent = ("", 0)  # fingerprint and context of the model that the gateway has been sent
         self._messages = deque([pb.ToGateway()])  # the last one grows
         self._items = 0  # in the last message
         self._pending = 0
@@ -57,9 +60,18 @@ class GatewayOutbox:
         self._put().deltas.add(request_id=id, start=start).ending.MergeFromString(ending)
         self.follows.discard(id)
 
-    def serving(self, serving: pb.Serving) -> None:
-        """The newest state of the service replaces the one before it, if that was not sent yet."""
-        self._put().serving.CopyFrom(serving)
+    def serving(self, model: common_pb.ModelInfo | None) -> None:
+        """Whether the service is ready: if it has a model that workers run."""
+        self._model = model
+        self._put().serving.ready = model is not None
+
+    def unsent_model(self, message: pb.ToGateway) -> common_pb.ModelInfo | None:
+        """The model that has to go with `message`; None if it says nothing of the service, or the gateway has it."""
+        model = self._model
+        if model is None or not message.serving.ready or self._sent == (model.fingerprint, model.context_tokens):
+            return None
+        self._sent = model.fingerprint, model.context_tokens
+        return model
 
     def _put(self) -> pb.ToGateway:
         self._pending += 1
@@ -90,6 +102,11 @@ class GatewayOutbox:
 class Outboxes(set[GatewayOutbox]):
     """One for each gateway that is linked."""
 
-    def announce(self, serving: pb.Serving) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.one_model = asyncio.Lock()  # held while a message gets its copy of the model
+
+    def announce(self, model: common_pb.ModelInfo | None) -> None:
+        """As GatewayOutbox.serving, to every gateway."""
         for outbox in self:
-            outbox.serving(serving)
+            outbox.serving(model)

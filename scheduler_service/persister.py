@@ -9,11 +9,12 @@ from typing import Protocol
 
 import structlog
 
-from scheduler_service.store import LostWrites, Store, StoreFull, StoreUnavailable, Verdict, Write
+from scheduler_service.store import LostWrites, Store, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
 
 Batch = Sequence[Write]
 MAX_WRITES_PER_COMMIT = 256  # the scheduler and Redis do nothing else while they handle one commit
 BEAT_S = 0.25  # an empty commit after so long without one shows that the leader lives, and whether the store lost any
+REFUSED_S = 5.0  # after so long without a commit a refusal of the store is no passing trouble
 RETRY_S, MAX_RETRY_S = 0.05, 0.25  # pauses between attempts: each is twice as long as the one before
 
 
@@ -38,6 +39,7 @@ class Persister:
         self._epoch = 0
         self._commits = 0  # acknowledged by the store
         self._lost = False  # the store had lost something, and has not said yet that it holds everything again
+        self.refusal = ""  # why the store has refused every commit for REFUSED_S; a person has to mend that
         self._parts = -1  # the number of the last part of a rewriting
         self._pending: deque[tuple[Batch, str | None]] = deque()
         self._reports: Counter[str] = Counter()  # pending batches that are reports, by worker
@@ -102,11 +104,18 @@ class Persister:
 
     async def _commit(self, writes: list[Write]) -> list[Verdict]:
         wait_s = RETRY_S  # not tenacity: it leaves reference cycles behind after each commit
+        refused_s = 0.0
         while True:
             try:
-                return await self._commit_once(writes)
+                verdicts = await self._commit_once(writes)
+                self.refusal = ""
+                return verdicts
             except StoreUnavailable as error:
                 structlog.get_logger().warning("store_unavailable", error=str(error))
+                refused_s = refused_s + wait_s if isinstance(error, StoreRefuses) else 0.0
+                if refused_s >= REFUSED_S and not self.refusal:
+                    self.refusal = str(error)
+                    structlog.get_logger().error("store_refuses", reason=self.refusal)
                 if isinstance(error, StoreFull) and writes:  # nothing of it was written, and its number is free
                     await self._commit([])  # shows that this leader lives: a standby could write no more than it
             await asyncio.sleep(wait_s)

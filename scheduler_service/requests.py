@@ -51,7 +51,7 @@ class Requests:
     def link(self, outbox: GatewayOutbox) -> None:
         """A gateway has come."""
         self._outboxes.add(outbox)
-        outbox.serving(self._workers.serving())
+        outbox.serving(self._workers.served)
 
     def unlink(self, outbox: GatewayOutbox) -> None:
         """A gateway was lost. Its requests go on, and a gateway may follow them again by offset."""
@@ -86,9 +86,10 @@ class Requests:
         """The model that runs it. Raises RequestError if the request cannot be run, however much room there is."""
         if known is not None:
             raise DuplicateRequest(f"request_id: {submit.request_id} is taken by another request")
-        model = self._workers.model
-        if model is None or not self._workers.sessions:
+        if (model := self._workers.served) is None:
             raise NotServing("no warmed worker", retry_after_ms=1000)
+        if self._persister.refusal:
+            raise NotServing(f"the store refuses: {self._persister.refusal}", retry_after_ms=1000)
         if submit.model_fingerprint not in ("", model.fingerprint):  # tokens of another tokenizer
             raise NotServing("the model has changed since the request was sent", retry_after_ms=1000)
         if self._persister.behind >= MAX_BEHIND:
@@ -110,6 +111,10 @@ class Requests:
             self._core.fleet.tenants.terms = terms
             if self._event_log:
                 self._event_log.terms(terms)
+
+    def needs_store(self, id: str) -> bool:
+        """Whether to follow this request the store has to be asked."""
+        return not self._ledger.knows(id) and id not in self._recovery.unread
 
     async def follow(self, follow: pb.Follow, outbox: GatewayOutbox) -> None:
         """Send all durable output from the offset on, then what comes. Raises StoreUnavailable."""

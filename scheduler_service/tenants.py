@@ -1,5 +1,6 @@
-"""Tenants' terms, from a file: a line for each, `NAME weight=2 requests=100 tokens=500000 class=default`; `*` is who
-has no line. `class` is the best one that a tenant is served in, whatever it asks for."""
+"""The terms of tenants, read from a file. Each tenant has a line, `NAME weight=2 requests=100 tokens=500000
+class=default`; the line of `*` is for tenants without one. `class` is the best class that a tenant gets, whatever it
+asks for."""
 
 from pathlib import Path
 from typing import Any

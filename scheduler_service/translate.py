@@ -1,4 +1,4 @@
-"""Between the wire's messages and the core's data. No state, no decisions."""
+"""Turns messages of the links into the core's data, and back. No state lives here, and no decision."""
 
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
@@ -85,6 +85,7 @@ def to_step_done(worker: str, report: worker_pb.StepReport) -> StepDone:
         free_blocks=report.free_blocks,
         duration_s=report.draft_s + report.verify_s + report.other_s,
         plan=report.command_seq,
+        partial=report.partial,
     )
 
 

@@ -7,7 +7,6 @@ import structlog
 
 from protos.errors import BadInput
 from protos.link.v1 import common_pb2 as common_pb
-from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as pb
 from scheduler_service import translate
 from scheduler_service.config import Settings
@@ -65,10 +64,12 @@ class WorkerPool:
 
     def _changed(self) -> None:
         self.sessions.wake_all()
-        self._outboxes.announce(self.serving())
+        self._outboxes.announce(self.served)
 
-    def serving(self) -> gateway_pb.Serving:
-        return gateway_pb.Serving(ready=bool(self.sessions), model=self.model if self.sessions else None)
+    @property
+    def served(self) -> common_pb.ModelInfo | None:
+        """The model that can be used now; None without workers."""
+        return self.model if self.sessions else None
 
     def close_hung(self, seconds: float) -> None:
         """`seconds` have passed. Give up on workers that have owed the report of a round for too long: they still send

@@ -12,7 +12,7 @@ USUAL_TOKENS = 256  # of output, before anything is known
 
 @value
 class Acceptance:
-    """What one request's rounds of decoding showed."""
+    """What one request's rounds of decoding showed. `means` are kept for a policy that asks whether it is `stable`."""
 
     rounds: int = 0
     drafted: int = 0  # tokens
@@ -25,13 +25,18 @@ class Acceptance:
         """Accepted / drafted, in [0, 1]; 0 before anything was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
-    def after(self, drafted: int, accepted: int, new: int) -> "Acceptance":
-        """The belief after one more round, which emitted `new` tokens. One without drafts is no sample, yet counts as a
-        round; where the target disagreed it has put a token of its own, else the output's end has cut the drafts."""
+    def after(self, drafted: int, accepted: int, new: int, *, keep_means: bool = True) -> "Acceptance":
+        """The belief after one more round, which emitted `new` tokens. A round without drafts is no sample, yet counts
+        as a round. Where the target disagreed with a draft it has put a token of its own; else the output's end has cut
+        the drafts."""
         total, hits = self.drafted + drafted, self.accepted + accepted
-        mean = hits / total if total else 0.0
         rejected = self.rejected + (accepted < drafted and new > accepted)
-        return Acceptance(self.rounds + 1, total, hits, rejected, (*self.means, mean)[-MAX_WINDOW:])
+        means = (*self.means, hits / total if total else 0.0)[-MAX_WINDOW:] if keep_means else self.means
+        return Acceptance(self.rounds + 1, total, hits, rejected, means)
+
+    @property
+    def keeps_means(self) -> bool:
+        return len(self.means) == min(self.rounds, MAX_WINDOW)
 
     def per_round(self, prior: float = 0.0, weight: float = 0.0) -> float:
         """Accepted tokens a round, whatever was drafted: as if `weight` more rounds had shown `prior`."""
@@ -99,20 +104,33 @@ class Length:
         """As if it were no surer than that."""
         return self if self.spread >= spread else Length(self.location, spread)
 
-    def remaining(self, emitted: int, most: int) -> float:
-        """Expected tokens still to come of a request that did not end by `emitted`, and is cut off at `most`."""
-        if emitted >= most:
-            return 0.0
-        age, bound = self._age(emitted), self._age(most)
-        if age > FAR:
-            return min(self.spread / FAR * emitted, most - emitted)
-        mean = math.exp(self.location + self.spread**2 / 2)
-        between = mean * (upper(age - self.spread) - upper(bound - self.spread))  # of those that end on the way
-        return min((between + most * upper(bound)) / upper(age) - emitted, most - emitted)
-
-    def _age(self, tokens: int) -> float:
+    def age(self, tokens: int) -> float:
         """In spreads after the median."""
         return (math.log(tokens) - self.location) / self.spread if tokens else -math.inf
+
+
+class Forecast:
+    """What remains of an output that has such a `length` and is cut off at `most` tokens."""
+
+    __slots__ = ("_beyond", "_cut", "_length", "_mean", "_most")
+
+    def __init__(self, length: Length, most: int) -> None:
+        bound = length.age(most)
+        self._length, self._most = length, most
+        self._mean = math.exp(length.location + length.spread**2 / 2)
+        self._beyond = upper(bound - length.spread)  # the share of `_mean` that outputs beyond the bound have
+        self._cut = most * upper(bound)
+
+    def remaining(self, emitted: int) -> float:
+        """Expected tokens still to come of a request that did not end by `emitted`."""
+        most, spread = self._most, self._length.spread
+        if emitted >= most:
+            return 0.0
+        age = self._length.age(emitted)
+        if age > FAR:
+            return min(spread / FAR * emitted, most - emitted)
+        between = self._mean * (upper(age - spread) - self._beyond)  # of those that end on the way
+        return min((between + self._cut) / upper(age) - emitted, most - emitted)
 
 
 def upper(x: float) -> float:

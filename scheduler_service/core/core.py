@@ -4,20 +4,19 @@
 deterministic: equal inputs give equal plans. Nothing here waits, reads a clock or speaks to anybody.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from scheduler_service.core import admission, backlog
-from scheduler_service.core.charges import charge
 from scheduler_service.core.draft import REFERENCE
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.plan import make_plan
 from scheduler_service.core.policies import Policy
+from scheduler_service.core.steps import step_done
 from scheduler_service.core.types import (
     UNBOUNDED,
-    Advanced,
     AlreadySubmitted,
     Bounds,
     Cancelled,
@@ -25,20 +24,19 @@ from scheduler_service.core.types import (
     CostChanged,
     Draining,
     Effect,
-    Ended,
     Event,
-    Finish,
     Obeyed,
     Plan,
     Record,
     Request,
-    Round,
     StepDone,
     Submitted,
     Tick,
     WorkerDown,
     WorkerUp,
 )
+
+SETTLED_S = 10.0  # a fleet to which no worker has come for so long is complete
 
 
 class Core:
@@ -73,14 +71,14 @@ class Core:
         fleet = self.fleet
         match event:
             case StepDone():
-                return self._step_done(event, now)
+                return step_done(fleet, event, now)
             case Submitted(request):
                 return self._submitted(request, now)
             case Cancelled(id):
                 entry = fleet.entries.get(id)
-                return (self._end(entry, Move.CANCEL, None),) if entry else ()
+                return (fleet.end(entry, Move.CANCEL),) if entry else ()
             case WorkerUp():
-                return self._worker_up(event)
+                return self._worker_up(event, now)
             case WorkerDown(name, died):
                 return self._worker_down(name, died)
             case Obeyed(name, plan, free_blocks):
@@ -97,7 +95,8 @@ class Core:
                 fleet.staff()
                 return ()
             case Tick():
-                return tuple(self._end(entry, Move.EXPIRE, None) for entry in fleet.deadlines.passed(now))
+                expired = tuple(fleet.end(entry, Move.EXPIRE) for entry in fleet.deadlines.passed(now))
+                return (*expired, *self._give_up(now))
 
     # ---- requests come and go ----
 
@@ -109,7 +108,7 @@ class Core:
         entry = fleet.prepare(Entry(request, fleet.known))
         admission.check(fleet, entry, now)
         self._add(entry)
-        return (Changed(entry.record()),)
+        return (Changed(entry.record_to_write()),)
 
     def _add(self, entry: Entry) -> None:
         fleet = self.fleet
@@ -117,24 +116,29 @@ class Core:
         if fleet.overtaking:
             fleet.overtaking.arrived(entry.request, fleet.believed_rounds(entry), backlog.busy_rounds(fleet))
 
-    def _end(self, entry: Entry, move: Move, finish: Finish | None, start: int | None = None) -> Ended:
-        entry.move(move)
-        self.fleet.remove(entry)
-        return Ended(entry.record(), finish, start)
+    def _give_up(self, now: float) -> Iterator[Effect]:
+        """End the requests that no worker can hold any more: all workers were lost, and smaller ones came back. They
+        wait until no worker has come for SETTLED_S, since a larger one may be on its way. No other request waits
+        behind them: no worker lists them."""
+        fleet = self.fleet
+        if fleet.workers and now - fleet.staffed_at >= SETTLED_S:
+            for entry in fleet.homeless():
+                tokens = entry.request.most_tokens
+                yield fleet.end(entry, Move.FAIL, reason=f"no worker can hold it: it may come to {tokens} tokens")
 
     # ---- workers come and go ----
 
-    def _worker_up(self, up: WorkerUp) -> tuple[Effect, ...]:
+    def _worker_up(self, up: WorkerUp, now: float) -> tuple[Effect, ...]:
         fleet = self.fleet
         lost = self._worker_down(up.worker, died=not up.held)
         fleet.isolation.acquit(up.held)
-        worker = fleet.attach(up)
+        worker = fleet.attach(up, now)
         for held in up.held:
             entry = fleet.entries.get(held.id)
             worker.to_forget[held.id] = None
             # A later placement than is known: the leader that made it died before it wrote that down.
             if entry and entry.home is None and not entry.probation and entry.placement <= held.placement:
-                entry.placement = held.placement
+                entry.placement, entry.changed = held.placement, True
                 entry.blocks, entry.offloaded, entry.prefill_owed = held.blocks, held.offloaded, held.prefill_owed
                 fleet.place(entry, up.worker, move=False)
                 worker.free_blocks -= entry.blocks
@@ -156,88 +160,8 @@ class Core:
             waited = entry.state is State.WAITING
             self.fleet.displace(entry)
             if entry in accused and self.fleet.isolation.is_guilty(entry):
-                effects.append(self._end(entry, Move.FAIL, None))
+                effects.append(self.fleet.end(entry, Move.FAIL))
             elif not waited or entry in accused:
                 # A request that only waited writes nothing: workers may come and go while the store is away.
-                effects.append(Changed(entry.record()))
+                effects.append(Changed(entry.record_to_write()))
         return tuple(effects)
-
-    # ---- rounds ----
-
-    def _step_done(self, step: StepDone, now: float) -> tuple[Effect, ...]:
-        fleet, known = self.fleet, self.fleet.known
-        worker = fleet.workers[step.worker]
-        worker.free_blocks = step.free_blocks
-        fleet.load.step_done(worker, step, fleet.draft_len, now)
-        worker.obeyed(worker.planned if step.plan is None else step.plan)
-        effects: list[Effect] = []
-        ran: dict[str, tuple[Entry, Round]] = {}
-        for row in step.rounds:
-            entry = fleet.entries.get(row.id)
-            if not entry or (entry.home, entry.placement, entry.emitted) != (step.worker, row.placement, row.start):
-                continue  # stale: it was moved, ended, or its worker ran ahead of what is durable
-            entry.blocks = row.blocks
-            entry.prefill_owed = row.prefill_owed
-            if not row.skipped:
-                entry.offloaded = 0
-                ran[row.id] = entry, row
-        if fleet.overtaking:
-            needs = [(entry.request, fleet.load.rounds(id)) for id, (entry, _) in ran.items()]
-            for _ in range(max((row.count for _, row in ran.values()), default=1)):
-                fleet.overtaking.served(needs)
-        charge(fleet.classes, ran.values(), known.round_s / known.slots, known.cost.prefill_token_s)
-        for entry, row in ran.values():
-            effects.append(self._round_done(entry, row, now - step.duration_s))
-        for id in sorted(worker.running - ran.keys()):
-            entry = fleet.entries.get(id)
-            if entry and entry.home == step.worker and entry.state is State.RUNNING:
-                entry.move(Move.PREEMPT)
-                entry.preemptions += 1
-                fleet.rank(entry)
-                effects.append(Changed(entry.record()))
-        worker.running = {id for id in ran if id in fleet.entries}
-        if fleet.overtaking:
-            for entry in [fleet.entries[id] for id in fleet.overtaking.overdue()]:
-                entry.overdue = True
-                fleet.rank(entry)
-        return tuple(effects)
-
-    def _round_done(self, entry: Entry, row: Round, began: float) -> Effect:
-        fleet, known = self.fleet, self.fleet.known
-        if entry.state is not State.RUNNING:
-            entry.move(Move.RUN)
-        if entry.started is None:
-            entry.started = began
-        entry.emitted += row.new
-        entry.expect()
-        if row.finish:
-            fleet.workers[entry.home or ""].listed.pop(row.id, None)
-        entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
-        if row.prefilled:  # the whole batch waits for it, and it may take rounds of a slot
-            batch_s = row.prefilled * known.cost.prefill_token_s * known.slots + (0 if row.new else known.round_s)
-            entry.kv_s += batch_s
-        else:
-            entry.served_s += known.round_s * row.count
-        for count, (new, drafted, accepted) in enumerate(row.each or ((row.new, row.drafted, row.accepted),), 1):
-            if new:
-                fleet.isolation.served(entry)
-            if drafted or (new and not row.prefilled):
-                entry.acceptance = entry.acceptance.after(drafted, accepted, new)
-            if count < row.count:
-                entry.perceptible = entry.perceptible or fleet.policy.perceives(entry)
-        if row.finish is Finish.ERROR:
-            return self._end(entry, Move.FAIL, row.finish, row.start)
-        if row.finish is not None:
-            ended = self._end(entry, Move.FINISH, row.finish, row.start)
-            self._learn(entry, cut=ended.cut)
-            return ended
-        entry.perceptible = entry.perceptible or fleet.policy.perceives(entry)
-        fleet.rank(entry)
-        return Advanced(entry.record(), row.start)
-
-    def _learn(self, entry: Entry, *, cut: bool) -> None:
-        known = self.fleet.known
-        known.length.observe(entry.emitted, entry.request.predicted_tokens, cut=cut)
-        known.acceptance.observe(entry.acceptance)
-        if self.fleet.policy.learns:
-            self.fleet.refit.learned(known.length, known.acceptance)

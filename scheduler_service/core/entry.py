@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
+from scheduler_service.core.beliefs import Acceptance, Forecast, Length
 from scheduler_service.core.classes import ClassAccount
 from scheduler_service.core.fairness import FairRanking, Tenant
 from scheduler_service.core.known import Known
@@ -29,8 +29,9 @@ class Entry:
     prefill_owed: int = 0  # tokens to be computed before it can draft
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_len: int = 0  # that it was last planned to use
-    length: Length = SOME_LENGTH  # what is believed of its output
-    remaining_tokens: float = 0.0  # of output still to come, by that belief: `expect`
+    length: Length = field(init=False)  # what is believed of its output: `expect`
+    forecast: Forecast = field(init=False)  # of what remains of it, by that belief
+    remaining_tokens: float = 0.0  # of output still to come, by that forecast
     perceptible: bool = False
     overdue: bool = False  # overtaken as often as the policy allows
     preemptions: int = 0
@@ -45,6 +46,7 @@ class Entry:
     crowd: int = 1  # requests that may have been under way on its worker then
     tenant: Tenant = field(default_factory=lambda: Tenant(""))
     of_class: ClassAccount = field(default_factory=lambda: ClassAccount(RequestClass.DEFAULT))
+    changed: bool = True  # since its last record was written, in more than output, acceptance and key
     claim: Claim = Claim(1, 0, 0.0)
     key: Key = ()  # where it stands in its ranking; (): in none
 
@@ -92,9 +94,11 @@ class Entry:
 
     # ---- changes ----
 
-    def expect(self) -> None:
-        """Work out what remains of it, now that its belief or its output has changed."""
-        self.remaining_tokens = self.length.remaining(self.emitted, self.request.max_tokens)
+    def expect(self, length: Length) -> None:
+        """Believe in an output of this length from now on."""
+        self.length = length
+        self.forecast = Forecast(length, self.request.max_tokens)
+        self.remaining_tokens = self.forecast.remaining(self.emitted)
 
     def worth(self, price_s: float) -> bool:
         """Whether it was served long enough, since its KV came, to have been worth `price_s` of its batch."""
@@ -103,6 +107,12 @@ class Entry:
     def move(self, move: Move) -> None:
         """Raises IllegalMove and changes nothing."""
         self.state = after(self.state, move)
+        self.changed = True
+
+    def next_placement(self) -> None:
+        """What its worker still reports of it from before is stale."""
+        self.placement += 1
+        self.changed = True
 
     def lose_kv(self) -> None:
         """All of it, on the worker and in its host's memory."""
@@ -118,6 +128,11 @@ class Entry:
             self.move(Move.EVICT)
         self.blocks, self.offloaded = 0, blocks
         self.served_s = 0.0
+
+    def record_to_write(self) -> Record:
+        """Its record, which is written now."""
+        self.changed = False
+        return self.record()
 
     def record(self) -> Record:
         return Record(
@@ -161,7 +176,7 @@ class Worker:
 
     up: WorkerUp
     free_blocks: int
-    ranking: FairRanking = field(default_factory=FairRanking)  # of the requests whose home it is
+    ranking: FairRanking  # of the requests whose home it is
     running: set[str] = field(default_factory=set)  # ran in its last round
     draining: bool = False  # it wants to end: no request is placed on it any more
     full_at: float | None = None  # when its last round ended, if no slot was vacant
@@ -169,6 +184,12 @@ class Worker:
     listed: dict[str, int] = field(default_factory=dict)  # may be under way there: the last plan that lists each
     quarantined: tuple[str, ...] = ()  # suspects that were given it to themselves
     to_forget: dict[str, None] = field(default_factory=dict)  # requests that have gone from it since its last plan
+    memory_tokens: int = field(init=False)  # of KV, that fit into its memory
+    round_tokens: int = field(init=False)  # that a request may get in one round
+
+    def __post_init__(self) -> None:
+        self.memory_tokens = self.up.blocks * self.up.block_tokens
+        self.round_tokens = self.up.max_draft + 1
 
     def plan(self, ids: Iterable[str]) -> None:
         """The next plan lists these."""
@@ -179,12 +200,16 @@ class Worker:
         """It has carried out this plan: no round of an earlier one is under way."""
         self.listed = {id: last for id, last in self.listed.items() if last >= plan}
 
+    def holds(self, entry: Entry) -> bool:
+        """Whether the request can run a round here: its tokens after that fit into the memory."""
+        return min(entry.request.most_tokens, entry.tokens + self.round_tokens) <= self.memory_tokens
+
     @property
     def vacancy(self) -> int:
         """Slots that its own requests leave free; negative when some of them wait."""
         return self.up.slots - len(self.ranking)
 
     def blocks_for(self, entry: Entry) -> int:
-        """All of its KV, with 2 * (max_draft + 1) tokens in reserve: a plan is one step old when it is carried out."""
-        tokens = entry.tokens + 2 * (self.up.max_draft + 1)
+        """All of its KV after two more rounds: a plan is one step old when it is carried out."""
+        tokens = entry.tokens + 2 * self.round_tokens
         return min(-(-tokens // self.up.block_tokens), self.up.blocks)

@@ -8,13 +8,13 @@ from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.fairness import FairRanking, Tenants
 from scheduler_service.core.isolation import Isolation
 from scheduler_service.core.known import Known
-from scheduler_service.core.lifecycle import State
+from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.load import Load
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import Claim, Policy
-from scheduler_service.core.ranking import Key
+from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.refit import Refit
-from scheduler_service.core.types import Bounds, Unseen, WorkerUp
+from scheduler_service.core.types import Bounds, Ended, Finish, Unseen, WorkerUp
 
 
 class Fleet:
@@ -28,14 +28,18 @@ class Fleet:
         self.unseen = Unseen()
         self.entries: dict[str, Entry] = {}  # the live requests
         self.workers: dict[str, Worker] = {}
-        self.unplaced = FairRanking()  # of the requests without a worker
-        self.tenants = Tenants()
-        self.classes = Classes()
+        self._changes = Changes()
+        self.unplaced = FairRanking(self._changes)  # of the requests without a worker
+        self.vacant: set[str] = set()  # workers with vacant slots
+        self.tenants = Tenants(self._changes)
+        self.classes = Classes(self._changes)
         self.load = Load()
         self.isolation = Isolation(max_deaths)
         self.deadlines = Deadlines(self.entries)
         self.refit = Refit()
         self.overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
+        self.largest = 0  # tokens: no live request may come to more
+        self.staffed_at = -math.inf  # when a worker came last
 
     # ---- requests ----
 
@@ -50,12 +54,12 @@ class Fleet:
     def _expect(self, entry: Entry) -> None:
         """What is believed of its length now."""
         belief = self.known.length.belief(entry.request.predicted_tokens, entry.request.expected)
-        entry.length = belief.at_least(self.policy.surest)
-        entry.expect()
+        entry.expect(belief.at_least(self.policy.surest))
 
     def add(self, entry: Entry) -> None:
         """It is live from now on: all that it may need is reserved until it ends."""
         self.entries[entry.request.id] = entry
+        self.largest = max(self.largest, entry.request.most_tokens)
         entry.tenant = self.tenants.join(entry.request)
         entry.of_class.live += 1
         self.load.reserve(entry, self.believed_rounds(entry))
@@ -65,8 +69,11 @@ class Fleet:
             self.refit.join(entry.request.id)
         self.rank(entry)
 
-    def remove(self, entry: Entry) -> None:
-        """It has ended."""
+    def end(
+        self, entry: Entry, move: Move, finish: Finish | None = None, start: int | None = None, reason: str = ""
+    ) -> Ended:
+        """Its life ends with this `move`. The rest is as in `Ended`. Raises IllegalMove and changes nothing."""
+        entry.move(move)
         self._leave(entry)
         del self.entries[entry.request.id]
         self.tenants.leave(entry.request)
@@ -76,6 +83,7 @@ class Fleet:
         self.load.release(entry.request)
         if self.overtaking:
             self.overtaking.ended(entry.request)
+        return Ended(entry.record(), finish, start, reason)
 
     def refit_some(self) -> None:
         """Some claims follow what finished requests have taught."""
@@ -89,20 +97,31 @@ class Fleet:
 
     # ---- workers ----
 
-    def attach(self, up: WorkerUp) -> Worker:
+    def attach(self, up: WorkerUp, now: float) -> Worker:
         self.known.first_worker(up.cost, up.slots)
-        worker = self.workers[up.worker] = Worker(up, up.blocks)
+        self.staffed_at = now
+        worker = self.workers[up.worker] = Worker(up, up.blocks, FairRanking(self._changes))
+        self.vacant.add(up.worker)
         self.staff()
         return worker
 
     def detach(self, name: str) -> None:
         """All its requests have been displaced."""
         del self.workers[name]
+        self.vacant.discard(name)
         self.staff()
 
     def staff(self) -> None:
         """The workers, or what their rounds cost, have changed."""
         self.load.staff(self.workers.values(), self.draft_len)
+
+    def homeless(self) -> list[Entry]:
+        """Requests that no worker can hold."""
+        takers = [worker for worker in self.workers.values() if not worker.draining]
+        if max((worker.memory_tokens for worker in takers), default=0) >= self.largest:
+            return []
+        stopped = [entry for entry in self.entries.values() if entry.state is not State.RUNNING]
+        return [entry for entry in stopped if not any(worker.holds(entry) for worker in takers)]
 
     @property
     def slots(self) -> int:
@@ -111,6 +130,11 @@ class Fleet:
     def homed(self, worker: Worker) -> list[Entry]:
         """The requests whose home it is, best claim first."""
         return [self.entries[key[-1]] for key in worker.ranking]
+
+    def runs_on(self, worker: Worker, id: str) -> bool:
+        """Whether this request is live, and ran there in the worker's last round."""
+        entry = self.entries.get(id)
+        return entry is not None and entry.home == worker.up.worker and entry.state is State.RUNNING
 
     # ---- order ----
 
@@ -131,18 +155,23 @@ class Fleet:
             self._ranking(entry).move(entry.key, key)
         else:
             self._ranking(entry).add(key)
+            self._look_for_vacancy(entry.home)
         entry.key = key
 
     def key(self, entry: Entry) -> Key:
         """Where it belongs among all others, by its class, tenant and claim as they are now."""
-        entry.claim = self.policy.claim(entry, self.known.round_s)
+        claim = self.policy.claim(entry, self.known.round_s)
+        if claim.level != entry.claim.level:
+            entry.changed = True
+        entry.claim = claim
         # A running request keeps its place against an equal claim: only a strictly higher one preempts.
         waits = entry.state is not State.RUNNING
         # Without preemption requests that have begun go first. Not those that ran last: with plans a round late two
         # would run alternately.
         new = entry.started is None and not self.policy.preemptive
         request = entry.request
-        claim = Claim(1, -1, request.arrival) if entry.overdue else entry.claim
+        if entry.overdue:
+            claim = Claim(1, -1, request.arrival)
         return (new, entry.of_class, entry.tenant, *claim, waits, request.arrival, request.id)
 
     def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
@@ -152,7 +181,7 @@ class Fleet:
         self.workers[home].to_forget.pop(entry.request.id, None)
         if move:
             entry.lose_kv()
-            entry.placement += 1
+            entry.next_placement()
         self.rank(entry)
 
     def displace(self, entry: Entry) -> None:
@@ -168,3 +197,9 @@ class Fleet:
         entry.key = ()
         if entry.home is not None:
             self.workers[entry.home].to_forget[entry.request.id] = None
+            self._look_for_vacancy(entry.home)
+
+    def _look_for_vacancy(self, name: str | None) -> None:
+        """The worker has one request more or less."""
+        if name is not None:
+            (self.vacant.add if self.workers[name].vacancy > 0 else self.vacant.discard)(name)

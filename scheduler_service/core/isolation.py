@@ -29,7 +29,7 @@ class Isolation:
         accused = [entry for entry in known if entry.home == worker.up.worker]  # not those that have moved since
         for entry in accused:
             entry.deaths += crowd == 1
-            entry.probation = PROBATION_ROUNDS
+            entry.probation, entry.changed = PROBATION_ROUNDS, True
             entry.suspected, entry.crowd = entry.placement, crowd
             self.suspects[entry.request.id] = entry
         return set(accused)
@@ -39,7 +39,7 @@ class Isolation:
         for one in held:
             entry = self.suspects.get(one.id)
             if entry is not None and entry.suspected == one.placement:
-                entry.deaths = max(0, entry.deaths - (entry.crowd == 1))
+                entry.deaths, entry.changed = max(0, entry.deaths - (entry.crowd == 1)), True
                 if not entry.deaths:
                     self._clear(entry)
 
@@ -57,12 +57,12 @@ class Isolation:
     def served(self, entry: Entry) -> None:
         """A round of it has brought output."""
         if entry.probation:
-            entry.probation -= 1
+            entry.probation, entry.changed = entry.probation - 1, True
             if not entry.probation:
                 self._clear(entry)
 
     def _clear(self, entry: Entry) -> None:
-        entry.deaths = entry.probation = 0
+        entry.deaths, entry.probation, entry.changed = 0, 0, True
         self.leave(entry)
 
     def quarantined(self, worker: Worker) -> list[Entry]:

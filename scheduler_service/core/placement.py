@@ -1,8 +1,10 @@
 """Which requests a worker runs: its own, those without a worker, those that wait at another. Makes no whole plan."""
 
 from bisect import insort
+from itertools import islice
 
 from scheduler_service.core.entry import Entry, Worker
+from scheduler_service.core.fairness import FairRanking
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.ranking import Key
@@ -42,7 +44,7 @@ def choose_suspects(fleet: Fleet, name: str) -> list[Entry] | None:
     worker = fleet.workers[name]
     suspects = isolation.quarantined(worker)
     if not suspects and quarantine_due(fleet) and name == hungriest(fleet):
-        suspects = _next_group(fleet, worker.up.slots)
+        suspects = _next_group(fleet, worker)
         for entry in suspects:
             fleet.place(entry, name)
         worker.quarantined = tuple(entry.request.id for entry in suspects)
@@ -58,18 +60,25 @@ def quarantine_due(fleet: Fleet) -> bool:
     return isolation.waiting > 0 and not any(map(isolation.quarantined, fleet.workers.values()))
 
 
-def _next_group(fleet: Fleet, slots: int) -> list[Entry]:
+def _next_group(fleet: Fleet, worker: Worker) -> list[Entry]:
     """The suspects that go next: the first of those that wait, and some that were suspected with it."""
-    suspects = fleet.isolation.suspects.values()
-    waiting = sorted((entry for entry in suspects if entry.home is None), key=lambda entry: entry.key)
+    suspects = [one for one in fleet.isolation.suspects.values() if one.home is None and worker.holds(one)]
+    if not suspects:
+        return []
+    waiting = sorted(suspects, key=lambda entry: entry.key)
     crowd = waiting[0].crowd
-    return [entry for entry in waiting if entry.crowd == crowd][: min(slots, -(-crowd // GROUPS))]
+    return [entry for entry in waiting if entry.crowd == crowd][: min(worker.up.slots, -(-crowd // GROUPS))]
 
 
 def hungriest(fleet: Fleet) -> str | None:
     """The worker that a new request is best offered to first: the one with most vacant slots."""
-    open = [name for name, one in fleet.workers.items() if not (one.draining or fleet.isolation.quarantined(one))]
-    return max(open, key=lambda name: fleet.workers[name].vacancy, default=None)
+    best, most = None, 0
+    for name, worker in fleet.workers.items():
+        if worker.draining or (worker.quarantined and fleet.isolation.quarantined(worker)):
+            continue
+        if best is None or worker.vacancy > most:
+            best, most = name, worker.vacancy
+    return best
 
 
 def called_for(fleet: Fleet, id: str) -> str | None:
@@ -85,6 +94,8 @@ def called_for(fleet: Fleet, id: str) -> str | None:
 
 def idle_beside_work(fleet: Fleet) -> str | None:
     """A worker with a vacant slot, if it could claim a request that waits elsewhere: it should plan."""
+    if not fleet.vacant:
+        return None
     name = hungriest(fleet)
     if name is None or fleet.workers[name].vacancy <= 0:
         return None
@@ -99,9 +110,17 @@ def _most_listed(worker: Worker) -> int:
 def _best(fleet: Fleet, worker: Worker, limit: int) -> list[Key]:
     """The best of what the worker has and of what has no worker. Suspects are left out: they run apart."""
     suspects = fleet.isolation.suspects
-    offered = [] if worker.draining else fleet.unplaced.first(limit + len(suspects))
-    best = sorted(worker.ranking.first(limit + len(suspects)) + offered)
+    offered = [] if worker.draining else _first(fleet, worker, fleet.unplaced, limit + len(suspects))
+    best = sorted(_first(fleet, worker, worker.ranking, limit + len(suspects)) + offered)
     return [key for key in best if key[-1] not in suspects][:limit]
+
+
+def _first(fleet: Fleet, worker: Worker, ranking: FairRanking, limit: int) -> list[Key]:
+    """The best of those that the worker can hold."""
+    if worker.memory_tokens >= fleet.largest:
+        return ranking.first(limit)
+    held = (key for key in ranking if worker.holds(fleet.entries[key[-1]]))
+    return list(islice(held, limit))
 
 
 def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
@@ -110,19 +129,25 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
     That is one without KV there and with a better claim than the last of the batch. If a slot here would idle it is any
     one without KV there, or one whose KV is computed anew here before the other worker has room for it.
     """
-    idle = len(batch) < fleet.workers[name].up.slots
+    worker = fleet.workers[name]
+    idle = len(batch) < worker.up.slots
     best = None
     for other, donor in fleet.workers.items():
-        quarantined = bool(fleet.isolation.quarantined(donor))  # then its slots are not for its other requests
+        # The slots of a quarantined worker are not for its other requests.
+        quarantined = bool(donor.quarantined and fleet.isolation.quarantined(donor))
         if other == name or (donor.vacancy >= 0 and not quarantined):
             continue
-        for key in donor.ranking.beyond(0 if quarantined else donor.up.slots):
+        slots = 0 if quarantined else donor.up.slots
+        next_key = donor.ranking.at(slots)
+        if next_key is None or not (idle or next_key < batch[-1].key):
+            continue
+        for key in donor.ranking.beyond(slots):
             entry = fleet.entries[key[-1]]
             if (best and key >= best.key) or not (idle or key < batch[-1].key):
                 break
-            if entry.state is State.RUNNING or entry.probation:
+            if entry.state is State.RUNNING or entry.probation or not worker.holds(entry):
                 continue
-            rebuild_s = entry.tokens * fleet.workers[name].up.cost.prefill_token_s
+            rebuild_s = entry.tokens * worker.up.cost.prefill_token_s
             if not (entry.blocks or entry.offloaded) or (idle and rebuild_s < _next_end_s(fleet, donor)):
                 best = entry
                 break

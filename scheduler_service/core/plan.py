@@ -21,7 +21,7 @@ def make_plan(fleet: Fleet, name: str, *, choose_drafts: bool, prefill_chunk: in
     for entry, copy in evict.items():
         worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
         entry.offload_kv(copy) if copy else entry.lose_kv()
-        entry.placement += 1  # a row of the round in hand must not bring back what the plan gives away
+        entry.next_placement()  # a row of the round in hand must not bring back what the plan gives away
         fleet.rank(entry)
     if choose_drafts:
         choose_draft_lengths(schedule[: worker.up.slots], fleet.known.acceptance, worker.up.cost, worker.up.max_draft)

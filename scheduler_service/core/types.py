@@ -137,8 +137,8 @@ class Draining:
 
 @value
 class Round:
-    """One row of a report, without its token ids: those stay in the shell. If a report holds several rounds, `new`,
-    `drafted` and `accepted` are their sums, and `each` has the three numbers of every round."""
+    """One row of a report, without its token ids: those stay in the shell. If it holds several rounds, `new`, `drafted`
+    and `accepted` are their sums, and `each` has the three numbers of every round."""
 
     id: str
     placement: int
@@ -155,19 +155,21 @@ class Round:
 
     @property
     def count(self) -> int:
-        """How many rounds these are."""
-        return len(self.each) or 1
+        """How many rounds these are. A row that was skipped may hold rounds before that."""
+        return len(self.each) or (0 if self.skipped else 1)
 
 
 @value
 class StepDone:
-    """A worker's report of a round, or of several in which the same requests ran."""
+    """A worker's report of what requests did since it last reported them. A request without a row did not run in the
+    last round; but if the report is `partial`, only a row that was skipped says so."""
 
     worker: str
     rounds: tuple[Round, ...]
     free_blocks: int
     duration_s: float
     plan: int | None = None  # which one it carried out, as in Obeyed; None: the newest
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +208,6 @@ class Record:
     deaths: int = 0  # of workers that ran it alone, one after the other
     probation: int = 0  # rounds until nobody suspects it any more of such a death
 
-    def goes_on(self, before: "Record") -> bool:
-        """Whether it differs from `before` in nothing but output, acceptance and key."""
-        return (
-            self.state is before.state
-            and self.placement == before.placement
-            and self.prefilled == before.prefilled
-            and self.perceptible == before.perceptible
-            and self.level == before.level
-            and self.preemptions == before.preemptions
-            and self.started == before.started
-            and self.deaths == before.deaths
-            and self.probation == before.probation
-        )
-
 
 @value
 class Changed:
@@ -230,19 +218,30 @@ class Changed:
 
 @value
 class Advanced:
-    """A round of it counts. A row of a report without this effect was stale: its tokens must be dropped."""
+    """A round of it counts, and its record changed. `start`: where the round's tokens begin in the output."""
 
     record: Record
     start: int
 
 
 @value
+class WentOn:
+    """Rounds of these requests count, and brought tokens. Since the record that was last made of each, nothing of it
+    has changed but output, acceptance and key. A row of a report that has neither this effect nor another with a
+    `start` was stale: its tokens must be dropped."""
+
+    ids: tuple[str, ...]
+
+
+@value
 class Ended:
-    """The last that is heard of it. With a round of its own, `start` says where that round's tokens begin."""
+    """The last that is heard of it. With a round of its own, `start` says where that round's tokens begin. `reason`: a
+    sentence for its client, if it failed for something that no row tells."""
 
     record: Record
     finish: Finish | None
     start: int | None = None
+    reason: str = ""
 
     @property
     def cut(self) -> bool:
@@ -250,7 +249,15 @@ class Ended:
         return self.finish is Finish.LENGTH and self.record.emitted >= self.record.request.max_tokens
 
 
-Effect = Changed | Advanced | Ended
+Effect = Changed | Advanced | WentOn | Ended
+
+
+def counted_ids(effect: Effect) -> tuple[str, ...]:
+    """The requests of which this effect says that a round of the report counts."""
+    if isinstance(effect, WentOn):
+        return effect.ids
+    return () if isinstance(effect, Changed) or effect.start is None else (effect.record.request.id,)
+
 
 # ---- decisions ----
 

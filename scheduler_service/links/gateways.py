@@ -1,4 +1,4 @@
-"""The gateways' end of the scheduler: one multiplexed stream each. Requests are kept elsewhere."""
+"""The streams of gateways: one multiplexed stream for each. Requests are kept elsewhere."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,15 +16,21 @@ from protos.v1 import status_pb2 as status_pb
 from scheduler_service import insight
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.pace import Pace
 from scheduler_service.store import StoreUnavailable
 
 Answer = TypeVar("Answer")
+# Between two messages to a gateway. A write costs as much as several rows, and with many gateways each step has a few
+# rows for each of them. The first message after a pause goes out at once.
+FLUSH_S = 0.003
+MAX_LOOK_UPS = 4096  # follows of one gateway that wait for the store
 
 
 class GatewayLink(rpc.GatewayLinkServicer):
     def __init__(self, leads: Callable[[], Leader]) -> None:
-        """`leads`: who does; raises NotServing while nobody does here."""
+        """`leads` returns the leader, or raises NotServing if nobody leads in this process."""
         self._leads = leads
+        self._pace = Pace()
         self._log = structlog.get_logger()
 
     async def Link(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
@@ -35,12 +41,14 @@ class GatewayLink(rpc.GatewayLinkServicer):
             await abort(context, error)
             return
         outbox = GatewayOutbox()
+        look_ups: asyncio.Queue[pb.Follow] = asyncio.Queue(MAX_LOOK_UPS)
         leader.requests.link(outbox)
         self._log.info("gateway_linked")
         try:
             await first_of(
-                lambda: _read(leader, outbox, context),
-                lambda: _write(outbox, context),
+                lambda: _read(leader, outbox, look_ups, context),
+                lambda: _look_up(leader, outbox, look_ups),
+                lambda: _write(leader, outbox, context),
                 lambda: _overflow(outbox),
                 leader.over.wait,
             )
@@ -55,7 +63,10 @@ class GatewayLink(rpc.GatewayLinkServicer):
         self, request: inference_pb.GetRequestRequest, context: Any
     ) -> inference_pb.GetRequestResponse:
         async def status(leader: Leader) -> inference_pb.GetRequestResponse:
-            return inference_pb.GetRequestResponse(request=await insight.request_status(leader, request.request_id))
+            async with self._pace.one():
+                live = insight.live_status(leader, request.request_id)
+            status = live or await insight.stored_status(leader, request.request_id)
+            return inference_pb.GetRequestResponse(request=status)
 
         return await self._answer(context, status)
 
@@ -63,7 +74,8 @@ class GatewayLink(rpc.GatewayLinkServicer):
         self, request: inference_pb.ListRequestsRequest, context: Any
     ) -> inference_pb.ListRequestsResponse:
         async def page(leader: Leader) -> inference_pb.ListRequestsResponse:
-            return await insight.list_requests(leader, request)
+            async with self._pace.one():
+                return await insight.list_requests(leader, request)
 
         return await self._answer(context, page)
 
@@ -72,7 +84,8 @@ class GatewayLink(rpc.GatewayLinkServicer):
 
     async def Stats(self, request: inference_pb.StatsRequest, context: Any) -> status_pb.StatsResponse:  # noqa: N802
         async def stats(leader: Leader) -> status_pb.StatsResponse:
-            return insight.stats(leader)
+            async with self._pace.one():
+                return await insight.stats(leader)
 
         return await self._answer(context, stats)
 
@@ -86,7 +99,9 @@ class GatewayLink(rpc.GatewayLinkServicer):
         raise AssertionError("abort raises")
 
 
-async def _read(leader: Leader, outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
+async def _read(
+    leader: Leader, outbox: GatewayOutbox, look_ups: asyncio.Queue[pb.Follow], stream: Stream[pb.FromGateway, Any]
+) -> None:
     while isinstance(message := await stream.read(), pb.FromGateway):
         match message.WhichOneof("kind"):
             case "submit":
@@ -95,10 +110,10 @@ async def _read(leader: Leader, outbox: GatewayOutbox, stream: Stream[pb.FromGat
                 except StoreUnavailable as error:
                     outbox.refuse(message.submit.request_id, _away(error))
             case "follow":
-                await _follow(leader, message.follow, outbox)
+                await _follow(leader, message.follow, outbox, look_ups)
             case "follows":
                 for follow in message.follows.follow:
-                    await _follow(leader, follow, outbox)
+                    await _follow(leader, follow, outbox, look_ups)
             case "cancel":
                 try:
                     await leader.requests.cancel(message.cancel.request_id)
@@ -106,21 +121,40 @@ async def _read(leader: Leader, outbox: GatewayOutbox, stream: Stream[pb.FromGat
                     raise _away(error) from error  # the next link says it again
 
 
-async def _follow(leader: Leader, follow: pb.Follow, outbox: GatewayOutbox) -> None:
-    try:
+async def _follow(leader: Leader, follow: pb.Follow, outbox: GatewayOutbox, look_ups: asyncio.Queue[pb.Follow]) -> None:
+    """A request that is only in the store is looked up beside the reader: a store that hangs must not hold up submits
+    and cancels."""
+    if leader.requests.needs_store(follow.request_id):
+        try:
+            look_ups.put_nowait(follow)
+        except asyncio.QueueFull:
+            outbox.refuse(follow.request_id, NotServing("too many wait for the store", retry_after_ms=1000))
+    else:
         await leader.requests.follow(follow, outbox)
-    except StoreUnavailable as error:
-        outbox.refuse(follow.request_id, _away(error))
 
 
-async def _write(outbox: GatewayOutbox, stream: Stream[pb.FromGateway, pb.ToGateway]) -> None:
+async def _look_up(leader: Leader, outbox: GatewayOutbox, look_ups: asyncio.Queue[pb.Follow]) -> None:
+    while True:
+        follow = await look_ups.get()
+        try:
+            await leader.requests.follow(follow, outbox)
+        except StoreUnavailable as error:
+            outbox.refuse(follow.request_id, _away(error))
+
+
+async def _write(leader: Leader, outbox: GatewayOutbox, stream: Stream[Any, pb.ToGateway]) -> None:
     while True:
         try:
             async with asyncio.timeout(BEAT_S):
                 message = await outbox.take()
         except TimeoutError:
             message = pb.ToGateway()
+        if (model := outbox.unsent_model(message)) is not None:
+            async with leader.outboxes.one_model:  # megabytes: others run before the next gateway gets its copy
+                message.serving.model.CopyFrom(model)
+                await asyncio.sleep(0)
         await stream.write(message)
+        await asyncio.sleep(FLUSH_S)
 
 
 def _away(error: StoreUnavailable) -> NotServing:

@@ -1,4 +1,4 @@
-"""The workers' end of the scheduler: streams and sessions. What to run is decided elsewhere."""
+"""The streams of workers: one for each. What a worker runs is decided elsewhere."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ HELLO_TIMEOUT_S = 10.0
 
 class WorkerLink(rpc.WorkerLinkServicer):
     def __init__(self, leads: Callable[[], Leader]) -> None:
-        """`leads`: who does; raises NotServing while nobody does here."""
+        """`leads` returns the leader, or raises NotServing if nobody leads in this process."""
         self._leads = leads
         self._log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ class WorkerLink(rpc.WorkerLinkServicer):
             leader.workers.detach(session)
 
     async def _hello(self, stream: Stream[pb.FromWorker, pb.ToWorker]) -> pb.Hello:
-        """Its first message. Raises BadInput if that is not a Hello that we understand."""
+        """The first message. Raises BadInput if it is not a Hello that we understand, or does not come in time."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 message = await stream.read()
@@ -73,7 +73,7 @@ async def _read(leader: Leader, session: WorkerSession, stream: Stream[pb.FromWo
         async with asyncio.timeout(leader.settings.worker_timeout_s):
             message = await stream.read()
         if not isinstance(message, pb.FromWorker):
-            return  # it hung up, and may well have died
+            return  # it hung up without a goodbye: it may have died
         checks.report(message.report)
         leader.workers.report(session, message.report, time.perf_counter())
         if message.report.leaving:
@@ -82,7 +82,7 @@ async def _read(leader: Leader, session: WorkerSession, stream: Stream[pb.FromWo
 
 
 async def _write(leader: Leader, session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:
-    """Desired state: planned when it can be sent, so that several events make one command."""
+    """Send commands. A plan is made when it can be sent, so that several events make one command."""
     while True:
         try:
             async with asyncio.timeout(BEAT_S):

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field, replace
 from scheduler_service.core import placement
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import Policy
-from scheduler_service.core.types import UNBOUNDED, Bounds, Changed, Ended, QueueIsFull, Record, StepDone, Submitted
+from scheduler_service.core.types import (
+    UNBOUNDED,
+    Bounds,
+    Ended,
+    QueueIsFull,
+    Record,
+    Round,
+    StepDone,
+    Submitted,
+    counted_ids,
+)
 from scheduler_service.predictor.port import Predictor
 from scheduler_service.sim.worker import Fleet, SimWorker
 from scheduler_service.sim.workload import Job
@@ -150,27 +160,34 @@ class Simulation:
             heapq.heappush(self._ends, (now + step.duration_s, name, step))
 
     def _step_done(self, step: StepDone, now: float) -> None:
-        drafted = {row.id for row in step.rounds if row.drafted}
-        for effect in self.core.observe(step, now):
-            if isinstance(effect, Changed):
-                continue
-            record = effect.record
-            id = record.request.id
-            self.trace.rounds += 1
-            self.trace.drafts += id in drafted
-            if record.emitted > (effect.start or 0):
-                last = self._last_s.get(id)
-                self._last_s[id] = now
-                if last is None:
-                    self._first_s[id] = now
-                else:
-                    self.trace.gaps_s.append(now - last)
+        effects = self.core.observe(step, now)
+        counted = {id for effect in effects for id in counted_ids(effect)}
+        for row in step.rounds:
+            if row.id in counted:
+                self._served(row, now)
+        for effect in effects:
             if isinstance(effect, Ended):
-                del self._last_s[id]
-                self._learn(effect)
-                self.trace.outcomes.append(Outcome(self._jobs[id], record, self._first_s.pop(id), now))
-                if len(self.trace.outcomes) % self._sample_every == 0:
-                    self._progress(len(self.trace.outcomes))
+                self._ended(effect, now)
+
+    def _served(self, row: Round, now: float) -> None:
+        """A round that counts."""
+        self.trace.rounds += 1
+        self.trace.drafts += row.drafted > 0
+        if row.new:
+            last = self._last_s.get(row.id)
+            self._last_s[row.id] = now
+            if last is None:
+                self._first_s[row.id] = now
+            else:
+                self.trace.gaps_s.append(now - last)
+
+    def _ended(self, ended: Ended, now: float) -> None:
+        id = ended.record.request.id
+        del self._last_s[id]
+        self._learn(ended)
+        self.trace.outcomes.append(Outcome(self._jobs[id], ended.record, self._first_s.pop(id), now))
+        if len(self.trace.outcomes) % self._sample_every == 0:
+            self._progress(len(self.trace.outcomes))
 
     def _learn(self, ended: Ended) -> None:
         """At the same points in every run of equal inputs; live, a process of its own does it."""

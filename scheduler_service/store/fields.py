@@ -9,6 +9,7 @@ older code then sets such a request aside. Records without `v` are of schema 1.0
 import json
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -163,11 +164,27 @@ def to_record(id: str, stored: Mapping[str, bytes], log: bytes) -> Record:
         raise Malformed(f"its log holds {logged} of {emitted} output tokens")
     acceptance = Acceptance(**ACCEPTANCE.decode(stored))
     counted = COUNTED.read(stored.get(COUNTED.name))
-    counted = emitted if counted is None else counted
-    for round in rounds.decode(log) if counted < emitted else ():
-        if round.start >= counted:
-            acceptance = acceptance.after(round.drafted, round.accepted, len(round.tokens))
+    if counted is not None and counted < emitted:
+        acceptance = _after(acceptance, log, counted)
     return Record(request=request, acceptance=acceptance, **changing)
+
+
+def caught_up(record: Record, log: bytes) -> Record:
+    """The record with all the output in `log`, of which it counts the beginning."""
+    emitted = rounds.count(log)
+    if emitted == record.emitted:
+        return record
+    return replace(record, emitted=emitted, acceptance=_after(record.acceptance, log, record.emitted))
+
+
+def _after(acceptance: Acceptance, log: bytes, counted: int) -> Acceptance:
+    """After the rounds of a log as well that come after `counted` output tokens."""
+    keep_means = acceptance.keeps_means
+    for round in rounds.decode(log):
+        if round.start >= counted:
+            count = len(round.tokens)
+            acceptance = acceptance.after(round.drafted, round.accepted, count, keep_means=keep_means)
+    return acceptance
 
 
 def _check_version(version: bytes) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from scheduler_service.core.lifecycle import State
+from scheduler_service.store.fields import caught_up
 from scheduler_service.store.port import Fenced, Index, LostWrites, Pulse, Stored, Unreadable, Verdict, Write
 
 
@@ -139,7 +140,8 @@ def _apply(requests: dict[str, Stored | Unreadable], write: Write, again: bool) 
     before = record.emitted if write.start is None else write.start
     if stored is None or stored.record.emitted != before:
         return None
+    log = stored.log + write.log
     if write.brief:
-        record = replace(record, key=stored.record.key)
-    requests[id] = replace(stored, record=record, log=stored.log + write.log, ending=write.ending)
+        record = caught_up(stored.record, log)
+    requests[id] = replace(stored, record=record, log=log, ending=write.ending)
     return Verdict.APPLIED

@@ -46,8 +46,9 @@ class Write:
     """One change of one request, or (for `rewrite`) all of it. Two writes are of the same request if both id and
     arrival are equal.
 
-    `brief` says that nothing of the record has changed since the last write except output, acceptance and key, and
-    these only by this one round. The store then writes the output alone: it tells acceptance too. The stored key stays.
+    `brief` says that nothing of the record has changed since the last write that was not brief, except output,
+    acceptance and key, and these only by the rounds written since. `record` is then that of the write before. The store
+    writes the output alone: it tells acceptance too. The stored key stays.
     """
 
     record: Record
@@ -56,7 +57,13 @@ class Write:
     log: bytes = b""  # with new tokens: their rounds, as rounds.encode makes them
     ending: bytes | None = None  # with the last write: how the request ended. The store then lets it expire
     brief: bool = False
+    tokens: int = 0  # of output; with a brief write
     model: str = ""  # with the first write: fingerprint of the model that the request runs on; "": not known
+
+    @property
+    def emitted(self) -> int:
+        """Output tokens after this write."""
+        return self.start + self.tokens if self.brief and self.start is not None else self.record.emitted
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ def _change(write: Write) -> tuple[Any, ...]:
     record, ended, submitted = write.record, write.ending is not None, write.submit is not None
     if write.brief:  # most writes are
         request = record.request
-        what = (request.id, fields.of_arrival(request), False, write.start, record.emitted, write.log)
+        what = (request.id, fields.of_arrival(request), False, write.start, write.emitted, write.log)
         return (*what, record.level, "", True, False, ())
     pairs = fields.of_record(record)
     if write.submit is not None:

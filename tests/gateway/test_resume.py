@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
@@ -116,6 +118,24 @@ async def test_live_rounds_before_those_that_were_asked_for_are_no_gap() -> None
         await relay_all(link, submit)
         assert (await finish(first)).token_ids == (await finish(second)).token_ids == TOKENS
         assert link.received.empty()
+
+
+async def test_a_chat_that_is_sent_again_after_midnight_is_the_same_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its template writes the date, and so its tokens are others."""
+    clock = mock.Mock(now=lambda: datetime(2026, 11, 22, 23, 59))
+    monkeypatch.setattr("gateway.text.datetime", clock)
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "the fox"}], "request_id": "mine"}
+    async with stack(template="{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}") as (_, link, client):
+        first = asyncio.create_task(client.complete(**chat))
+        submit = await link.accept()
+        clock.now = lambda: datetime(2026, 11, 23, 0, 1)
+        second = asyncio.create_task(client.complete(**chat))
+        assert (await link.next("follow")).request_id == "mine"
+        chat["messages"][0]["content"] = "the dog"
+        with pytest.raises(DuplicateRequest):
+            await client.complete(**chat)
+        await relay_all(link, submit)
+        assert (await finish(first)).token_ids == (await finish(second)).token_ids == TOKENS
 
 
 async def test_the_same_id_with_other_content_is_refused_and_the_first_goes_on() -> None:

@@ -179,6 +179,10 @@ class Streams(RuleBasedStateMachine):
     def do(self, what: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(what)
 
+    async def call(self, act: Callable[..., T], *arguments: Any) -> T:
+        """Where the event loop runs."""
+        return act(*arguments)
+
     async def settle(self) -> None:
         for _ in range(5):
             await asyncio.sleep(0)
@@ -197,7 +201,7 @@ class Streams(RuleBasedStateMachine):
     @rule(id=IDS, prompt=st.sampled_from([1, 1, 1, 2]))
     def submit(self, id: str, prompt: int) -> None:
         try:
-            feed = self.link.submit(self.submission(id, id == "b", prompt))
+            feed = self.do(self.call(self.link.submit, self.submission(id, id == "b", prompt)))
         except (DuplicateRequest, NotServing):
             return
         self.clients.append(Client(feed))
@@ -206,7 +210,7 @@ class Streams(RuleBasedStateMachine):
     def resume(self, id: str) -> None:
         known = self.scheduler.requests.get(id)
         if known is not None and known.stored and self.up:
-            self.clients.append(Client(self.link.follow(known.submit)))
+            self.clients.append(Client(self.do(self.call(self.link.follow, known.submit))))
 
     @rule(data=st.data())
     @precondition(lambda self: any(not client.done for client in self.clients))
@@ -374,11 +378,7 @@ class Streams(RuleBasedStateMachine):
 
     @rule()
     def the_gateway_drains(self) -> None:
-        self.bounded(lambda: self.do(self.settled(self.link.give_up, NotServing("stopped"))))
-
-    async def settled(self, act: Callable[..., Any], *arguments: Any) -> None:
-        if (waiting := act(*arguments)) is not None:
-            await waiting
+        self.bounded(lambda: self.do(self.link.give_up(NotServing("stopped"))))
 
     # ---- what holds ----
 

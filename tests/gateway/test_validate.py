@@ -70,7 +70,7 @@ async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -
     request = inference_pb2.GenerateRequest(**fields)
     with pytest.raises(BadInput) as refusal:
         await validate.submission(
-            request, MODEL, tenant="t", timeout_s=1, max_input_bytes=4000, turns=asyncio.Semaphore()
+            request, MODEL, tenant="t", timeout_s=1, max_input_bytes=4000, encoders=asyncio.Semaphore()
         )
     assert refusal.value.message.startswith(message)
 
@@ -79,7 +79,7 @@ async def test_a_chat_for_a_model_without_template_is_refused() -> None:
     request = inference_pb2.GenerateRequest(chat=chat(("user", "hi")))
     with pytest.raises(BadInput, match=r"^chat: .*no chat template"):
         await validate.encode_input(
-            request, TextModel(model_info(template="")), max_bytes=4000, turns=asyncio.Semaphore()
+            request, TextModel(model_info(template="")), max_bytes=4000, encoders=asyncio.Semaphore()
         )
 
 
@@ -95,7 +95,7 @@ async def test_a_long_prompt_is_encoded_like_a_short_one() -> None:
     model = TextModel(model_info(context_tokens=100_000))
     request = inference_pb2.GenerateRequest(prompt=text)
     assert len(text) > validate.THREAD_ABOVE_BYTES
-    encoded = await validate.encode_input(request, model, max_bytes=1 << 20, turns=asyncio.Semaphore())
+    encoded = await validate.encode_input(request, model, max_bytes=1 << 20, encoders=asyncio.Semaphore())
     assert encoded == [model.encode_prompt("a")[0], *ids(text)]
 
 

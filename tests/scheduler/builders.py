@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Length
+from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Forecast, Length
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.types import (
@@ -65,7 +65,7 @@ class Seen:
 
     @property
     def remaining_tokens(self) -> float:
-        return self.length.remaining(self.emitted, self.request.max_tokens)
+        return Forecast(self.length, self.request.max_tokens).remaining(self.emitted)
 
     @classmethod
     def of(cls, view: View) -> "Seen":

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.beliefs import MAX_WINDOW, Acceptance, FleetLength, Length
+from scheduler_service.core.beliefs import MAX_WINDOW, Acceptance, FleetLength, Forecast, Length
 
 
 def observed(*rounds: tuple[int, int]) -> Acceptance:
@@ -35,6 +35,7 @@ def test_a_mean_that_moves_is_not_stable() -> None:
     assert observed((4, 4), (4, 0)).stable(window=2, epsilon=0.5)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 8))
 def test_the_chance_of_a_draft_token_is_told_alike_by_short_and_by_long_drafts(one: int, other: int) -> None:
     """Accepted with 2 in 3 each: of three rounds with one draft two accept it; the mean would fall with the length."""
@@ -86,7 +87,7 @@ def test_what_is_left_is_the_mean_over_all_lengths_beyond_and_ends_at_the_bound(
     """Against equally likely lengths."""
     normal = NormalDist(location, spread)
     alive = 1 - normal.cdf(math.log(emitted)) if emitted else 1.0
-    remaining = Length(location, spread).remaining(emitted, emitted + more)
+    remaining = Forecast(Length(location, spread), emitted + more).remaining(emitted)
     assert 0 <= remaining <= more
     if alive > 1e-4:
         shares = (1 - alive * (i + 0.5) / 2000 for i in range(2000))
@@ -95,4 +96,4 @@ def test_what_is_left_is_the_mean_over_all_lengths_beyond_and_ends_at_the_bound(
 
 
 def test_nothing_is_left_at_the_bound() -> None:
-    assert Length(9.0, 0.5).remaining(64, 64) == 0
+    assert Forecast(Length(9.0, 0.5), 64).remaining(64) == 0

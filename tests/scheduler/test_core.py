@@ -9,7 +9,6 @@ from scheduler_service.core.entry import WORTH
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.outlook import position, waits_s
 from scheduler_service.core.types import (
-    Advanced,
     AlreadySubmitted,
     Bounds,
     Cancelled,
@@ -24,12 +23,14 @@ from scheduler_service.core.types import (
     Submitted,
     Tick,
     WorkerDown,
+    counted_ids,
 )
 from tests.scheduler.builders import COST, FakeWorker, core, records, request, worker_up
 
 
-def advanced(effects: tuple[Effect, ...]) -> list[Effect]:
-    return [effect for effect in effects if isinstance(effect, Advanced)]
+def advanced(effects: tuple[Effect, ...]) -> list[str]:
+    """The requests of which a round counts."""
+    return [id for effect in effects for id in counted_ids(effect)]
 
 
 def test_fcfs_runs_one_to_its_end_before_the_next() -> None:

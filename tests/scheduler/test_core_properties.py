@@ -1,11 +1,24 @@
 """Laws of the core that hold whatever happens in whatever order; hypothesis drives it."""
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.core import Core
 from scheduler_service.core.load import Sum
-from scheduler_service.core.types import Cancelled, Ended, Plan, RequestClass, StepDone, Submitted, WorkerDown
+from scheduler_service.core.types import (
+    Cancelled,
+    Effect,
+    Ended,
+    Plan,
+    Record,
+    RequestClass,
+    StepDone,
+    Submitted,
+    WentOn,
+    WorkerDown,
+)
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 from tests.simulator.builders import NAMES
 
@@ -42,13 +55,14 @@ class Fleet:
         self.memory = {"blocks": blocks, "host_blocks": host_blocks}
         self.lengths: dict[str, int] = {}
         self.ended: list[str] = []
+        self.written: dict[str, Record] = {}  # the last record that the store would have of each request
         self.plans: list[Plan] = []
         self.workers = {name: FakeWorker(self.core, self.lengths, name, slots=2, **self.memory) for name in WORKERS}
         self.now = 0.0
 
     def do(self, verb: str, what: object) -> None:
         self.now += 1
-        effects: tuple[object, ...] = ()
+        effects: tuple[Effect, ...] = ()
         if verb == "submit":
             id = f"r{len(self.lengths)}"
             self.lengths[id] = int(what)  # type: ignore[call-overload]
@@ -66,7 +80,19 @@ class Fleet:
             effects = self.core.observe(WorkerDown(name), self.now)
             self.workers[name] = FakeWorker(self.core, self.lengths, name, slots=2, **self.memory)
         self.ended += [effect.record.request.id for effect in effects if isinstance(effect, Ended)]
+        self.check_records(effects)
         self.check()
+
+    def check_records(self, effects: tuple[Effect, ...]) -> None:
+        """Of a request that merely went on nothing has changed that is not told by its tokens."""
+        for effect in effects:
+            if isinstance(effect, WentOn):
+                for id in effect.ids:
+                    now, before = self.core.fleet.entries[id].record(), self.written[id]
+                    told = {"emitted": now.emitted, "acceptance": now.acceptance, "key": now.key}
+                    assert replace(before, **told) == now  # type: ignore[arg-type]
+            else:
+                self.written[effect.record.request.id] = effect.record
 
     def check(self) -> None:
         homes = [entry.home for entry in self.core.fleet.entries.values()]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protos.link.v1 import gateway_link_pb2 as pb
+from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core.lifecycle import State
 from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, Ledger, Tracked
 from scheduler_service.outbox import GatewayOutbox
@@ -154,3 +155,35 @@ async def test_a_request_that_ends_while_its_output_is_repeated_is_told_to_its_e
     await following
     assert (await outbox.take()).deltas[-1].HasField("ending")
     assert not outbox.follows
+
+
+async def test_a_request_that_no_gateway_wants_is_named_once_after_a_while() -> None:
+    book, lost, other = Book(), GatewayOutbox(), GatewayOutbox()
+    for id in ("orphan", "followed", "detached"):
+        await grow(book, id, rounds=1)
+        book.join(id, lost)
+    book.live["detached"].submit.on_disconnect = types_pb.ON_DISCONNECT_DETACH
+    book.leave(lost)
+    await book.follow("followed", 2, other)
+    assert book.orphans(4, timeout_s=5) == []
+    assert book.orphans(1, timeout_s=5) == ["orphan"]
+    assert book.orphans(1, timeout_s=5) == []
+
+
+async def test_a_gateway_that_is_behind_still_wants_its_request() -> None:
+    """Its client reads slowly: it follows again when it has room."""
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=10)
+    await book.follow("a", 0, outbox, most=4)
+    assert book.orphans(100, timeout_s=5) == []
+    await book.durable([advance(book.live["a"], 20)])
+    assert await heard(outbox) == [0, 1, 2, 3]
+    book.leave(outbox)
+    assert book.orphans(6, timeout_s=5) == ["a"]
+
+
+async def test_ends_are_kept_by_their_age_however_many_they_are() -> None:
+    book = Book()
+    for number in range(5000):
+        await book.end(f"r{number}")
+    assert len(book.kept) == 5000

@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from scheduler_service.ledger import Ledger
 from scheduler_service.persister import Persister
-from scheduler_service.store import MemoryStore, StoreFull, StoreUnavailable, Verdict, Write
+from scheduler_service.store import MemoryStore, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
 from tests.scheduler.live import WAIT_S
 from tests.scheduler.test_store_contract import submission
+from tests.waiting import until
 
 
 class Forgetful(MemoryStore):
@@ -47,6 +50,44 @@ async def test_a_store_that_went_back_is_read_again_though_the_answer_to_its_rew
     assert store.told
     running.cancel()
     await asyncio.wait([running])
+
+
+class Refusing(MemoryStore):
+    """Refuses commits while `refuses` says why."""
+
+    refuses = "NOPERM this user has no permissions"
+
+    async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
+        if self.refuses:
+            raise StoreRefuses(self.refuses)
+        return await super().commit(epoch, number, writes)
+
+
+async def test_why_a_store_refuses_is_told_until_it_takes_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_service.persister.REFUSED_S", 0.0)
+    store = Refusing()
+    persister = Persister(store, 1, Ledger(store, lambda: 0.0, lambda id: None), lambda: None)
+    running = asyncio.create_task(persister.run(await store.lead(1)))
+
+    async def refused() -> bool:
+        return "NOPERM" in persister.refusal
+
+    async def accepted() -> bool:
+        return not persister.refusal
+
+    await until(refused)
+    store.refuses = ""
+    await until(accepted)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_a_worker_waits_for_its_own_reports_alone() -> None:
+    store = MemoryStore()
+    persister = Persister(store, 2, Ledger(store, lambda: 0.0, lambda id: None), lambda: None)
+    for worker in ("busy", "other", "busy"):
+        persister.put([], worker)
+    assert [persister.full(worker) for worker in ("busy", "other", "new")] == [True, False, False]
 
 
 class Full(MemoryStore):

@@ -152,7 +152,7 @@ async def test_a_round_that_changes_nothing_else_is_told_by_its_tokens(store: St
     reign = await created(store, "a")
     runs = tokens("a", 0, 10, 11, state=State.RUNNING)
     goes_on = replace(runs.record, emitted=3, acceptance=runs.record.acceptance.after(4, 0, 1), key=7.0)
-    brief = Write(goes_on, start=2, log=encode([12], 4, 0), brief=True)
+    brief = Write(runs.record, start=2, log=encode([12], 4, 0), brief=True, tokens=1)
     assert await reign.commit(runs, brief) == [Verdict.APPLIED] * 2
     assert (stored := await store.get("a")) is not None
     assert stored.record == replace(goes_on, key=runs.record.key)

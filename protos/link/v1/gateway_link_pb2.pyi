@@ -402,7 +402,7 @@ class Serving(_message.Message):
     """A warmed worker is attached, and the service is not draining."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
-        """What the workers run; set when `ready` is."""
+        """What the workers run; set with the first `ready` on a link, and whenever it has changed since."""
 
     def __init__(
         self,

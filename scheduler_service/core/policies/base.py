@@ -20,7 +20,7 @@ class Policy:
 
     preemptive: ClassVar[bool]
     learns: ClassVar[bool] = False  # whether claims depend on what finished requests teach
-
+    perceptive: ClassVar[bool] = False  # whether it tells requests that are perceptible from others
     asks: ClassVar[bool] = True  # whether claims depend on what is predicted of a request
 
     @property
@@ -40,7 +40,8 @@ class Policy:
         return 0.0
 
     def perceives(self, view: View) -> bool:
-        """Whether the request becomes perceptible now; asked after each of its rounds until it says yes once."""
+        """Whether the request becomes perceptible now; a perceptive policy is asked after each of its rounds until it
+        says yes once."""
         return False
 
     def claim(self, view: View, round_s: float) -> Claim:

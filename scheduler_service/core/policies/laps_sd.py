@@ -20,6 +20,7 @@ class LapsSd(Policy):
     q0 is the cost of `first_queue_rounds` rounds."""
 
     preemptive: ClassVar[bool] = True
+    perceptive: ClassVar[bool] = True
 
     queues: int = 6
     first_queue_rounds: int = 10

@@ -7,7 +7,7 @@ from scheduler_service.core.core import Core
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.fairness import Terms
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import Advanced, Bounds, Effect, Ended, Plan, Record, Unseen
+from scheduler_service.core.types import Advanced, Bounds, Changed, Effect, Ended, Plan, Record, Unseen, WentOn
 
 Line = tuple[object, ...]
 
@@ -77,15 +77,22 @@ def plan_line(plan: Plan) -> Line:
     return (schedule(plan), plan.drop, plan.offload, plan.to_forget)
 
 
-def effect_lines(core: Core, effects: Iterable[Effect]) -> Iterator[Line]:
-    """By request, since no order among requests is promised."""
-    return iter(sorted(_effect_line(effect) for effect in effects))
+def effect_lines(core: Core, effects: Iterable[Effect], starts: Mapping[str, int]) -> Iterator[Line]:
+    """By request, since no order among requests is promised. `starts`: of the rows in the event."""
+    went_on = [id for effect in effects if isinstance(effect, WentOn) for id in effect.ids]
+    advanced = [_advanced(core.fleet.entries[id].record(), starts[id]) for id in went_on]
+    others = [_effect_line(effect) for effect in effects if not isinstance(effect, WentOn)]
+    return iter(sorted([*advanced, *others]))
 
 
-def _effect_line(effect: Effect) -> Line:
+def _advanced(record: Record, start: int) -> Line:
+    return (record.request.id, "Advanced", start, *_fields(record))
+
+
+def _effect_line(effect: Changed | Advanced | Ended) -> Line:
     record = effect.record
     if isinstance(effect, Advanced):
-        return (record.request.id, "Advanced", effect.start, *_fields(record))
+        return _advanced(record, effect.start)
     if isinstance(effect, Ended):
         finish = effect.finish.name if effect.finish else ""
         start = -1 if effect.start is None else effect.start

@@ -349,7 +349,8 @@ class World:
 
     def _observe(self, event: Event) -> tuple[Effect, ...]:
         effects = self.core.observe(event, self.now)
-        for line in adapter.effect_lines(self.core, effects):
+        starts = {row.id: row.start for row in event.rounds} if isinstance(event, StepDone) else {}
+        for line in adapter.effect_lines(self.core, effects, starts):
             self.counts["effects"] += 1
             self.lines.append(line)
         for _, state in adapter.ended(effects):

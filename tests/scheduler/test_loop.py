@@ -1,0 +1,121 @@
+"""Nothing that a peer asks holds the scheduler's event loop: counted in what is done between two turns of the loop."""
+
+import asyncio
+from math import inf
+
+import pytest
+
+from protos.errors import QueueFull
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import types_pb2 as types_pb
+from scheduler_service import insight
+from scheduler_service.config import Settings
+from scheduler_service.leader import Leader
+from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.pace import MAX_WAITING, Pace
+from scheduler_service.session import Sessions, WorkerSession
+from scheduler_service.store import MemoryStore, Stored, StoreUnavailable
+from tests.scheduler.builders import FakeWorker
+from tests.scheduler.live import MODEL, ScriptedGateway, ScriptedWorker, scheduler
+
+STOP = types_pb.FINISH_REASON_STOP
+
+
+async def test_stats_let_others_run_while_they_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(_cli_parse_args=False, policy="fcfs", max_backlog_s=inf)  # type: ignore[call-arg]
+    leader = Leader(settings, MemoryStore())
+    ids = [f"{number}" for number in range(64)]
+    FakeWorker(leader.core, dict.fromkeys(ids, 10)).submit(*ids)
+    monkeypatch.setattr(insight, "COUNTED_AT_ONCE", 8)
+    answer = asyncio.create_task(insight.stats(leader))
+    turns = 0
+    while not answer.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 64 // 8
+    assert (await answer).waiting == 64
+
+
+async def test_those_who_ask_come_one_at_a_time_and_not_too_many() -> None:
+    pace, inside, most = Pace(), 0, 0
+
+    async def ask() -> None:
+        nonlocal inside, most
+        async with pace.one():
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0)
+            inside -= 1
+
+    answers = await asyncio.gather(*(ask() for _ in range(MAX_WAITING + 3)), return_exceptions=True)
+    assert most == 1
+    assert [type(answer) for answer in answers if answer] == [QueueFull] * 3
+
+
+def test_a_gateway_gets_the_model_once() -> None:
+    """It is megabytes, and each worker that comes or goes is a change of the service."""
+    outbox = GatewayOutbox()
+
+    def sent(model: common_pb.ModelInfo | None) -> bool:
+        message = gateway_pb.ToGateway(serving=gateway_pb.Serving(ready=model is not None))
+        outbox.serving(model)
+        return outbox.unsent_model(message) is not None
+
+    other = common_pb.ModelInfo(fingerprint="other", context_tokens=1)
+    assert [sent(model) for model in (None, MODEL, MODEL, None, MODEL, other)] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_to_end_a_request_only_the_worker_that_has_it_is_woken() -> None:
+    sessions = Sessions()
+    first, second = (WorkerSession(name, name, sent={}) for name in ("first", "second"))
+    for session in (first, second):
+        sessions.open(session)
+    sessions.sent(first, [("a", 1)])
+    sessions.wake_holder("a")
+    assert (first.wake.is_set(), second.wake.is_set()) == (True, False)
+    first.wake.clear()
+    sessions.sent(second, [("a", 2)])
+    assert first.wake.is_set()  # it has to forget the request, which has gone elsewhere
+    sessions.close(second)
+    first.wake.clear()
+    sessions.wake_holder("a")
+    assert not first.wake.is_set()
+
+
+async def test_a_store_that_hangs_does_not_hold_up_a_gateways_submits_and_cancels() -> None:
+    class Hangs(MemoryStore):
+        async def get(self, id: str) -> Stored | None:
+            await asyncio.get_running_loop().create_future()
+            raise StoreUnavailable("never")
+
+    async with scheduler(Hangs()) as (_, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.follow("ended long ago")
+        await gateway.submit("a")
+        await worker.until("a")
+        await gateway.cancel("a")
+        await gateway.until(lambda: "a" in gateway.endings)
+        await gateway.close()
+        await worker.close()
+
+
+async def test_a_request_ends_if_its_gateway_is_lost_and_none_asks_for_it() -> None:
+    async with scheduler(MemoryStore(), orphan_timeout_s=0.1) as (leader, target):
+        lost, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await lost.until(lambda: lost.serving.ready)
+        await lost.submit("orphan")
+        await lost.submit("detached", on_disconnect=types_pb.ON_DISCONNECT_DETACH)
+        await worker.until("orphan", "detached")
+        await lost.close()
+        await worker.until("detached")
+        assert list(leader.core.fleet.entries) == ["detached"]
+        await worker.close()
