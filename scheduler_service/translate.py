@@ -79,16 +79,17 @@ def to_cost(cost: worker_pb.CostProfile) -> CostProfile:
 
 
 def to_step_done(worker: str, report: worker_pb.StepReport) -> StepDone:
+    several = bool(report.rows and report.rows[0].tokens_per_round)  # then so it is with all rows (checks.report)
     return StepDone(
         worker=worker,
-        rounds=tuple(map(_to_round, report.rows)),
+        rounds=tuple([_to_round(row, several) for row in report.rows]),
         free_blocks=report.free_blocks,
         duration_s=report.draft_s + report.verify_s + report.other_s,
         plan=report.command_seq,
     )
 
 
-def _to_round(row: worker_pb.Row) -> Round:
+def _to_round(row: worker_pb.Row, several: bool) -> Round:
     return Round(
         id=row.request_id,
         placement=row.placement,
@@ -101,8 +102,13 @@ def _to_round(row: worker_pb.Row) -> Round:
         blocks=row.blocks,
         finish=_FINISH.get(row.finish),
         skipped=row.skipped != worker_pb.SKIP_UNSPECIFIED,
-        each=tuple(zip(row.tokens_per_round, row.drafted_per_round, row.accepted_per_round, strict=True)),
+        each=_each(row) if several else (),
     )
+
+
+def _each(row: worker_pb.Row) -> tuple[tuple[int, int, int], ...]:
+    """Tokens, drafted and accepted of every round of a row."""
+    return tuple(zip(row.tokens_per_round, row.drafted_per_round, row.accepted_per_round, strict=True))
 
 
 def list_runs(plan: Plan, command: worker_pb.StepCommand) -> None:
