@@ -41,6 +41,7 @@ async def submission(
     submit = gateway_link_pb2.Submit(
         request_id=request_id,
         prompt=prompt,
+        model_fingerprint=model.fingerprint,
         sampling=sampling(request, request_id),
         limits=limits(request, len(prompt), model.context_tokens),
         tenant=tenant,

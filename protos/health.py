@@ -1,6 +1,6 @@
 """`python -m protos.health HOST:PORT [SERVICE]`: exit status 0 if grpc.health.v1 says SERVING. For container checks.
 
-With LAPS_SD_TLS_CA, _CERT and _KEY in the environment it speaks mutual TLS, but to http://HOST:PORT.
+With LAPS_SD_TLS_CA, _CERT and _KEY in the environment it uses mutual TLS, except for http://HOST:PORT.
 """
 
 import sys
@@ -15,7 +15,7 @@ PLAINTEXT = "http://"
 
 
 def is_serving(target: str, service: str = "") -> bool:
-    """False also for a server that cannot be reached and a service that it does not know."""
+    """Whether the server says that `service` is ready. False if it cannot be reached or does not know the service."""
     credentials = None if target.startswith(PLAINTEXT) else Tls().channel_credentials()
     target = target.removeprefix(PLAINTEXT)
     with grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target) as channel:

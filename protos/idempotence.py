@@ -8,22 +8,24 @@ from protos.link.v1.gateway_link_pb2 import Submit
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ID_RULE = "must have 1 to 128 characters: letters, digits and . _ : -"
-Field: TypeAlias = Literal["timeout_s", "prompt", "input_digest"]
+Field: TypeAlias = Literal["timeout_s", "model_fingerprint", "prompt", "input_digest"]
+OF_AN_ATTEMPT: tuple[Field, ...] = ("timeout_s", "model_fingerprint")
 
 
 def content(submit: Submit) -> bytes:
-    """What the store keeps: everything but the time until the deadline, which is another for each attempt."""
-    return _without(submit, "timeout_s").SerializeToString(deterministic=True)
+    """What the store keeps: everything but the time until the deadline, which is another for each attempt, and the
+    model, which it keeps beside it."""
+    return _without(submit, *OF_AN_ATTEMPT).SerializeToString(deterministic=True)
 
 
 def same(one: Submit, other: Submit) -> bool:
-    """Whether two submissions with the same id are the same request: equal but for the time until the deadline.
+    """Whether two submissions with the same id are the same request: equal but for what belongs to an attempt.
 
     Where both carry a digest of what the client sent, the digests are compared and the tokens are not: a chat template
     may write today's date into them, and a request that is sent again after midnight is still the same.
     """
     unlike: Field = "prompt" if one.input_digest and other.input_digest else "input_digest"
-    return _without(one, "timeout_s", unlike) == _without(other, "timeout_s", unlike)
+    return _without(one, *OF_AN_ATTEMPT, unlike) == _without(other, *OF_AN_ATTEMPT, unlike)
 
 
 def _without(submit: Submit, *fields: Field) -> Submit:

@@ -21,8 +21,8 @@ from protos.errors import BadInput, RequestError
 PUBLIC_MESSAGE_BYTES = 4 << 20
 MAX_METADATA_BYTES = 16 << 10
 LOST_CANCEL_S = 0.2
-BEAT_S = 1.0  # a scheduler says something on each link at least so often
-SILENT_S = 5.0  # one that says nothing for so long hangs, or was stopped: the link is broken
+BEAT_S = 1.0  # a scheduler sends something on each link at least this often
+SILENT_S = 5.0  # a scheduler that sends nothing for this long hangs or was stopped: the link counts as broken
 LINK_MESSAGE_BYTES = 64 << 20  # a ModelInfo carries a whole tokenizer
 
 _KEEPALIVE: list[tuple[str, int]] = [
@@ -30,30 +30,31 @@ _KEEPALIVE: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # Without these two, long decodes die of `too_many_pings`.
+    # Without these two a server ends a long decode with `too_many_pings`.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
 
 
 def options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Channel and server options, equal on both ends of a link."""
+    """Options for channels and servers: the same on both ends of a link."""
     return [
         *_KEEPALIVE,
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.so_reuseport", 0),  # two services on one port is a mistake, never a load balancer
-        # A peer that died must be found again within a second or so, not after the default two minutes.
+        # A peer that was restarted is found again within a second; by default it could take two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # ... and where it came back under another address, not after the resolver's default thirty seconds.
+        # The same if it came back under another address; by default the resolver waits thirty seconds.
         ("grpc.dns_min_time_between_resolutions_ms", 500),
     ]
 
 
 def stranger_options(max_streams: int) -> dict[str, int]:
-    """Of a port that strangers reach: what one connection may cost is bounded before anything of it is parsed."""
+    """Further options for a port that strangers can reach. They bound what one connection costs before any message is
+    parsed."""
     return {
         "grpc.max_send_message_length": PUBLIC_MESSAGE_BYTES,
         "grpc.max_metadata_size": MAX_METADATA_BYTES,
@@ -61,21 +62,21 @@ def stranger_options(max_streams: int) -> dict[str, int]:
         "grpc.max_concurrent_streams": max_streams,
         "grpc.max_connection_idle_ms": 600_000,
         "grpc.server_handshake_timeout_ms": 10_000,
-        # Our own clients ping every 20 s; one that pings more than every 5 s, with nothing to say, is sent away.
+        # Our own clients ping every 20 s. A client that pings more often than every 5 s without a call is disconnected.
         "grpc.http2.max_ping_strikes": 2,
         "grpc.http2.min_ping_interval_without_data_ms": 5_000,
     }
 
 
 def address(host: str, port: int) -> str:
-    """HOST:PORT; of an IPv6 address, which has colons itself, in brackets."""
+    """HOST:PORT. An IPv6 address is put in brackets, since it has colons itself."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def channel(
     target: str, credentials: grpc.ChannelCredentials | None = None, max_message_bytes: int = LINK_MESSAGE_BYTES
 ) -> grpc.aio.Channel:
-    """Without credentials it is plaintext."""
+    """A connection to `target`; without credentials it is plaintext."""
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options(max_message_bytes))
     return grpc.aio.secure_channel(target, credentials, options=options(max_message_bytes))
@@ -86,16 +87,17 @@ Out_contra = TypeVar("Out_contra", contravariant=True)
 
 
 class Stream(Protocol[In_co, Out_contra]):
-    """A bidirectional call, as its handler sees it."""
+    """A bidirectional call, as its handler sees it: a part of grpc.aio.ServicerContext."""
 
     async def read(self) -> In_co | object:
-        """The next message, or something that is none once the peer has hung up."""
+        """The next message. Once the peer has hung up: an object that is no message."""
 
     async def write(self, message: Out_contra) -> None: ...
 
 
 class Server:
-    """A gRPC server with grpc.health.v1 and reflection: `""` is liveness, each service's name its readiness."""
+    """A gRPC server with health checks (grpc.health.v1) and reflection. The service `""` of the health check says
+    whether the process lives; each service's own name says whether that service is ready."""
 
     def __init__(
         self,
@@ -122,7 +124,8 @@ class Server:
             reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self, host: str, port: int) -> int:
-        """Bind and serve; returns the port (another than asked for if that was 0). Raises OSError if it is taken."""
+        """Bind and serve. Returns the port, which the system chose if `port` is 0. Raises OSError if the port is
+        taken."""
         try:
             bound = self._bind(address(host, port))
         except RuntimeError as error:
@@ -138,17 +141,20 @@ class Server:
         return int(self.grpc.add_secure_port(address, self._credentials))
 
     async def set_ready(self, ready: bool) -> None:
+        """What the health check says about every service of this port."""
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in self._services:
             await self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
+        """Calls that run may end within `grace_s` seconds; then they are cancelled."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
 
 
 class WellFormed(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
-    """A request that is no message is bad input, not an UNKNOWN with a traceback; also in the middle of a stream."""
+    """Bytes that cannot be parsed, as a request or within a stream, end the call with INVALID_ARGUMENT. By default gRPC
+    would end it with UNKNOWN and log a traceback."""
 
     async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]
         handler = await continuation(details)
@@ -163,7 +169,7 @@ class WellFormed(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is n
                 raise BadInput("request", "not a message of the interface") from None
 
         if handler.request_streaming:
-            # What a read raises passes through the behaviour: ours ends with its status, another's ends here.
+            # A read inside the handler raises BadInput. Our handlers end the call with it; other handlers let it pass.
             behaviour = handler.stream_stream
 
             async def converse(requests: Any, context: Any) -> None:
@@ -191,18 +197,19 @@ class WellFormed(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is n
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> None:
-    """End a call with the status of `error`. Never returns: grpc raises AbortError."""
+    """End a call with the status of `error` and its details. Never returns: grpc raises AbortError."""
     await context.abort(error.code, error.message, trailing_metadata=error.trailers)
 
 
 def trace(error: BaseException) -> list[str]:
-    """Where an error comes from, for a log: its kind and its frames. Not its words, which may be a client's text."""
+    """Where an error comes from, for a log: its type and its stack frames. Its message is left out, because it may
+    contain a client's text."""
     frames = traceback.extract_tb(error.__traceback__)
     return [type(error).__name__, *(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)]
 
 
 def configure_logs(service: str, level: str = "info") -> structlog.stdlib.BoundLogger:
-    """Structured logs, one JSON object a line on stderr. Bind request ids as `request_id`; never log prompt text."""
+    """Structured logs: one JSON object per line on stderr. Bind request ids as `request_id`; never log prompt text."""
 
     def name_service(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {"service": service, **event}
@@ -226,7 +233,7 @@ def configure_logs(service: str, level: str = "info") -> structlog.stdlib.BoundL
 
 @asynccontextmanager
 async def stop_signals() -> AsyncIterator[asyncio.Event]:
-    """An event that SIGTERM and SIGINT set, in place of ending the process."""
+    """An event that is set by SIGTERM and SIGINT, which otherwise would end the process."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -239,16 +246,16 @@ async def stop_signals() -> AsyncIterator[asyncio.Event]:
 
 
 async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
-    """Return when the first of them does, the others cancelled; what it raises is raised."""
+    """Return when the first of the coroutines returns, or raise what it raises; the others are cancelled."""
     tasks = [asyncio.ensure_future(wait()) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        # Again and again: a library that loses a cancellation (redis-py does while it answers) must not hang us.
+        # More than once, because a library may lose a cancellation; redis-py does while it reads an answer.
         while pending := [task for task in tasks if not task.done()]:
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending, timeout=LOST_CANCEL_S)
-        await asyncio.gather(*tasks, return_exceptions=True)  # what the cancelled ones raise is of no interest
+        await asyncio.gather(*tasks, return_exceptions=True)  # errors of cancelled tasks are ignored

@@ -1,4 +1,5 @@
-"""Settings that all services share, read from flags and environment, refused at the start with a sentence. No logic."""
+"""Settings that all services share, read from flags and environment. Wrong settings end the process at its start, each
+with a sentence. No service lives here."""
 
 import re
 import sys
@@ -14,7 +15,7 @@ BAD_SETTINGS = 2  # exit code: starting again is of no use
 
 
 class ServiceSettings(BaseSettings):
-    """A service's port may be reached from elsewhere only if it tells friend from stranger."""
+    """A service binds to an address that other machines can reach only if it authenticates its peers."""
 
     host: str = Field("127.0.0.1", description="address to bind to; other than loopback: needs authentication")
     tls: Tls = Field(default_factory=Tls, description="mutual TLS with the other services")
@@ -31,7 +32,7 @@ class ServiceSettings(BaseSettings):
         return self
 
     def lacks(self) -> str:
-        """What must be set before the port may be public; empty: nothing."""
+        """Which settings are still missing before other machines may reach the port; empty: none."""
         return "" if self.tls else "set --tls.ca, --tls.cert and --tls.key (`laps-sd certs` makes them)"
 
 
@@ -39,7 +40,8 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 
 
 def read(kind: type[Settings], service: str) -> Settings:
-    """From the command line and the environment. Ends the process with a sentence for each setting that is wrong."""
+    """The settings from the command line and the environment. If some are wrong it prints a sentence for each of
+    them and ends the process."""
     try:
         return CliApp.run(kind)
     except ValidationError as error:
@@ -54,7 +56,7 @@ _ADDRESS = re.compile(r"([^\s:,\[\]]+|\[[^\s,\[\]]+\]):\d{1,5}")
 
 
 def addresses(text: str) -> str:
-    """HOST:PORT, of several with a comma between. Raises ValueError: what can never be reached is not to be tried."""
+    """`text`, if it is HOST:PORT or several of them with commas between. Raises ValueError otherwise."""
     if not all(map(_ADDRESS.fullmatch, text.split(","))):
         raise ValueError(f"{text!r} is not HOST:PORT, nor several of them with commas")
     return text
@@ -64,7 +66,8 @@ Addresses = Annotated[str, AfterValidator(addresses)]
 
 
 def is_loopback(host: str) -> bool:
-    """A name other than localhost may be anybody's."""
+    """Whether only this machine can reach `host`. Of names only localhost counts, since any other may be resolved to
+    any address."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:

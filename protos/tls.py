@@ -1,4 +1,5 @@
-"""Mutual TLS: whose certificates are trusted, which is our own, and credentials made of them. Never API keys."""
+"""Mutual TLS: which authority is trusted, which certificate is our own, and gRPC credentials made of them. Nothing
+about API keys lives here."""
 
 import ssl
 from collections.abc import Collection, Mapping
@@ -24,7 +25,7 @@ class Pem(NamedTuple):
 
 
 class Tls(BaseSettings):
-    """All three files, or none: then links are plaintext. `laps-sd certs` makes such files."""
+    """Either all three files, or none; without them links are plaintext. `laps-sd certs` makes such files."""
 
     model_config = SettingsConfigDict(env_prefix="LAPS_SD_TLS_", env_ignore_empty=True, frozen=True)
 
@@ -45,35 +46,36 @@ class Tls(BaseSettings):
         return self._files is not None
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """For a channel to a peer, made of the files as they are now; None: plaintext."""
+        """For a channel to a peer, from the files as they are now. None: plaintext."""
         if self._files is None:
             return None
         pem = self._files.read()
         return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """For a port that takes none but peers; None: plaintext."""
+        """For a port that accepts only peers with a certificate of the authority. None: plaintext."""
         return None if self._files is None else self._files.server_credentials(mutual=True)
 
 
 class Files:
     """The three files, read again whenever they change.
 
-    Whoever renews a certificate replaces two files, and a connection may come in between: while they are of no use
-    together, they stay as they were before.
+    Renewing a certificate replaces two files, and a connection may come between the two. While certificate and key do
+    not fit, the last ones that did are used.
     """
 
     def __init__(self, ca: Path | None, cert: Path, key: Path) -> None:
-        """Without `ca`: for a port that anybody may connect to. Raises ValueError if they are of no use."""
+        """`ca` is None for a port that anybody may connect to. Raises ValueError if the files cannot be used."""
         self._ca, self._cert, self._key = ca, cert, key
         self._pem = Watched([file for file in (ca, cert, key) if file], self._load)
 
     def read(self) -> Pem:
-        """Never raises."""
+        """The files as they are now, or the last ones that fitted. Never raises."""
         return self._pem.get()
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
-        """Asks for the files at every handshake. `mutual`: whoever connects must show a certificate of the CA's."""
+        """Credentials that read the files anew at every handshake. `mutual`: a client must show a certificate that the
+        authority signed."""
 
         def configuration() -> grpc.ServerCertificateConfiguration:
             pem = self.read()
@@ -82,7 +84,8 @@ class Files:
         return grpc.dynamic_ssl_server_credentials(configuration(), configuration, mutual)
 
     def _load(self) -> Pem:
-        """Raises ValueError if a file cannot be read, is no PEM, or the key is another certificate's."""
+        """Raises ValueError if a file cannot be read or is not PEM, or if the key does not belong to the
+        certificate."""
         try:
             pem = Pem(self._ca.read_bytes() if self._ca else b"", self._cert.read_bytes(), self._key.read_bytes())
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -98,13 +101,14 @@ class Files:
 
 
 class PeerNames(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
-    """Which names a peer's certificate must carry to call a service; a service that is not listed takes any peer.
+    """Lets a peer call a service only if its certificate has one of the names listed for that service. A service that
+    is not listed accepts any peer.
 
-    So a worker's certificate, once stolen, reads nobody's prompts through the gateways' service.
+    So a stolen worker's certificate cannot be used to read prompts through the service of the gateways.
     """
 
     def __init__(self, names: Mapping[str, Collection[str]]) -> None:
-        """Names by full name of the service; none: any name."""
+        """`names`: the allowed names, by the full name of the service. An empty list allows any name."""
         self._names = {service: frozenset(allowed) for service, allowed in names.items() if allowed}
 
     async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Files that are read again whenever they change. What is in them is known elsewhere."""
+"""Files that are read again whenever they change. What is in them is decided by the caller."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,21 +10,22 @@ T = TypeVar("T")
 
 
 class Watched(Generic[T]):
-    """What `load` makes of some files, made again once one of them has changed; while it fails, as it was before.
+    """The result of `load`, which reads some files. It is loaded again when one of them has changed; if that fails, the
+    last result stays.
 
-    Looked at when asked for: a request costs a stat, and there is no task that could die.
+    The files are looked at in `get`, which costs a stat for each. No task in the background could die unnoticed.
     """
 
     def __init__(self, files: Iterable[Path], load: Callable[[], T]) -> None:
-        """`load` raises OSError or ValueError if the files are of no use, and so does this."""
+        """Loads once. Raises what `load` raises: OSError or ValueError if the files cannot be used."""
         self._files, self._load = tuple(files), load
         self._seen = self._stamps()
         self._made = load()
 
     def get(self) -> T:
-        """Never raises."""
+        """The newest result. Never raises."""
         if (stamps := self._stamps()) != self._seen:
-            self._seen = stamps  # before they are read: what changes meanwhile is seen the next time
+            self._seen = stamps  # before reading, so that a change during the read is seen the next time
             log = structlog.get_logger().bind(files=[str(file) for file in self._files])
             try:
                 self._made = self._load()
@@ -38,7 +39,7 @@ class Watched(Generic[T]):
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
-    """Changes when the file does; not being there is one more state."""
+    """Differs after every change of the file. () if there is no such file."""
     try:
         stat = file.stat()
     except OSError:

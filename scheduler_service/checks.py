@@ -59,11 +59,8 @@ def report(message: worker_pb.StepReport) -> None:
         cost(message.cost)
     if len({row.request_id for row in message.rows}) < len(message.rows):
         raise BadInput("rows", "a request has more than one")
-    rounds = len(message.rows[0].tokens_per_round) if message.rows else 0
     for row in message.rows:
-        if len(row.tokens_per_round) != rounds:
-            raise BadInput("rows", "not all are of equally many rounds")
-        if rounds:
+        if row.tokens_per_round:
             _several_rounds(row)
         else:
             _round(len(row.tokens), row.drafted, row.accepted)

@@ -35,7 +35,7 @@ class Counters:
         for row in rows:
             if row.finish is not Finish.ERROR:
                 tokens += row.new
-                drafts += row.drafted > 0
+                drafts += sum(drafted > 0 for _, drafted, _ in row.each) if row.each else row.drafted > 0
                 drafted += row.drafted
                 accepted += row.accepted
         self.tokens += tokens

@@ -90,6 +90,8 @@ class Requests:
             raise NotServing("no warmed worker", retry_after_ms=1000)
         if self._persister.refusal:
             raise NotServing(f"the store refuses: {self._persister.refusal}", retry_after_ms=1000)
+        if submit.model_fingerprint not in ("", model.fingerprint):  # tokens of another tokenizer
+            raise NotServing("the model has changed since the request was sent", retry_after_ms=1000)
         if self._persister.behind >= MAX_BEHIND:
             raise NotServing("the store is behind", retry_after_ms=1000)
         checks.submit(submit, model.context_tokens)

@@ -48,10 +48,10 @@ class WorkerSession:
 
     def count(self, report: pb.StepReport) -> None:
         """Take note of a report that has rows."""
+        self.rounds += max(report.step - self.seen_step, 0)
         self.seen_step = report.step
-        self.stuck = all(row.skipped for row in report.rows)
+        self.stuck = not report.partial and all(row.skipped for row in report.rows)
         self.owed_s = 0.0
-        self.rounds += len(report.rows[0].tokens_per_round) or 1
         self.forward_s += report.draft_s + report.verify_s
         self.other_s += report.other_s
         self.idle_s += report.idle_s

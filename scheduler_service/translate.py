@@ -79,17 +79,17 @@ def to_cost(cost: worker_pb.CostProfile) -> CostProfile:
 
 
 def to_step_done(worker: str, report: worker_pb.StepReport) -> StepDone:
-    several = bool(report.rows and report.rows[0].tokens_per_round)  # then so it is with all rows (checks.report)
     return StepDone(
         worker=worker,
-        rounds=tuple([_to_round(row, several) for row in report.rows]),
+        rounds=tuple(map(_to_round, report.rows)),
         free_blocks=report.free_blocks,
         duration_s=report.draft_s + report.verify_s + report.other_s,
         plan=report.command_seq,
+        partial=report.partial,
     )
 
 
-def _to_round(row: worker_pb.Row, several: bool) -> Round:
+def _to_round(row: worker_pb.Row) -> Round:
     return Round(
         id=row.request_id,
         placement=row.placement,
@@ -102,7 +102,7 @@ def _to_round(row: worker_pb.Row, several: bool) -> Round:
         blocks=row.blocks,
         finish=_FINISH.get(row.finish),
         skipped=row.skipped != worker_pb.SKIP_UNSPECIFIED,
-        each=_each(row) if several else (),
+        each=_each(row) if row.tokens_per_round else (),
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import time
 import uuid
@@ -37,10 +38,9 @@ class RedisServer:
     """A server on a unix socket, its data in `folder`. It may be killed, set back, and started again."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        socket = folder / "redis.sock"
-        self.url = f"unix://{socket}"
-        self._folder, self._socket = folder, socket
-        self._command = [redis_binary(), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder)]
+        self._folder, self._socket = folder, folder / "redis.sock"
+        self.url = f"unix://{self._socket}"
+        self._command = [redis_binary(), "--port", "0", "--unixsocket", str(self._socket), "--dir", str(folder)]
         self._command += ["--appendonly", "yes", "--save", "", *flags]
 
     def start(self) -> None:
@@ -48,10 +48,17 @@ class RedisServer:
         self._socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + WAIT_S
-        while not self._socket.exists():
+        while not self._listens():
             assert self.process.poll() is None, "Redis did not start"
             assert time.monotonic() < deadline, "Redis does not listen"
             time.sleep(0.01)
+
+    def _listens(self) -> bool:
+        """Its socket is there a moment before it listens."""
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.connect(str(self._socket))
+            return True
+        return False
 
     def kill(self) -> None:
         self.process.kill()

@@ -15,7 +15,7 @@ from worker_service.engine.cost_model import CostModel
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Admission, CostProfile, Held, Run, StepResult
 from worker_service.engine.warm_up import measure
-from worker_service.reporting import Report, Reporter
+from worker_service.reporting import Report, Reporter, Seconds
 from worker_service.watchdog import Task
 
 _MAX_PENDING = 1024  # commands that came during one step; a scheduler sends few
@@ -36,7 +36,7 @@ class Command:
     drop: Sequence[str] = ()
     offload: Sequence[str] = ()
     forget: Sequence[str] = ()
-    report_within_s: float = 0.0  # 0: every step is reported by itself
+    report_within_s: float = 0.0  # a round that merely goes on may wait so long for its report; 0: none waits
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Runner:
 
     def attach(self, max_lag: int, report: Callable[[Report], None]) -> None:
         """Obey the commands of a new connection. At most `max_lag` steps may run beyond the last report that a command
-        has seen. `report` is called in the model's thread, with half as many steps at most."""
+        has seen. `report` is called in the model's thread, with half as many rounds of a request at most."""
         with self._wake:
             self._pending.clear()
             self._session = _Session(max(max_lag, 1), Reporter(report, max(max_lag // 2, 1)))
@@ -171,8 +171,9 @@ class Runner:
         session.step += 1
         session.exhausted = not result.ran
         other_s, cost = took_s - result.draft_s - result.verify_s, self._costs.observe(result)
-        report = Report(session.step, step.command.seq, [result], other_s, step.idle_s, cost)
-        session.reporter.add(report, ended, took_s, step.command.report_within_s)
+        seconds = Seconds(result.draft_s, result.verify_s, other_s, step.idle_s)
+        last = Report(session.step, step.command.seq, result.free_blocks, seconds=seconds, cost=cost)
+        session.reporter.add(last, result.rows, ended, took_s, step.command.report_within_s)
 
     def _next_step(self, begun: float) -> _Step | None:
         """Wait until a step may run. None: stop.
@@ -213,8 +214,6 @@ class Runner:
 
     def _apply(self, session: _Session, command: Command) -> None:
         """Edits count in order, each of them; of the schedules only the newest."""
-        if session.command is None or self._first(session.command) != self._first(command):
-            session.reporter.flush()  # others will run
         for request_id in command.forget:
             self._engine.forget(request_id)
         for request_id in command.drop:
@@ -228,12 +227,7 @@ class Runner:
             session.exhausted = False  # else nothing that could make a request run has changed
         session.command = command
         if not command.schedule:  # the scheduler may wait for the end of what earlier commands listed
-            done = StepResult((), self._engine.free_blocks, 0.0, 0.0, 0.0)
-            session.reporter.answer(Report(session.step, command.seq, [done], 0.0, 0.0))
-
-    def _first(self, command: Command) -> set[str]:
-        """Who runs by this command, if all that it lists can run."""
-        return {run.request_id for run in command.schedule[: self._slots]}
+            session.reporter.answer(command.seq, self._engine.free_blocks)
 
     def _runnable(self, session: _Session) -> bool:
         if session.command is None or session.exhausted:

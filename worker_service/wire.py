@@ -18,7 +18,7 @@ _FINISH = {
     Finish.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     Finish.ERROR: types_pb2.FINISH_REASON_ERROR,
 }
-_SKIP = {None: pb.SKIP_UNSPECIFIED, Skip.NO_BLOCKS: pb.SKIP_NO_BLOCKS}
+_SKIP = {None: pb.SKIP_UNSPECIFIED, Skip.NO_BLOCKS: pb.SKIP_NO_BLOCKS, Skip.PREEMPTED: pb.SKIP_PREEMPTED}
 
 
 def to_command(message: pb.StepCommand) -> Command:
@@ -62,29 +62,26 @@ def _to_sampling(message: common_pb.Sampling) -> Sampling:
 
 
 def of_report(report: Report, epoch: int, session: str) -> pb.StepReport:
-    results = report.results
-    rounds: dict[str, list[Row]] = {}
-    for result in results:
-        for row in result.rows:
-            rounds.setdefault(row.request_id, []).append(row)
+    seconds = report.seconds
     return pb.StepReport(
         epoch=epoch,
         session=session,
         step=report.step,
         command_seq=report.command_seq,
-        rows=map(_of_rounds, rounds.values()),
-        free_blocks=results[-1].free_blocks,
-        draft_s=sum(result.draft_s for result in results),
-        verify_s=sum(result.verify_s for result in results),
-        other_s=report.other_s,
-        idle_s=report.idle_s,
+        rows=map(_of_rounds, report.rounds),
+        free_blocks=report.free_blocks,
+        draft_s=seconds.draft,
+        verify_s=seconds.verify,
+        other_s=seconds.other,
+        idle_s=seconds.idle,
         cost=of_cost(report.cost) if report.cost else None,
+        partial=report.partial,
     )
 
 
 def _of_rounds(rows: Sequence[Row]) -> pb.Row:
-    """One request's rounds of a report, in order."""
-    last, several = rows[-1], rows if len(rows) > 1 else ()
+    """One request's rounds, in order. If the last row says why it does not run any more, that is no round."""
+    last, several = rows[-1], [row for row in rows if row.skipped is None] if len(rows) > 1 else []
     logprobs = [logprob for row in rows for logprob in row.logprobs]
     return pb.Row(
         request_id=last.request_id,

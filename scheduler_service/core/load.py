@@ -82,7 +82,8 @@ class Load:
     def step_done(self, worker: Worker, step: StepDone, draft_len: int, now: float) -> None:
         """Compare clock and costs over a round between two reports, if no slot was vacant."""
         slots, cost = worker.up.slots, worker.up.cost
-        full = sum(not row.skipped for row in step.rounds) >= slots
+        running = len(worker.running) if step.partial else sum(not row.skipped for row in step.rounds)
+        full = running >= slots
         if full and worker.full_at is not None:
             decoding = sum(row.count for row in step.rounds if row.new)
             prefilled = sum(row.prefilled for row in step.rounds)

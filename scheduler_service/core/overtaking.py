@@ -19,7 +19,7 @@ is overdue remains so until it ends, so the bound makes nobody thrash.
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from scheduler_service.core.types import Request, RequestClass
@@ -50,13 +50,13 @@ class Overtaking:
         heapq.heappush(self._due[klass], (due, id))
         self._shared[id] = 0
 
-    def served(self, ran: Sequence[tuple[Request, int]]) -> None:
-        """One round of a worker: who ran, and the rounds that each is believed to need still."""
-        together = Counter(request.klass for request, _ in ran)
-        for klass, count in together.items():
-            self._served[klass] += count
-        for request, left in ran:
-            self._shared[request.id] += together[request.klass]
+    def served(self, ran: Sequence[tuple[Request, int, int]], beside: Iterable[Request] = ()) -> None:
+        """Requests of a worker that ran: the rounds that each is believed to need still, and how many it ran. `beside`:
+        others that ran there and are not reported yet."""
+        together = Counter(request.klass for request, *_ in ran) + Counter(request.klass for request in beside)
+        for request, left, count in ran:
+            self._served[request.klass] += count
+            self._shared[request.id] += count * together[request.klass]
             self._ahead[request.klass] += left - self._left[request.id]
             self._left[request.id] = left
 

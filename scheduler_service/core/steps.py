@@ -20,11 +20,14 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     worker.free_blocks = step.free_blocks
     fleet.load.step_done(worker, step, fleet.draft_len, now)
     worker.obeyed(worker.planned if step.plan is None else step.plan)
-    ran = _ran(fleet, step)
+    ran, stopped = _ran(fleet, step)
+    unreported = worker.running - ran.keys()
+    beside = [id for id in unreported if fleet.runs_on(worker, id)] if step.partial else []
+    if not step.partial:
+        stopped |= unreported
     if fleet.overtaking:
-        needs = [(entry.request, fleet.load.rounds(id)) for id, (entry, _) in ran.items()]
-        for _ in range(max((len(row.each) for _, row in ran.values()), default=0) or 1):
-            fleet.overtaking.served(needs)
+        served = [(entry.request, fleet.load.rounds(id), row.count) for id, (entry, row) in ran.items()]
+        fleet.overtaking.served(served, [fleet.entries[id].request for id in beside])
     charge(fleet.classes, ran.values(), known.round_s / known.slots, known.cost.prefill_token_s)
     went_on: list[str] = []
     effects: list[Effect] = []
@@ -41,8 +44,8 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
             went_on.append(row.id)
     if went_on:
         effects.append(WentOn(tuple(went_on)))
-    effects += _preempt(fleet, worker, ran)
-    worker.running = {id for id in ran if id in fleet.entries}
+    effects += _preempt(fleet, worker, stopped)
+    worker.running = {id for id in (*ran, *beside) if fleet.runs_on(worker, id)}
     if fleet.overtaking:
         for entry in [fleet.entries[id] for id in fleet.overtaking.overdue()]:
             entry.overdue = True
@@ -50,10 +53,11 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     return tuple(effects)
 
 
-def _ran(fleet: Fleet, step: StepDone) -> Ran:
-    """The rows that count and were not skipped, with their requests. A row is stale if its request was moved or has
-    ended, or if its worker ran ahead of what is durable."""
+def _ran(fleet: Fleet, step: StepDone) -> tuple[Ran, set[str]]:
+    """The rows with rounds that count, with their requests; and the ids of the requests that were skipped. A row is
+    stale if its request was moved or has ended, or if its worker ran ahead of what is durable."""
     ran: Ran = {}
+    skipped: set[str] = set()
     name, entries = step.worker, fleet.entries
     for row in step.rounds:
         entry = entries.get(row.id)
@@ -61,10 +65,12 @@ def _ran(fleet: Fleet, step: StepDone) -> Ran:
             continue
         entry.blocks = row.blocks
         entry.prefill_owed = row.prefill_owed
-        if not row.skipped:
+        if row.count:
             entry.offloaded = 0
             ran[row.id] = entry, row
-    return ran
+        if row.skipped:
+            skipped.add(row.id)
+    return ran, skipped
 
 
 def _serve(fleet: Fleet, entry: Entry, row: Round, began: float) -> None:
@@ -107,12 +113,12 @@ def _finish(fleet: Fleet, worker: Worker, entry: Entry, row: Round) -> Ended:
     return ended
 
 
-def _preempt(fleet: Fleet, worker: Worker, ran: Ran) -> list[Effect]:
-    """A request that ran in the last round and not in this one was preempted."""
+def _preempt(fleet: Fleet, worker: Worker, stopped: set[str]) -> list[Effect]:
+    """Those that ran before, and did not run in the last round of this report, were preempted."""
     effects: list[Effect] = []
-    for id in sorted(worker.running - ran.keys()):
-        entry = fleet.entries.get(id)
-        if entry and entry.home == worker.up.worker and entry.state is State.RUNNING:
+    for id in sorted(stopped):
+        if fleet.runs_on(worker, id):
+            entry = fleet.entries[id]
             entry.move(Move.PREEMPT)
             entry.preemptions += 1
             fleet.rank(entry)

@@ -137,8 +137,8 @@ class Draining:
 
 @value
 class Round:
-    """One row of a report, without its token ids: those stay in the shell. If a report holds several rounds, `new`,
-    `drafted` and `accepted` are their sums, and `each` has the three numbers of every round."""
+    """One row of a report, without its token ids: those stay in the shell. If it holds several rounds, `new`, `drafted`
+    and `accepted` are their sums, and `each` has the three numbers of every round."""
 
     id: str
     placement: int
@@ -155,19 +155,21 @@ class Round:
 
     @property
     def count(self) -> int:
-        """How many rounds these are."""
-        return len(self.each) or 1
+        """How many rounds these are. A row that was skipped may hold rounds before that."""
+        return len(self.each) or (0 if self.skipped else 1)
 
 
 @value
 class StepDone:
-    """A worker's report of a round, or of several in which the same requests ran."""
+    """A worker's report of what requests did since it last reported them. A request without a row did not run in the
+    last round; but if the report is `partial`, only a row that was skipped says so."""
 
     worker: str
     rounds: tuple[Round, ...]
     free_blocks: int
     duration_s: float
     plan: int | None = None  # which one it carried out, as in Obeyed; None: the newest
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

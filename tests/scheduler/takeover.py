@@ -26,9 +26,9 @@ from tests.conftest import redis_server
 from tests.gateway.harness import model_info
 from tests.scheduler.pair import SchedulerProcess, pair
 from tests.waiting import until
-from worker_service.engine.types import Admission, CostProfile, Held, Row, StepResult
+from worker_service.engine.types import Admission, CostProfile, Held, Row
 from worker_service.link import Link as WorkerLink
-from worker_service.reporting import Report
+from worker_service.reporting import Report, Seconds
 from worker_service.runner import Command
 
 ROUND_S = 0.02
@@ -80,8 +80,7 @@ class Talker:
                 rows.append(Row(id, self.known[id].placement, start, (start % 1000,), blocks=1))
                 self.output[id] += 1
             self._step += 1
-            result = StepResult(tuple(rows), 10**6, 0.0, ROUND_S, 0.0)
-            self._report(Report(self._step, self._seq, [result], 0.0, 0.0))
+            self._report(Report(self._step, self._seq, 10**6, [[row] for row in rows], seconds=Seconds(verify=ROUND_S)))
 
 
 class Listener:

@@ -98,7 +98,7 @@ def test_a_request_is_overdue_when_the_work_ahead_was_served_often_enough() -> N
     due_after: list[str] = []
     for _ in range(2 * (4 + 1)):
         due_after += account.overdue()
-        account.served([(request("third"), 1)])
+        account.served([(request("third"), 1, 1)])
     assert due_after == ["first"]  # after 2 * 4 rounds
     assert list(account.overdue()) == ["second"]  # after 2 * 5
 
@@ -108,9 +108,9 @@ def test_nobody_is_overtaken_in_a_round_in_which_it_runs() -> None:
     account.arrived(request("alone"), 1)
     account.arrived(request("other"), 99)
     for _ in range(50):
-        account.served([(request("alone"), 1)])
+        account.served([(request("alone"), 1, 1)])
     assert list(account.overdue()) == []
-    account.served([(request("other"), 1)])
+    account.served([(request("other"), 1, 1)])
     assert list(account.overdue()) == ["alone"]
 
 
@@ -120,7 +120,7 @@ def test_classes_have_accounts_of_their_own() -> None:
     account.arrived(request("default"), 5)
     account.arrived(request("other"), 1)
     for _ in range(4):
-        account.served([(request("other"), 1)])
+        account.served([(request("other"), 1, 1)])
     assert list(account.overdue()) == []
 
 

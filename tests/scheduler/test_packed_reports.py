@@ -1,5 +1,7 @@
 """A report of several rounds means to the core what a report for each of them would have meant."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,11 +84,28 @@ def test_rounds_that_do_not_make_up_the_row_are_refused(figures: dict[str, list[
         checks.report(report(**figures))
 
 
-def test_rows_of_different_numbers_of_rounds_are_refused() -> None:
-    mixed = report()
-    mixed.rows.append(pb.Row(request_id="b", tokens=[1]))
-    with pytest.raises(BadInput, match="equally many"):
-        checks.report(mixed)
+def test_a_request_without_a_row_goes_on_if_the_report_is_partial() -> None:
+    own, plan = begun("fcfs")
+    own.observe(StepDone("w", (row(plan, 0, 1, [(1, 0, 0)]),), 900, 1.0, partial=True), 2.0)
+    assert states(own) == {"a": "running", "b": "running", "c": "waiting"}
+    own.observe(StepDone("w", (row(plan, 0, 2, [(1, 0, 0)]),), 900, 1.0), 3.0)
+    assert states(own) == {"a": "running", "b": "paused", "c": "waiting"}
+
+
+def test_in_a_partial_report_a_preemption_is_said_with_the_rounds_before_it() -> None:
+    own, plan = begun("fcfs")
+    preempted = replace(row(plan, 1, 1, [(2, 2, 1), (1, 2, 0)]), skipped=True)
+    own.observe(StepDone("w", (preempted,), 900, 1.0, partial=True), 3.0)
+    assert states(own) == {"a": "running", "b": "paused", "c": "waiting"}
+    record = own.fleet.entries["b"].record()
+    assert (record.emitted, record.acceptance.rounds, record.preemptions) == (4, 2, 1)
+    again = replace(row(plan, 1, 4, [(0, 0, 0)]), skipped=True)  # nothing of it had waited
+    own.observe(StepDone("w", (again,), 900, 1.0, partial=True), 4.0)
+    assert own.fleet.entries["b"].record() == record
+
+
+def states(own: Core) -> dict[str, str]:
+    return {id: entry.state.value for id, entry in own.fleet.entries.items()}
 
 
 async def test_the_rounds_of_a_report_are_stored_and_relayed_one_by_one(live: Live) -> None:

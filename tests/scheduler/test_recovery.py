@@ -255,3 +255,13 @@ async def test_a_request_of_which_no_model_is_known_runs_on_whichever_there_is(
     raw.hdel(store.keys.request("a"), "model")
     async with live(store, model=other_model()) as (_, worker, _):
         await worker.until("a")
+
+
+async def test_tokens_of_another_models_tokenizer_are_refused(store: RedisStore) -> None:
+    """A gateway sends again what was not acknowledged; by then workers may run another model."""
+    async with live(store, model=other_model()) as (_, worker, gateway):
+        for id, fingerprint in {"old": "f", "new": "g"}.items():
+            await gateway.submit(id, model_fingerprint=fingerprint)
+        await gateway.until(lambda: "new" in gateway.accepted and "old" in gateway.refused)
+        assert gateway.refused["old"].message == "the model has changed since the request was sent"
+        await worker.until("new")

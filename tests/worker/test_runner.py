@@ -12,7 +12,7 @@ import pytest
 from tests.worker.harness import Tiny
 from tests.worker.scripted import DEADLINE_S, PROMPT, a_runner
 from worker_service.engine.hooks import LogitsContext
-from worker_service.engine.types import Admission, CostProfile, Limits, Run, Sampling, StepResult
+from worker_service.engine.types import Admission, CostProfile, Limits, Run, Sampling, Skip, StepResult
 from worker_service.pace import Pace
 from worker_service.reporting import Report
 from worker_service.runner import Command
@@ -84,7 +84,7 @@ async def test_a_paced_round_begins_where_the_one_before_ended_unless_it_had_to_
             admit = [admission(name)]
             runner.post(Command(command, 3 * command, [Run(name, 0, 64)], admit=admit))
             rounds = [await asyncio.to_thread(following) for _ in range(3)]
-            assert rounds[-1].results[0].rows[0].finish is not None
+            assert rounds[-1].rounds[0][0].finish is not None
             await asyncio.to_thread(wait_until, lambda: runner.task is None)
     (a1, a1_end), (a2, a2_end), (a3, a3_end), (b1, _), *_ = pace.rounds
     assert (a2, a3) == (a1_end, a2_end)
@@ -110,7 +110,7 @@ async def test_of_commands_that_came_during_a_round_the_newest_rank_runs_and_eve
         gate.opened.set()
         ran = [await asyncio.to_thread(following) for _ in range(4)]
         held = await asyncio.wait_for(asyncio.wrap_future(runner.detach()), DEADLINE_S)
-    assert [(done.command_seq, done.results[0].rows[0].request_id) for done in ran] == [(1, "a"), *[(3, "c")] * 3]
+    assert [(done.command_seq, done.rounds[0][0].request_id) for done in ran] == [(1, "a"), *[(3, "c")] * 3]
     assert {h.request_id: h.output_tokens for h in held} == {"a": 1, "b": 0, "c": 3}
 
 
@@ -120,8 +120,8 @@ async def test_a_round_that_got_nowhere_is_not_repeated_before_another_command(t
         runner.attach(100, report)
         big = Admission("big", 1, list(range(5, 325)), 320, Sampling(), Limits(99, ignore_eos=True))
         runner.post(Command(1, 0, [Run("big", 0, 400)], admit=[big]))
-        assert (await asyncio.to_thread(following)).results[0].rows[0].tokens  # all 40 blocks are full now
-        assert (await asyncio.to_thread(following)).results[0].rows[0].skipped
+        assert (await asyncio.to_thread(following)).rounds[0][0].tokens  # all 40 blocks are full now
+        assert (await asyncio.to_thread(following)).rounds[0][0].skipped
         runner.post(Command(2, 2, [Run("big", 0, 400)]))  # the same again
         await asyncio.to_thread(wait_until, lambda: not runner._pending)  # taken in before the next one comes
         runner.post(Command(3, 2, [Run("big", 0, 400), Run("a", 0, 64)], admit=[admission("a")], forget=["big"]))
@@ -146,10 +146,10 @@ async def test_steps_that_wait_for_their_report_are_reported_before_the_worker_w
         runner.attach(5, report)  # two steps share a report; the last of five waits for no other one
         runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a", 900)], report_within_s=60.0))
         reports = [await asyncio.to_thread(following) for _ in range(3)]
-    assert [(done.step, len(done.results)) for done in reports] == [(1, 1), (3, 2), (5, 2)]
+    assert [(done.step, len(done.rounds[0])) for done in reports] == [(1, 1), (3, 2), (5, 2)]
 
 
-async def test_a_command_that_lists_others_has_the_steps_before_it_reported(tiny: Tiny) -> None:
+async def test_a_preemption_is_reported_with_the_rounds_that_waited(tiny: Tiny) -> None:
     gate = Gate(start=3)
     async with a_runner(tiny, hooks=(gate,)) as runner:
         gate.armed = True
@@ -159,9 +159,11 @@ async def test_a_command_that_lists_others_has_the_steps_before_it_reported(tiny
         assert await asyncio.to_thread(gate.reached.wait, DEADLINE_S)
         runner.post(Command(2, 0, [Run("b", 0, 64)], admit=[admission("b")], report_within_s=60.0))
         gate.opened.set()
-        reports = [await asyncio.to_thread(following) for _ in range(3)]
-    assert [(done.step, done.command_seq, len(done.results)) for done in reports] == [(1, 1, 1), (4, 1, 3), (5, 2, 1)]
-    assert [row.request_id for row in reports[-1].results[0].rows] == ["b"]
+        started, preempted = [await asyncio.to_thread(following) for _ in range(2)]
+    assert (started.step, started.partial) == (1, False)
+    assert (preempted.step, preempted.command_seq, preempted.partial) == (5, 2, False)
+    rounds = {rows[0].request_id: [row.skipped for row in rows] for rows in preempted.rounds}
+    assert rounds == {"a": [None, None, None, Skip.PREEMPTED], "b": [None]}
 
 
 async def test_an_exception_of_the_model_ends_the_runner_with_it(tiny: Tiny) -> None:

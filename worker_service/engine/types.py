@@ -17,6 +17,7 @@ class Skip(Enum):
     """Why a request that was to run in a step did not."""
 
     NO_BLOCKS = "no_blocks"  # no free block of KV was left for it
+    PREEMPTED = "preempted"  # it ran in the step before, and others ran in its place
 
 
 @dataclass(frozen=True, slots=True)

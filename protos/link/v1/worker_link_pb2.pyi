@@ -34,6 +34,8 @@ class _SkipEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Skip.ValueType],
     """It ran."""
     SKIP_NO_BLOCKS: _Skip.ValueType  # 1
     """KV memory ran out, and the last of the schedule wait."""
+    SKIP_PREEMPTED: _Skip.ValueType  # 2
+    """It ran in the round before, and others ran in its place. Said only under `report_within_s`."""
 
 class Skip(_Skip, metaclass=_SkipEnumTypeWrapper):
     """Why a request that was scheduled did not run."""
@@ -42,6 +44,8 @@ SKIP_UNSPECIFIED: Skip.ValueType  # 0
 """It ran."""
 SKIP_NO_BLOCKS: Skip.ValueType  # 1
 """KV memory ran out, and the last of the schedule wait."""
+SKIP_PREEMPTED: Skip.ValueType  # 2
+"""It ran in the round before, and others ran in its place. Said only under `report_within_s`."""
 Global___Skip: _TypeAlias = Skip  # noqa: Y015
 
 @_typing.final
@@ -325,8 +329,8 @@ class StepCommand(_message.Message):
     seen_step: _builtins.int
     """The last report that this plan knows."""
     report_within_s: _builtins.float
-    """A round may wait this long for its report, if it runs the same requests as the round before it and none of them
-    starts, ends, prefills or is skipped. 0: each round has its own report.
+    """A round that merely goes on may wait this long, and share a row with those after it. A request that starts, resumes,
+    ends, prefills or stops running is reported at once. 0: every round is reported at once.
     """
     @_builtins.property
     def admit(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admit]:
@@ -454,8 +458,8 @@ Global___Run: _TypeAlias = Run  # noqa: Y015
 
 @_typing.final
 class StepReport(_message.Message):
-    """What one round did, or several rounds of the same requests. Without rows it is the heartbeat, or the answer to a command that lists no request: then no round
-    of an earlier command is under way.
+    """What requests did since they were last reported. Without rows it is the heartbeat, or the answer to a command that lists
+    no request: then no round of an earlier command is under way.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -473,6 +477,7 @@ class StepReport(_message.Message):
     COST_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The leadership that the worker obeys."""
     session: _builtins.str
@@ -495,6 +500,10 @@ class StepReport(_message.Message):
     """The worker wants to end: requests without KV here go elsewhere, and nothing new comes."""
     leaving: _builtins.bool
     """The last report of the session: no round is under way, and none will be."""
+    partial: _builtins.bool
+    """Not all requests that ran in the last round have a row: the rows of the others came, or come later. Otherwise a request
+    without a row did not run.
+    """
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """Requests that ran, that were skipped, or that failed."""
@@ -519,10 +528,11 @@ class StepReport(_message.Message):
         cost: Global___CostProfile | None = ...,
         draining: _builtins.bool = ...,
         leaving: _builtins.bool = ...,
+        partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_seq", b"command_seq", "cost", b"cost", "draft_s", b"draft_s", "draining", b"draining", "epoch", b"epoch", "free_blocks", b"free_blocks", "idle_s", b"idle_s", "leaving", b"leaving", "other_s", b"other_s", "rows", b"rows", "session", b"session", "step", b"step", "verify_s", b"verify_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_seq", b"command_seq", "cost", b"cost", "draft_s", b"draft_s", "draining", b"draining", "epoch", b"epoch", "free_blocks", b"free_blocks", "idle_s", b"idle_s", "leaving", b"leaving", "other_s", b"other_s", "partial", b"partial", "rows", b"rows", "session", b"session", "step", b"step", "verify_s", b"verify_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -582,7 +592,7 @@ class Row(_message.Message):
 
     @_builtins.property
     def tokens_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Only in a report of several rounds: how many of `tokens` are of each round."""
+        """Only in a row of several rounds, or of one that was skipped after some: how many of `tokens` are of each round."""
 
     @_builtins.property
     def drafted_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
