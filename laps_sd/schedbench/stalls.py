@@ -86,9 +86,9 @@ class Relay:
     async def serving(self, port: int) -> AsyncIterator[None]:
         async with await asyncio.start_server(self._relay, HOST, port):
             yield
-            self.cut()
+            await self.cut()
 
-    def cut(self) -> None:
+    async def cut(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
 
@@ -197,12 +197,6 @@ def _events(
     """What is hard on the loops, in the order in which it is done: a worker must have attached to be lost."""
     attached: list[asyncio.Task[None]] = []
 
-    async def nothing() -> None:
-        pass
-
-    async def cut() -> None:
-        relay.cut()
-
     async def attach() -> None:
         late.go.set()
         attached.append(begin(late.run()))
@@ -224,16 +218,12 @@ def _events(
             asked = [stub.GetRequest(inference_pb2.GetRequestRequest(request_id=id)) for id in ids]
             await asyncio.gather(*asked, return_exceptions=True)  # those that have ended long ago are unknown
 
-    async def collect() -> None:
-        for watch in watches:
-            await watch.collect()
-
     return {
-        "serving": nothing,
-        "the gateway's streams link again": cut,
+        "serving": lambda: asyncio.sleep(0),
+        "the gateway's streams link again": relay.cut,
         "a worker attaches": attach,
         "a worker is lost": leave,
         "Stats": ask_stats,
         "GetRequest": ask_requests,
-        "garbage collection": collect,
+        "garbage collection": lambda: asyncio.gather(*(watch.collect() for watch in watches)),
     }
