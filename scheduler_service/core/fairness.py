@@ -104,7 +104,7 @@ class Tenants:
         return tenant
 
     def is_owed(self, tenant: Tenant, places: float) -> bool:
-        """Whether it has fewer live requests than its share of so many `places`, by weight among who has any."""
+        """Whether it has fewer live requests than its share of so many `places`, by weight among tenants with any."""
         own = self._terms(tenant.name).weight
         others = sum(one.weight for one in self._tenants.values() if one.requests and one is not tenant)
         return bool(others) and tenant.requests < places * own / (own + others)

@@ -11,7 +11,8 @@ import torch
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from laps_sd.client import Client, Collector
+from laps_sd.client import Client
+from laps_sd.completion import Collector
 from laps_sd.loadtest.command import FELL_BEHIND
 from laps_sd.top import frames
 from protos.errors import DeadlinePassed, UnknownRequest
