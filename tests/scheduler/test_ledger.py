@@ -192,15 +192,6 @@ async def test_a_gateway_that_is_behind_still_wants_its_request() -> None:
     assert book.orphans(6, timeout_s=5) == ["a"]
 
 
-async def test_an_end_is_kept_though_its_id_was_submitted_again() -> None:
-    """A store that has lost the end would run the request once more. (Simulated faults, seed 700242.)"""
-    book = Book()
-    await book.end("a")
-    again = record("a")
-    book.live["a"] = Tracked(pb.Submit(request_id="a"), replace(again, request=replace(again.request, arrival=9.0)))
-    assert [write.record.state for write in book.everything()] == [State.FINISHED]
-
-
 async def test_ends_are_kept_by_their_age_however_many_they_are() -> None:
     book = Book()
     for number in range(5000):
