@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from laps_sd import terminal
-from laps_sd.client import Client, Collector, Completion, request_state
+from laps_sd.client import Client
+from laps_sd.completion import Collector, Completion, request_state
 from laps_sd.stack import Options, Stack
 from laps_sd.up import Device, Dtype, run_stack
 from protos.errors import RequestError

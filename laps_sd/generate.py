@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from laps_sd.client import Client, Collector, Completion
+from laps_sd.client import Client
+from laps_sd.completion import Collector, Completion
 from protos.errors import BadInput, RequestError
 from protos.v1 import inference_pb2
 

@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from laps_sd import terminal
-from laps_sd.client import Client, request_state
+from laps_sd.client import Client
+from laps_sd.completion import request_state
 from laps_sd.generate import ApiKey, Ca, Server
 from protos.errors import NotServing, RequestError
 from protos.times import milliseconds, seconds

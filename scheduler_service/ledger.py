@@ -33,7 +33,7 @@ class Tracked:
     record: Record
     written: Record = field(init=False)
     output: list[int] = field(default_factory=list)
-    rounds: list[LoggedRound] = field(default_factory=list)  # on their way to the store
+    rounds: list[tuple[LoggedRound, bytes]] = field(default_factory=list)  # on their way to the store, and as stored
     log: RoundLog = field(default_factory=RoundLog)
     ending: bytes | None = None
     stored: bool = False  # its first write is durable
@@ -240,9 +240,9 @@ class Ledger:
     def _relay_rounds(self, id: str, tracked: Tracked, write: Write) -> None:
         at = 0
         while at < len(write.log):
-            round = tracked.rounds.pop(0)
-            tracked.log.append(round.start, write.log[at : at + round.size])
-            at += round.size
+            round, encoded = tracked.rounds.pop(0)
+            tracked.log.append(round.start, encoded)
+            at += len(encoded)
             for outbox, joined in tracked.followers.items():
                 if joined:
                     outbox.round(id, round, write.ending if at == len(write.log) else None)

@@ -12,7 +12,7 @@ from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.load import Load
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import Claim, Policy
-from scheduler_service.core.ranking import Key
+from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.refit import Refit
 from scheduler_service.core.types import Bounds, Ended, Finish, Unseen, WorkerUp
 
@@ -28,9 +28,11 @@ class Fleet:
         self.unseen = Unseen()
         self.entries: dict[str, Entry] = {}  # the live requests
         self.workers: dict[str, Worker] = {}
-        self.unplaced = FairRanking()  # of the requests without a worker
-        self.tenants = Tenants()
-        self.classes = Classes()
+        self._changes = Changes()
+        self.unplaced = FairRanking(self._changes)  # of the requests without a worker
+        self.vacant: set[str] = set()  # workers with vacant slots
+        self.tenants = Tenants(self._changes)
+        self.classes = Classes(self._changes)
         self.load = Load()
         self.isolation = Isolation(max_deaths)
         self.deadlines = Deadlines(self.entries)
@@ -98,13 +100,15 @@ class Fleet:
     def attach(self, up: WorkerUp, now: float) -> Worker:
         self.known.first_worker(up.cost, up.slots)
         self.staffed_at = now
-        worker = self.workers[up.worker] = Worker(up, up.blocks)
+        worker = self.workers[up.worker] = Worker(up, up.blocks, FairRanking(self._changes))
+        self.vacant.add(up.worker)
         self.staff()
         return worker
 
     def detach(self, name: str, now: float) -> None:
         """All its requests have been displaced."""
         del self.workers[name]
+        self.vacant.discard(name)
         self.staffed_at = now
         self.staff()
 
@@ -155,6 +159,7 @@ class Fleet:
             self._ranking(entry).move(entry.key, key)
         else:
             self._ranking(entry).add(key)
+            self._look_for_vacancy(entry.home)
         entry.key = key
 
     def key(self, entry: Entry) -> Key:
@@ -196,3 +201,9 @@ class Fleet:
         entry.key = ()
         if entry.home is not None:
             self.workers[entry.home].to_forget[entry.request.id] = None
+            self._look_for_vacancy(entry.home)
+
+    def _look_for_vacancy(self, name: str | None) -> None:
+        """The worker has one request more or less."""
+        if name is not None:
+            (self.vacant.add if self.workers[name].vacancy > 0 else self.vacant.discard)(name)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from laps_sd.client import Client, finish_reason
+from laps_sd.client import Client
+from laps_sd.completion import finish_reason
 from protos.errors import Lost, NotServing, QueueFull, RequestError
 from protos.v1 import inference_pb2, types_pb2
 from tests.chaos.book import Book, Text

@@ -13,7 +13,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from laps_sd.client import Client, Collector, Completion
+from laps_sd.client import Client
+from laps_sd.completion import Collector, Completion
 from protos.health import is_serving
 from tests.e2e.stack import Stack, running_stack
 from tests.waiting import WAIT_S, until

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from laps_sd.client import Client, Collector, Completion
+from laps_sd.client import Client
+from laps_sd.completion import Collector, Completion
 from tests.e2e.stack import running_stack
 from tests.worker.harness import greedy_differences
 from worker_service.pull import resolve

@@ -12,7 +12,8 @@ import pytest
 
 from gateway.feed import BEYOND
 from gateway.text import TextModel
-from laps_sd.client import Client, Collector
+from laps_sd.client import Client
+from laps_sd.completion import Collector
 from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb

@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from laps_sd.client import Client, Completion
+from laps_sd.client import Client
+from laps_sd.completion import Completion
 from protos.errors import DeadlinePassed, Failed, QueueFull, RequestError, UnknownRequest
 from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, stack

@@ -92,9 +92,10 @@ async def grow(book: Book, id: str, rounds: int) -> None:
 
 
 def advance(tracked: Tracked, start: int) -> tuple[Write, Verdict]:
-    tracked.rounds.append(LoggedRound(start, (start, start + 1), 4, 1))
+    log = encode([start, start + 1], 4, 1)
+    tracked.rounds.append((LoggedRound(start, (start, start + 1), 4, 1), log))
     written = replace(tracked.record, emitted=start + 2)
-    return Write(written, start=start, log=encode([start, start + 1], 4, 1)), Verdict.APPLIED
+    return Write(written, start=start, log=log), Verdict.APPLIED
 
 
 async def heard(outbox: GatewayOutbox) -> list[int]:
