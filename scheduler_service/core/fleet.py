@@ -120,11 +120,12 @@ class Fleet:
         """Requests that no worker can hold. A worker that drains counts until it has gone: often one like it follows.
         There must be workers."""
         workers = self.workers.values()
-        if max(worker.memory_tokens for worker in workers) >= self.largest:
+        memory_tokens = max(worker.memory_tokens for worker in workers)
+        if memory_tokens >= self.largest:
             return []
-        # The largest one may have ended since: then the next calls need not look at each request.
-        self.largest = max((entry.request.most_tokens for entry in self.entries.values()), default=0)
-        stopped = [entry for entry in self.entries.values() if entry.state is not State.RUNNING]
+        large = [entry for entry in self.entries.values() if entry.request.most_tokens > memory_tokens]
+        self.largest = max((entry.request.most_tokens for entry in large), default=memory_tokens)  # others have ended
+        stopped = [entry for entry in large if entry.state is not State.RUNNING]
         return [entry for entry in stopped if not any(worker.holds(entry) for worker in workers)]
 
     @property
