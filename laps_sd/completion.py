@@ -1,4 +1,5 @@
-"""What an answer of `laps_sd.v1.Inference` amounts to: its chunks folded into one Completion. Asks no server."""
+"""What comes of a request, as the client hands it out: a whole answer folded from its chunks, and words for enums. No
+connection lives here."""
 
 import time
 from dataclasses import dataclass, field

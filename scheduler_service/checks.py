@@ -3,7 +3,6 @@ others. Every function raises a RequestError that says what is wrong. No state l
 """
 
 import math
-from collections.abc import Iterable
 
 from protos import version
 from protos.errors import BadInput
@@ -61,26 +60,30 @@ def report(message: worker_pb.StepReport) -> None:
     if len({row.request_id for row in message.rows}) < len(message.rows):
         raise BadInput("rows", "a request has more than one")
     for row in message.rows:
-        for tokens, drafted, accepted in _rounds(row):
-            if not accepted <= drafted <= MAX_DRAFT:
-                raise BadInput("rows", f"{accepted} accepted of {drafted} drafted, of at most {MAX_DRAFT}")
-            if tokens > MAX_TOKENS:
-                raise BadInput("rows", f"{tokens} tokens in a round, of at most {MAX_TOKENS}")
+        if row.tokens_per_round:
+            _several_rounds(row)
+        else:
+            _round(len(row.tokens), row.drafted, row.accepted)
         if row.HasField("logprobs") and len(row.logprobs.tokens) not in (0, len(row.tokens)):
             raise BadInput("rows", f"{len(row.logprobs.tokens)} log-probabilities of {len(row.tokens)} tokens")
         if row.finish and row.finish not in _ENDINGS:
             raise BadInput("rows", f"finish {row.finish} is not a worker's to say")
 
 
-def _rounds(row: worker_pb.Row) -> Iterable[tuple[int, int, int]]:
-    """Tokens, drafted and accepted of each round of a row."""
-    sums = len(row.tokens), row.drafted, row.accepted
-    if not row.tokens_per_round:
-        return [sums]
+def _several_rounds(row: worker_pb.Row) -> None:
     of_each = row.tokens_per_round, row.drafted_per_round, row.accepted_per_round
+    sums = len(row.tokens), row.drafted, row.accepted
     if len(set(map(len, of_each))) > 1 or tuple(map(sum, of_each)) != sums:
         raise BadInput("rows", "tokens, drafted or accepted are not the sums of their rounds")
-    return zip(*of_each, strict=True)
+    for tokens, drafted, accepted in zip(*of_each, strict=True):
+        _round(tokens, drafted, accepted)
+
+
+def _round(tokens: int, drafted: int, accepted: int) -> None:
+    if not accepted <= drafted <= MAX_DRAFT:
+        raise BadInput("rows", f"{accepted} accepted of {drafted} drafted, of at most {MAX_DRAFT}")
+    if tokens > MAX_TOKENS:
+        raise BadInput("rows", f"{tokens} tokens in a round, of at most {MAX_TOKENS}")
 
 
 def submit(message: gateway_pb.Submit, context_tokens: int) -> None:

@@ -135,7 +135,8 @@ class DurableCore:
     def _write_round(self, row: worker_pb.Row) -> Write:
         """Of a request of which nothing else has changed since its record was written. Called for most rows."""
         tracked = self._ledger.live[row.request_id]
-        return Write(tracked.written, start=row.start, log=_take(tracked, row), brief=True, tokens=len(row.tokens))
+        start, log = len(tracked.output), _take(tracked, row)
+        return Write(tracked.written, start=start, log=log, brief=True, tokens=len(tracked.output) - start)
 
     def _write(self, effect: Changed | Advanced | Ended, row: worker_pb.Row | None) -> Write:
         record = effect.record
@@ -166,10 +167,13 @@ class DurableCore:
 
 def _take(tracked: Tracked, row: worker_pb.Row) -> bytes:
     """The row's tokens become output. Returns its rounds as they are stored."""
-    rounds = _rounds(row)
-    tracked.output.extend(row.tokens)
-    tracked.rounds += rounds
-    return b"".join([encode(*round[1:]) for round in rounds])
+    log = b""
+    for round in _rounds(row):
+        encoded = encode(*round[1:])
+        tracked.output.extend(round.tokens)
+        tracked.rounds.append((round, encoded))
+        log += encoded
+    return log
 
 
 def _rounds(row: worker_pb.Row) -> list[LoggedRound]:

@@ -33,7 +33,7 @@ class Tracked:
     record: Record
     written: Record = field(init=False)
     output: list[int] = field(default_factory=list)
-    rounds: list[LoggedRound] = field(default_factory=list)  # on their way to the store
+    rounds: list[tuple[LoggedRound, bytes]] = field(default_factory=list)  # on their way to the store, and as stored
     log: RoundLog = field(default_factory=RoundLog)
     ending: bytes | None = None
     stored: bool = False  # its first write is durable
@@ -211,10 +211,11 @@ class Ledger:
         """All that the store has acknowledged and may have lost, each request whole. To be read to its end before the
         next writes are said to be durable."""
         ended = {id: tracked for id, (_, tracked) in self._ended.items()}
-        # If an id is both, the live one counts: the store had forgotten the one that ended.
-        for tracked in (ended | self.live).values():
-            if tracked.stored:
-                yield tracked.whole()
+        live = {id: tracked for id, tracked in self.live.items() if tracked.stored}
+        # If an id is both, the live one counts: the store had forgotten the one that ended. One that is not stored yet
+        # does not count: it is perhaps the ended request, sent again.
+        for tracked in (ended | live).values():
+            yield tracked.whole()
 
     def _relay(self, id: str, tracked: Tracked, write: Write) -> None:
         if write.submit is not None:
@@ -238,9 +239,9 @@ class Ledger:
     def _relay_rounds(self, id: str, tracked: Tracked, write: Write) -> None:
         at = 0
         while at < len(write.log):
-            round = tracked.rounds.pop(0)
-            tracked.log.append(round.start, write.log[at : at + round.size])
-            at += round.size
+            round, encoded = tracked.rounds.pop(0)
+            tracked.log.append(round.start, encoded)
+            at += len(encoded)
             for outbox, joined in tracked.followers.items():
                 if joined:
                     outbox.round(id, round, write.ending if at == len(write.log) else None)

@@ -55,7 +55,6 @@ class WorkerSession:
         self.forward_s += report.draft_s + report.verify_s
         self.other_s += report.other_s
         self.idle_s += report.idle_s
-        self.tokens += sum(len(row.tokens) for row in report.rows)
 
     @property
     def idle_share(self) -> float:

@@ -102,8 +102,13 @@ def _to_round(row: worker_pb.Row) -> Round:
         blocks=row.blocks,
         finish=_FINISH.get(row.finish),
         skipped=row.skipped != worker_pb.SKIP_UNSPECIFIED,
-        each=tuple(zip(row.tokens_per_round, row.drafted_per_round, row.accepted_per_round, strict=True)),
+        each=_each(row) if row.tokens_per_round else (),
     )
+
+
+def _each(row: worker_pb.Row) -> tuple[tuple[int, int, int], ...]:
+    """Tokens, drafted and accepted of every round of a row."""
+    return tuple(zip(row.tokens_per_round, row.drafted_per_round, row.accepted_per_round, strict=True))
 
 
 def list_runs(plan: Plan, command: worker_pb.StepCommand) -> None:

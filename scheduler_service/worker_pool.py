@@ -105,7 +105,9 @@ class WorkerPool:
         session.reported_at = received_at
         session.wake.set()
         rows = {row.request_id: row for row in report.rows}
-        self._durable.step_done(translate.to_step_done(session.worker, report), rows, session.worker)
+        step = translate.to_step_done(session.worker, report)
+        session.tokens += sum([round.new for round in step.rounds])
+        self._durable.step_done(step, rows, session.worker)
 
     def _report_without_rows(self, session: WorkerSession, report: pb.StepReport) -> None:
         """Either a heartbeat (free_blocks is 0) or the worker's answer to a command that lists no request. The answer

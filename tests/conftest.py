@@ -41,7 +41,8 @@ class RedisServer:
         self._folder, self._socket = folder, folder / "redis.sock"
         self.url = f"unix://{self._socket}"
         self._command = [redis_binary(), "--port", "0", "--unixsocket", str(self._socket), "--dir", str(folder)]
-        self._command += ["--appendonly", "yes", "--save", "", *flags]
+        # Without fsync what is acknowledged is in the file; with everysec a slow disk may delay it by two seconds.
+        self._command += ["--appendonly", "yes", "--appendfsync", "no", "--save", "", *flags]
 
     def start(self) -> None:
         """Returns when it listens."""

@@ -1,5 +1,4 @@
-"""Prompts for distillation and benches: read from files in an order that mixes their kinds, and rendered as the service
-renders them. Nothing is answered here."""
+"""Prompts for distillation and benches, in an order that mixes their kinds, rendered as the service renders them."""
 
 import gzip
 import hashlib

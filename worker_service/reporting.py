@@ -1,7 +1,7 @@
 """What steps did, on its way into reports: at once, or several rounds of a request together. Nothing is run here."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from worker_service.engine.types import CostProfile, Row, Skip
@@ -14,9 +14,6 @@ class Seconds(NamedTuple):
     verify: float = 0.0
     other: float = 0.0
     idle: float = 0.0
-
-    def plus(self, more: "Seconds") -> "Seconds":
-        return Seconds(*map(sum, zip(self, more, strict=True)))
 
 
 NO_TIME = Seconds()
@@ -52,13 +49,8 @@ class Reporter:
         A round is reported within `within_s` seconds if the next step takes no longer, and at once if its request
         starts or resumes in it, ends, prefills or is skipped. That a request was preempted is said at once, too.
         """
-        self._last = Report(
-            last.step,
-            last.command_seq,
-            last.free_blocks,
-            seconds=self._last.seconds.plus(last.seconds),
-            cost=last.cost or self._last.cost,
-        )
+        seconds = Seconds(*map(sum, zip(self._last.seconds, last.seconds, strict=True)))
+        self._last = replace(last, seconds=seconds, cost=last.cost or self._last.cost)
         before, self._ran, due = self._ran, {}, set()
         for row in rows:
             id, rounds = row.request_id, self._waiting.setdefault(row.request_id, [])
@@ -93,6 +85,7 @@ class Reporter:
             return
         last, ids = self._last, [id for id in self._waiting if id in due]
         partial = any(id not in due for id in self._ran)
-        rounds = [self._waiting.pop(id) for id in ids]
-        self._last = Report(last.step, last.command_seq, last.free_blocks)
-        self._send(Report(last.step, last.command_seq, last.free_blocks, rounds, partial, last.seconds, last.cost))
+        self._send(replace(last, rounds=[self._waiting.pop(id) for id in ids], partial=partial))
+        for id in ids:
+            self._due.pop(id, None)
+        self._last = replace(last, seconds=NO_TIME, cost=None)

@@ -18,11 +18,7 @@ _FINISH = {
     Finish.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     Finish.ERROR: types_pb2.FINISH_REASON_ERROR,
 }
-_SKIP = {
-    None: pb.SKIP_UNSPECIFIED,
-    Skip.NO_BLOCKS: pb.SKIP_NO_BLOCKS,
-    Skip.PREEMPTED: pb.SKIP_PREEMPTED,
-}
+_SKIP = {None: pb.SKIP_UNSPECIFIED, Skip.NO_BLOCKS: pb.SKIP_NO_BLOCKS, Skip.PREEMPTED: pb.SKIP_PREEMPTED}
 
 
 def to_command(message: pb.StepCommand) -> Command:

@@ -12,7 +12,7 @@ from typing import Any
 from laps_sd.schedbench.gateways import Gateway
 from laps_sd.schedbench.peers import running, start
 from laps_sd.schedbench.processes import started, used_s
-from laps_sd.schedbench.workers import Worker
+from laps_sd.schedbench.workers import Request, Worker
 from laps_sd.stack import Options
 from protos.link.v1 import gateway_link_pb2
 from protos.link.v1 import worker_link_pb2 as pb
@@ -116,21 +116,46 @@ class PackingWorker(Worker):
                 mine = self._unreported[id]
                 self.late.append(mine.rounds - max(rounds for at, rounds in mine.known if at <= command.seen_step))
                 due.append(mine)
+                if self._within_s:
+                    mine.row = preempted(id, self._requests[id], mine.row)
         self._ran = ran
         for mine in due:
             if mine.row is not None:
                 report.rows.append(mine.row)
             mine.row = None
             mine.known.append((report.step, mine.rounds))
+        report.partial = not ran <= {row.request_id for row in report.rows}
 
 
 def add(packed: pb.Row, row: pb.Row) -> None:
     """A further round of the same request."""
+    name_rounds(packed)
+    packed.tokens_per_round.append(len(row.tokens))
+    packed.drafted_per_round.append(row.drafted)
+    packed.accepted_per_round.append(row.accepted)
     packed.tokens.extend(row.tokens)
     packed.drafted += row.drafted
     packed.accepted += row.accepted
     packed.blocks = row.blocks
     packed.finish = row.finish
+
+
+def name_rounds(row: pb.Row) -> None:
+    """The figures of a single round, as those of a row of several."""
+    if not row.tokens_per_round:
+        row.tokens_per_round.append(len(row.tokens))
+        row.drafted_per_round.append(row.drafted)
+        row.accepted_per_round.append(row.accepted)
+
+
+def preempted(id: str, request: Request, row: pb.Row | None) -> pb.Row:
+    """What is said of a request that others replaced. `row`: its rounds that are not reported yet."""
+    if row is None:
+        row = pb.Row(request_id=id, placement=request.placement, start=request.output, blocks=request.blocks)
+    else:
+        name_rounds(row)
+    row.skipped = pb.SKIP_PREEMPTED
+    return row
 
 
 class TimedGateway(Gateway):

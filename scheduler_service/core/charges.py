@@ -1,4 +1,4 @@
-"""Who is charged for a round: the tenants and classes of those who ran. The accounts are kept by fairness.py and
+"""Rounds are charged to the tenants and classes of the requests that ran. The accounts are kept by fairness.py and
 classes.py."""
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ def charge(classes: Classes, ran: Iterable[tuple[Entry, Round]], share_s: float,
     """`share_s`: nominal seconds of a whole worker that a slot's round is; a prompt takes the whole worker."""
     service_s: defaultdict[tuple[ClassAccount, Tenant], float] = defaultdict(float)
     for entry, row in ran:
-        decoding_s = share_s * row.count if row.new else 0.0
+        decoding_s = share_s * (len(row.each) or 1) if row.new else 0.0
         service_s[entry.of_class, entry.tenant] += decoding_s + row.prefilled * prefill_token_s
     for (of_class, tenant), seconds in service_s.items():
         tenant.charge(seconds)

@@ -8,6 +8,7 @@ and nothing is saved up while it has no live requests. With one class nothing ch
 
 from functools import total_ordering
 
+from scheduler_service.core.ranking import Changes
 from scheduler_service.core.types import RequestClass
 
 LEAST = {RequestClass.INTERACTIVE: 0.0, RequestClass.DEFAULT: 0.2, RequestClass.BATCH: 0.05}
@@ -18,9 +19,11 @@ GRAIN_S = 0.5  # of a whole worker
 class ClassAccount:
     """Part of a key: compares as the class stands now. Keys of several classes are therefore kept apart."""
 
-    __slots__ = ("due", "klass", "live", "owed_s")
+    __slots__ = ("_changes", "due", "klass", "live", "owed_s")
 
-    def __init__(self, klass: RequestClass) -> None:
+    def __init__(self, klass: RequestClass, changes: Changes | None = None) -> None:
+        """`changes`: where it counts how often its place in the order has changed."""
+        self._changes = changes or Changes()
         self.klass = klass
         self.live = 0  # requests
         self.owed_s = 0.0  # of service
@@ -29,12 +32,17 @@ class ClassAccount:
     def serve(self, owed_s: float) -> None:
         """`owed_s`: more that it is owed; negative where it got more than that."""
         self.owed_s = max(-GRAIN_S, self.owed_s + owed_s)
-        self.due = self.owed_s >= GRAIN_S or (self.due and self.owed_s > 0)
+        self._set_due(self.owed_s >= GRAIN_S or (self.due and self.owed_s > 0))
 
     def leave(self) -> None:
         self.live -= 1
         if not self.live:
-            self.owed_s, self.due = 0.0, False
+            self.owed_s = 0.0
+            self._set_due(False)
+
+    def _set_due(self, due: bool) -> None:
+        self._changes.count += due is not self.due
+        self.due = due
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -48,8 +56,8 @@ class ClassAccount:
 class Classes:
     """The accounts of all classes."""
 
-    def __init__(self) -> None:
-        self._accounts = {klass: ClassAccount(klass) for klass in RequestClass}
+    def __init__(self, changes: Changes | None = None) -> None:
+        self._accounts = {klass: ClassAccount(klass, changes) for klass in RequestClass}
 
     def account(self, klass: RequestClass) -> ClassAccount:
         return self._accounts[klass]

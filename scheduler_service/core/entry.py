@@ -176,7 +176,7 @@ class Worker:
 
     up: WorkerUp
     free_blocks: int
-    ranking: FairRanking = field(default_factory=FairRanking)  # of the requests whose home it is
+    ranking: FairRanking  # of the requests whose home it is
     running: set[str] = field(default_factory=set)  # ran in its last round
     draining: bool = False  # it wants to end: no request is placed on it any more
     full_at: float | None = None  # when its last round ended, if no slot was vacant

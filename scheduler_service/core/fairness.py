@@ -15,11 +15,12 @@ from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import islice
 from typing import Any
 
-from scheduler_service.core.ranking import Key, Ranking
+from scheduler_service.core.ranking import Changes, Key, Ranking
 from scheduler_service.core.types import QueueIsFull, Request, RequestClass, Unseen
 
 GRAIN_S = 0.5  # of a whole worker, at weight 1
 GROUP = slice(1, 3)  # of a key: class and tenant
+FEW = 512  # keys, whose order is kept
 EVERYBODY_ELSE = "*"
 
 
@@ -37,9 +38,11 @@ class Terms:
 class Tenant:
     """Part of a key: compares as the tenant stands now. Keys of several tenants are therefore kept apart."""
 
-    __slots__ = ("grain", "name", "requests", "tokens", "virtual_s", "weight")
+    __slots__ = ("_changes", "grain", "name", "requests", "tokens", "virtual_s", "weight")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, changes: Changes | None = None) -> None:
+        """`changes`: where it counts how often its place in the order has changed."""
+        self._changes = changes or Changes()
         self.name = name
         self.weight = 1.0
         self.virtual_s = 0.0  # its virtual time; it never goes back
@@ -56,7 +59,9 @@ class Tenant:
 
     def _set(self, virtual_s: float) -> None:
         self.virtual_s = virtual_s
-        self.grain = int(virtual_s / GRAIN_S)
+        grain = int(virtual_s / GRAIN_S)
+        self._changes.count += grain != self.grain
+        self.grain = grain
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tenant) and self.grain == other.grain
@@ -70,7 +75,8 @@ class Tenant:
 class Tenants:
     """The accounts of all tenants. `terms`: by name; EVERYBODY_ELSE for those who have none of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, changes: Changes | None = None) -> None:
+        self._changes = changes
         self.terms: Mapping[str, Terms] = {}
         self._tenants: dict[str, Tenant] = {}
         self._virtual_s = 0.0  # a tenant that comes back does not start before it
@@ -92,13 +98,13 @@ class Tenants:
 
     def find(self, name: str) -> Tenant:
         """As it stands. One without live requests starts where the tenant that is furthest behind was last."""
-        tenant = self._tenants.get(name) or Tenant(name)
+        tenant = self._tenants.get(name) or Tenant(name, self._changes)
         if not tenant.requests:
             tenant.catch_up(self._virtual_s)
         return tenant
 
     def is_owed(self, tenant: Tenant, places: float) -> bool:
-        """Whether it has fewer live requests than its share of so many `places`, by weight among who has any."""
+        """Whether it has fewer live requests than its share of so many `places`, by weight among tenants with any."""
         own = self._terms(tenant.name).weight
         others = sum(one.weight for one in self._tenants.values() if one.requests and one is not tenant)
         return bool(others) and tenant.requests < places * own / (own + others)
@@ -154,14 +160,18 @@ class FairRanking:
     """One ranking for each group of requests, those of a class and tenant, read as one. Virtual times may change
     without a key being moved.
 
-    With more groups than keys are asked for, `first` looks at the groups with the best heads alone. A head is the best
-    key of its group in plain numbers. It is renewed when it is looked at: a group may have changed since, and is marked
-    as `_stale`, or its tenant's virtual time may have grown, so that the head stands too far in front.
+    With few keys the order of all of them is kept until it changes. With many keys, and more groups than keys are asked
+    for, `first` looks at the groups with the best heads alone. A head is the best key of its group in plain numbers. It
+    is renewed when it is looked at: a group may have changed since, and is marked as `_stale`, or its tenant's virtual
+    time may have grown, so that the head stands too far in front. `changes`: those of the classes and tenants.
     """
 
-    __slots__ = ("_groups", "_head", "_heads", "_length", "_stale")
+    __slots__ = ("_changes", "_groups", "_head", "_heads", "_length", "_order", "_order_at", "_stale")
 
-    def __init__(self) -> None:
+    def __init__(self, changes: Changes | None = None) -> None:
+        self._changes = changes
+        self._order: list[Key] | None = None  # of all keys, after so many changes:
+        self._order_at = 0
         self._groups: dict[Key, Ranking] = {}  # none is empty
         self._length = 0
         self._head: dict[Key, Key] = {}  # of each group, as it stands in `_heads`
@@ -175,8 +185,7 @@ class FairRanking:
             group = self._groups[name] = Ranking()
         group.add(key)
         self._length += 1
-        if self._heads:
-            self._stale.add(name)
+        self._changed(name)
 
     def remove(self, key: Key) -> None:
         """Raises KeyError if it is not there."""
@@ -186,23 +195,44 @@ class FairRanking:
         self._length -= 1
         if not len(group):
             del self._groups[name]
-        if self._heads:
-            self._stale.add(name)
+        self._changed(name)
 
     def move(self, old: Key, new: Key) -> None:
         """`new` for `old`, of the same request. Raises KeyError if `old` is not there."""
         if old[1] is new[1] and old[2] is new[2]:
-            self._groups[new[GROUP]].move(old, new)
-            if self._heads:
-                self._stale.add(new[GROUP])
+            name = new[GROUP]
+            self._groups[name].move(old, new)
+            self._changed(name)
         else:
             self.remove(old)
             self.add(new)
+
+    def _changed(self, name: Key) -> None:
+        self._order = None
+        if self._heads:
+            self._stale.add(name)
+
+    def _kept_order(self) -> list[Key] | None:
+        """All keys in order; None if they are too many to be put in order at once."""
+        if self._changes is None or self._length > FEW:
+            return None
+        if self._order is None or self._order_at != self._changes.count:
+            keys = [key for group in self._groups.values() for key in group]
+            self._order, self._order_at = sorted(keys, key=_plain), self._changes.count
+        return self._order
+
+    def at(self, place: int) -> Key | None:
+        """The key that so many others go before; None if there are not as many."""
+        if len(self._groups) == 1:
+            return next(iter(self._groups.values())).at(place)
+        return next(self.beyond(place), None)
 
     def first(self, count: int) -> list[Key]:
         """The best `count`, or all if there are fewer."""
         if len(self._groups) == 1:
             return next(iter(self._groups.values())).first(count)
+        if (order := self._kept_order()) is not None:
+            return order[:count]
         return list(islice(_merged(self._with_best_heads(count)), count))
 
     def _with_best_heads(self, count: int) -> Iterable[Ranking]:
@@ -235,7 +265,7 @@ class FairRanking:
         """All but the best `count`, in order."""
         if len(self._groups) == 1:
             return next(iter(self._groups.values())).beyond(count)
-        return islice(self, count, None)
+        return islice(self._kept_order() or self, count, None)
 
     def before(self, key: Key) -> int:
         """How many go before `key`."""
@@ -247,6 +277,10 @@ class FairRanking:
         return _merged(self._groups.values())
 
     def __reversed__(self) -> Iterator[Key]:
+        if len(self._groups) == 1:
+            return reversed(next(iter(self._groups.values())))
+        if (order := self._kept_order()) is not None:
+            return reversed(order)
         return merge(*map(reversed, self._groups.values()), reverse=True)
 
     def __len__(self) -> int:

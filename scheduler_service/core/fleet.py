@@ -12,7 +12,7 @@ from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.load import Load
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import Claim, Policy
-from scheduler_service.core.ranking import Key
+from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.refit import Refit
 from scheduler_service.core.types import Bounds, Ended, Finish, Unseen, WorkerUp
 
@@ -28,16 +28,18 @@ class Fleet:
         self.unseen = Unseen()
         self.entries: dict[str, Entry] = {}  # the live requests
         self.workers: dict[str, Worker] = {}
-        self.unplaced = FairRanking()  # of the requests without a worker
-        self.tenants = Tenants()
-        self.classes = Classes()
+        self._changes = Changes()
+        self.unplaced = FairRanking(self._changes)  # of the requests without a worker
+        self.vacant: set[str] = set()  # workers with vacant slots
+        self.tenants = Tenants(self._changes)
+        self.classes = Classes(self._changes)
         self.load = Load()
         self.isolation = Isolation(max_deaths)
         self.deadlines = Deadlines(self.entries)
         self.refit = Refit()
         self.overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
         self.largest = 0  # tokens: no live request may come to more
-        self.staffed_at = -math.inf  # when a worker came last
+        self.staffed_at = -math.inf  # when a worker last came or went
 
     # ---- requests ----
 
@@ -98,13 +100,16 @@ class Fleet:
     def attach(self, up: WorkerUp, now: float) -> Worker:
         self.known.first_worker(up.cost, up.slots)
         self.staffed_at = now
-        worker = self.workers[up.worker] = Worker(up, up.blocks)
+        worker = self.workers[up.worker] = Worker(up, up.blocks, FairRanking(self._changes))
+        self.vacant.add(up.worker)
         self.staff()
         return worker
 
-    def detach(self, name: str) -> None:
+    def detach(self, name: str, now: float) -> None:
         """All its requests have been displaced."""
         del self.workers[name]
+        self.vacant.discard(name)
+        self.staffed_at = now
         self.staff()
 
     def staff(self) -> None:
@@ -112,12 +117,15 @@ class Fleet:
         self.load.staff(self.workers.values(), self.draft_len)
 
     def homeless(self) -> list[Entry]:
-        """Requests that no worker can hold."""
-        takers = [worker for worker in self.workers.values() if not worker.draining]
-        if max((worker.memory_tokens for worker in takers), default=0) >= self.largest:
+        """Requests that no worker can hold. A worker that drains counts until it has gone: often one like it follows.
+        There must be workers."""
+        workers = self.workers.values()
+        if max(worker.memory_tokens for worker in workers) >= self.largest:
             return []
+        # The largest one may have ended since: then the next calls need not look at each request.
+        self.largest = max((entry.request.most_tokens for entry in self.entries.values()), default=0)
         stopped = [entry for entry in self.entries.values() if entry.state is not State.RUNNING]
-        return [entry for entry in stopped if not any(worker.holds(entry) for worker in takers)]
+        return [entry for entry in stopped if not any(worker.holds(entry) for worker in workers)]
 
     @property
     def slots(self) -> int:
@@ -151,6 +159,7 @@ class Fleet:
             self._ranking(entry).move(entry.key, key)
         else:
             self._ranking(entry).add(key)
+            self._look_for_vacancy(entry.home)
         entry.key = key
 
     def key(self, entry: Entry) -> Key:
@@ -192,3 +201,9 @@ class Fleet:
         entry.key = ()
         if entry.home is not None:
             self.workers[entry.home].to_forget[entry.request.id] = None
+            self._look_for_vacancy(entry.home)
+
+    def _look_for_vacancy(self, name: str | None) -> None:
+        """The worker has one request more or less."""
+        if name is not None:
+            (self.vacant.add if self.workers[name].vacancy > 0 else self.vacant.discard)(name)

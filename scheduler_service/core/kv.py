@@ -1,4 +1,5 @@
-"""KV memory of a worker: who keeps it, who gives it back. The worker owns the blocks; it never evicts."""
+"""KV memory of a worker: which requests keep theirs, and which give it back. The worker owns the blocks; it evicts none
+by itself."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
@@ -16,12 +17,12 @@ def fit(
     """Which of `chosen` (best first) may run with full KV, and which requests must give up KV for that: each with the
     blocks that a copy of its KV takes in the host's memory, or 0 where the KV is dropped.
 
-    A request resumes only if all of it fits, so that none is evicted halfway. The best one always fits, since no live
-    request exceeds the whole memory. Requests of a lower claim give way, the lowest first, but only those that were
-    worth it: served for WORTH times as long as it took to compute their KV, or as it takes to copy it where the host's
-    memory has room. Until then they go on in the place of the request that waits for their memory. So no order of
-    claims makes a worker compute or copy the same KV for ever. On a `quarantined` worker the suspects wait for none of
-    the other requests, and none runs beside them.
+    A request resumes only if all of it fits, so that none is evicted halfway. The best one always fits: a request
+    that exceeds the whole memory is not chosen. Requests of a lower claim give way, the lowest first, but only
+    those that were worth it: served for WORTH times as long as it took to compute their KV, or as it takes to copy
+    it where the host's memory has room. Until then they go on in the place of the request that waits for their
+    memory. So no order of claims makes a worker compute or copy the same KV for ever. On a `quarantined` worker the
+    suspects wait for none of the other requests, and none runs beside them.
     """
     patient = patient and not quarantined
     slots = worker.up.slots
@@ -29,7 +30,7 @@ def fit(
     homed: list[Entry] | None = None  # lowest claim first; looked up only when memory is short
     kept: list[Entry] = []
     evict: dict[Entry, int] = {}
-    reserved = False  # for the best one, which waits: nobody else begins
+    reserved = False  # for the best one, which waits: no other request begins
     for place, entry in enumerate(chosen[:slots]):
         if entry in evict or (reserved and not entry.blocks):
             continue
@@ -75,7 +76,7 @@ def _need(worker: Worker, entry: Entry) -> int:
 def _giving(
     worker: Worker, homed: Sequence[Entry], evict: Mapping[Entry, int], patient: bool
 ) -> Iterator[tuple[Entry, int]]:
-    """Who else may give up KV, and the blocks of the host's memory that a copy of it takes if all before it do so too.
+    """Which others may give up KV, each with the blocks of the host's memory that a copy takes if all before it do so.
 
     When that memory is full, KV is dropped. What is there already stays: it was given up for the same reason, and has
     been paid for.

@@ -1,4 +1,4 @@
-"""What is live, by class: requests, tokens, and the work that they are believed to be; and how fast work gets done.
+"""How much is live in each class: requests, tokens, and the work that is believed to remain; and how fast it is done.
 
 Work is counted in request-rounds and in prompt tokens to be computed; seconds come from the workers' present costs and
 from the measured pace. Decides nothing: core/admission.py does.
@@ -55,7 +55,7 @@ class Load:
         self.update(entry, rounds)
 
     def update(self, entry: Entry, rounds: int) -> None:
-        """What is left of it now. `rounds`: request-rounds, as believed."""
+        """What remains of it now. `rounds`: request-rounds, as believed."""
         request = entry.request
         before, work = self._work[request.id], (rounds, entry.prefill_owed)
         if work != before:
@@ -65,7 +65,7 @@ class Load:
             self._work[request.id] = work
 
     def rounds(self, id: str) -> int:
-        """Request-rounds that are left of it, as believed when its claim was last looked at."""
+        """Request-rounds that remain of it, as believed when its claim was last looked at."""
         return self._work[id][0]
 
     def release(self, request: Request) -> None:
@@ -85,7 +85,7 @@ class Load:
         running = len(worker.running) if step.partial else sum(not row.skipped for row in step.rounds)
         full = running >= slots
         if full and worker.full_at is not None:
-            decoding = sum(row.count for row in step.rounds if row.new)
+            decoding = sum(len(row.each) or 1 for row in step.rounds if row.new)
             prefilled = sum(row.prefilled for row in step.rounds)
             elapsed_s = max(0.0, now - worker.full_at)
             fade = 0.5 ** (elapsed_s / HALF_LIFE_S)

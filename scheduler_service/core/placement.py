@@ -72,8 +72,13 @@ def _next_group(fleet: Fleet, worker: Worker) -> list[Entry]:
 
 def hungriest(fleet: Fleet) -> str | None:
     """The worker that a new request is best offered to first: the one with most vacant slots."""
-    open = [name for name, one in fleet.workers.items() if not (one.draining or fleet.isolation.quarantined(one))]
-    return max(open, key=lambda name: fleet.workers[name].vacancy, default=None)
+    best, most = None, 0
+    for name, worker in fleet.workers.items():
+        if worker.draining or (worker.quarantined and fleet.isolation.quarantined(worker)):
+            continue
+        if best is None or worker.vacancy > most:
+            best, most = name, worker.vacancy
+    return best
 
 
 def called_for(fleet: Fleet, id: str) -> str | None:
@@ -89,6 +94,8 @@ def called_for(fleet: Fleet, id: str) -> str | None:
 
 def idle_beside_work(fleet: Fleet) -> str | None:
     """A worker with a vacant slot, if it could claim a request that waits elsewhere: it should plan."""
+    if not fleet.vacant:
+        return None
     name = hungriest(fleet)
     if name is None or fleet.workers[name].vacancy <= 0:
         return None
@@ -126,10 +133,15 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
     idle = len(batch) < worker.up.slots
     best = None
     for other, donor in fleet.workers.items():
-        quarantined = bool(fleet.isolation.quarantined(donor))  # then its slots are not for its other requests
+        # The slots of a quarantined worker are not for its other requests.
+        quarantined = bool(donor.quarantined and fleet.isolation.quarantined(donor))
         if other == name or (donor.vacancy >= 0 and not quarantined):
             continue
-        for key in donor.ranking.beyond(0 if quarantined else donor.up.slots):
+        slots = 0 if quarantined else donor.up.slots
+        next_key = donor.ranking.at(slots)
+        if next_key is None or not (idle or next_key < batch[-1].key):
+            continue
+        for key in donor.ranking.beyond(slots):
             entry = fleet.entries[key[-1]]
             if (best and key >= best.key) or not (idle or key < batch[-1].key):
                 break

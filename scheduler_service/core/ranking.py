@@ -10,6 +10,15 @@ Key = tuple[Any, ...]  # ends with the id, so that no two are equal
 CHUNK = 512  # keys; a chunk twice as long is split
 
 
+class Changes:
+    """How often classes or tenants have changed places, so that an order of requests can be kept until then."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Ranking:
     """A sorted list in chunks: a change moves the pointers of one chunk, however many requests there are."""
 
@@ -64,6 +73,12 @@ class Ranking:
     def best(self) -> Key:
         """The first one. Raises IndexError if there is none."""
         return self._chunks[0][0]
+
+    def at(self, place: int) -> Key | None:
+        """The key that so many others go before; None if there are not as many."""
+        if self._chunks and place < len(self._chunks[0]):
+            return self._chunks[0][place]
+        return next(self.beyond(place), None)
 
     def first(self, count: int) -> list[Key]:
         """The best `count`, or all if there are fewer."""

@@ -26,7 +26,7 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     if not step.partial:
         stopped |= unreported
     if fleet.overtaking:
-        served = [(entry.request, fleet.load.rounds(id), row.count) for id, (entry, row) in ran.items()]
+        served = [(entry.request, fleet.load.rounds(id), len(row.each) or 1) for id, (entry, row) in ran.items()]
         fleet.overtaking.served(served, [fleet.entries[id].request for id in beside])
     charge(fleet.classes, ran.values(), known.round_s / known.slots, known.cost.prefill_token_s)
     went_on: list[str] = []
@@ -65,7 +65,7 @@ def _ran(fleet: Fleet, step: StepDone) -> tuple[Ran, set[str]]:
             continue
         entry.blocks = row.blocks
         entry.prefill_owed = row.prefill_owed
-        if row.count:
+        if row.each or not row.skipped:  # `count`, for every row
             entry.offloaded = 0
             ran[row.id] = entry, row
         if row.skipped:
@@ -87,15 +87,16 @@ def _serve(fleet: Fleet, entry: Entry, row: Round, began: float) -> None:
         batch_s = row.prefilled * known.cost.prefill_token_s * known.slots
         entry.kv_s += batch_s + (0 if row.new else known.round_s)
     else:
-        entry.served_s += known.round_s * row.count
-    last = row.count
-    for number, (new, drafted, accepted) in enumerate(row.each or ((row.new, row.drafted, row.accepted),), 1):
+        entry.served_s += known.round_s * (len(row.each) or 1)
+    perceptive = policy.perceptive
+    each = row.each or ((row.new, row.drafted, row.accepted),)
+    for number, (new, drafted, accepted) in enumerate(each, 1):
         if new and entry.probation:
             fleet.isolation.served(entry)
         if drafted or (new and not row.prefilled):
-            entry.acceptance = entry.acceptance.after(drafted, accepted, new, keep_means=policy.perceptive)
-        ends = number == last and row.finish is not None
-        if policy.perceptive and not (ends or entry.perceptible) and policy.perceives(entry):
+            entry.acceptance = entry.acceptance.after(drafted, accepted, new, keep_means=perceptive)
+        goes_on = row.finish is None or number < len(each)
+        if perceptive and goes_on and not entry.perceptible and policy.perceives(entry):
             entry.perceptible = entry.changed = True
 
 

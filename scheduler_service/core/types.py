@@ -130,7 +130,7 @@ class Obeyed:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """A worker that wants to end: who runs there may go on, the others go elsewhere, and nobody new comes."""
+    """A worker wants to end. Requests that run there may go on, its others go elsewhere, and no new ones come."""
 
     worker: str
 
@@ -206,7 +206,7 @@ class Record:
     preemptions: int
     started: float | None
     deaths: int = 0  # of workers that ran it alone, one after the other
-    probation: int = 0  # rounds until nobody suspects it any more of such a death
+    probation: int = 0  # rounds until it is no longer suspected of such a death
 
 
 @value
@@ -328,7 +328,7 @@ class View(Protocol):
 
 
 class Unseen(NamedTuple):
-    """What an earlier leader admitted and this one has yet to read: of which tenant and class, nobody knows."""
+    """What an earlier leader admitted and this one has yet to read. Its tenants and classes are not known."""
 
     requests: int = 0
     tokens: int = 0  # at most

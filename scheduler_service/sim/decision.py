@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def decisions(policy: Policy, waiting: int, slots: int, steps: int, seed: int) -> list[float]:
-    """Processor seconds of each of `steps` decisions. Who ends is replaced, so that always `waiting` wait."""
+    """Processor seconds of each of `steps` decisions. Requests that end are replaced: `waiting` always wait."""
     fleet = Fleet(slots=slots)
     drawn = generate(Synthetic(requests=2000), seed, fleet)
     most_tokens = max_tokens(drawn)

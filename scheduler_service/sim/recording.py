@@ -122,7 +122,7 @@ def _planned(recording: Recording, plan: Mapping[str, Any]) -> None:
 
 
 def _step(recording: Recording, now: float, event: Mapping[str, Any], ran_before: set[str]) -> set[str]:
-    """Who ran."""
+    """The requests that ran."""
     rows = [row for row in event["rounds"] if not row["skipped"]]
     resumed = 0
     for row in rows:
@@ -176,7 +176,7 @@ def fitted(steps: Iterable[Sequence[float]]) -> StepCosts:
 
 def explained_lengths(expected: Iterable[tuple[Expected | None, int, int]]) -> float:
     """Share of the variance of ln(output tokens) that the expected medians explain, in (-inf, 1], given what is
-    expected, the tokens, and the bound on them; whoever has no expectation counts as expected at the mean."""
+    expected, the tokens, and the bound on them; a request without an expectation counts as expected at the mean."""
     pairs = [
         (min(each.length.location, math.log(most)) if each and each.length else None, math.log(tokens))
         for each, tokens, most in expected

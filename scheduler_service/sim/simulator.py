@@ -134,9 +134,8 @@ class Simulation:
             self._answer(name, now)
 
     def _answer(self, name: str, now: float) -> None:
-        """Plan for the worker of an event and then for whom that concerns, as `Leader.command` does.
-
-        Who has nothing to run begins at once; the others, at the end of their round.
+        """Plan for the worker of an event, and then for the workers that this plan concerns, as the live scheduler
+        does. A worker that has nothing to run begins at once; the others begin at the end of their round.
         """
         due = deque([name])
         while due:
@@ -149,7 +148,7 @@ class Simulation:
                 self._begin(name, now)
 
     def _plan(self, name: str) -> list[str]:
-        """A new plan for that worker. Returns who has to forget what it moves there."""
+        """A new plan for that worker. Returns the workers that have to forget what it moves there."""
         moved = self._workers[name].obey(self.core.plan(name))
         return [other for other, worker in self._workers.items() if other != name and worker.knows(moved)]
 
@@ -206,5 +205,5 @@ def simulate(
     progress: Callable[[int], None] | None = None,
     predictor: Predictor | None = None,
 ) -> Trace:
-    """Run `jobs` to their end under `policy`. `predictor` learns from those that ended; None: nobody predicts."""
+    """Run `jobs` to their end under `policy`. `predictor` learns from those that ended; None: nothing is predicted."""
     return Simulation(jobs, policy, fleet, progress, predictor).run()

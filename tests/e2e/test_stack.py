@@ -35,7 +35,7 @@ async def test_a_short_request_overtakes_a_long_one(client: Client) -> None:
     request_id = (await anext(long)).request_id
     short = await client.complete(**SHORT)
     assert len(short.token_ids) == 5
-    assert (await client.status(request_id)).state != "finished"
+    assert (await client.status(request_id)).state != status_pb2.REQUEST_STATE_FINISHED
     await client.cancel(request_id)
     *_, last = [chunk async for chunk in long]
     assert last.final.preemptions >= 1
@@ -45,7 +45,7 @@ async def test_the_first_chunk_comes_while_the_request_runs(client: Client) -> N
     stream = client.generate(**ENDLESS)
     first = await anext(stream)
     assert first.offset == 0
-    assert (await client.status(first.request_id)).state == "running"
+    assert (await client.status(first.request_id)).state == status_pb2.REQUEST_STATE_RUNNING
     await stream.aclose()
 
 
@@ -111,7 +111,7 @@ async def test_why_am_i_waiting(client: Client) -> None:
     stream = client.generate(**ENDLESS)
     first = await anext(stream)
     status = await client.status(first.request_id)
-    assert (status.state, status.position, status.worker_id) == ("running", 0, "worker-0")
+    assert (status.state, status.position, status.worker_id) == (status_pb2.REQUEST_STATE_RUNNING, 0, "worker-0")
     assert 1 <= status.queue_level <= 6
     assert seconds(status.estimated_end_time) > seconds(status.estimated_start_time)
     await stream.aclose()
@@ -200,7 +200,9 @@ async def test_top_shows_who_runs_and_how_fast(client: Client) -> None:
     async with asyncio.timeout(60):
         async for seen in frames(client, every_s=0.05, requests=5):
             frame = seen.as_dict()
-            running = [each for each in frame["requests"] if each["state"] == "running" and each["output_tokens"]]
+            running = [
+                each for each in frame["requests"] if each["state"] == "REQUEST_STATE_RUNNING" and each["output_tokens"]
+            ]
             rates = frame["rates"]["workers"]
             if running and any(rate["output_tokens"] for rate in rates.values()):
                 break

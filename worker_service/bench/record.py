@@ -30,8 +30,7 @@ class Heat(NamedTuple):
 
 
 def figures(heats: Sequence[Heat], machine: Machine, work: Work) -> dict[str, Any]:
-    """`rows` and what stands beside them. The share outside forward passes is the largest of all batches: the goal
-    holds for each."""
+    """`rows` and what stands beside them; the share outside forward passes is the largest of all batches."""
     rows = [_row(heat, system, machine, work) for heat in heats for system in heat.answers]
     shares = [row["outside_forward_share"] for row in rows if row["system"] == "ours"]
     return {"rows": rows, "outside_forward_share": max(shares, default=None), "floor": asdict(machine)}

@@ -67,8 +67,7 @@ class _Tally:
         self.right = [0] * LONGEST
 
     def replay(self, output: Sequence[int], drafts: Sequence[Sequence[int]], length: int) -> None:
-        """As the engine would run it: each round emits the accepted drafts and one token more. The first token of
-        output comes from the prompt's prefill, without drafts."""
+        """In rounds as the engine runs them: accepted drafts and one token more. The first token needs no round."""
         known = 1
         while known < len(output):
             proposed = drafts[known - 1][: min(length, len(output) - known)]

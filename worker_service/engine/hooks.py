@@ -11,8 +11,7 @@ from worker_service.engine.types import Limits, Sampling
 
 @dataclass(frozen=True, slots=True)
 class LogitsContext:
-    """What a hook may look at. Row j of the logits follows `tokens` and the first j of `drafts`, and the token at
-    output position `start + j` is drawn from it."""
+    """Row j of the logits follows `tokens` and j of `drafts`: output token `start + j` is drawn from it."""
 
     tokens: Sequence[int]  # prompt and output
     drafts: Sequence[int]

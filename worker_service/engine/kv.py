@@ -13,8 +13,7 @@ from hashlib import blake2b
 
 
 class BlockPool:
-    """Reference counts of all blocks. A published block that no request uses counts as free, but is kept until its
-    place is needed: the least recently used one goes first."""
+    """Reference counts of all blocks. Unused published blocks count as free, and the least recently used goes first."""
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self.blocks, self.block_tokens = blocks, block_tokens

@@ -40,15 +40,12 @@ class Ranks:
     @classmethod
     def from_environment(cls) -> "Ranks":
         """As torchrun sets it; without torchrun a process is alone."""
-        rank, size, local = (int(os.environ.get(*variable)) for variable in _TORCHRUN)
-        return cls(rank, size, local)
+        named = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+        return cls(*(int(os.environ.get(name, alone)) for name, alone in named.items()))
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
-
-
-_TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 class Group:

@@ -49,8 +49,7 @@ class Planner:
         self._host, self._max_draft, self._max_prefill = host, max_draft, max_prefill
 
     def plan(self, schedule: Iterable[Run], requests: Mapping[str, EngineRequest], slots: int) -> StepPlan:
-        """At most `slots` requests of `schedule`, best first. Unknown ids are passed over; of an id that is listed
-        twice the last entry counts, at the place of the first."""
+        """At most `slots` requests of `schedule`, best first. Unknown ids do not count; of equal ids the last does."""
         work: list[Work] = []
         over: list[EngineRequest] = []
         skipped: list[EngineRequest] = []

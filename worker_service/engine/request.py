@@ -18,8 +18,7 @@ class Saved:
 
 
 class EngineRequest:
-    """Tokens are the truth. `kv` holds keys and values of the first `kv.length` of them, and never of the last one. It
-    is empty while there is `saved` KV."""
+    """Tokens are the truth; `kv` holds the first `kv.length` of them, never the last, and none while `saved` does."""
 
     def __init__(
         self, admission: Admission, *, kv: KV, stops: StopStrings, eos_ids: frozenset[int], context_tokens: int

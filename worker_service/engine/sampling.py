@@ -93,8 +93,7 @@ def _argmax(logits: torch.Tensor) -> list[int | None]:
 
 
 def logprobs(raw: torch.Tensor, tokens: Sequence[int], alternatives: int) -> tuple[Logprob, ...]:
-    """Log-probabilities of `tokens`, and of the likeliest `alternatives` beside each. `raw`: [n, vocabulary], of which
-    the first rows are those that the tokens were drawn from."""
+    """Log-probabilities of `tokens`, drawn from the first rows of `raw` [n, vocabulary], and of the likeliest."""
     raw = raw[: len(tokens)]
     own = raw.gather(-1, torch.tensor(tokens, dtype=torch.long, device=raw.device)[:, None])[:, 0].tolist()
     best = raw.topk(min(alternatives, raw.shape[-1]))

@@ -1,4 +1,4 @@
-"""Gittins index: run first who promises most completions per second, by belief about what is left.
+"""Gittins index: requests that promise most completions per second run first, by belief about what remains of them.
 
 Sources: Gittins, "Bandit processes and dynamic allocation indices", J. Royal Statistical Society B 41(2), 1979; Scully,
 Harchol-Balter, Scheller-Wolf, "SOAP: one clean analysis of all age-based scheduling policies", POMACS 2(1), 2018; on

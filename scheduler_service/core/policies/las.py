@@ -1,4 +1,4 @@
-"""Least attained service first: whoever has been served least runs. Knows nothing of lengths.
+"""Least attained service first: the requests that were served least run. Knows nothing of lengths.
 
 Source: Nuyens, Wierman, "The Foreground-Background queue: a survey", Performance Evaluation 65, 2008; Tiresias
 (NSDI 2019) is its kin for deep learning jobs. Departure: service is compared in whole quanta of `quantum_rounds`

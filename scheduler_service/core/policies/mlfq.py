@@ -37,8 +37,8 @@ class Mlfq(Policy):
         level = 1
         while quantum_s < view.prefill_s and level < self.queues:
             level, quantum_s = level + 1, 2 * quantum_s
-        left_s = view.attained_s
-        while left_s >= quantum_s and level < self.queues:
-            left_s -= quantum_s
+        rest_s = view.attained_s
+        while rest_s >= quantum_s and level < self.queues:
+            rest_s -= quantum_s
             level, quantum_s = level + 1, 2 * quantum_s
         return Claim(level, 0, view.request.arrival)
