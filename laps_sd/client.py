@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -57,9 +56,7 @@ class Client:
         self._channels = [channel(one, credentials, PUBLIC_MESSAGE_BYTES) for one in self._targets]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for each in self._channels:
             await each.close()
 

@@ -8,11 +8,10 @@ import asyncio
 import json
 import resource
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from laps_sd.client import Client
@@ -36,20 +35,12 @@ class DriverFailed(Exception):
     """A driver process ended before it had written all its records; it has printed the reason to stderr."""
 
 
-class Driver(ABC):
+class Driver(AbstractAsyncContextManager["Driver"]):
     """Sends its share of a plan. `tally`: its totals up to now."""
 
     def __init__(self, server: Server, share: Sequence[Planned], concurrency: int | None) -> None:
         self.tally = Tally()
         self._server, self._share, self._concurrency = server, share, concurrency
-
-    @abstractmethod
-    async def __aenter__(self) -> Self: ...
-
-    @abstractmethod
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
     @abstractmethod
     async def ready(self) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group
@@ -41,9 +40,7 @@ class Bar:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live:
             self._live.stop()
 

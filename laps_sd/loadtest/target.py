@@ -1,11 +1,11 @@
 """A server under load: what all protocols share, and LAPS-SD's own by gRPC. Measures only when outputs come."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from laps_sd.client import HTTPS, Client
@@ -39,21 +39,13 @@ class Refused(Exception):
     """A request failed; the message begins with its status."""
 
 
-class Target(ABC):
+class Target(AbstractAsyncContextManager["Target"]):
     """Open connections to a server."""
 
     context_tokens = 0  # for prompt and output together; 0: `ready` did not learn it
 
     def __init__(self, server: Server) -> None:
         self.server = server
-
-    @abstractmethod
-    async def __aenter__(self) -> Self: ...
-
-    @abstractmethod
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
     @abstractmethod
     async def ready(self) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -15,45 +15,15 @@ from typing import Any
 from laps_sd.schedbench.cells import Shape
 
 OURS = Path(__file__).parents[2]  # the checkout that this file is part of
-# Of the table: headings, and how a Ratio fills them.
-COLUMNS = {
-    "workers": "{0.workers:,}",
-    "waiting": "{0.waiting:,}",
-    "tenants": "{0.tenants:,}",
-    "gateways": "{0.gateways:,}",
-    "ours / theirs": "{0.median:.2f}",
-    "least": "{0.least:.2f}",
-    "most": "{0.most:.2f}",
-    "commands / CPU s": "{0.ours_commands_per_cpu_s:,.0f}, {0.theirs_commands_per_cpu_s:,.0f}",
-    "rows / command": "{0.rows_per_command[0]:.2f}, {0.rows_per_command[1]:.2f}",
-    "ended / command": "{0.ended_per_command[0]:.2f}, {0.ended_per_command[1]:.2f}",
-}
 
 
 class OtherFailed(Exception):
     """The bench of a checkout did not end well. The message holds its last lines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio(Shape):
-    """Ours over theirs in rows acknowledged per CPU second of the scheduler, over all pairs of runs.
-
-    `rows_per_command`, `ended_per_command`: means of ours and of theirs. If they differ, the two did not do the same
-    work. A checkout whose bench counts no rows is taken to have filled every slot of every report, the most there is.
-    """
-
-    least: float
-    median: float
-    most: float
-    ours_commands_per_cpu_s: float  # median
-    theirs_commands_per_cpu_s: float
-    rows_per_command: tuple[float, float]
-    ended_per_command: tuple[float, float]
-
-
 def compare(
     shape: Shape, checkout: Path, arguments: Sequence[str], slots: int, repetitions: int, say: Callable[[str], object]
-) -> Ratio:
+) -> dict[str, Any]:
     """Run the cell on both sides, `repetitions` times; who goes first changes each time. `arguments`: flags beside the
     cell's that both sides know. Raises OtherFailed."""
     words = [*cell_words(shape), *arguments]
@@ -67,26 +37,26 @@ def compare(
 
 def cell_words(shape: Shape) -> list[str]:
     """The flags of a cell; those of later date only where they say something."""
-    words = ["--workers", str(shape.workers), "--waiting", str(shape.waiting)]
-    words += ["--tenants", str(shape.tenants)] if shape.tenants > 1 else []
-    words += ["--gateways", str(shape.gateways)] if shape.gateways > 1 else []
-    return words
+    told = {name: count for name, count in asdict(shape).items() if name in ("workers", "waiting") or count > 1}
+    return [word for name, count in told.items() for word in (f"--{name}", str(count))]
 
 
-def ratio(shape: Shape, ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], slots: int) -> Ratio:
+def ratio(shape: Shape, ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], slots: int) -> dict[str, Any]:
+    """Ours over theirs in rows acknowledged per CPU second of the scheduler, over all pairs of runs.
+
+    `rows_per_command`, `ended_per_command`: means of ours and of theirs. If they differ, the two did not do the same
+    work. A checkout whose bench counts no rows is taken to have filled every slot of every report, the most there is.
+    """
     pairs = [rows_per_cpu_s(our, slots) / rows_per_cpu_s(their, slots) for our, their in zip(ours, theirs, strict=True)]
-    rows = [[cell.get("rows_per_command", slots) for cell in side] for side in (ours, theirs)]
-    ended = [[cell["ended_per_command"] for cell in side] for side in (ours, theirs)]
-    return Ratio(
-        **asdict(shape),
-        least=min(pairs),
-        median=median(pairs),
-        most=max(pairs),
-        ours_commands_per_cpu_s=median(cell["commands_per_cpu_s"] for cell in ours),
-        theirs_commands_per_cpu_s=median(cell["commands_per_cpu_s"] for cell in theirs),
-        rows_per_command=(fmean(rows[0]), fmean(rows[1])),
-        ended_per_command=(fmean(ended[0]), fmean(ended[1])),
-    )
+    return asdict(shape) | {
+        "least": min(pairs),
+        "median": median(pairs),
+        "most": max(pairs),
+        "ours_commands_per_cpu_s": median(cell["commands_per_cpu_s"] for cell in ours),
+        "theirs_commands_per_cpu_s": median(cell["commands_per_cpu_s"] for cell in theirs),
+        "rows_per_command": [fmean(cell.get("rows_per_command", slots) for cell in side) for side in (ours, theirs)],
+        "ended_per_command": [fmean(cell["ended_per_command"] for cell in side) for side in (ours, theirs)],
+    }
 
 
 def rows_per_cpu_s(cell: dict[str, Any], slots: int) -> float:

@@ -4,8 +4,6 @@ import asyncio
 import itertools
 import json
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,16 +18,54 @@ from laps_sd.stack import Options
 from laps_sd.supervise import GaveUp
 
 SLOTS = 32
+SHAPE = {name: f"{{{name}:,}}" for name in ("workers", "waiting", "tenants", "gateways")}
+# Each section of the record: the headings of its table, and how a row of the section fills them.
+SECTIONS = {
+    "cells": {
+        **SHAPE,
+        "commands / CPU s": "{commands_per_cpu_s:,.0f}",
+        "rows / CPU s": "{rows_per_cpu_s:,.0f}",
+        "tokens / CPU s": "{tokens_per_cpu_s:,.0f}",
+        "busy": "{busy:.0%}",
+        "peers": "{peers_busy:.0%}",
+        "Redis": "{redis_share:.0%}",
+        "p50, p99 ms": "{p50_ms:.1f}, {p99_ms:.1f}",
+        "inside ms": "{inside_p50_ms:.1f}, {inside_p99_ms:.1f}",
+        "bytes each": "{bytes_per_request:,.0f}",
+    },
+    "against": {
+        **SHAPE,
+        "ours / theirs": "{median:.2f}",
+        "least": "{least:.2f}",
+        "most": "{most:.2f}",
+        "commands / CPU s": "{ours_commands_per_cpu_s:,.0f}, {theirs_commands_per_cpu_s:,.0f}",
+        "rows / command": "{rows_per_command[0]:.2f}, {rows_per_command[1]:.2f}",
+        "ended / command": "{ended_per_command[0]:.2f}, {ended_per_command[1]:.2f}",
+    },
+    "packed": {
+        "workers": "{workers:,}",
+        "waiting": "{waiting:,}",
+        "within ms": "{report_within_ms}",
+        "commands / s": "{commands_per_s:,.0f}",
+        "rows / s": "{rows_per_s:,.0f}",
+        "busy": "{busy:.0%}",
+        "stood": "{stood_share:.0%}",
+        "mean latency s": "{mean_latency_s:.3f}",
+        "p99 gap ms": "{p99_gap_ms:.0f}",
+        "preemptions": "{preemptions:,}",
+        "rounds late": "{late_rounds:.2f}",
+        "most": "{most_late_rounds}",
+    },
+    "stalls": {
+        "event": "{event}",
+        "scheduler: turn, of CPU ms": "{scheduler[turn_ms]:.1f}, {scheduler[turn_cpu_ms]:.1f}",
+        "longest call": "{scheduler[call_cpu_ms]:.1f} {scheduler[call]}",
+        "gateway: turn, of CPU ms": "{gateway[turn_ms]:.1f}, {gateway[turn_cpu_ms]:.1f}",
+        "longest call ": "{gateway[call_cpu_ms]:.1f} {gateway[call]}",
+    },
+}
 # What tells one row of a section from another.
 KEY = ("workers", "waiting", "tenants", "gateways", "event", "report_within_ms")
-
-
-def table(rows: Sequence[object], columns: Mapping[str, str]) -> Table:
-    """`columns`: headings, each with how a row fills it, in the language of `str.format`."""
-    drawn = Table(*(Column(heading, justify="right") for heading in columns))
-    for row in rows:
-        drawn.add_row(*(form.format(row) for form in columns.values()))
-    return drawn
 
 
 def scheduler(
@@ -73,34 +109,38 @@ def scheduler(
     settings = {"slots": batch, "seconds": seconds, "policy": policy, "python": platform.python_version()}
     options = Options(policy=policy, max_backlog_s="inf", log_level="warning", grpc_port=0)
     try:
-        rows: list[Any] = []
+        rows: list[dict[str, Any]] = []
         if stall:
-            section, columns = "stalls", stalls.COLUMNS
+            section = "stalls"
             rows += asyncio.run(stalls.measure(options, stalls.Scale(slots=batch)))
         elif within_ms:
-            section, columns = "packed", packing.COLUMNS
+            section = "packed"
             for many, count, ms in itertools.product(waiting or [1_000], workers or [4], within_ms):
                 rows.append(asyncio.run(packing.measure(count, many, batch, ms, options)))
         elif other is not None:
-            section, columns = "against", against.COLUMNS
+            section = "against"
             words = ["--seconds", str(seconds), "--policy", policy]
             words += [] if batch == SLOTS else ["--batch", str(batch)]
             for shape in shapes:
                 rows.append(against.compare(shape, other, words, batch, repetitions, _say))
         else:
-            section, columns = "cells", cells.COLUMNS
+            section = "cells"
             for shape in shapes:
                 rows.append(one := asyncio.run(cells.measure(shape, options, batch, seconds)))
-                _say(f"{one.workers} workers, {one.waiting} waiting: {one.commands_per_cpu_s:.0f}")
+                _say("{workers} workers, {waiting} waiting: {commands_per_cpu_s:.0f}".format(**one))
     except* (ConnectionError, GaveUp, NoServer, TimeoutError, against.OtherFailed) as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         typer.echo(f"laps-sd: {first}", err=True)
         raise typer.Exit(1) from None
-    terminal.console().print(table(rows, columns))
+    columns = SECTIONS[section]
+    drawn = Table(*(Column(heading, justify="right") for heading in columns))
+    for row in rows:
+        drawn.add_row(*(form.format(**row) for form in columns.values()))
+    terminal.console().print(drawn)
     if json_file is not None:
-        write(json_file, settings, section, [asdict(row) for row in rows])
+        write(json_file, settings, section, rows)
 
 
 def write(file: Path, settings: dict[str, Any], section: str, rows: list[dict[str, Any]]) -> None:

@@ -9,54 +9,19 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from laps_sd.schedbench.cells import start
 from laps_sd.schedbench.gateways import Gateway
+from laps_sd.schedbench.peers import running, start
 from laps_sd.schedbench.processes import started, used_s
 from laps_sd.schedbench.workers import Request, Worker
 from laps_sd.stack import Options
 from protos.link.v1 import gateway_link_pb2
 from protos.link.v1 import worker_link_pb2 as pb
 
-# Of the table: headings, and how a Packed fills them.
-COLUMNS = {
-    "workers": "{0.workers:,}",
-    "waiting": "{0.waiting:,}",
-    "within ms": "{0.report_within_ms}",
-    "commands / s": "{0.commands_per_s:,.0f}",
-    "rows / s": "{0.rows_per_s:,.0f}",
-    "busy": "{0.busy:.0%}",
-    "stood": "{0.stood_share:.0%}",
-    "mean latency s": "{0.mean_latency_s:.3f}",
-    "p99 gap ms": "{0.p99_gap_ms:.0f}",
-    "preemptions": "{0.preemptions:,}",
-    "rounds late": "{0.late_rounds:.2f}",
-    "most": "{0.most_late_rounds}",
-}
 ROUND_S = 0.025
 MOST_PACKED = 8  # rounds in a row
 MAX_LAG = 16  # rounds that a worker runs beyond the last report that its command has seen
 REQUESTS_A_SLOT = 8  # of the workload: latencies are means over all of them
 ALL_S = 300.0  # for all requests to end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
-    """One setting of `report_within_ms`. Rates are those while the queue was full; latencies and gaps those of all
-    requests, as their gateway saw them."""
-
-    workers: int
-    waiting: int
-    slots: int
-    report_within_ms: int
-    commands_per_s: float
-    rows_per_s: float  # reported
-    busy: float  # CPU seconds of the scheduler in a second
-    stood_share: float  # of the workers' time: they had run as far ahead of their commands as they may
-    mean_latency_s: float
-    p99_gap_ms: float  # between two deltas of a request
-    preemptions: int
-    late_rounds: float  # mean: rounds of a preempted request that the plan which preempted it did not know
-    most_late_rounds: int
 
 
 @dataclass(slots=True)
@@ -227,40 +192,44 @@ class TimedGateway(Gateway):
                 self.done.set()
 
 
-async def measure(workers: int, waiting: int, slots: int, within_ms: int, options: Options) -> Packed:
-    """Raises ConnectionError, GaveUp, NoServer, or TimeoutError if the requests do not end."""
+async def measure(workers: int, waiting: int, slots: int, within_ms: int, options: Options) -> dict[str, Any]:
+    (
+        """One setting of `report_within_ms`. Rates are those while the queue was full; latencies and gaps those of all
+    requests, as their gateway saw them.
+
+    Raises ConnectionError, GaveUp, NoServer, or TimeoutError if the requests do not end.
+    """
+        ""
+    )
     at_once = workers * slots + waiting
-    async with started(options, at_once) as processes, asyncio.TaskGroup() as tasks:
+    async with started(options, at_once) as processes:
         peers = [PackingWorker(processes.target, number, slots, within_ms) for number in range(workers)]
         gateway = TimedGateway(processes.target, at_once + REQUESTS_A_SLOT * workers * slots)
-        running = [tasks.create_task(peer.run()) for peer in peers]
-        await asyncio.gather(*(peer.attached.wait() for peer in peers))
-        running.append(tasks.create_task(gateway.run()))
-        await gateway.fill(at_once)
-        start(peers)
-        began_s, cpu_s = time.perf_counter(), used_s(processes.scheduler)
-        async with asyncio.timeout(ALL_S):
-            await gateway.all_sent.wait()
-            took_s, cpu_s = time.perf_counter() - began_s, used_s(processes.scheduler) - cpu_s
-            commands, rows = sum(peer.commands for peer in peers), sum(peer.rows for peer in peers)
-            stood_s = sum(peer.stood_s for peer in peers)
-            await gateway.done.wait()
-        for task in running:
-            task.cancel()
+        async with running(peers, [gateway]):
+            await gateway.fill(at_once)
+            start(peers)
+            began_s, cpu_s = time.perf_counter(), used_s(processes.scheduler)
+            async with asyncio.timeout(ALL_S):
+                await gateway.all_sent.wait()
+                took_s = time.perf_counter() - began_s
+                rates = {
+                    "commands_per_s": sum(peer.commands for peer in peers) / took_s,
+                    "rows_per_s": sum(peer.rows for peer in peers) / took_s,  # reported
+                    "busy": (used_s(processes.scheduler) - cpu_s) / took_s,
+                    # of the workers' time: they had run as far ahead of their commands as they may
+                    "stood_share": sum(peer.stood_s for peer in peers) / took_s / workers,
+                }
+                await gateway.done.wait()
     late = [rounds for peer in peers for rounds in peer.late]
     gaps = sorted(gateway.gaps_s)
-    return Packed(
-        workers=workers,
-        waiting=waiting,
-        slots=slots,
-        report_within_ms=within_ms,
-        commands_per_s=commands / took_s,
-        rows_per_s=rows / took_s,
-        busy=cpu_s / took_s,
-        stood_share=stood_s / took_s / workers,
-        mean_latency_s=fmean(gateway.latencies_s),
-        p99_gap_ms=1000 * gaps[int(0.99 * len(gaps))],
-        preemptions=len(late),
-        late_rounds=fmean(late) if late else 0.0,
-        most_late_rounds=max(late, default=0),
-    )
+    shape = {"workers": workers, "waiting": waiting, "slots": slots, "report_within_ms": within_ms}
+    return {
+        **shape,
+        **rates,
+        "mean_latency_s": fmean(gateway.latencies_s),
+        "p99_gap_ms": 1000 * gaps[int(0.99 * len(gaps))],  # between two deltas of a request
+        "preemptions": len(late),
+        # mean: rounds of a preempted request that the plan which preempted it did not know
+        "late_rounds": fmean(late) if late else 0.0,
+        "most_late_rounds": max(late, default=0),
+    }

@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,12 +42,9 @@ class Processes:
             answer: status_pb2.StatsResponse = await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest())
         return answer
 
-    async def learned(self) -> None:
-        """Returns once the predictor predicts from requests that ended. Raises ConnectionError."""
-        async for attempt in AsyncRetrying(stop=stop_after_delay(READY_S), wait=wait_fixed(0.1), reraise=True):
-            with attempt:
-                if (await self.stats()).predictor.state != status_pb2.PREDICTOR_STATE_WARM:
-                    raise ConnectionError(f"the predictor has learned nothing within {READY_S:g} s")
+    async def learned(self) -> bool:
+        """Whether the predictor predicts from requests that ended."""
+        return (await self.stats()).predictor.state == status_pb2.PREDICTOR_STATE_WARM
 
 
 def used_s(process: psutil.Process) -> float:
@@ -56,18 +53,16 @@ def used_s(process: psutil.Process) -> float:
 
 
 @asynccontextmanager
-async def started(
-    options: Options, live: int, *, watch: Sequence[str] = (), flags: Sequence[str] = ()
-) -> AsyncIterator[Processes]:
+async def started(options: Options, live: int, *, watch: Sequence[str] = ()) -> AsyncIterator[Processes]:
     """A Redis and a scheduler of their own, with room for `live` requests. `watch`: words of a command that runs the
-    scheduler's module in place of `python -m`; `flags`: further ones. Raises ConnectionError, NoServer."""
+    scheduler's module in place of `python -m`. Raises ConnectionError, NoServer."""
     (port,) = claim_ports(0)
     with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder, own_redis(options, Path(folder)) as (url, redis):
         command = under(watch, scheduler_command(options, port, url))
         bounds = ["--max-live", str(2 * live), "--max-live-tokens", str(10**12)]
         # Workers stand still while the queue fills. They have not failed.
         bounds += ["--step-timeout-s", "3600", "--worker-timeout-s", "3600"]
-        command = replace(command, arguments=[*command.arguments, *bounds, *flags])
+        command = replace(command, arguments=[*command.arguments, *bounds])
         async with children(*redis, command) as (redis_child, scheduler):
             await serving(f"{HOST}:{port}", SERVICE)
             yield Processes(f"{HOST}:{port}", psutil.Process(scheduler.pid), psutil.Process(redis_child.pid))
@@ -94,7 +89,12 @@ async def children(*commands: Command) -> AsyncIterator[Sequence[Child]]:
 
 async def serving(target: str, service: str) -> None:
     """Returns once the service is ready there. Raises ConnectionError."""
-    async for attempt in AsyncRetrying(stop=stop_after_delay(READY_S), wait=wait_fixed(0.05), reraise=True):
+    await until(lambda: asyncio.to_thread(is_serving, f"{PLAINTEXT}{target}", service), f"{service} does not serve")
+
+
+async def until(reached: Callable[[], Awaitable[bool]], otherwise: str, within_s: float = READY_S) -> None:
+    """Returns once that is reached. Raises ConnectionError with `otherwise`."""
+    async for attempt in AsyncRetrying(stop=stop_after_delay(within_s), wait=wait_fixed(0.05), reraise=True):
         with attempt:
-            if not await asyncio.to_thread(is_serving, f"{PLAINTEXT}{target}", service):
-                raise ConnectionError(f"{service} does not serve within {READY_S:g} s")
+            if not await reached():
+                raise ConnectionError(f"{otherwise} within {within_s:g} s")

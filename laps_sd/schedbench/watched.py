@@ -53,36 +53,24 @@ class Figures:
         return True
 
 
-class Selector(selectors.DefaultSelector):
-    """Measures the time between the end of one `select` and the beginning of the next."""
+def watch_turns(figures: Figures) -> None:
+    """Measures the time between the end of one `select` of the loop and the beginning of the next."""
+    select = selectors.DefaultSelector.select
+    began_s, began_cpu_s = time.perf_counter(), time.thread_time()
 
-    def __init__(self, figures: Figures) -> None:
-        super().__init__()
-        self._figures = figures
-        self._began_s, self._began_cpu_s = time.perf_counter(), time.thread_time()
-
-    def select(self, timeout: float | None = None) -> Any:
-        figures = self._figures
+    def timed(self: Any, timeout: float | None = None) -> Any:
+        nonlocal began_s, began_cpu_s
         if figures.values[COLLECT]:
             if gc.isenabled():
                 gc.collect()
             figures.values[COLLECT] = 0.0
-        figures.at_least(TURN_S, time.perf_counter() - self._began_s)
-        figures.at_least(TURN_CPU_S, time.thread_time() - self._began_cpu_s)
-        events = super().select(timeout)
-        self._began_s, self._began_cpu_s = time.perf_counter(), time.thread_time()
+        figures.at_least(TURN_S, time.perf_counter() - began_s)
+        figures.at_least(TURN_CPU_S, time.thread_time() - began_cpu_s)
+        events = select(self, timeout)
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         return events
 
-
-class Policy(asyncio.DefaultEventLoopPolicy):
-    """Of loops whose turns are measured."""
-
-    def __init__(self, figures: Figures) -> None:
-        super().__init__()
-        self._figures = figures
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.SelectorEventLoop(Selector(self._figures))
+    selectors.DefaultSelector.select = timed  # type: ignore[method-assign]
 
 
 def watch_calls(figures: Figures) -> None:
@@ -118,7 +106,7 @@ def main() -> None:
     figures = Figures(Path(sys.argv[1]))
     watch_collections(figures)
     watch_calls(figures)
-    asyncio.set_event_loop_policy(Policy(figures))
+    watch_turns(figures)
     sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

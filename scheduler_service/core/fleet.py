@@ -39,7 +39,7 @@ class Fleet:
         self.refit = Refit()
         self.overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
         self.largest = 0  # tokens: no live request may come to more
-        self.staffed_at = -math.inf  # when a worker came last
+        self.staffed_at = -math.inf  # when a worker last came or went
 
     # ---- requests ----
 
@@ -105,10 +105,11 @@ class Fleet:
         self.staff()
         return worker
 
-    def detach(self, name: str) -> None:
+    def detach(self, name: str, now: float) -> None:
         """All its requests have been displaced."""
         del self.workers[name]
         self.vacant.discard(name)
+        self.staffed_at = now
         self.staff()
 
     def staff(self) -> None:
@@ -116,12 +117,15 @@ class Fleet:
         self.load.staff(self.workers.values(), self.draft_len)
 
     def homeless(self) -> list[Entry]:
-        """Requests that no worker can hold."""
-        takers = [worker for worker in self.workers.values() if not worker.draining]
-        if max((worker.memory_tokens for worker in takers), default=0) >= self.largest:
+        """Requests that no worker can hold. A worker that drains counts until it has gone: often one like it follows.
+        There must be workers."""
+        workers = self.workers.values()
+        if max(worker.memory_tokens for worker in workers) >= self.largest:
             return []
+        # The largest one may have ended since: then the next calls need not look at each request.
+        self.largest = max((entry.request.most_tokens for entry in self.entries.values()), default=0)
         stopped = [entry for entry in self.entries.values() if entry.state is not State.RUNNING]
-        return [entry for entry in stopped if not any(worker.holds(entry) for worker in takers)]
+        return [entry for entry in stopped if not any(worker.holds(entry) for worker in workers)]
 
     @property
     def slots(self) -> int:

@@ -1,7 +1,7 @@
 """Pages are made from the JSON alone."""
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,7 @@ from laps_sd.compare.pace import pace_of
 from laps_sd.compare.summary import summarise
 from laps_sd.schedbench import against
 from laps_sd.schedbench.cells import Shape
-from laps_sd.schedbench.packing import Packed
-from laps_sd.schedbench.stalls import Held, Stall
+from laps_sd.schedbench.stalls import Scale
 from tests.compare.builders import SETTINGS, found
 
 SLOW, FAST = [2.0, 4.0] * 24, [1.0, 2.0] * 24
@@ -97,10 +96,11 @@ def test_the_page_has_a_table_for_each_measurement_of_the_scheduler(record: dict
     shape = Shape(workers=8, waiting=10_000)
     theirs = {"commands_per_cpu_s": 100.0, "ended_per_command": 0.5}
     ratio = against.ratio(shape, [{**theirs, "rows_per_cpu_s": 6400.0, "rows_per_command": 32.0}], [theirs], slots=32)
-    held = Held(turn_ms=4.0, turn_cpu_ms=3.0, call_cpu_ms=2.0, call="links/workers.py: _read", collected_ms=1.0)
-    stall = Stall(event="Stats", scheduler=held, gateway=held)
-    counts = dict.fromkeys((field.name for field in fields(Packed)), 1)
-    sections = {"against": [asdict(ratio)], "stalls": [asdict(stall)], "packed": [counts]}
+    held = {"turn_ms": 4.0, "call_cpu_ms": 2.0}
+    stall = asdict(Scale()) | {"event": "Stats", "scheduler": held, "gateway": held}
+    names = ["workers", "slots", "waiting", "report_within_ms", "commands_per_s", "rows_per_s", "busy"]
+    names += ["mean_latency_s", "p99_gap_ms", "preemptions", "late_rounds", "most_late_rounds"]
+    sections = {"against": [ratio], "stalls": [stall], "packed": [dict.fromkeys(names, 1)]}
     settings = {"slots": 32, "seconds": 10.0, "policy": "default", "python": "3", "cells": []}
     (docs / "benchmarks" / "scheduler.json").write_text(json.dumps(settings | sections))
     (docs / "benchmarks" / "record.json").write_text(json.dumps(record))

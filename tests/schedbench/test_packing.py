@@ -3,6 +3,7 @@
 import asyncio
 
 from laps_sd.schedbench.packing import PackingWorker, TimedGateway
+from laps_sd.schedbench.peers import running
 from scheduler_service.store import MemoryStore
 from tests.scheduler.live import scheduler
 
@@ -11,18 +12,12 @@ REQUESTS, SLOTS = 12, 4
 
 async def served(within_ms: int) -> tuple[int, int, int]:
     """Rows that were reported, rows and tokens that a gateway got, when all requests have ended."""
-    async with scheduler(MemoryStore(), policy="fcfs") as (leader, target), asyncio.TaskGroup() as tasks:
+    async with scheduler(MemoryStore(), policy="fcfs") as (leader, target):
         worker, gateway = PackingWorker(target, 0, SLOTS, within_ms), TimedGateway(target, REQUESTS)
         worker.round_s = 0.001
-        running = [tasks.create_task(worker.run())]
-        await worker.attached.wait()
-        running.append(tasks.create_task(gateway.run()))
         worker.go.set()
-        filling = tasks.create_task(gateway.fill(2 * SLOTS))
-        await gateway.done.wait()
-        await filling
-        for task in running:
-            task.cancel()
+        async with running([worker], [gateway]):
+            await asyncio.gather(gateway.fill(2 * SLOTS), gateway.done.wait())
         assert leader.counters.tokens == gateway.tokens  # no row was stale
         assert len(gateway.latencies_s) == REQUESTS
         return worker.rows, gateway.rows, gateway.tokens

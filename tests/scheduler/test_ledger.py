@@ -53,6 +53,15 @@ async def test_what_ended_before_the_store_went_away_is_kept_however_long_it_sta
     assert book.kept == ["a"]
 
 
+async def test_what_ended_is_kept_while_the_same_request_that_is_sent_again_is_not_stored_yet() -> None:
+    """Else a store that has lost the end would let the request run twice."""
+    book = Book()
+    await book.end("a")
+    book.live["a"] = Tracked(pb.Submit(request_id="a"), record("a"))
+    (kept,) = book.everything()
+    assert kept.ending is not None
+
+
 async def test_what_has_just_ended_is_known_though_the_store_has_lost_it() -> None:
     book = Book()
     await book.end("a")
