@@ -104,8 +104,8 @@ class WorkerPool:
             self._durable.observe(CostChanged(session.worker, translate.to_cost(report.cost)))
         session.reported_at = received_at
         session.wake.set()
-        rows = {row.request_id: row for row in report.rows}
         step = translate.to_step_done(session.worker, report)
+        rows = {round.id: row for round, row in zip(step.rounds, report.rows, strict=True)}
         session.tokens += sum([round.new for round in step.rounds])
         self._durable.step_done(step, rows, session.worker)
 
