@@ -118,15 +118,7 @@ def simulate(
 def _jobs(workload: str, fleet: Fleet, seed: int) -> Sequence[Job]:
     kind, _, settings = workload.partition(":")
     if kind == SYNTHETIC:
-        synthetic = parse_synthetic(settings)
-        return generate(
-            synthetic,
-            seed,
-            draft_len=fleet.reference_draft,
-            costs=fleet.costs,
-            slots=fleet.slots,
-            workers=fleet.workers,
-        )
+        return generate(parse_synthetic(settings), seed, fleet)
     return with_acceptance(read_workload(Path(workload)), max(1, fleet.reference_draft), seed)
 
 

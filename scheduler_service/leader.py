@@ -121,7 +121,8 @@ class Leader:
             self.durable.restore(found)
             self.workers.call_for(id)
             self._other_model.restored(id, found.model)
-        await self.ledger.was_read(id, found)
+        # Whoever had it read may be cancelled: those that followed it early get their answers all the same.
+        await asyncio.shield(self.ledger.was_read(id, found))
 
     async def attach(self, hello: worker_pb.Hello) -> WorkerSession:
         """A worker's new connection. Raises RequestError if the worker does not belong here."""

@@ -79,9 +79,10 @@ class Ledger:
         self._join(id, self.live[id], outbox)
 
     def _join(self, id: str, tracked: Tracked, outbox: GatewayOutbox, *, behind: bool = False) -> None:
-        tracked.followers[outbox] = not behind
-        outbox.follows.add(id)
-        self._orphans.pop(id, None)
+        if not outbox.gone:  # it may have gone while its answer was written
+            tracked.followers[outbox] = not behind
+            outbox.follows.add(id)
+            self._orphans.pop(id, None)
 
     def leave(self, outbox: GatewayOutbox) -> None:
         """This gateway was lost."""
@@ -211,10 +212,11 @@ class Ledger:
         """All that the store has acknowledged and may have lost, each request whole. To be read to its end before the
         next writes are said to be durable."""
         ended = {id: tracked for id, (_, tracked) in self._ended.items()}
-        # If an id is both, the live one counts: the store had forgotten the one that ended.
-        for tracked in (ended | self.live).values():
-            if tracked.stored:
-                yield tracked.whole()
+        live = {id: tracked for id, tracked in self.live.items() if tracked.stored}
+        # If an id is both, the live one counts: the store had forgotten the one that ended. One that is not stored yet
+        # does not count: it is perhaps the ended request, sent again.
+        for tracked in (ended | live).values():
+            yield tracked.whole()
 
     def _relay(self, id: str, tracked: Tracked, write: Write) -> None:
         if write.submit is not None:

@@ -53,7 +53,10 @@ class Reporter:
         self._last = replace(last, seconds=seconds, cost=last.cost or self._last.cost)
         before, self._ran, due = self._ran, {}, set()
         for row in rows:
-            id, rounds = row.request_id, self._waiting.setdefault(row.request_id, [])
+            id = row.request_id
+            rounds = self._waiting.setdefault(id, [])
+            if rounds and rounds[-1].placement != row.placement:
+                rounds.clear()  # admitted anew since: the scheduler takes none of them, and this round begins before
             if not rounds:
                 self._due[id] = ended + within_s
             rounds.append(row)

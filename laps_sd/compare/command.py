@@ -11,7 +11,7 @@ import typer
 
 from laps_sd import terminal
 from laps_sd.compare import identity, live, prompts
-from laps_sd.compare.design import BASE, Cell, Drawn, Run, Settings, check_load, parts, runs
+from laps_sd.compare.design import BASE, Cell, Drawn, Run, Settings, check_load, runs
 from laps_sd.compare.folder import Folder, OtherSettings, runs_of, settings_of
 from laps_sd.compare.pace import for_worker, pace_of
 from laps_sd.compare.replay import write_recordings
@@ -20,6 +20,7 @@ from laps_sd.generate import INTERRUPTED
 from laps_sd.stack import Options
 from laps_sd.up import Dtype, check_drafter
 from scheduler_service.core.policies import make_policy, policy_name
+from scheduler_service.sim.oracle import parts
 from worker_service.prompts import PromptError
 
 # Round numbers, as clients give them, small ones more often: DECISIONS.md, "A comparison bounds answers".

@@ -73,12 +73,6 @@ class Run:
         return cls(Cell(row["slots"], row["load"]), row["policy"], row["repetition"])
 
 
-def parts(policy: str) -> tuple[str, list[str]]:
-    """Name and settings of `name:setting=value:...`."""
-    name, *settings = policy.split(":")
-    return name, settings
-
-
 def check_load(text: str) -> str:
     """`0.850` as `0.85`; burst as it is. Raises ValueError."""
     if text == BURST:

@@ -2,7 +2,6 @@
 `python -m laps_sd.compare.page`. The figures decide which remarks appear. Needs matplotlib, of the extra `lab`.
 """
 
-import io
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 
 import jinja2
 import markupsafe
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from laps_sd.compare.design import BASE
@@ -189,13 +187,9 @@ def _predicted(summary: Summary) -> Figure:
 
 
 def _svg(figure: Figure) -> str:
-    """The plot as SVG with text and fixed ids, so that equal figures give equal files."""
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
-    text = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "laps-sd"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+    return drawing.file_of(figure)
 
 
 # ---- docs/benchmarks.md ----

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from laps_sd.compare.design import Run, parts
+from laps_sd.compare.design import Run
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.fields import expectation
-from scheduler_service.sim.oracle import simulated_policy
+from scheduler_service.sim.oracle import parts, simulated_policy
 from scheduler_service.sim.recording import fitted
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate

@@ -9,9 +9,10 @@ from dataclasses import replace
 import typer
 
 from laps_sd.compare import live
-from laps_sd.compare.design import BASE, Drawn, Run, Settings, due, parts
+from laps_sd.compare.design import BASE, Drawn, Run, Settings, due
 from laps_sd.compare.folder import Folder, runs_of, write
 from laps_sd.stack import Options
+from scheduler_service.sim.oracle import parts
 
 ATTEMPTS = 2  # at a run, if the first was disturbed
 TEACHING_SLOTS = 4

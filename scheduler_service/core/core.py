@@ -36,7 +36,7 @@ from scheduler_service.core.types import (
     WorkerUp,
 )
 
-SETTLED_S = 10.0  # a fleet to which no worker has come for so long is complete
+SETTLED_S = 10.0  # a fleet in which no worker has come or gone for so long is complete
 
 
 class Core:
@@ -82,7 +82,7 @@ class Core:
             case WorkerUp():
                 return self._worker_up(event, now)
             case WorkerDown(name, died):
-                return self._worker_down(name, died)
+                return self._worker_down(name, died, now)
             case Obeyed(name, plan, free_blocks):
                 worker = fleet.workers[name]
                 worker.obeyed(plan)
@@ -120,8 +120,8 @@ class Core:
 
     def _give_up(self, now: float) -> Iterator[Effect]:
         """End the requests that no worker can hold any more: all workers were lost, and smaller ones came back. They
-        wait until no worker has come for SETTLED_S, since a larger one may be on its way. No other request waits
-        behind them: no worker lists them."""
+        wait until the fleet has stayed as it is for SETTLED_S, since a larger worker may be on its way. No other
+        request waits behind them: no worker lists them."""
         fleet = self.fleet
         if fleet.workers and now - fleet.staffed_at >= SETTLED_S:
             for entry in fleet.homeless():
@@ -132,7 +132,7 @@ class Core:
 
     def _worker_up(self, up: WorkerUp, now: float) -> tuple[Effect, ...]:
         fleet = self.fleet
-        lost = self._worker_down(up.worker, died=not up.held)
+        lost = self._worker_down(up.worker, died=not up.held, now=now)
         fleet.isolation.acquit(up.held)
         worker = fleet.attach(up, now)
         for held in up.held:
@@ -146,13 +146,13 @@ class Core:
                 worker.free_blocks -= entry.blocks
         return lost
 
-    def _worker_down(self, name: str, died: bool) -> tuple[Effect, ...]:
+    def _worker_down(self, name: str, died: bool, now: float) -> tuple[Effect, ...]:
         fleet = self.fleet
         if (worker := fleet.workers.get(name)) is None:
             return ()
         accused = fleet.isolation.accuse(worker, fleet.entries) if died else set()
         effects = self._displace(fleet.homed(worker), accused)
-        fleet.detach(name)
+        fleet.detach(name, now)
         return effects
 
     def _displace(self, entries: Iterable[Entry], accused: Set[Entry] = frozenset()) -> tuple[Effect, ...]:

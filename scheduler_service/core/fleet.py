@@ -40,7 +40,7 @@ class Fleet:
         self.refit = Refit()
         self.overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
         self.largest = 0  # tokens: no live request may come to more
-        self.staffed_at = -math.inf  # when a worker came last
+        self.staffed_at = -math.inf  # when a worker last came or went
 
     # ---- requests ----
 
@@ -106,10 +106,11 @@ class Fleet:
         self.staff()
         return worker
 
-    def detach(self, name: str) -> None:
+    def detach(self, name: str, now: float) -> None:
         """All its requests have been displaced."""
         del self.workers[name]
         self.vacant.discard(name)
+        self.staffed_at = now
         self.staff()
 
     def staff(self) -> None:
@@ -117,12 +118,16 @@ class Fleet:
         self.load.staff(self.workers.values(), self.draft_len)
 
     def homeless(self) -> list[Entry]:
-        """Requests that no worker can hold."""
-        takers = [worker for worker in self.workers.values() if not worker.draining]
-        if max((worker.memory_tokens for worker in takers), default=0) >= self.largest:
+        """Requests that no worker can hold. A worker that drains counts until it has gone: often one like it follows.
+        There must be workers."""
+        workers = self.workers.values()
+        memory_tokens = max(worker.memory_tokens for worker in workers)
+        if memory_tokens >= self.largest:
             return []
-        stopped = [entry for entry in self.entries.values() if entry.state is not State.RUNNING]
-        return [entry for entry in stopped if not any(worker.holds(entry) for worker in takers)]
+        large = [entry for entry in self.entries.values() if entry.request.most_tokens > memory_tokens]
+        self.largest = max((entry.request.most_tokens for entry in large), default=memory_tokens)  # others have ended
+        stopped = [entry for entry in large if entry.state is not State.RUNNING]
+        return [entry for entry in stopped if not any(worker.holds(entry) for worker in workers)]
 
     @property
     def slots(self) -> int:

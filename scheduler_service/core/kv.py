@@ -17,12 +17,12 @@ def fit(
     """Which of `chosen` (best first) may run with full KV, and which requests must give up KV for that: each with the
     blocks that a copy of its KV takes in the host's memory, or 0 where the KV is dropped.
 
-    A request resumes only if all of it fits, so that none is evicted halfway. The best one always fits: a request that
-    exceeds the whole memory is not chosen. Requests of a lower claim give way, the lowest first, but only those that
-    were worth it: served for WORTH times as long as it took to compute their KV, or as it takes to copy it where the host's
-    memory has room. Until then they go on in the place of the request that waits for their memory. So no order of
-    claims makes a worker compute or copy the same KV for ever. On a `quarantined` worker the suspects wait for none of
-    the other requests, and none runs beside them.
+    A request resumes only if all of it fits, so that none is evicted halfway. The best one always fits: a request
+    that exceeds the whole memory is not chosen. Requests of a lower claim give way, the lowest first, but only
+    those that were worth it: served for WORTH times as long as it took to compute their KV, or as it takes to copy
+    it where the host's memory has room. Until then they go on in the place of the request that waits for their
+    memory. So no order of claims makes a worker compute or copy the same KV for ever. On a `quarantined` worker the
+    suspects wait for none of the other requests, and none runs beside them.
     """
     patient = patient and not quarantined
     slots = worker.up.slots

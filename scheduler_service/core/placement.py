@@ -147,10 +147,11 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
             entry = fleet.entries[key[-1]]
             if (best and key >= best.key) or not (idle or key < batch[-1].key):
                 break
-            if entry.state is State.RUNNING or entry.probation or not worker.holds(entry):
+            with_kv = entry.blocks or entry.offloaded
+            if (with_kv and not idle) or entry.state is State.RUNNING or entry.probation:
                 continue
             rebuild_s = entry.tokens * worker.up.cost.prefill_token_s
-            if not (entry.blocks or entry.offloaded) or (idle and rebuild_s < _next_end_s(fleet, donor)):
+            if (not with_kv or rebuild_s < _next_end_s(fleet, donor)) and worker.holds(entry):
                 best = entry
                 break
     return best

@@ -17,7 +17,7 @@ from random import Random
 from scheduler_service.predictor import PredictorKind, make_predictor
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, at_load, generate, parse_synthetic
-from scheduler_service.sim.oracle import simulated_policy
+from scheduler_service.sim.oracle import parts, simulated_policy
 from scheduler_service.sim.results import interval_95, summarise
 from scheduler_service.sim.simulator import simulate
 from scheduler_service.sim.worker import UNBOUNDED, Fleet
@@ -44,7 +44,7 @@ def main() -> None:
         all_slots = [int(text) for text in flags.slots.split(",")]
         logs = read_logs(flags.acceptance, flags.method, flags.draft_len) if flags.acceptance else []
         for text in policies:
-            simulated_policy(*_named(text), [], flags.draft_len)
+            simulated_policy(*parts(text), [], flags.draft_len)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     print("| slots | workload | " + " | ".join(policies) + " |\n" + "|" + "---|" * (len(policies) + 2))  # noqa: T201
@@ -68,16 +68,10 @@ def one_seed(
     predictor: PredictorKind = PredictorKind.NONE,
 ) -> dict[str, tuple[float, float]]:
     """Mean and p99 latency in ms by policy, all on the same jobs."""
-    costs, slots = fleet.costs, fleet.slots
-    if logs:
-        jobs = at_load(
-            list(drawn(logs, what, seed)), what.load, seed, costs=costs, slots=slots, arrival_cv=what.arrival_cv
-        )
-    else:
-        jobs = generate(what, seed, draft_len=fleet.reference_draft, costs=costs, slots=slots)
+    jobs = at_load(list(drawn(logs, what, seed)), what, seed, fleet) if logs else generate(what, seed, fleet)
     results: dict[str, tuple[float, float]] = {}
     for text in policies:
-        policy = simulated_policy(*_named(text), jobs, fleet.reference_draft)
+        policy = simulated_policy(*parts(text), jobs, fleet.reference_draft)
         row = summarise(simulate(jobs, policy, fleet, predictor=make_predictor(predictor)))
         results[text] = row["mean_e2el_ms"], row["p99_e2el_ms"]
     return results
@@ -98,11 +92,6 @@ def read_logs(path: Path, method: str, draft_len: int) -> list[Job]:
     if not jobs:
         raise ValueError(f"{path.name}: holds no log of method {method!r}")
     return jobs
-
-
-def _named(text: str) -> tuple[str, list[str]]:
-    name, *settings = text.split(":")
-    return name, settings
 
 
 def drawn(logs: Sequence[Job], what: Synthetic, seed: int) -> Iterator[Job]:

@@ -18,6 +18,7 @@ from scheduler_service.core.core import Core
 from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.core.types import Ended, Submitted
 from scheduler_service.sim.generate import Synthetic, generate
+from scheduler_service.sim.oracle import parts
 from scheduler_service.sim.results import percentile
 from scheduler_service.sim.simulator import max_tokens
 from scheduler_service.sim.worker import Fleet, SimWorker
@@ -40,8 +41,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
     try:
-        named = {text: text.split(":") for text in flags.policy.split(",")}
-        policies = {text: make_policy(name, settings) for text, (name, *settings) in named.items()}
+        policies = {text: make_policy(*parts(text)) for text in flags.policy.split(",")}
         everywhere = [int(text) for text in flags.waiting.split(",")]
         if min(*everywhere, flags.slots, flags.decisions) < 1:
             raise ValueError("--waiting, --slots and --decisions must be at least 1")
@@ -68,7 +68,7 @@ def main() -> None:
 def decisions(policy: Policy, waiting: int, slots: int, steps: int, seed: int) -> list[float]:
     """Processor seconds of each of `steps` decisions. Requests that end are replaced: `waiting` always wait."""
     fleet = Fleet(slots=slots)
-    drawn = generate(Synthetic(requests=2000), seed, draft_len=fleet.reference_draft, costs=fleet.costs, slots=slots)
+    drawn = generate(Synthetic(requests=2000), seed, fleet)
     most_tokens = max_tokens(drawn)
     arrivals = _endless(drawn)
     jobs: dict[str, Job] = {}

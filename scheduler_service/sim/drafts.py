@@ -5,6 +5,7 @@ column, with the half-width of a 95 % interval over the seeds; loads count in ro
 """
 
 import argparse
+from dataclasses import replace
 
 from scheduler_service.core.draft import REFERENCE
 from scheduler_service.sim.bench import cell
@@ -38,7 +39,7 @@ def main() -> None:
 
 def one_seed(policy: str, fleets: list[Fleet], what: Synthetic, seed: int) -> list[tuple[float, float]]:
     """Mean and p99 latency in ms on each of `fleets`, all on the same jobs."""
-    jobs = generate(what, seed, draft_len=REFERENCE, costs=fleets[0].costs, slots=fleets[0].slots)
+    jobs = generate(what, seed, replace(fleets[0], draft_len=REFERENCE))
     rows = [summarise(simulate(jobs, simulated_policy(policy, [], jobs, REFERENCE), fleet)) for fleet in fleets]
     return [(row["mean_e2el_ms"], row["p99_e2el_ms"]) for row in rows]
 

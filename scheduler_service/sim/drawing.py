@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -15,6 +16,14 @@ def svg(figure: Figure) -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def file_of(figure: Figure) -> str:
+    """A file of its own. Text stays text and ids depend on nothing, so that equal figures are equal files."""
+    text = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "laps-sd"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
 def figure(rows: int = 1) -> tuple[Figure, Sequence[Axes]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
 
-from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.worker import Fleet
 from scheduler_service.sim.workload import Job, WorkloadError
 
 LONGEST_SCRIPT = 512  # rounds drawn for one request; then its script starts over
@@ -93,37 +93,24 @@ def parse_synthetic(text: str) -> Synthetic:
         raise WorkloadError(f"synthetic: {error}") from None
 
 
-def generate(
-    what: Synthetic, seed: int, *, draft_len: int, costs: StepCosts, slots: int, workers: int = 1
-) -> list[Job]:
+def generate(what: Synthetic, seed: int, fleet: Fleet) -> list[Job]:
     """The same lengths and acceptances for every load, so that loads can be compared."""
     rng = Random(f"jobs {seed}")
     parts = what.parts()
-    jobs = [_job(parts[index % len(parts)], index, rng, draft_len) for index in range(what.requests)]
-    return at_load(jobs, what.load, seed, costs=costs, slots=slots, workers=workers, arrival_cv=what.arrival_cv)
+    jobs = [_job(parts[index % len(parts)], index, rng, fleet.reference_draft) for index in range(what.requests)]
+    return at_load(jobs, what, seed, fleet)
 
 
-def at_load(
-    jobs: Sequence[Job],
-    load: float,
-    seed: int,
-    *,
-    costs: StepCosts,
-    slots: int,
-    workers: int = 1,
-    arrival_cv: float = 1.0,
-) -> list[Job]:
-    """`jobs` with new arrivals at `load`, in their order."""
-    if math.isinf(load):
+def at_load(jobs: Sequence[Job], what: Synthetic, seed: int, fleet: Fleet) -> list[Job]:
+    """`jobs` with new arrivals, in their order, at the load of `what` on this fleet."""
+    if math.isinf(what.load):
         return [replace(job, arrival_s=0.0) for job in jobs]
-    draft_len = max(job.draft_len for job in jobs)
-    round_s = costs.step_s(draft_len, slots, slots * (draft_len + 1), 0, 0) / slots
+    draft_len, slots = max(job.draft_len for job in jobs), fleet.slots
+    round_s = fleet.costs.step_s(draft_len, slots, slots * (draft_len + 1), 0, 0) / slots
     work_s = sum(job.rounds(draft_len) * round_s for job in jobs)
-    work_s += 1e-3 * costs.t_prefill_ms_per_token * sum(job.prompt_tokens for job in jobs)
-    gap_s = work_s / len(jobs) / workers / load
-    return [
-        replace(job, arrival_s=arrival) for job, arrival in zip(jobs, _arrivals(gap_s, arrival_cv, seed), strict=False)
-    ]
+    work_s += 1e-3 * fleet.costs.t_prefill_ms_per_token * sum(job.prompt_tokens for job in jobs)
+    times_s = _arrivals(work_s / len(jobs) / fleet.workers / what.load, what.arrival_cv, seed)
+    return [replace(job, arrival_s=arrival_s) for job, arrival_s in zip(jobs, times_s, strict=False)]
 
 
 def with_acceptance(jobs: Iterable[Job], draft_len: int, seed: int) -> list[Job]:

@@ -24,6 +24,12 @@ class Oracle(Policy):
         return Claim(1, 0, left * round_s + (view.prefill_s if not view.acceptance.rounds else 0.0))
 
 
+def parts(text: str) -> tuple[str, list[str]]:
+    """Name and settings of a policy written as `name:setting=value:...`."""
+    name, *settings = text.split(":")
+    return name, settings
+
+
 def simulated_policy(name: str, settings: Iterable[str], jobs: Sequence[Job], draft_len: int) -> Policy:
     """`make_policy`, and the oracle of these jobs. Raises ValueError that says what is wrong."""
     if name != "oracle":

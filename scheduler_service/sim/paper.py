@@ -206,7 +206,7 @@ def _measure(case: Case, seed: int) -> dict[str, dict[str, float]]:
     if case.experiment != "errors":
         timed = one_seed(case.policies, fleet, case.workload, (), seed)
         return {policy: {"mean_s": mean / 1e3, "p99_s": p99 / 1e3} for policy, (mean, p99) in timed.items()}
-    jobs = generate(case.workload, seed, draft_len=fleet.reference_draft, costs=fleet.costs, slots=fleet.slots)
+    jobs = generate(case.workload, seed, fleet)
     errors = sorted(estimation_errors(jobs, fleet))
     figures = {"mean": sum(errors) / max(1, len(errors)), "median": percentile(errors, 0.5)}
     return {"laps-sd": {**figures, "perceptible": len(errors) / len(jobs)}}

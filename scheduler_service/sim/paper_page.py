@@ -3,7 +3,6 @@
 Sentences that judge are chosen by the figures. Plots need matplotlib, of the extra `lab`.
 """
 
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +10,9 @@ from statistics import fmean
 from typing import Any
 
 import jinja2
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from scheduler_service.sim import drawing
 from scheduler_service.sim.decision import GOALS_MS
 from scheduler_service.sim.results import interval_95
 
@@ -32,7 +31,7 @@ def write(results: Mapping[str, Any], folder: Path) -> None:
     plots = folder / "paper"
     plots.mkdir(parents=True, exist_ok=True)
     for name, figure in draw(results).items():
-        (plots / f"{name}.svg").write_text(_svg(figure))
+        (plots / f"{name}.svg").write_text(drawing.file_of(figure))
     times = plots / "decision.json"
     (folder / "paper.md").write_text(render(results, json.loads(times.read_text()) if times.exists() else None))
 
@@ -219,20 +218,13 @@ def _named(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(readings.get(policy, policy), policy) for policy in first]
 
 
-def _svg(figure: Figure) -> str:
-    """Text stays text and ids depend on nothing, so that equal figures are equal files."""
-    text = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "laps-sd"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
-
-
 # ---- the page ----
 
 
 def render(results: Mapping[str, Any], decision: Mapping[str, Any] | None) -> str:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("paper.md.jinja").read_text()
+    tools = (by_slots, gain, ratio, percent, plain, headline, against, estimates, nothing_to_gain, ablated, interval_95)
     page: str = environment.from_string(text).render(
         **results,
         results=results,
@@ -244,21 +236,6 @@ def render(results: Mapping[str, Any], decision: Mapping[str, Any] | None) -> st
         mean_of=MEAN_OF,
         star=results["settings"]["readings"][STAR],
         paper_error=PAPER_ERROR,
-        **{
-            tool.__name__: tool
-            for tool in (
-                by_slots,
-                gain,
-                ratio,
-                percent,
-                plain,
-                headline,
-                against,
-                estimates,
-                nothing_to_gain,
-                ablated,
-                interval_95,
-            )
-        },
+        **{tool.__name__: tool for tool in tools},
     )
     return page

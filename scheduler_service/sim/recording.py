@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scheduler_service.core.beliefs import Expected, Length
+from pydantic import TypeAdapter
+
+from scheduler_service.core.beliefs import Expected
 from scheduler_service.sim.costs import StepCosts
+
+_EXPECTED: TypeAdapter[Expected | None] = TypeAdapter(Expected | None)
 
 
 class Shape(NamedTuple):
@@ -92,7 +96,7 @@ def read_events(path: Path) -> Recording:
         now, kind, event = line["now"], line["kind"], line["event"]
         if kind == "Submitted":
             request = event["request"]
-            seen = Seen(request["max_tokens"], _expectation(request["expected"]), arrived_s=now)
+            seen = Seen(request["max_tokens"], _EXPECTED.validate_python(request["expected"]), arrived_s=now)
             recording.requests[request["id"]] = seen
         elif kind == "WorkerUp":
             recording.kv_tokens = event["blocks"] * event["block_tokens"]
@@ -115,13 +119,6 @@ def _planned(recording: Recording, plan: Mapping[str, Any]) -> None:
     for id in (*plan["drop"], *plan["offload"]):
         if id in requests:
             requests[id].placement += 1
-
-
-def _expectation(row: Mapping[str, Any] | None) -> Expected | None:
-    if row is None:
-        return None
-    length = Length(row["length"]["location"], row["length"]["spread"]) if row["length"] else None
-    return Expected(length, row["acceptance"])
 
 
 def _step(recording: Recording, now: float, event: Mapping[str, Any], ran_before: set[str]) -> set[str]:

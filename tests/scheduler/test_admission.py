@@ -205,7 +205,7 @@ FLEET = Fleet(slots=4, plan_lag=1, prefill_chunk=256, costs=StepCosts())
 
 def jobs_at(load: float, count: int, seed: int = 1) -> list[Job]:
     what = Synthetic(requests=count, load=load, output_mean=20)
-    return generate(what, seed, draft_len=4, costs=FLEET.costs, slots=FLEET.slots)
+    return generate(what, seed, FLEET)
 
 
 def after(first: Sequence[Job], then: Sequence[Job]) -> list[Job]:

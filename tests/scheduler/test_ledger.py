@@ -53,6 +53,15 @@ async def test_what_ended_before_the_store_went_away_is_kept_however_long_it_sta
     assert book.kept == ["a"]
 
 
+async def test_what_ended_is_kept_while_the_same_request_that_is_sent_again_is_not_stored_yet() -> None:
+    """Else a store that has lost the end would let the request run twice."""
+    book = Book()
+    await book.end("a")
+    book.live["a"] = Tracked(pb.Submit(request_id="a"), record("a"))
+    (kept,) = book.everything()
+    assert kept.ending is not None
+
+
 async def test_what_has_just_ended_is_known_though_the_store_has_lost_it() -> None:
     book = Book()
     await book.end("a")
@@ -156,6 +165,18 @@ async def test_a_request_that_ends_while_its_output_is_repeated_is_told_to_its_e
     await following
     assert (await outbox.take()).deltas[-1].HasField("ending")
     assert not outbox.follows
+
+
+async def test_a_gateway_that_is_lost_while_output_is_repeated_to_it_follows_no_longer() -> None:
+    """Else its request would never be an orphan, and its messages would pile up."""
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=3 * AT_ONCE)
+    book.follow_later("a", 0, outbox)
+    telling = asyncio.create_task(book.was_read("a", None))
+    await asyncio.sleep(0)
+    book.leave(outbox)
+    await telling
+    assert not book.live["a"].followers
 
 
 async def test_a_request_that_no_gateway_wants_is_named_once_after_a_while() -> None:

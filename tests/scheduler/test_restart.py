@@ -2,15 +2,23 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
-from scheduler_service.store import RedisStore, Stored, StoreUnavailable
+from scheduler_service.ledger import AT_ONCE
+from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.store import MemoryStore, RedisStore, Stored, StoreUnavailable, Write
+from scheduler_service.store.rounds import encode
+from tests.scheduler.builders import request
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+from tests.scheduler.test_store_contract import record
+from tests.waiting import until
 
 STOP = types_pb.FINISH_REASON_STOP
 
@@ -152,3 +160,26 @@ async def test_a_new_leader_knows_of_rounds_that_were_stored_as_tokens_alone(red
         assert leader.core.fleet.entries["a"].acceptance == known.acceptance
         assert known.acceptance.rounds == 3
     await store.close()
+
+
+async def test_who_followed_early_is_answered_though_the_one_who_had_the_request_read_hangs_up() -> None:
+    store, rounds = MemoryStore(), 3 * AT_ONCE
+    made = record("a", request=request("a", prompt=1))
+    submit = pb.Submit(request_id="a", prompt=[1]).SerializeToString()
+    log = b"".join(encode([number], 0, 0) for number in range(rounds))
+    output = Write(replace(made, emitted=rounds), start=0, log=log)
+    await store.commit(await store.lead(1), 1, [Write(made, submit=submit), output])
+    leader, outbox = Leader(Settings(_cli_parse_args=False), store), GatewayOutbox()  # type: ignore[call-arg]
+    await leader.lead()
+    await leader.requests.follow(pb.Follow(request_id="a"), outbox)
+    asked = asyncio.create_task(leader.requests.submission("a"))
+    await asyncio.sleep(0)
+    assert "a" in leader.ledger.live
+    asked.cancel()
+
+    async def joined() -> bool:
+        return bool(outbox.follows)
+
+    await until(joined)
+    assert len((await outbox.take()).deltas) == rounds
+    leader.persisting.cancel()

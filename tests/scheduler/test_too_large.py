@@ -2,7 +2,7 @@
 
 from scheduler_service.core.core import SETTLED_S, Core
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import Effect, Ended, Submitted, Tick, WorkerDown
+from scheduler_service.core.types import Draining, Effect, Ended, Submitted, Tick, WorkerDown
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 
 SMALL = ["a", "b", "c", "d"]
@@ -44,6 +44,36 @@ def test_a_larger_worker_that_comes_in_time_runs_it() -> None:
     assert not queue.observe(Tick(), 30.0)
     assert [run.id for run in queue.plan("large").schedule] == ["big", *SMALL][:2]
     assert "big" not in {run.id for run in queue.plan("small").schedule}
+
+
+def test_while_all_workers_drain_no_request_ends_for_lack_of_one() -> None:
+    queue = core("fcfs")
+    worker = FakeWorker(queue, {"runs": 9, "waits": 9}, slots=1)
+    worker.submit("runs", "waits")
+    worker.step()
+    queue.observe(Draining("w"), worker.now)
+    assert not queue.observe(Tick(), worker.now + 2 * SETTLED_S)
+
+
+def test_a_worker_that_goes_may_come_back_before_its_requests_end() -> None:
+    queue = core("fcfs")
+    queue.observe(worker_up("large", blocks=128), 0.0)
+    queue.observe(worker_up("small", blocks=16), 0.0)
+    queue.observe(Submitted(request("big", prompt=1200, max_tokens=600)), 0.0)
+    queue.observe(WorkerDown("large"), 100.0)
+    assert not queue.observe(Tick(), 100.0 + SETTLED_S - 0.1)
+    assert ended(queue.observe(Tick(), 100.0 + SETTLED_S))
+
+
+def test_where_a_large_worker_drains_its_requests_wait_for_the_next_one() -> None:
+    queue = core("fcfs")
+    queue.observe(worker_up("large", blocks=128), 0.0)
+    queue.observe(worker_up("small", blocks=16), 0.0)
+    queue.observe(Submitted(request("big", prompt=1200, max_tokens=600)), 0.0)
+    queue.observe(Draining("large"), 100.0)
+    assert not queue.observe(Tick(), 200.0)
+    queue.observe(WorkerDown("large"), 200.0)
+    assert not queue.observe(Tick(), 200.0 + SETTLED_S - 0.1)
 
 
 def test_one_that_outgrows_all_workers_ends_and_the_next_one_runs() -> None:

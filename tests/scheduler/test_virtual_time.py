@@ -55,10 +55,7 @@ FLEETS = {
 
 def workload(fleet: Fleet, seed: int = 5, requests: int = 50) -> list[Job]:
     what = Synthetic(requests=requests, load=0.95, output_mean=18, prompt_tokens=50)
-    jobs = generate(
-        what, seed, draft_len=fleet.reference_draft, costs=fleet.costs, slots=fleet.slots, workers=fleet.workers
-    )
-    return [job for job in jobs if fleet.can_hold(job)]
+    return [job for job in generate(what, seed, fleet) if fleet.can_hold(job)]
 
 
 def telling(jobs: list[Job]) -> list[Job]:

@@ -25,7 +25,7 @@ def run(policy: str, seed: int, bounds: Bounds = AUTO) -> dict[str, object]:
 
     def jobs(load: float, count: int, seed: int) -> list[Job]:
         what = Synthetic(requests=count, load=load, output_mean=30)
-        return generate(what, seed, draft_len=4, costs=fleet.costs, slots=SLOTS)
+        return generate(what, seed, fleet)
 
     def simulated(all: list[Job], among: list[Job]) -> tuple[Trace, dict[str, float]]:
         trace, ids = Simulation(all, make_policy(policy), fleet, bounds=bounds).run(), {job.id for job in among}

@@ -18,7 +18,7 @@ FLEET = Fleet()
 
 def jobs(*, kinds: bool) -> list[Job]:
     """Nobody predicts; with `kinds` the category tells whether an answer is short or long."""
-    plain = generate(Synthetic(requests=400, predicted=False), 3, draft_len=4, costs=FLEET.costs, slots=1)
+    plain = generate(Synthetic(requests=400, predicted=False), 3, FLEET)
     if not kinds:
         return plain
     rng = Random(5)

@@ -195,5 +195,5 @@ GOLDEN = {
 def test_golden(name: str, mean_ms: float) -> None:
     """Changes only when a decision does: then look at why, and only then write the new figure down."""
     fleet = Fleet(slots=2)
-    jobs = generate(Synthetic(requests=150, load=0.9), 7, draft_len=4, costs=fleet.costs, slots=2)
+    jobs = generate(Synthetic(requests=150, load=0.9), 7, fleet)
     assert summarise(simulate(jobs, policy(name, jobs), fleet))["mean_e2el_ms"] == pytest.approx(mean_ms, rel=1e-6)

@@ -86,6 +86,15 @@ def test_a_preemption_is_reported_at_once_with_the_rounds_before_it() -> None:
     assert steps.reported("b") == [(1, 1)]
 
 
+def test_rounds_of_an_earlier_placement_are_not_mixed_with_those_of_the_next_one() -> None:
+    """Between two steps its KV was given up, and it was admitted again with the output that was reported."""
+    steps = Steps(within_s=10)
+    steps.go_on(3, "a")
+    steps.run(replace(row("a", 1), placement=2))
+    (again,) = of_report(steps.reports[-1], 7, "s").rows
+    assert (again.placement, again.start, list(again.tokens)) == (2, 1, [1])
+
+
 def test_a_request_that_resumes_is_reported_at_once() -> None:
     steps = Steps(within_s=10)
     steps.go_on(1, "a")

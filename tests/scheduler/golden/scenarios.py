@@ -83,14 +83,7 @@ def _played(name: str) -> World:
 def _simulated(name: str) -> list[tuple[object, ...]]:
     """How each job fared."""
     chosen, fleet = _SIMULATED[name]
-    jobs = generate(
-        Synthetic(requests=250, load=0.95, output_mean=60),
-        seed=5,
-        draft_len=fleet.reference_draft,
-        costs=fleet.costs,
-        slots=fleet.slots,
-        workers=fleet.workers,
-    )
+    jobs = generate(Synthetic(requests=250, load=0.95, output_mean=60), 5, fleet)
     trace = simulate(jobs, policy(chosen, jobs), fleet)
     outcomes = [
         (one.job.id, f"{one.first_token_s:.9g}", f"{one.end_s:.9g}", *adapter._fields(one.record))
