@@ -193,14 +193,11 @@ class TimedGateway(Gateway):
 
 
 async def measure(workers: int, waiting: int, slots: int, within_ms: int, options: Options) -> dict[str, Any]:
-    (
-        """One setting of `report_within_ms`. Rates are those while the queue was full; latencies and gaps those of all
+    """One setting of `report_within_ms`. Rates are those while the queue was full; latencies and gaps those of all
     requests, as their gateway saw them.
 
     Raises ConnectionError, GaveUp, NoServer, or TimeoutError if the requests do not end.
     """
-        ""
-    )
     at_once = workers * slots + waiting
     flags = ("--report-within-ms", str(within_ms))
     async with started(options, at_once, flags=flags) as processes:
