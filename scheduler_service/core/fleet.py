@@ -24,6 +24,7 @@ class Fleet:
         self.policy = policy
         self.draft_len = draft_len
         self.bounds = bounds
+        self.few_plans = False  # a plan may have to last for several rounds
         self.known = Known(draft_len)
         self.unseen = Unseen()
         self.entries: dict[str, Entry] = {}  # the live requests
@@ -131,6 +132,11 @@ class Fleet:
     @property
     def slots(self) -> int:
         return sum(worker.up.slots for worker in self.workers.values())
+
+    @property
+    def crowded(self) -> bool:
+        """Whether any request waits for a slot."""
+        return bool(self.unplaced) or any(worker.vacancy < 0 for worker in self.workers.values())
 
     def homed(self, worker: Worker) -> list[Entry]:
         """The requests whose home it is, best claim first."""

@@ -45,7 +45,7 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     if went_on:
         effects.append(WentOn(tuple(went_on)))
     effects += _preempt(fleet, worker, stopped)
-    worker.running = {id for id in (*ran, *beside) if fleet.runs_on(worker, id)}
+    worker.running = {id for id in ran if fleet.runs_on(worker, id)}.union(beside) - stopped
     if fleet.overtaking:
         for entry in [fleet.entries[id] for id in fleet.overtaking.overdue()]:
             entry.overdue = True
