@@ -196,14 +196,16 @@ async def test_a_worker_never_waits_for_a_command_that_can_wait(store: Switch) -
 
 
 @pytest.mark.parametrize(
-    "figures",
-    [{"finish": types_pb2.FINISH_REASON_STOP}, {"skipped": pb.SKIP_NO_BLOCKS}],
+    ("tokens", "figures"),
+    [((7,), {"finish": types_pb2.FINISH_REASON_STOP}), ((), {"skipped": pb.SKIP_NO_BLOCKS})],
     ids=["no spare request is left", "it waits for memory"],
 )
-async def test_what_is_urgent_is_answered_at_once(store: Switch, figures: dict[str, Any]) -> None:
+async def test_what_is_urgent_is_answered_at_once(
+    store: Switch, tokens: tuple[int, ...], figures: dict[str, Any]
+) -> None:
     async with patient(store) as (_, worker, _):
         await go_on(worker, 2)
-        await worker.report(worker.row("a", 2, 7, **figures), step=3, partial=True)
+        await worker.report(worker.row("a", 2, *tokens, **figures), step=3, partial=True)
         assert (await worker.next_command()).seen_step == 3
 
 
