@@ -186,13 +186,15 @@ class Fleet:
         return (new, entry.of_class, entry.tenant, *claim, waits, request.arrival, request.id)
 
     def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
-        """Make `home` its worker. With `move` its KV elsewhere is given up: what the old one reports is stale."""
+        """Make `home` its worker. With `move` its KV elsewhere is given up: what the old one reports is stale. KV of an
+        earlier stay at `home` is not counted as its own, so the worker forgets it like that of any other request."""
         self._leave(entry)
         entry.home = home
-        self.workers[home].to_forget.pop(entry.request.id, None)
         if move:
             entry.lose_kv()
             entry.next_placement()
+        else:
+            self.workers[home].to_forget.pop(entry.request.id, None)
         self.rank(entry)
 
     def displace(self, entry: Entry) -> None:
