@@ -8,6 +8,7 @@ from scheduler_service.core.value import value
 MAX_WINDOW = 32  # rounds of history kept for the stability test
 FAR = 4.0  # spreads above the median: of what lies beyond little is known
 USUAL_TOKENS = 256  # of output, before anything is known
+ROOT_2 = math.sqrt(2)
 
 
 @value
@@ -112,30 +113,33 @@ class Length:
 class Forecast:
     """What remains of an output that has such a `length` and is cut off at `most` tokens."""
 
-    __slots__ = ("_beyond", "_cut", "_length", "_mean", "_most")
+    __slots__ = ("_beyond", "_cut", "_location", "_mean", "_most", "_spread")
 
     def __init__(self, length: Length, most: int) -> None:
         bound = length.age(most)
-        self._length, self._most = length, most
+        self._location, self._spread, self._most = length.location, length.spread, most
         self._mean = math.exp(length.location + length.spread**2 / 2)
         self._beyond = upper(bound - length.spread)  # the share of `_mean` that outputs beyond the bound have
         self._cut = most * upper(bound)
 
     def remaining(self, emitted: int) -> float:
-        """Expected tokens still to come of a request that did not end by `emitted`."""
-        most, spread = self._most, self._length.spread
+        """Expected tokens still to come of a request that did not end by `emitted`. Asked for every row of a report, so
+        `Length.age` and `upper` are written out here."""
+        most, spread = self._most, self._spread
         if emitted >= most:
             return 0.0
-        age = self._length.age(emitted)
+        age = (math.log(emitted) - self._location) / spread if emitted else -math.inf
         if age > FAR:
             return min(spread / FAR * emitted, most - emitted)
-        between = self._mean * (upper(age - spread) - self._beyond)  # of those that end on the way
-        return min((between + self._cut) / upper(age) - emitted, most - emitted)
+        between = self._mean * (math.erfc((age - spread) / ROOT_2) / 2 - self._beyond)  # of those that end on the way
+        expected = (between + self._cut) / (math.erfc(age / ROOT_2) / 2) - emitted
+        rest = most - emitted
+        return expected if expected < rest else rest
 
 
 def upper(x: float) -> float:
     """P(Z > x) of a standard normal."""
-    return math.erfc(x / math.sqrt(2)) / 2
+    return math.erfc(x / ROOT_2) / 2
 
 
 @dataclass(frozen=True, slots=True)

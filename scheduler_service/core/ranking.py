@@ -58,13 +58,17 @@ class Ranking:
             del self._chunks[at], self._lasts[at]
 
     def move(self, old: Key, new: Key) -> None:
-        """`new` for `old`, where it stands if that is its place. Raises KeyError if `old` is not there."""
+        """`new` for `old`, mostly within a chunk. Raises KeyError if `old` is not there."""
         at = bisect_left(self._lasts, old)
         chunk = self._chunks[at] if at < len(self._chunks) else []
         index = bisect_left(chunk, old)
-        inside = 0 < index < len(chunk) - 1 and chunk[index] == old
-        if inside and chunk[index - 1] < new < chunk[index + 1]:
-            chunk[index] = new
+        if index == len(chunk) or chunk[index] != old:
+            raise KeyError(old)
+        after_chunk_before = not at or self._lasts[at - 1] < new
+        if after_chunk_before and (at == len(self._lasts) - 1 or new < self._lasts[at]):
+            del chunk[index]
+            insort(chunk, new)
+            self._lasts[at] = chunk[-1]
         else:
             self.remove(old)
             self.add(new)

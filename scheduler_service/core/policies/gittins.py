@@ -50,9 +50,10 @@ class Gittins(Policy):
         return self.least_spread
 
     def claim(self, view: View, round_s: float) -> Claim:
-        median = math.exp(view.length.location)
+        length, emitted = view.length, view.emitted
+        median = math.exp(length.location)
         # Of a length that is cut at a bound the index is that of the uncut one, or all that is left if that is less.
-        tokens = min(median * rank(view.emitted / median, view.length.spread), view.remaining_tokens)
+        tokens = min(median * rank(emitted / median, length.spread), view.remaining_tokens)
         rounds = tokens / (view.acceptance.per_round(view.prior_accepted, self.acceptance_rounds) + 1)
         remaining_s = rounds * round_s + view.resume_s
         # All wait at the same pace: that it arrived early weighs as much, and need not be told anew every second.
@@ -65,13 +66,19 @@ def rank(age: float, spread: float) -> float:
     It is constant within a cell of the table: a request that runs, and whose bound is far, meets its rivals anew only
     when it is markedly older.
     """
-    steps = _table(round(max(0.05, min(3.0, spread)) * 20))
+    steps = _table_for(spread)
     cell = (math.log(age) / spread + REACH) * AGES / (2 * REACH) if age > 0 else 0.0
     if cell < 1:
         return steps[0] - age  # so early none ends: every token is one less to go
     if cell >= AGES:
         return steps[-1] * age / math.exp(REACH * spread)  # so late what is left grows with the age
     return steps[int(cell)]
+
+
+@lru_cache(maxsize=4096)
+def _table_for(spread: float) -> tuple[float, ...]:
+    """The table of the nearest spread that has one."""
+    return _table(round(max(0.05, min(3.0, spread)) * 20))
 
 
 @lru_cache(maxsize=64)
