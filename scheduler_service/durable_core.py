@@ -127,16 +127,17 @@ class DurableCore:
             writes: list[Write] = []
             for effect in effects:
                 if isinstance(effect, WentOn):
-                    writes += [self._write_round(rows[id]) for id in effect.ids]
+                    writes += [self._write_round(id, rows[id]) for id in effect.ids]
                 else:
                     writes.append(self._write(effect, rows.get(effect.record.request.id)))
             self._persister.put(writes, worker)
 
-    def _write_round(self, row: worker_pb.Row) -> Write:
-        """Of a request of which nothing else has changed since its record was written. Called for most rows."""
-        tracked = self._ledger.live[row.request_id]
+    def _write_round(self, id: str, row: worker_pb.Row) -> Write:
+        """Of a request of which nothing else has changed since its record was written. Called for most rows: arguments
+        with names would cost more."""
+        tracked = self._ledger.live[id]
         start, log = len(tracked.output), _take(tracked, row)
-        return Write(tracked.written, start=start, log=log, brief=True, tokens=len(tracked.output) - start)
+        return Write(tracked.written, None, start, log, None, True, len(tracked.output) - start)
 
     def _write(self, effect: Changed | Advanced | Ended, row: worker_pb.Row | None) -> Write:
         record = effect.record
@@ -168,25 +169,23 @@ class DurableCore:
 
 def _take(tracked: Tracked, row: worker_pb.Row) -> bytes:
     """The row's tokens become output. Returns its rounds as they are stored."""
-    log = b""
-    for round in _rounds(row):
-        encoded = encode(*round[1:])
-        tracked.output.extend(round.tokens)
-        tracked.rounds.append((round, encoded))
-        log += encoded
-    return log
-
-
-def _rounds(row: worker_pb.Row) -> list[LoggedRound]:
-    """The rounds that a row holds, each with its own tokens."""
+    tokens = row.tokens[:]
+    tracked.output += tokens
     if not row.tokens_per_round:
         logprobs = row.logprobs.SerializeToString() if row.HasField("logprobs") else b""
-        return [LoggedRound(row.start, tuple(row.tokens), row.drafted, row.accepted, logprobs)]
-    rounds, at = [], 0
+        return _log(tracked, LoggedRound(row.start, tuple(tokens), row.drafted, row.accepted, logprobs))
+    log, at = b"", 0
     for count, drafted, accepted in zip(
         row.tokens_per_round, row.drafted_per_round, row.accepted_per_round, strict=True
     ):
         logprobs = common_pb.Logprobs(tokens=row.logprobs.tokens[at : at + count]).SerializeToString()
-        rounds.append(LoggedRound(row.start + at, tuple(row.tokens[at : at + count]), drafted, accepted, logprobs))
+        log += _log(tracked, LoggedRound(row.start + at, tuple(tokens[at : at + count]), drafted, accepted, logprobs))
         at += count
-    return rounds
+    return log
+
+
+def _log(tracked: Tracked, round: LoggedRound) -> bytes:
+    """The round is on its way to the store. Returns it as it is stored."""
+    encoded = encode(round.tokens, round.drafted, round.accepted, round.logprobs)
+    tracked.rounds.append((round, encoded))
+    return encoded

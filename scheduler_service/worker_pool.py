@@ -8,7 +8,6 @@ import structlog
 from protos.errors import BadInput
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as pb
-from protos.v1 import types_pb2 as types_pb
 from scheduler_service import translate
 from scheduler_service.config import Settings
 from scheduler_service.core import placement
@@ -101,7 +100,8 @@ class WorkerPool:
             self._report_without_rows(session, report)
 
     def _step_done(self, session: WorkerSession, report: pb.StepReport, received_at: float) -> None:
-        ended = sum([row.finish != types_pb.FINISH_REASON_UNSPECIFIED for row in report.rows])
+        step = translate.to_step_done(session.worker, report)
+        ended = sum([round.finish is not None for round in step.rounds])
         session.count(report, ended)
         if report.HasField("cost"):
             self._durable.observe(CostChanged(session.worker, translate.to_cost(report.cost)))
@@ -110,8 +110,7 @@ class WorkerPool:
             session.wake.set()
         else:
             session.wake_in_time()
-        rows = {row.request_id: row for row in report.rows}
-        step = translate.to_step_done(session.worker, report)
+        rows = {round.id: row for round, row in zip(step.rounds, report.rows, strict=True)}
         session.tokens += sum([round.new for round in step.rounds])
         self._durable.step_done(step, rows, session.worker)
 

@@ -6,7 +6,8 @@ count is set, log-probabilities follow: their length in bytes u32, then a serial
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 MAX_TOKENS = 0x7FFF
@@ -34,9 +35,15 @@ def encode(tokens: Sequence[int], drafted: int, accepted: int, logprobs: bytes =
         raise ValueError(f"{len(tokens)} tokens in a round, of at most {MAX_TOKENS}")
     count = len(tokens)
     if not logprobs:
-        return struct.pack(f"<BBH{count}I", drafted, accepted, count, *tokens)
-    head = struct.pack(f"<BBH{count}I", drafted, accepted, count | _LOGPROBS, *tokens)
+        return _packer(count)(drafted, accepted, count, *tokens)
+    head = _packer(count)(drafted, accepted, count | _LOGPROBS, *tokens)
     return head + _LENGTH.pack(len(logprobs)) + logprobs
+
+
+@lru_cache(maxsize=512)
+def _packer(count: int) -> Callable[..., bytes]:
+    """Of a round of so many tokens: its head and its tokens."""
+    return struct.Struct(f"<BBH{count}I").pack
 
 
 def decode(log: bytes | bytearray, at: int = 0, start: int = 0) -> Iterator[LoggedRound]:
