@@ -60,14 +60,15 @@ def report(message: worker_pb.StepReport) -> None:
     if len({row.request_id for row in message.rows}) < len(message.rows):
         raise BadInput("rows", "a request has more than one")
     for row in message.rows:
+        tokens = len(row.tokens)
         if row.tokens_per_round:
             _several_rounds(row)
         elif row.skipped and row.tokens:
             raise BadInput("rows", "a request that was skipped has tokens of no round")
         else:
-            _round(len(row.tokens), row.drafted, row.accepted)
-        if row.HasField("logprobs") and len(row.logprobs.tokens) not in (0, len(row.tokens)):
-            raise BadInput("rows", f"{len(row.logprobs.tokens)} log-probabilities of {len(row.tokens)} tokens")
+            _round(tokens, row.drafted, row.accepted)
+        if row.HasField("logprobs") and len(row.logprobs.tokens) not in (0, tokens):
+            raise BadInput("rows", f"{len(row.logprobs.tokens)} log-probabilities of {tokens} tokens")
         if row.finish and row.finish not in _ENDINGS:
             raise BadInput("rows", f"finish {row.finish} is not a worker's to say")
 

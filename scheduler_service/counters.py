@@ -26,8 +26,10 @@ class Counters:
 
     def step_done(self, step: StepDone, effects: Sequence[Effect]) -> None:
         """`effects`: what the core made of `step`. Rows without an effect were stale, and do not count."""
-        counted = {id for effect in effects for id in counted_ids(effect)}
-        self.preemptions += sum(isinstance(one, Changed) and one.record.state is State.PAUSED for one in effects)
+        counted: set[str] = set()
+        for effect in effects:
+            counted.update(counted_ids(effect))
+            self.preemptions += isinstance(effect, Changed) and effect.record.state is State.PAUSED
         rows = step.rounds
         if len(counted) < len(rows):
             rows = tuple(row for row in rows if row.id in counted)

@@ -195,7 +195,7 @@ class Worker:
     def plan(self, ids: Iterable[str]) -> None:
         """The next plan lists these."""
         self.planned += 1
-        self.listed.update(dict.fromkeys(ids, self.planned))
+        self.listed |= dict.fromkeys(ids, self.planned)
 
     def obeyed(self, plan: int) -> None:
         """It has carried out this plan: no round of an earlier one is under way."""
@@ -214,5 +214,6 @@ class Worker:
 
     def blocks_for(self, entry: Entry) -> int:
         """All of its KV after two more rounds: a plan is one step old when it is carried out."""
-        tokens = entry.tokens + 2 * self.round_tokens
-        return min(-(-tokens // self.up.block_tokens), self.up.blocks)
+        up = self.up
+        blocks = -(-(entry.tokens + 2 * self.round_tokens) // up.block_tokens)
+        return blocks if blocks < up.blocks else up.blocks

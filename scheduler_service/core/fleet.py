@@ -54,8 +54,7 @@ class Fleet:
 
     def _expect(self, entry: Entry) -> None:
         """What is believed of its length now."""
-        belief = self.known.length.belief(entry.request.predicted_tokens, entry.request.expected)
-        entry.expect(belief.at_least(self.policy.surest))
+        entry.expect(self.known.belief(entry.request).at_least(self.policy.surest))
 
     def add(self, entry: Entry) -> None:
         """It is live from now on: all that it may need is reserved until it ends."""

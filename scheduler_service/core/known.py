@@ -1,7 +1,7 @@
 """What all claims are reckoned from: nominal costs of a round, and what finished requests taught. Holds no request."""
 
-from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
-from scheduler_service.core.types import CostProfile
+from scheduler_service.core.beliefs import FleetAcceptance, FleetLength, Length
+from scheduler_service.core.types import CostProfile, Request
 
 
 class Known:
@@ -16,6 +16,7 @@ class Known:
         self.slots = 1  # of the worker that these costs are from
         self.round_s = self.cost.round_s(draft_len, 1)  # nominal seconds of a round of a full batch
         self._by_default = True
+        self._usual: tuple[FleetLength, int, Length] | None = None  # as in `belief`, and since when
 
     def first_worker(self, cost: CostProfile, slots: int) -> None:
         """A worker has come with these costs and slots. Nothing changes unless it is the first one."""
@@ -23,6 +24,15 @@ class Known:
             self._by_default = False
             self.cost, self.slots = cost, slots
             self.round_s = cost.round_s(self.draft_len, slots)
+
+    def belief(self, request: Request) -> Length:
+        """Of its length. Requests of which nothing is known share one belief until another request has finished."""
+        if request.predicted_tokens is not None or request.expected is not None:
+            return self.length.belief(request.predicted_tokens, request.expected)
+        known, finished = self.length, self.length.finished
+        if self._usual is None or self._usual[0] is not known or self._usual[1] != finished:
+            self._usual = known, finished, known.belief(None)
+        return self._usual[2]
 
     @property
     def tokens_per_round(self) -> float:

@@ -70,7 +70,8 @@ def fit(
 
 def _need(worker: Worker, entry: Entry) -> int:
     """Blocks that it lacks to run."""
-    return max(0, worker.blocks_for(entry) - entry.blocks)
+    short = worker.blocks_for(entry) - entry.blocks
+    return short if short > 0 else 0
 
 
 def _giving(

@@ -82,11 +82,11 @@ class Load:
     def step_done(self, worker: Worker, step: StepDone, draft_len: int, now: float) -> None:
         """Compare clock and costs over a round between two reports, if no slot was vacant."""
         slots, cost = worker.up.slots, worker.up.cost
-        running = len(worker.running) if step.partial else sum(not row.skipped for row in step.rounds)
+        running = len(worker.running) if step.partial else sum([not row.skipped for row in step.rounds])
         full = running >= slots
         if full and worker.full_at is not None:
-            decoding = sum(len(row.each) or 1 for row in step.rounds if row.new)
-            prefilled = sum(row.prefilled for row in step.rounds)
+            decoding = sum([len(row.each) or 1 for row in step.rounds if row.new])
+            prefilled = sum([row.prefilled for row in step.rounds])
             elapsed_s = max(0.0, now - worker.full_at)
             fade = 0.5 ** (elapsed_s / HALF_LIFE_S)
             nominal_s = decoding * cost.round_s(draft_len, slots) / slots + prefilled * cost.prefill_token_s

@@ -54,12 +54,15 @@ class Overtaking:
     def served(self, ran: Sequence[tuple[Request, int, int]], beside: Iterable[Request] = ()) -> None:
         """Requests of a worker that ran: the rounds that each is believed to need still, and how many it ran. `beside`:
         others that ran there and are not reported yet."""
-        together = Counter(request.klass for request, *_ in ran) + Counter(request.klass for request in beside)
+        together = Counter([request.klass for request, *_ in ran]) + Counter([request.klass for request in beside])
         for request, remaining, count in ran:
-            self._served[request.klass] += count
-            self._shared[request.id] += count * together[request.klass]
-            self._ahead[request.klass] += remaining - self._remaining[request.id]
-            self._remaining[request.id] = remaining
+            klass, id = request.klass, request.id
+            self._served[klass] += count
+            self._shared[id] += count * together[klass]
+            before = self._remaining[id]
+            if remaining != before:
+                self._ahead[klass] += remaining - before
+                self._remaining[id] = remaining
 
     def ended(self, request: Request) -> None:
         klass = request.klass

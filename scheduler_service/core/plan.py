@@ -25,8 +25,9 @@ def make_plan(fleet: Fleet, name: str, *, choose_drafts: bool, prefill_chunk: in
         fleet.rank(entry)
     if choose_drafts:
         choose_draft_lengths(schedule[: worker.up.slots], fleet.known.acceptance, worker.up.cost, worker.up.max_draft)
-    runs = tuple(_run(entry, worker.up.max_draft, choose_drafts, prefill_chunk) for entry in schedule)
-    worker.plan(run.id for run in runs)
+    longest = worker.up.max_draft
+    runs = tuple([_run(entry, longest, choose_drafts, prefill_chunk) for entry in schedule])
+    worker.plan([run.id for run in runs])
     to_forget, worker.to_forget = tuple(worker.to_forget), {}
     return Plan(
         schedule=runs,
@@ -37,5 +38,7 @@ def make_plan(fleet: Fleet, name: str, *, choose_drafts: bool, prefill_chunk: in
 
 
 def _run(entry: Entry, longest: int, choose_drafts: bool, prefill_chunk: int) -> Run:
-    probe = choose_drafts and entry.rounds % PROBE_ROUNDS == 0
-    return Run(entry.request.id, entry.placement, min(max(entry.draft_len, int(probe)), longest), prefill_chunk)
+    draft_len = entry.draft_len
+    if choose_drafts and not draft_len and entry.rounds % PROBE_ROUNDS == 0:
+        draft_len = 1
+    return Run(entry.request.id, entry.placement, draft_len if draft_len < longest else longest, prefill_chunk)

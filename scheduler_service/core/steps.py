@@ -45,7 +45,8 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     if went_on:
         effects.append(WentOn(tuple(went_on)))
     effects += _preempt(fleet, worker, stopped)
-    worker.running = {id for id in ran if fleet.runs_on(worker, id)}.union(beside) - stopped
+    worker.running = {id for id, (entry, _) in ran.items() if entry.state is State.RUNNING}
+    worker.running.update([id for id in beside if fleet.runs_on(worker, id)])
     if fleet.overtaking:
         for entry in [fleet.entries[id] for id in fleet.overtaking.overdue()]:
             entry.overdue = True
@@ -95,9 +96,10 @@ def _serve(fleet: Fleet, entry: Entry, row: Round, began: float) -> None:
             fleet.isolation.served(entry)
         if drafted or (new and not row.prefilled):
             entry.acceptance = entry.acceptance.after(drafted, accepted, new, keep_means=perceptive)
-        goes_on = row.finish is None or number < len(each)
-        if perceptive and goes_on and not entry.perceptible and policy.perceives(entry):
-            entry.perceptible = entry.changed = True
+        if perceptive and not entry.perceptible:
+            goes_on = row.finish is None or number < len(each)
+            if goes_on and policy.perceives(entry):
+                entry.perceptible = entry.changed = True
 
 
 def _finish(fleet: Fleet, worker: Worker, entry: Entry, row: Round) -> Ended:

@@ -72,7 +72,6 @@ class Fleet:
             worker = self.workers[str(what)]
             worker.now = self.now
             effects = worker.step(emit=3)
-            self.plans.append(self.core.plan(worker.name))
         elif verb == "cancel":
             effects = self.core.observe(Cancelled(f"r{what}"), self.now)
         elif verb == "lose":
@@ -81,6 +80,8 @@ class Fleet:
             self.workers[name] = FakeWorker(self.core, self.lengths, name, slots=2, **self.memory)
         self.ended += [effect.record.request.id for effect in effects if isinstance(effect, Ended)]
         self.check_records(effects)
+        if verb == "step":  # only now: the plan may take KV away from those that went on
+            self.plans.append(self.core.plan(str(what)))
         self.check()
 
     def check_records(self, effects: tuple[Effect, ...]) -> None:
