@@ -253,9 +253,21 @@ async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
         for task in done:
             task.result()
     finally:
-        # More than once, because a library may lose a cancellation; redis-py does while it reads an answer.
-        while pending := [task for task in tasks if not task.done()]:
-            for task in pending:
-                task.cancel()
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Future[object]]) -> None:
+    """Cancel the tasks and return once all have ended. Their errors are ignored. A cancellation of the caller is raised
+    then, and not before: a task that nobody waits for is destroyed while it is pending."""
+    cancelled: asyncio.CancelledError | None = None
+    # More than once, because a library may lose a cancellation; redis-py does while it reads an answer.
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        try:
             await asyncio.wait(pending, timeout=LOST_CANCEL_S)
-        await asyncio.gather(*tasks, return_exceptions=True)  # errors of cancelled tasks are ignored
+        except asyncio.CancelledError as error:
+            cancelled = error
+    await asyncio.gather(*tasks, return_exceptions=True)
+    if cancelled is not None:
+        raise cancelled

@@ -63,6 +63,8 @@ def report(message: worker_pb.StepReport) -> None:
         tokens = len(row.tokens)
         if row.tokens_per_round:
             _several_rounds(row)
+        elif row.skipped and row.tokens:
+            raise BadInput("rows", "a request that was skipped has tokens of no round")
         else:
             _round(tokens, row.drafted, row.accepted)
         if row.HasField("logprobs") and len(row.logprobs.tokens) not in (0, tokens):

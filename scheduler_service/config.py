@@ -57,7 +57,7 @@ class Settings(ServiceSettings):
     )
     max_lag: int = Field(16, ge=1, le=2**31, description="rounds that a worker may run ahead of its last command")
     report_within_ms: int = Field(
-        0, ge=0, le=1000, description="rounds that merely go on may wait so long to share a report; 0: each has its own"
+        0, ge=0, le=1000, description="so long rounds may wait to share a report, and reports a command; 0: none waits"
     )
     worker_timeout_s: float = Field(30.0, gt=0, description="a worker not heard of for so long is lost")
     step_timeout_s: float = Field(
@@ -119,6 +119,15 @@ class Settings(ServiceSettings):
     @model_validator(mode="after")
     def _policy_exists(self) -> Self:
         self.make_policy()
+        return self
+
+    @model_validator(mode="after")
+    def _a_report_can_hold_two_rounds(self) -> Self:
+        if self.report_within_ms and self.max_lag < 8:
+            raise ValueError(
+                f"report_within_ms needs a max_lag of at least 8, not {self.max_lag}: "
+                "a report holds at most a quarter of max_lag's rounds, and a command is due after half of them"
+            )
         return self
 
     @property

@@ -162,7 +162,8 @@ class DurableCore:
         if record.state is State.FINISHED:
             self._learning.finished(tracked.submit, ended)
         self._counters.ended[record.state] += 1
-        self._sessions.wake_holder(record.request.id)
+        if row is None:  # else its worker knows, and is answered like after any report
+            self._sessions.wake_holder(record.request.id)
         return translate.to_ending(record, ended.finish, self.clock(), message)
 
 

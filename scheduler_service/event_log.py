@@ -49,7 +49,12 @@ class EventLog:
         """A leader begins with what was learned before. The log may hold several leaders, one after the other."""
         known = core.fleet.known
         length, acceptance = _LENGTH.dump_python(known.length), _ACCEPTANCE.dump_python(known.acceptance)
-        self._write(length=length, acceptance=acceptance, bounds=_BOUNDS.dump_python(core.fleet.bounds))
+        self._write(
+            length=length,
+            acceptance=acceptance,
+            bounds=_BOUNDS.dump_python(core.fleet.bounds),
+            few_plans=core.fleet.few_plans,
+        )
 
     def terms(self, terms: Mapping[str, Terms]) -> None:
         """The terms of tenants from now on."""
@@ -84,6 +89,7 @@ def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Pla
                 core.fleet.known.length = _LENGTH.validate_python(line["length"])
                 core.fleet.known.acceptance = _ACCEPTANCE.validate_python(line["acceptance"])
                 core.fleet.bounds = _BOUNDS.validate_python(line["bounds"])
+                core.fleet.few_plans = line.get("few_plans", False)
             elif "terms" in line:
                 core.fleet.tenants.terms = _TERMS.validate_python(line["terms"])
             elif "restored" in line:

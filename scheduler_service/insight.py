@@ -97,6 +97,7 @@ async def stats(leader: Leader) -> status_pb.StatsResponse:
         priorities=_priorities(fleet),
         tenants=tally.largest(counts.refused_by_tenant),
         refused=counts.refused,
+        unreadable=leader.recovery.set_aside.count,
         expired=counts.ended[State.EXPIRED],
         backlog_bound=duration(bound_s) if bound_s < inf else None,
     )

@@ -59,6 +59,7 @@ class Leader:
             prefill_chunk=settings.prefill_chunk,
             max_deaths=settings.max_deaths,
             bounds=settings.bounds,
+            few_plans=settings.report_within_ms > 0,
         )
         self.over = asyncio.Event()  # it leads no longer: all of its streams end
         self.epoch = 0

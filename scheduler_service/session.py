@@ -14,9 +14,11 @@ class WorkerSession:
     worker: str
     id: str
     sent: dict[str, int]  # the requests that the worker knows, each with the placement it was last admitted under
+    apart_s: float = 0.0  # commands that can wait are sent so many seconds apart; 0: none waits
     seq: int = 0
     seen_step: int = 0
     command: pb.StepCommand = field(default_factory=pb.StepCommand)  # the last one
+    spares: int = 0  # requests of that command beyond the worker's slots, less those that have ended since
     stuck: bool = False  # its last round ran nothing: it waits for a command that changes something
     owed_s: float = 0.0  # how long the report of a round has been due
     leaving: bool = False  # it said goodbye, so the end of its stream is not a crash
@@ -28,12 +30,31 @@ class WorkerSession:
     other_s: float = 0.0
     idle_s: float = 0.0
     tokens: int = 0  # of output
+    _sent_at: float = 0.0  # the last command, by the loop's clock
+    _timer: asyncio.TimerHandle | None = None  # will wake it for a command that can wait
 
     def close(self) -> None:
+        self._cancel_timer()
         self.closed.set()
 
-    def commanded(self, command: pb.StepCommand) -> None:
-        """`command` is about to be sent."""
+    def wake_in_time(self) -> None:
+        """A command is due that can wait until `apart_s` after the last one. What is urgent sets `wake`."""
+        if not self.apart_s:
+            self.wake.set()
+        elif self._timer is None and not self.closed.is_set():
+            self._timer = asyncio.get_running_loop().call_at(self._sent_at + self.apart_s, self.wake.set)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def commanded(self, command: pb.StepCommand, slots: int) -> None:
+        """`command` is about to be sent to the worker, which has so many slots."""
+        self.spares = len(command.schedule) - slots
+        if self.apart_s:
+            self._cancel_timer()
+            self._sent_at = asyncio.get_running_loop().time()
         edited = command.admit or command.forget or command.drop or command.offload
         if self.stuck and (edited or command.schedule != self.command.schedule):
             self.stuck = False
@@ -46,12 +67,13 @@ class WorkerSession:
         self.owed_s = self.owed_s + seconds if owes else 0.0
         return self.owed_s
 
-    def count(self, report: pb.StepReport) -> None:
-        """Take note of a report that has rows."""
+    def count(self, report: pb.StepReport, ended: int) -> None:
+        """Take note of a report that has rows, with which so many requests end."""
         self.rounds += max(report.step - self.seen_step, 0)
         self.seen_step = report.step
         self.stuck = not report.partial and all(row.skipped for row in report.rows)
         self.owed_s = 0.0
+        self.spares -= ended
         self.forward_s += report.draft_s + report.verify_s
         self.other_s += report.other_s
         self.idle_s += report.idle_s
@@ -93,7 +115,9 @@ class Sessions(dict[str, WorkerSession]):
     def sent(self, session: WorkerSession, placements: Iterable[tuple[str, int]]) -> None:
         """These requests were admitted there. A worker that had one of them before is woken: it has to forget it."""
         for id, placement in placements:
-            self.wake_holder(id, but=session)
+            holder = self._holders.get(id)
+            if holder is not None and holder is not session:
+                holder.wake_in_time()
             session.sent[id] = placement
             self._holders[id] = session
 
@@ -104,10 +128,9 @@ class Sessions(dict[str, WorkerSession]):
             self._release(id, session)
         return known
 
-    def wake_holder(self, id: str, *, but: WorkerSession | None = None) -> None:
-        """Have the next command sent to the worker that has this request, if any has."""
-        holder = self._holders.get(id)
-        if holder is not None and holder is not but:
+    def wake_holder(self, id: str) -> None:
+        """Have the next command sent at once to the worker that has this request, if any has."""
+        if (holder := self._holders.get(id)) is not None:
             holder.wake.set()
 
     def wake_all(self) -> None:

@@ -46,7 +46,8 @@ class WorkerPool:
             raise BadInput("model", f"its context is smaller than the {self.model.context_tokens} tokens promised")
         # -1 is no placement: requests that the worker still holds are admitted anew, and their tokens are truncated to
         # those that are durable.
-        session = WorkerSession(hello.worker_id, hello.session, sent={held.request_id: -1 for held in hello.held})
+        sent = {held.request_id: -1 for held in hello.held}
+        session = WorkerSession(hello.worker_id, hello.session, sent, self._settings.report_within_ms / 1000)
         self.sessions.open(session)
         self._durable.apply(translate.to_worker_up(hello))
         self._changed()
@@ -99,15 +100,34 @@ class WorkerPool:
             self._report_without_rows(session, report)
 
     def _step_done(self, session: WorkerSession, report: pb.StepReport, received_at: float) -> None:
-        session.count(report)
+        step = translate.to_step_done(session.worker, report)
+        ended = sum([round.finish is not None for round in step.rounds])
+        session.count(report, ended)
         if report.HasField("cost"):
             self._durable.observe(CostChanged(session.worker, translate.to_cost(report.cost)))
-        session.reported_at = received_at
-        session.wake.set()
-        step = translate.to_step_done(session.worker, report)
+        if self._urgent(session, report, ended):
+            session.reported_at = received_at
+            session.wake.set()
+        else:
+            session.wake_in_time()
         rows = {round.id: row for round, row in zip(step.rounds, report.rows, strict=True)}
         session.tokens += sum([round.new for round in step.rounds])
         self._durable.step_done(step, rows, session.worker)
+
+    def _urgent(self, session: WorkerSession, report: pb.StepReport, ended: int) -> bool:
+        """Whether the report needs its command at once: without one the worker would soon stand still or run vacant
+        slots beside waiting requests, or somebody waits there for memory or, as a suspect, for an empty worker.
+
+        A worker leaves at most a quarter of `max_lag` unreported. Answered at half, it never waits for a command."""
+        lag, fleet = session.seen_step - session.command.seen_step, self._core.fleet
+        return bool(
+            not session.apart_s
+            or session.stuck
+            or lag >= self._settings.max_lag // 2
+            or fleet.isolation.suspects
+            or (session.spares <= ended and fleet.crowded)  # as many may end in the next round
+            or any(row.skipped == pb.SKIP_NO_BLOCKS for row in report.rows)
+        )
 
     def _report_without_rows(self, session: WorkerSession, report: pb.StepReport) -> None:
         """Either a heartbeat (free_blocks is 0) or the worker's answer to a command that lists no request. The answer
@@ -124,7 +144,8 @@ class WorkerPool:
     def call_for(self, id: str) -> None:
         """A request has come: wake the worker that should plan because of it, if any should."""
         if (worker := placement.called_for(self._core.fleet, id)) is not None:
-            self.sessions[worker].wake.set()
+            session = self.sessions[worker]
+            (session.wake_in_time if session.spares > 0 else session.wake.set)()
 
     def command(self, session: WorkerSession) -> pb.StepCommand:
         """The newest desired state of that worker. It has to be sent: it counts as known to the worker."""
@@ -144,10 +165,10 @@ class WorkerPool:
             drop=plan.drop,
             offload=plan.offload,
             forget=forget,
-            report_within_s=self._settings.report_within_ms / 1000,
+            report_within_s=session.apart_s,
         )
         translate.list_runs(plan, command)
-        session.commanded(command)
+        session.commanded(command, self._core.fleet.workers[session.worker].up.slots)
         return command
 
     def _admit(self, id: str, placement: int) -> pb.Admit:

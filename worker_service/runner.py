@@ -18,6 +18,8 @@ from worker_service.engine.warm_up import measure
 from worker_service.reporting import Report, Reporter, Seconds
 from worker_service.watchdog import Task
 
+# Rounds of a request that are not reported yet. After so many the scheduler takes it that a suspect is innocent.
+MOST_UNREPORTED = 8
 _MAX_PENDING = 1024  # commands that came during one step; a scheduler sends few
 
 
@@ -94,10 +96,10 @@ class Runner:
 
     def attach(self, max_lag: int, report: Callable[[Report], None]) -> None:
         """Obey the commands of a new connection. At most `max_lag` steps may run beyond the last report that a command
-        has seen. `report` is called in the model's thread, with half as many rounds of a request at most."""
+        has seen. `report` is called in the model's thread, with a quarter as many rounds of a request at most."""
         with self._wake:
             self._pending.clear()
-            self._session = _Session(max(max_lag, 1), Reporter(report, max(max_lag // 2, 1)))
+            self._session = _Session(max(max_lag, 1), Reporter(report, min(max(max_lag // 4, 1), MOST_UNREPORTED)))
 
     def detach(self) -> Future[list[Held]]:
         """All commands are void. The result, after the step in hand, tells which requests stay and their KV."""

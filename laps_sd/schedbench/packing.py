@@ -18,7 +18,7 @@ from protos.link.v1 import gateway_link_pb2
 from protos.link.v1 import worker_link_pb2 as pb
 
 ROUND_S = 0.025
-MOST_PACKED = 8  # rounds in a row
+MOST_PACKED = 4  # rounds in a row: a quarter of MAX_LAG
 MAX_LAG = 16  # rounds that a worker runs beyond the last report that its command has seen
 REQUESTS_A_SLOT = 8  # of the workload: latencies are means over all of them
 ALL_S = 300.0  # for all requests to end
@@ -193,16 +193,14 @@ class TimedGateway(Gateway):
 
 
 async def measure(workers: int, waiting: int, slots: int, within_ms: int, options: Options) -> dict[str, Any]:
-    (
-        """One setting of `report_within_ms`. Rates are those while the queue was full; latencies and gaps those of all
+    """One setting of `report_within_ms`. Rates are those while the queue was full; latencies and gaps those of all
     requests, as their gateway saw them.
 
     Raises ConnectionError, GaveUp, NoServer, or TimeoutError if the requests do not end.
     """
-        ""
-    )
     at_once = workers * slots + waiting
-    async with started(options, at_once) as processes:
+    flags = ("--report-within-ms", str(within_ms))
+    async with started(options, at_once, flags=flags) as processes:
         peers = [PackingWorker(processes.target, number, slots, within_ms) for number in range(workers)]
         gateway = TimedGateway(processes.target, at_once + REQUESTS_A_SLOT * workers * slots)
         async with running(peers, [gateway]):

@@ -53,16 +53,18 @@ def used_s(process: psutil.Process) -> float:
 
 
 @asynccontextmanager
-async def started(options: Options, live: int, *, watch: Sequence[str] = ()) -> AsyncIterator[Processes]:
+async def started(
+    options: Options, live: int, *, watch: Sequence[str] = (), flags: Sequence[str] = ()
+) -> AsyncIterator[Processes]:
     """A Redis and a scheduler of their own, with room for `live` requests. `watch`: words of a command that runs the
-    scheduler's module in place of `python -m`. Raises ConnectionError, NoServer."""
+    scheduler's module in place of `python -m`. `flags`: more of the scheduler's. Raises ConnectionError, NoServer."""
     (port,) = claim_ports(0)
     with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder, own_redis(options, Path(folder)) as (url, redis):
         command = under(watch, scheduler_command(options, port, url))
         bounds = ["--max-live", str(2 * live), "--max-live-tokens", str(10**12)]
         # Workers stand still while the queue fills. They have not failed.
         bounds += ["--step-timeout-s", "3600", "--worker-timeout-s", "3600"]
-        command = replace(command, arguments=[*command.arguments, *bounds])
+        command = replace(command, arguments=[*command.arguments, *bounds, *flags])
         async with children(*redis, command) as (redis_child, scheduler):
             await serving(f"{HOST}:{port}", SERVICE)
             yield Processes(f"{HOST}:{port}", psutil.Process(scheduler.pid), psutil.Process(redis_child.pid))

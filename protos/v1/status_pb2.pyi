@@ -382,6 +382,7 @@ class StatsResponse(_message.Message):
     REPORT_TO_COMMAND_P99_FIELD_NUMBER: _builtins.int
     READ_TIME_FIELD_NUMBER: _builtins.int
     BACKLOG_BOUND_FIELD_NUMBER: _builtins.int
+    UNREADABLE_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """What orders the requests."""
     model: _builtins.str
@@ -416,6 +417,8 @@ class StatsResponse(_message.Message):
     """Requests refused for want of room or time."""
     expired: _builtins.int
     """Requests whose deadline passed."""
+    unreadable: _builtins.int
+    """Stored requests that this leader could not read and set aside."""
     @_builtins.property
     def queue_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Live requests by queue level, the highest level first."""
@@ -481,10 +484,11 @@ class StatsResponse(_message.Message):
         report_to_command_p99: _duration_pb2.Duration | None = ...,
         read_time: _timestamp_pb2.Timestamp | None = ...,
         backlog_bound: _duration_pb2.Duration | None = ...,
+        unreadable: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backlog_bound", b"backlog_bound", "predictor", b"predictor", "read_time", b"read_time", "report_to_command_p50", b"report_to_command_p50", "report_to_command_p99", b"report_to_command_p99"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bound", b"backlog_bound", "cancelled", b"cancelled", "context_tokens", b"context_tokens", "epoch", b"epoch", "expired", b"expired", "finished", b"finished", "model", b"model", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "priorities", b"priorities", "queue_lengths", b"queue_lengths", "read_time", b"read_time", "refused", b"refused", "report_to_command_p50", b"report_to_command_p50", "report_to_command_p99", b"report_to_command_p99", "running", b"running", "submitted", b"submitted", "tenants", b"tenants", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bound", b"backlog_bound", "cancelled", b"cancelled", "context_tokens", b"context_tokens", "epoch", b"epoch", "expired", b"expired", "finished", b"finished", "model", b"model", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "priorities", b"priorities", "queue_lengths", b"queue_lengths", "read_time", b"read_time", "refused", b"refused", "report_to_command_p50", b"report_to_command_p50", "report_to_command_p99", b"report_to_command_p99", "running", b"running", "submitted", b"submitted", "tenants", b"tenants", "unreadable", b"unreadable", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

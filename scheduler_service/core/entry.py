@@ -181,6 +181,7 @@ class Worker:
     draining: bool = False  # it wants to end: no request is placed on it any more
     full_at: float | None = None  # when its last round ended, if no slot was vacant
     planned: int = 0  # plans made for it
+    obeyed_plan: int = -1  # the last one that it is known to have carried out
     listed: dict[str, int] = field(default_factory=dict)  # may be under way there: the last plan that lists each
     quarantined: tuple[str, ...] = ()  # suspects that were given it to themselves
     to_forget: dict[str, None] = field(default_factory=dict)  # requests that have gone from it since its last plan
@@ -198,7 +199,9 @@ class Worker:
 
     def obeyed(self, plan: int) -> None:
         """It has carried out this plan: no round of an earlier one is under way."""
-        self.listed = {id: last for id, last in self.listed.items() if last >= plan}
+        if plan != self.obeyed_plan:
+            self.obeyed_plan = plan
+            self.listed = {id: last for id, last in self.listed.items() if last >= plan}
 
     def holds(self, entry: Entry) -> bool:
         """Whether the request can run a round here: its tokens after that fit into the memory."""

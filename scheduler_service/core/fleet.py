@@ -24,6 +24,7 @@ class Fleet:
         self.policy = policy
         self.draft_len = draft_len
         self.bounds = bounds
+        self.few_plans = False  # a plan may have to last for several rounds
         self.known = Known(draft_len)
         self.unseen = Unseen()
         self.entries: dict[str, Entry] = {}  # the live requests
@@ -131,6 +132,11 @@ class Fleet:
     def slots(self) -> int:
         return sum(worker.up.slots for worker in self.workers.values())
 
+    @property
+    def crowded(self) -> bool:
+        """Whether any request waits for a slot."""
+        return bool(self.unplaced) or any(worker.vacancy < 0 for worker in self.workers.values())
+
     def homed(self, worker: Worker) -> list[Entry]:
         """The requests whose home it is, best claim first."""
         return [self.entries[key[-1]] for key in worker.ranking]
@@ -179,13 +185,15 @@ class Fleet:
         return (new, entry.of_class, entry.tenant, *claim, waits, request.arrival, request.id)
 
     def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
-        """Make `home` its worker. With `move` its KV elsewhere is given up: what the old one reports is stale."""
+        """Make `home` its worker. With `move` its KV elsewhere is given up: what the old one reports is stale. KV of an
+        earlier stay at `home` is not counted as its own, so the worker forgets it like that of any other request."""
         self._leave(entry)
         entry.home = home
-        self.workers[home].to_forget.pop(entry.request.id, None)
         if move:
             entry.lose_kv()
             entry.next_placement()
+        else:
+            self.workers[home].to_forget.pop(entry.request.id, None)
         self.rank(entry)
 
     def displace(self, entry: Entry) -> None:

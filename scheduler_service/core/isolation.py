@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.types import Held
 
-PROBATION_ROUNDS = 8  # with output: further than a worker was ahead of its reports when it died
+PROBATION_ROUNDS = 8  # with output: a worker that dies was no further ahead of its reports (MOST_UNREPORTED there)
 
 
 class Isolation:

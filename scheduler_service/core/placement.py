@@ -10,6 +10,7 @@ from scheduler_service.core.lifecycle import State
 from scheduler_service.core.ranking import Key
 
 SPARES = 8  # listed at most beside those that run: more than end in a round or two, and each costs every plan
+FEW_PLANS_SPARES = 4  # under `few_plans` one for so many slots, if those are more: one plan is to last several rounds
 GROUPS = 16  # that the suspects of a death are divided into: rounds alone are slow, and deaths slower
 
 
@@ -23,7 +24,7 @@ def choose(fleet: Fleet, name: str) -> list[Entry]:
     worker = fleet.workers[name]
     chosen: list[Entry] = []
     slots = worker.up.slots
-    for key in _best(fleet, worker, _most_listed(worker)):
+    for key in _best(fleet, worker, _most_listed(fleet, worker)):
         entry = fleet.entries[key[-1]]
         if entry.home is None:
             fleet.place(entry, name)
@@ -87,7 +88,7 @@ def called_for(fleet: Fleet, id: str) -> str | None:
     if (name := hungriest(fleet)) is None:
         return None
     worker = fleet.workers[name]
-    spared = len(worker.ranking) >= _most_listed(worker)
+    spared = len(worker.ranking) >= _most_listed(fleet, worker)
     waits = spared and worker.ranking.first(worker.up.slots)[-1] < fleet.entries[id].key
     return None if waits else name
 
@@ -103,8 +104,9 @@ def idle_beside_work(fleet: Fleet) -> str | None:
     return name if offered or claimable(fleet, name, []) else None
 
 
-def _most_listed(worker: Worker) -> int:
-    return worker.up.slots + min(worker.up.slots, SPARES)
+def _most_listed(fleet: Fleet, worker: Worker) -> int:
+    slots = worker.up.slots
+    return slots + min(slots, max(SPARES, slots // FEW_PLANS_SPARES if fleet.few_plans else 0))
 
 
 def _best(fleet: Fleet, worker: Worker, limit: int) -> list[Key]:

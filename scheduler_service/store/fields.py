@@ -7,6 +7,7 @@ older code then sets such a request aside. Records without `v` are of schema 1.0
 """
 
 import json
+import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from scheduler_service.store import rounds
 
 MAJOR, MINOR = 1, 1
 VERSION = f"{MAJOR}.{MINOR}"
+LEVELS = 16  # as many queues as a policy may have
 
 Value: TypeAlias = str | bytes | int
 
@@ -78,6 +80,31 @@ def _if_any(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return lambda text: decode(text) if text else None
 
 
+def _count(text: bytes) -> int:
+    if 0 <= (number := int(text)) < 2**32:
+        return number
+    raise ValueError
+
+
+def _level(text: bytes) -> int:
+    if 1 <= (level := int(text)) <= LEVELS:
+        return level
+    raise ValueError
+
+
+def _finite(text: bytes) -> float:
+    if math.isfinite(number := float(text)):
+        return number
+    raise ValueError
+
+
+def _ordered(text: bytes) -> float:
+    """Infinity comes after all others; NaN has no place in any order."""
+    if math.isnan(number := float(text)):
+        raise ValueError
+    return number
+
+
 def _of_expected(expected: Expected) -> str:
     """Location and spread of ln(tokens), and acceptance; null where there is none."""
     length = expected.length
@@ -87,6 +114,8 @@ def _of_expected(expected: Expected) -> str:
 
 def _to_expected(text: bytes) -> Expected:
     location, spread, acceptance = json.loads(text)
+    if not all(number is None or math.isfinite(number) for number in (location, spread, acceptance)):
+        raise ValueError
     return Expected(None if location is None else Length(location, spread), acceptance)
 
 
@@ -95,44 +124,47 @@ def _of_means(means: tuple[float, ...]) -> bytes:
 
 
 def _to_means(packed: bytes) -> tuple[float, ...]:
-    return struct.unpack(f"<{len(packed) // 8}d", packed)
+    means = struct.unpack(f"<{len(packed) // 8}d", packed)
+    if not all(map(math.isfinite, means)):
+        raise ValueError
+    return means
 
 
 REQUEST = Table(  # never changes
-    Field("arrival", "arrival", repr, float),
-    Field("prompt_tokens", "prompt_tokens", int, int),
-    Field("max_tokens", "max_tokens", int, int),
+    Field("arrival", "arrival", repr, _finite),
+    Field("prompt_tokens", "prompt_tokens", int, _count),
+    Field("max_tokens", "max_tokens", int, _count),
     Field("class", "klass", int, lambda text: RequestClass(int(text)), RequestClass.DEFAULT),
-    Field("deadline", "deadline", _optional(repr), _if_any(float), None),
-    Field("predicted_tokens", "predicted_tokens", _optional(int), _if_any(int), None),
+    Field("deadline", "deadline", _optional(repr), _if_any(_ordered), None),
+    Field("predicted_tokens", "predicted_tokens", _optional(int), _if_any(_count), None),
     Field("expected", "expected", _optional(_of_expected), _if_any(_to_expected), None),
     Field("tenant", "tenant", str, bytes.decode, ""),
 )
 RECORD = Table(
     Field("state", "state", lambda state: state.value, lambda text: State(text.decode()), State.WAITING),
-    Field("placement", "placement", int, int),
-    Field("prefilled", "prefilled", int, int, 0),
+    Field("placement", "placement", int, _count),
+    Field("prefilled", "prefilled", int, _count, 0),
     Field("perceptible", "perceptible", int, lambda text: text == b"1", False),
-    Field("key", "key", repr, float, 0.0),
-    Field("preemptions", "preemptions", int, int, 0),
-    Field("started", "started", _optional(repr), _if_any(float), None),
-    Field("deaths", "deaths", int, int, 0),
-    Field("probation", "probation", int, int, 0),
+    Field("key", "key", repr, _ordered, 0.0),
+    Field("preemptions", "preemptions", int, _count, 0),
+    Field("started", "started", _optional(repr), _if_any(_finite), None),
+    Field("deaths", "deaths", int, _count, 0),
+    Field("probation", "probation", int, _count, 0),
 )
 SCRIPT = Table(  # commit.lua writes these itself, with every write: it checks them
-    Field("emitted", "emitted", int, int),
-    Field("level", "level", int, int, 1),
+    Field("emitted", "emitted", int, _count),
+    Field("level", "level", int, _level, 1),
 )
 ACCEPTANCE = Table(
-    Field("rounds", "rounds", int, int, 0),
-    Field("drafted", "drafted", int, int, 0),
-    Field("accepted", "accepted", int, int, 0),
-    Field("rejected", "rejected", int, int, 0),
+    Field("rounds", "rounds", int, _count, 0),
+    Field("drafted", "drafted", int, _count, 0),
+    Field("accepted", "accepted", int, _count, 0),
+    Field("rejected", "rejected", int, _count, 0),
     Field("means", "means", _of_means, _to_means, ()),
 )
 
 # Output tokens that the stored acceptance counts; it does not count those of later rounds that are in the log alone.
-COUNTED = Field("counted", "emitted", int, int, None)
+COUNTED = Field("counted", "emitted", int, _count, None)
 
 
 def of_request(request: Request) -> list[Value]:

@@ -26,7 +26,6 @@ from scheduler_service.store.port import (
     Write,
 )
 
-LEVELS = 16  # as many queues as a policy may have
 UNREADABLE_KEPT_S = 7 * 86_400  # how long an unreadable request is kept, for a person to look at
 # Error answers that may pass by themselves: Redis fails over, runs a long script, or cannot write its disk. All
 # others need a person.
@@ -42,7 +41,7 @@ class Keys:
         self.leader = f"{self._prefix}:leader"
         self.with_kv = f"{self._prefix}:with-kv"
         self.learned = f"{self._prefix}:learned"
-        self.queues = [f"{self._prefix}:queue:{level}" for level in range(1, LEVELS + 1)]
+        self.queues = [f"{self._prefix}:queue:{level}" for level in range(1, fields.LEVELS + 1)]
         self.all_unreadable = f"{self._prefix}:unreadable"
 
     def request(self, id: str) -> str:
@@ -108,13 +107,14 @@ class RedisStore:
     async def _write(self, epoch: int, number: int, follows: int | str, writes: Sequence[Write]) -> list[Verdict]:
         changed = msgpack.packb([_change(write) for write in writes], use_bin_type=False)
         keys = [self.keys.leader, self.keys.with_kv, *self.keys.queues]
-        args = [epoch, number, follows, self._keep_s, LEVELS, self.keys.request(""), self.keys.log(""), changed]
+        args = [epoch, number, follows, self._keep_s, fields.LEVELS, self.keys.request(""), self.keys.log(""), changed]
         script = self._commit if writes else self._commit_nothing
         return [_VERDICTS[verdict] for verdict in await _guarded(script(keys=keys, args=args))]
 
     async def index(self) -> Index:
         members, *queues = await _guarded(self._index(keys=[self.keys.with_kv, *self.keys.queues]))
-        live, with_kv = [raw for queue in queues for raw in queue], set(members)
+        live = [raw for queue in queues for raw in queue if raw.isascii()]  # nothing else is a request's id
+        with_kv = set(members)
         return Index(
             [raw.decode() for raw in live if raw in with_kv], [raw.decode() for raw in live if raw not in with_kv]
         )

@@ -13,7 +13,7 @@ LAG = 3
 
 def session(**command: object) -> WorkerSession:
     made = WorkerSession("w", "s", sent={})
-    made.commanded(pb.StepCommand(**command))  # type: ignore[arg-type]
+    made.commanded(pb.StepCommand(**command), 1)  # type: ignore[arg-type]
     return made
 
 
@@ -26,32 +26,32 @@ def test_who_was_told_whom_to_run_owes_a_round() -> None:
     assert not session().wait(1, LAG)
     owing = session(**RUNS)
     assert [owing.wait(1, LAG) for _ in range(3)] == [1, 2, 3]
-    owing.commanded(pb.StepCommand(schedule=[pb.Run(request_id="b")]))  # a further command is no excuse
+    owing.commanded(pb.StepCommand(schedule=[pb.Run(request_id="b")]), 1)  # a further command is no excuse
     assert owing.wait(1, LAG) == 4
 
 
 def test_a_report_pays_and_the_next_round_is_owed_from_then_on() -> None:
     owing = session(**RUNS)
     owing.wait(5, LAG)
-    owing.count(pb.StepReport(step=1, rows=[RAN]))
+    owing.count(pb.StepReport(step=1, rows=[RAN]), 0)
     assert owing.wait(1, LAG) == 1
 
 
 def test_who_may_not_run_ahead_any_further_owes_nothing() -> None:
     """While the store is away no command is sent."""
     far = session(**RUNS)
-    far.count(pb.StepReport(step=LAG, rows=[RAN]))
+    far.count(pb.StepReport(step=LAG, rows=[RAN]), 0)
     assert not far.wait(1, LAG)
-    far.commanded(pb.StepCommand(seen_step=LAG, **RUNS))
+    far.commanded(pb.StepCommand(seen_step=LAG, **RUNS), 1)
     assert far.wait(1, LAG)
 
 
 def test_who_got_nowhere_owes_nothing_until_something_changes() -> None:
     full = session(**RUNS)
-    full.count(pb.StepReport(step=1, rows=[SKIPPED]))
-    full.commanded(pb.StepCommand(seen_step=1, **RUNS))
+    full.count(pb.StepReport(step=1, rows=[SKIPPED]), 0)
+    full.commanded(pb.StepCommand(seen_step=1, **RUNS), 1)
     assert not full.wait(1, LAG)
-    full.commanded(pb.StepCommand(seen_step=1, forget=["b"], **RUNS))
+    full.commanded(pb.StepCommand(seen_step=1, forget=["b"], **RUNS), 1)
     assert full.wait(1, LAG)
 
 

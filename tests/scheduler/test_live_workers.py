@@ -131,6 +131,18 @@ async def test_two_rows_of_one_request_are_refused_before_either_counts(live: Li
     assert leader.core.fleet.entries["a"].emitted == 0
 
 
+async def test_tokens_of_a_request_that_was_skipped_are_refused_unless_a_round_of_its_own_made_them(live: Live) -> None:
+    leader, worker, gateway = live
+    await gateway.submit("a")
+    await worker.until("a")
+    row = worker.row("a", 0, 7)
+    row.skipped = worker_pb.SKIP_NO_BLOCKS
+    await worker.report(row)
+    with pytest.raises(grpc.aio.AioRpcError, match="tokens of no round"):
+        await drain(worker)
+    assert leader.core.fleet.entries["a"].emitted == 0
+
+
 async def test_a_worker_without_a_model_does_not_decide_what_the_others_run(store: Switch) -> None:
     async with scheduler(store) as (_, target):
         empty = ScriptedWorker(target, "empty")

@@ -1,6 +1,9 @@
 """A report of several rounds means to the core what a report for each of them would have meant."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +16,12 @@ from protos.v1 import types_pb2
 from scheduler_service import checks, translate
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import Plan, Round, StepDone, Submitted
+from scheduler_service.leader import Leader
+from scheduler_service.store import Store
 from scheduler_service.store.rounds import decode
 from tests.scheduler.builders import core, records, request, worker_up
 from tests.scheduler.live import Live, ScriptedGateway, ScriptedWorker, Switch, scheduler
+from tests.waiting import until
 
 Each = tuple[int, int, int]  # new, drafted, accepted
 ROUND = st.integers(0, 4).flatmap(lambda drafted: st.integers(0, drafted).map(lambda n: (n + 1, drafted, n)))
@@ -116,7 +122,7 @@ async def test_the_rounds_of_a_report_are_stored_and_relayed_one_by_one(live: Li
     by_round = {"tokens_per_round": [2, 1, 2], "drafted_per_round": [2, 2, 0], "accepted_per_round": [1, 0, 0]}
     sums = {"drafted": 4, "accepted": 1, "finish": types_pb2.FINISH_REASON_STOP, "logprobs": tokens}
     await worker.report(worker.row("a", 0, 5, 6, 7, 8, 9, **by_round, **sums), step=3)
-    deltas = []
+    deltas: list[Any] = []
     while not deltas or not deltas[-1].HasField("ending"):
         deltas += (await gateway.read()).deltas
     assert [(delta.start, *delta.tokens) for delta in deltas] == [(0, 5, 6), (2, 7), (3, 8, 9)]
@@ -136,3 +142,82 @@ async def test_commands_carry_the_setting(store: Switch) -> None:
         assert (await worker.until("a")).report_within_s == 0.05
         await gateway.close()
         await worker.close()
+
+
+@asynccontextmanager
+async def patient(store: Store) -> AsyncIterator[Live]:
+    """A worker with one slot runs "a", its spare is "b", "c" waits; a command that can wait waits for ever."""
+    async with scheduler(store, policy="fcfs", report_within_ms=50, max_lag=8) as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        leader.sessions["w"].apart_s = 1e6
+        for number, id in enumerate("abc", 1):
+            await gateway.submit(id)
+            await worker.until(*"ab"[:number])
+            await gateway.until(lambda: len(gateway.accepted) == number)  # noqa: B023
+        yield leader, worker, gateway
+        await gateway.close()
+        await worker.close()
+
+
+async def seen(leader: Leader, step: int) -> None:
+    async def reported() -> bool:
+        return leader.sessions["w"].seen_step == step
+
+    await until(reported)
+
+
+async def go_on(worker: ScriptedWorker, reports: int) -> None:
+    for start in range(reports):
+        await worker.report(worker.row("a", start, 7), step=start + 1)
+
+
+async def test_reports_of_rounds_that_go_on_share_a_command(store: Switch) -> None:
+    async with patient(store) as (leader, worker, _):
+        await go_on(worker, 3)
+        await seen(leader, 3)
+        assert not leader.sessions["w"].wake.is_set()
+        worker.command.Clear()
+        leader.sessions["w"].wake.set()  # as the timer does
+        assert (await worker.next_command()).seen_step == 3
+
+
+async def test_a_command_that_can_wait_is_sent_in_time(store: Switch) -> None:
+    async with patient(store) as (leader, worker, _):
+        leader.sessions["w"].apart_s = 0.001
+        await go_on(worker, 1)
+        assert (await worker.next_command()).seen_step == 1
+
+
+async def test_a_worker_never_waits_for_a_command_that_can_wait(store: Switch) -> None:
+    async with patient(store) as (_, worker, _):
+        await go_on(worker, 4)
+        assert (await worker.next_command()).seen_step == 4  # half of max_lag
+
+
+@pytest.mark.parametrize(
+    ("tokens", "figures"),
+    [((7,), {"finish": types_pb2.FINISH_REASON_STOP}), ((), {"skipped": pb.SKIP_NO_BLOCKS})],
+    ids=["no spare request is left", "it waits for memory"],
+)
+async def test_what_is_urgent_is_answered_at_once(
+    store: Switch, tokens: tuple[int, ...], figures: dict[str, Any]
+) -> None:
+    async with patient(store) as (_, worker, _):
+        await go_on(worker, 2)
+        await worker.report(worker.row("a", 2, *tokens, **figures), step=3, partial=True)
+        assert (await worker.next_command()).seen_step == 3
+
+
+async def test_a_cancellation_is_said_at_once(store: Switch) -> None:
+    async with patient(store) as (_, worker, gateway):
+        await gateway.cancel("a")
+        assert list((await worker.next_command()).forget) == ["a"]
+
+
+async def test_a_plan_that_is_to_last_lists_more_requests() -> None:
+    own = core("fcfs", few_plans=True)
+    own.observe(worker_up(slots=256, blocks=10**6), 0.0)
+    for number in range(600):
+        own.observe(Submitted(request(str(number), 0.0)), 0.0)
+    assert len(own.plan("w").schedule) == 256 + 64

@@ -29,6 +29,20 @@ def test_what_a_worker_holds_of_ended_requests_is_to_be_forgotten() -> None:
     assert queue.plan("w").to_forget == ("ended",)
 
 
+def test_kv_of_an_earlier_stay_is_forgotten_though_the_request_comes_back_and_waits() -> None:
+    """It would take memory that the core counts as free, and those that run there would wait for it for ever."""
+    queue = core("fcfs")
+    for id in ("first", "second"):
+        queue.observe(Submitted(request(id, prompt=105)), 0.0)
+    attached = worker_up(slots=2, blocks=14, held=(Held("first", 1, blocks=7), Held("second", 1, blocks=7)))
+    queue.observe(attached, 0.0)
+    assert queue.plan("w").drop == ("second",)  # the link breaks before the worker hears of it
+    queue.observe(attached, 1.0)
+    plan = queue.plan("w")
+    assert [run.id for run in plan.schedule] == ["first"]
+    assert plan.to_forget == ("second",)
+
+
 def test_of_what_waits_at_another_a_worker_without_idle_slots_takes_one_at_a_time() -> None:
     """The other is about to run the rest itself."""
     queue = core("srpt-length")

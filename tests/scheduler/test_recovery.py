@@ -10,6 +10,7 @@ import redis
 
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
+from scheduler_service.insight import stats
 from scheduler_service.leader import Leader
 from scheduler_service.store import RedisStore, Stored, Unreadable
 from tests.scheduler import stored
@@ -114,7 +115,7 @@ async def test_an_unreadable_request_is_set_aside_and_the_others_go_on(
         refusal = gateway.refused[broken]
         assert refusal.code == DATA_LOSS
         assert "its field prompt_tokens is malformed: b'many'" in refusal.message
-        assert leader.recovery.set_aside.count == 1
+        assert (await stats(leader)).unreadable == 1
         await all_set_aside(leader)
     assert raw.smembers(store.keys.all_unreadable) == {broken.encode()}
     assert raw.hget(store.keys.unreadable(broken), "prompt_tokens") == b"many"

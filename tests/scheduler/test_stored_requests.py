@@ -87,6 +87,35 @@ async def test_a_malformed_field_is_unreadable(store: RedisStore, raw: redis.Red
     assert f"its field {name} is malformed" in await reason(store)
 
 
+NONSENSE = {
+    "arrival": "nan",
+    "deadline": "nan",
+    "key": "nan",
+    "level": "17",
+    "max_tokens": "-1",
+    "rounds": str(2**64),
+    "expected": "[NaN, 1, 0.5]",
+    "means": b"\xff" * 8,  # NaN
+}
+
+
+@pytest.mark.parametrize(("name", "text"), NONSENSE.items())
+async def test_a_number_out_of_its_range_is_unreadable(
+    store: RedisStore, raw: redis.Redis, reign: Reign, name: str, text: str | bytes
+) -> None:
+    """Redis refuses to order by NaN, and the core would lose its way with it."""
+    raw.hset(store.keys.request("a"), name, text)
+    assert f"its field {name} is malformed" in await reason(store)
+
+
+async def test_a_member_of_a_queue_that_is_no_id_is_passed_over(
+    store: RedisStore, raw: redis.Redis, reign: Reign
+) -> None:
+    raw.zadd(store.keys.queues[0], {b"\xff\xfe": 0})
+    index = await store.index()
+    assert {*index.with_kv, *index.waiting} == {"a", "b"}
+
+
 async def test_a_request_says_which_schema_wrote_it(store: RedisStore, raw: redis.Redis, reign: Reign) -> None:
     assert raw.hget(store.keys.request("a"), "v") == b"%d.%d" % (MAJOR, MINOR)
 

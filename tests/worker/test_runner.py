@@ -143,10 +143,10 @@ async def test_no_round_begins_after_detach(tiny: Tiny) -> None:
 async def test_steps_that_wait_for_their_report_are_reported_before_the_worker_waits(tiny: Tiny) -> None:
     async with a_runner(tiny) as runner:
         report, following = reporter()
-        runner.attach(5, report)  # two steps share a report; the last of five waits for no other one
+        runner.attach(8, report)  # two steps share a report; the last of eight waits for no other one
         runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a", 900)], report_within_s=60.0))
-        reports = [await asyncio.to_thread(following) for _ in range(3)]
-    assert [(done.step, len(done.rounds[0])) for done in reports] == [(1, 1), (3, 2), (5, 2)]
+        reports = [await asyncio.to_thread(following) for _ in range(5)]
+    assert [(done.step, len(done.rounds[0])) for done in reports] == [(1, 1), (3, 2), (5, 2), (7, 2), (8, 1)]
 
 
 async def test_a_preemption_is_reported_with_the_rounds_that_waited(tiny: Tiny) -> None:
@@ -154,7 +154,7 @@ async def test_a_preemption_is_reported_with_the_rounds_that_waited(tiny: Tiny) 
     async with a_runner(tiny, hooks=(gate,)) as runner:
         gate.armed = True
         report, following = reporter()
-        runner.attach(8, report)
+        runner.attach(16, report)
         runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a", 900)], report_within_s=60.0))
         assert await asyncio.to_thread(gate.reached.wait, DEADLINE_S)
         runner.post(Command(2, 0, [Run("b", 0, 64)], admit=[admission("b")], report_within_s=60.0))

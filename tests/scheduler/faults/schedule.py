@@ -65,14 +65,15 @@ def schedule(seed: int) -> Schedule:
     workers = rng.choice((1, 2, 2))
     jobs = tuple(_job(rng, number, gateways) for number in range(rng.randint(2, 6)))
     largest = max(len(job.prompt) + job.max_tokens for job in jobs) // BLOCK_TOKENS + 6
+    within_ms = (0, 0, 20, 100)[seed % 4]
     settings = (
         ("policy", rng.choice(("default", "laps-sd", "fcfs", "las", "sjf"))),
         ("draft_len", rng.choice((0, 2, 4, "auto"))),
         ("max_pending_steps", rng.choice((1, 3, 16))),
-        ("max_lag", rng.choice((1, 4, 16))),
+        ("max_lag", max(rng.choice((1, 4, 16)), 8 if within_ms else 0)),
         ("max_live", rng.choice((3, 100))),
         ("prefill_chunk", rng.choice((4, 256))),
-        ("report_within_ms", (0, 0, 20, 100)[seed % 4]),
+        ("report_within_ms", within_ms),
     )
     made = Schedule(
         seed=seed,
