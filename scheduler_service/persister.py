@@ -51,6 +51,11 @@ class Persister:
         """How many batches wait for the store."""
         return len(self._pending)
 
+    @property
+    def behind_without_reports(self) -> int:
+        """How many of them are no worker's report. Reports have a bound of their own: `max_pending` for each worker."""
+        return len(self._pending) - self._reports.total()
+
     def full(self, worker: str) -> bool:
         """Planning for this worker has to wait: `max_pending` of its reports are on their way to the store."""
         return self._reports[worker] >= self._max_pending

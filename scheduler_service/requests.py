@@ -24,7 +24,7 @@ from scheduler_service.retries import Retries
 from scheduler_service.tenants import read_terms
 from scheduler_service.worker_pool import WorkerPool
 
-MAX_BEHIND = 1024  # while so many batches wait for the store, nothing more is admitted
+MAX_BEHIND = 1024  # while so many submissions and endings wait for the store, nothing more is admitted
 
 
 class Requests:
@@ -92,7 +92,7 @@ class Requests:
             raise NotServing(f"the store refuses: {self._persister.refusal}", retry_after_ms=1000)
         if submit.model_fingerprint not in ("", model.fingerprint):  # tokens of another tokenizer
             raise NotServing("the model has changed since the request was sent", retry_after_ms=1000)
-        if self._persister.behind >= MAX_BEHIND:
+        if self._persister.behind_without_reports >= MAX_BEHIND:
             raise NotServing("the store is behind", retry_after_ms=1000)
         checks.submit(submit, model.context_tokens)
         unread = len(self._recovery.unread)

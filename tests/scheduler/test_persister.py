@@ -52,6 +52,15 @@ async def test_a_store_that_went_back_is_read_again_though_the_answer_to_its_rew
     await asyncio.wait([running])
 
 
+async def test_reports_of_many_workers_do_not_count_as_submissions_that_the_store_is_behind_with() -> None:
+    store = MemoryStore()
+    persister = Persister(store, 16, Ledger(store, lambda: 0.0, lambda id: None), lambda: None)
+    persister.put([submission("a")])
+    for number in range(64):
+        persister.put([submission(f"of {number}")], worker=f"worker-{number}")
+    assert (persister.behind, persister.behind_without_reports) == (65, 1)
+
+
 class Refusing(MemoryStore):
     """Refuses commits while `refuses` says why."""
 
