@@ -135,20 +135,20 @@ class Entry:
         return self.record()
 
     def record(self) -> Record:
-        return Record(  # in the order of its fields: arguments with names cost three times as much
-            self.request,
-            self.state,
-            self.placement,
-            self.emitted,
-            self.prefilled,
-            self.acceptance,
-            self.perceptible,
-            self.claim.level,
-            self.claim.key,
-            self.preemptions,
-            self.started,
-            self.deaths,
-            self.probation,
+        return Record(
+            request=self.request,
+            state=self.state,
+            placement=self.placement,
+            emitted=self.emitted,
+            prefilled=self.prefilled,
+            acceptance=self.acceptance,
+            perceptible=self.perceptible,
+            level=self.claim.level,
+            key=self.claim.key,
+            preemptions=self.preemptions,
+            started=self.started,
+            deaths=self.deaths,
+            probation=self.probation,
         )
 
     @classmethod
