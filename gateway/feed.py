@@ -86,7 +86,7 @@ class Feed:
         return self.submit.request_id
 
     def submission(self) -> pb.Submit:
-        """What the scheduler is sent: with the time that is left now until the deadline."""
+        """The submission as it is sent now, with the time that remains until its deadline."""
         if self._deadline is not None:
             self.submit.timeout_s = max(0.0, self._deadline - time.monotonic())
         return self.submit

@@ -108,7 +108,7 @@ class Link:
             self.scheduler.send(message)
 
     async def take(self, feed: Feed) -> Batch:
-        """What has come for a stream, once there is something. Raises RequestError once the stream has failed."""
+        """Wait for output of a stream and return it. Raises RequestError once the stream has failed."""
         self._say(feed, feed.want())
         return await feed.take()
 
@@ -155,7 +155,7 @@ class Link:
             self.scheduler.send(message)
 
     def _expect_jumps(self, feed: Feed) -> None:
-        """What a stream follows comes for the other streams of its request too."""
+        """Output that one stream asks for comes for the other streams of its request too."""
         for other in self.feeds[feed.request_id]:
             if other is not feed:
                 other.stray_jumps += JUMPS_OF_A_FOLLOW
