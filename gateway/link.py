@@ -65,7 +65,7 @@ class Link:
         finally:
             self._stop_countdown()
 
-    # What the clients do.
+    # Steps of the clients.
 
     def submit(self, submit: gateway_link_pb2.Submit) -> Feed:
         """A stream of a new request. If the same request is live here already, a further stream of that one.
@@ -142,7 +142,7 @@ class Link:
             yield [feed for feed in everything[start : start + AT_ONCE] if feed.life.live]
             await asyncio.sleep(0)
 
-    # What is said.
+    # Messages to the scheduler.
 
     def _tell(self, feed: Feed, event: Event, error: RequestError | None = None) -> None:
         self._say(feed, feed.on(event, error))
@@ -203,7 +203,7 @@ class Link:
             self._give_up.cancel()
             self._give_up = None
 
-    # What the scheduler says.
+    # Messages from the scheduler.
 
     async def _receive(self, message: gateway_link_pb2.ToGateway) -> None:
         if message.HasField("serving"):

@@ -32,7 +32,7 @@ async def submission(
     max_input_bytes: int,
     encoders: asyncio.Semaphore,
 ) -> gateway_link_pb2.Submit:
-    """What the scheduler gets for a request that may live `timeout_s` seconds. `encoders` bounds how many long inputs
+    """The submission of a request that may live `timeout_s` seconds. `encoders` bounds how many long inputs
     of the tenant are encoded at a time. Raises BadInput."""
     deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
