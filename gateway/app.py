@@ -10,9 +10,10 @@ from pathlib import Path
 
 from gateway.access import ADMIN, OWN, Access
 from gateway.config import Settings
-from gateway.keys import Keys, Right
+from gateway.keys import Keys
 from gateway.link import Link
 from gateway.metrics import Metrics
+from gateway.rights import Right
 from gateway.service import Inference
 from protos.serving import Server, address, stranger_options
 from protos.settings import is_loopback

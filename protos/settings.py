@@ -9,6 +9,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp
 
+from protos.bounds import LogLevel
 from protos.tls import Tls
 
 BAD_SETTINGS = 2  # exit code: starting again is of no use
@@ -21,7 +22,7 @@ class ServiceSettings(BaseSettings):
     tls: Tls = Field(default_factory=Tls, description="mutual TLS with the other services")
     insecure: bool = Field(False, description="bind where others can connect, unauthenticated: closed networks only")
     reflection: bool = Field(True, description="serve the interface's description to anybody who asks")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_level: LogLevel = "info"
 
     @model_validator(mode="after")
     def _nobody_is_let_in(self) -> Self:
