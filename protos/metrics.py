@@ -14,7 +14,6 @@ from typing import Literal, TypeAlias
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 PREFIX = "laps_sd_"
 LAG_EVERY_S = 0.1
@@ -53,7 +52,7 @@ class Family:
     kind: Literal["counter", "gauge", "histogram"]
     text: str
     label: str
-    read: Callable[[], Reading | Distribution]
+    read: Callable[[], Reading | Distribution]  # an empty mapping: there is nothing to tell now
 
 
 class Families(Collector):
@@ -82,13 +81,14 @@ class Families(Collector):
         self.counter(name, text, (lambda: kept) if label else (lambda: kept[""]), label)
         return kept
 
+    def histogram(self, name: str, text: str, read: Callable[[], Reading | Distribution]) -> None:
+        """One that is kept elsewhere, and read here."""
+        self.families.append(Family(name, "histogram", text, "", read))
+
     def distribution(self, name: str, text: str, bounds: tuple[float, ...] = LATENCY_S) -> Distribution:
         """A histogram that is kept here."""
-        return self.observed(name, text, Distribution(bounds))
-
-    def observed(self, name: str, text: str, kept: Distribution) -> Distribution:
-        """A histogram that is kept elsewhere."""
-        self.families.append(Family(name, "histogram", text, "", lambda: kept))
+        kept = Distribution(bounds)
+        self.histogram(name, text, lambda: kept)
         return kept
 
     # ---- reading ----
@@ -117,11 +117,15 @@ class Families(Collector):
             yield name, family.kind, family.label, family.text
 
 
+def _bound(bound: float) -> str:
+    return "+Inf" if bound == float("inf") else repr(float(bound))
+
+
 def _add_buckets(metric: Metric, name: str, labels: Mapping[str, str], kept: Distribution) -> None:
     total = 0
     for bound, count in zip((*kept.bounds, float("inf")), kept.counts, strict=True):
         total += count
-        metric.add_sample(f"{name}_bucket", {**labels, "le": floatToGoString(bound)}, total)
+        metric.add_sample(f"{name}_bucket", {**labels, "le": _bound(bound)}, total)
     metric.add_sample(f"{name}_count", dict(labels), total)
     metric.add_sample(f"{name}_sum", dict(labels), kept.sum)
 

@@ -91,7 +91,7 @@ _time, _real_monotonic = time.time, time.monotonic
 
 
 class _SimLeaderSlot(scheduler.LeaderSlot):
-    def __init__(self) -> None:
+    def __init__(self, _: object) -> None:
         super().__init__()
         _world().slots[current().name] = self
 
