@@ -92,7 +92,7 @@ class Files:
         """Gives the context for a handshake, of the files as they are then. `mutual` as in `server_credentials`."""
 
         def load() -> ssl.SSLContext:
-            context = self._context()
+            _, context = self._read()
             if mutual:
                 context.verify_mode = ssl.CERT_REQUIRED
             return context
@@ -104,15 +104,15 @@ class Files:
         return [file for file in (self._ca, self._cert, self._key) if file]
 
     def _load(self) -> Pem:
-        """Raises ValueError as `_context` does."""
-        self._context()
-        return Pem(self._ca.read_bytes() if self._ca else b"", self._cert.read_bytes(), self._key.read_bytes())
+        """Raises ValueError."""
+        return self._read()[0]
 
-    def _context(self) -> ssl.SSLContext:
-        """Of the files as they are now. Raises ValueError if one cannot be read or is not PEM, or if the key does not
+    def _read(self) -> tuple[Pem, ssl.SSLContext]:
+        """The files as they are now. Raises ValueError if one cannot be read or is not PEM, or if the key does not
         belong to the certificate."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
+            pem = Pem(self._ca.read_bytes() if self._ca else b"", self._cert.read_bytes(), self._key.read_bytes())
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._cert, self._key, password=lambda: "")  # an encrypted key must not ask anybody
             if self._ca:
                 context.load_verify_locations(self._ca)
@@ -121,7 +121,7 @@ class Files:
             raise ValueError(f"{self._cert}, {self._key}: {reason}") from error
         except OSError as error:
             raise ValueError(f"{error.filename}: {error.strerror}") from error
-        return context
+        return pem, context
 
 
 class PeerNames(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed

@@ -114,5 +114,5 @@ async def test_a_port_that_is_taken_is_an_os_error() -> None:
     async with port() as (served, _):
         number = int(served.http.rpartition(":")[2])
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{number}"):
-            async with gateway(http_port=number):
+            async with gateway(Scheduler(), http_port=number):
                 pass
