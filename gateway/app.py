@@ -22,6 +22,7 @@ from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.service import Inference
 from protos.http_server import HttpServer
+from protos.metrics import measure_loop_lag
 from protos.serving import Server, address, stranger_options
 from protos.v1 import inference_pb2, inference_pb2_grpc
 
@@ -55,7 +56,6 @@ class Gateway:
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway that serves until the block ends. Raises OSError if a port is taken."""
-    metrics = Metrics()
     apart = settings.admin_port is not None or settings.for_strangers
     keys = Keys(settings.api_keys) if settings.api_keys else None
     server = make_server(settings, keys, OWN if apart else {**ADMIN, **OWN})
@@ -74,8 +74,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         rpc_timeout_s=settings.rpc_timeout_s,
         on_ready=on_ready,
     )
+    metrics = Metrics(settings.metrics_prefix, lambda: link.model.name if link.model else "", lambda: len(link.feeds))
     front = Front(settings, link, metrics)
-    metrics.live.set_function(lambda: len(link.feeds))
     for port in (server, admin):
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(front), port.grpc)
     ports = Ports()
@@ -92,7 +92,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             admin_at = address(settings.admin_host, await admin.start(settings.admin_host, settings.admin_port))
         async with asyncio.TaskGroup() as tasks:  # if the link fails the gateway ends, and is started again
             linking = tasks.create_task(link.run(), name="scheduler link")
-            measuring = tasks.create_task(metrics.measure_loop_lag(), name="loop lag")
+            measuring = tasks.create_task(measure_loop_lag(metrics.lag), name="loop lag")
             try:
                 yield Gateway(grpc_at, http_at, admin_at, metrics_at, front, link, server)
             finally:

@@ -113,7 +113,7 @@ class Front:
             status = NotServing.code
             raise NotServing(STOPPED) from None
         finally:
-            self._metrics.requests.labels(status.name).inc()
+            self._metrics.requests[status.name] += 1
             del self._running[place]
             if not self._running:
                 self._idle.set()

@@ -10,7 +10,6 @@ from unittest import mock
 
 import gateway.config
 import scheduler_service.__main__ as scheduler
-from gateway.metrics import Metrics
 from gateway.text import TextModel
 from protos.link.v1 import common_pb2 as common_pb
 from scheduler_service.config import Settings
@@ -45,19 +44,6 @@ class _Text(TextModel):
 
     def encode_prompt(self, prompt: str) -> list[int]:
         return [int(word) for word in prompt.split()]
-
-
-class _Metrics(Metrics):
-    def serve(self, *_: object) -> int:
-        return 0
-
-    def stop(self) -> None:
-        return
-
-
-@lru_cache(maxsize=1)
-def _metrics() -> _Metrics:
-    return _Metrics()
 
 
 def _world() -> Any:
@@ -117,7 +103,6 @@ def simulated() -> Iterator[None]:
         "gateway.connection.channel": _dial,
         "gateway.link.TextModel": _Text,
         "gateway.app.make_server": _server,
-        "gateway.app.Metrics": _metrics,
         "scheduler_service.__main__.make_server": _server,
         "scheduler_service.__main__.stop_signals": _signals,
         "scheduler_service.__main__.RedisStore": lambda *_, **__: StorePort(_world().storage),
