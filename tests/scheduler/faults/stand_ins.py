@@ -46,6 +46,19 @@ class _Text(TextModel):
         return [int(word) for word in prompt.split()]
 
 
+class _NoHttp:
+    """In place of an HTTP port: nobody asks there."""
+
+    port = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    async def start(self) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
 def _world() -> Any:
     return current().world
 
@@ -103,6 +116,7 @@ def simulated() -> Iterator[None]:
         "gateway.connection.channel": _dial,
         "gateway.link.TextModel": _Text,
         "gateway.app.make_server": _server,
+        "gateway.app.HttpServer": _NoHttp,
         "scheduler_service.__main__.make_server": _server,
         "scheduler_service.__main__.stop_signals": _signals,
         "scheduler_service.__main__.RedisStore": lambda *_, **__: StorePort(_world().storage),
