@@ -10,8 +10,10 @@ import grpc
 from gateway.config import RETRY_AFTER_MS
 from gateway.keys import ANYBODY, Caller, Keys, Right
 from gateway.shares import Shares
+from gateway.tracing import incoming
 from protos.errors import Forbidden, QueueFull, RequestError
 from protos.serving import abort
+from protos.tracing import TRACEPARENT_KEY, traceparent
 
 caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)  # of the call that is being answered
 
@@ -38,6 +40,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
             except RequestError as error:
                 return _refusal(error)
             caller.set(who)
+            incoming.set(traceparent(dict(details.invocation_metadata).get(TRACEPARENT_KEY)))
         handler = await continuation(details)
         return handler and self._counted(handler, who if self._keys else None)
 

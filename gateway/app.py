@@ -21,6 +21,7 @@ from gateway.keys import Keys, Right
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.service import Inference
+from protos import tracing
 from protos.http_server import HttpServer
 from protos.metrics import measure_loop_lag
 from protos.serving import Server, address, stranger_options
@@ -75,7 +76,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         on_ready=on_ready,
     )
     metrics = Metrics(settings.metrics_prefix, lambda: link.model.name if link.model else "", lambda: len(link.feeds))
-    front = Front(settings, link, metrics)
+    traces = tracing.make("gateway", settings.otlp_endpoint, settings.trace_ratio)
+    front = Front(settings, link, metrics, traces)
     for port in (server, admin):
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(front), port.grpc)
     ports = Ports()
@@ -102,6 +104,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 measuring.cancel()
     finally:
         await ports.stop()
+        if traces is not None:
+            traces.close()
 
 
 class Ports:
