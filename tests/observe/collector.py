@@ -20,7 +20,9 @@ class Collector(rpc.TraceServiceServicer):
     async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.raw += request.SerializeToString()
         for resource in request.resource_spans:
-            (service,) = (each.value.string_value for each in resource.resource.attributes if each.key == "service.name")
+            (service,) = (
+                each.value.string_value for each in resource.resource.attributes if each.key == "service.name"
+            )
             for scope in resource.scope_spans:
                 self.spans |= {(service, span.name): span for span in scope.spans}
         return pb.ExportTraceServiceResponse()
