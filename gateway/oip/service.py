@@ -91,9 +91,15 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
             async with writing:
                 await context.write(message)
 
+        unreadable: RequestError | None = None
         async with asyncio.TaskGroup() as answering:
-            async for request in requests:
-                answering.create_task(self._relay(request, write, context.time_remaining()))
+            try:
+                async for request in requests:
+                    answering.create_task(self._relay(request, write, context.time_remaining()))
+            except RequestError as error:
+                unreadable = error
+        if unreadable is not None:
+            raise unreadable
 
     async def _relay(self, request: pb.ModelInferRequest, write: Write, remaining_s: float | None) -> None:
         """Answer one request of a stream. What is wrong with it is written, too."""
