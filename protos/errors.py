@@ -12,6 +12,7 @@ RequestError               what a client is told: a status, a message, perhaps a
 ├── NotServing             UNAVAILABLE          draining, or no warmed worker: retry elsewhere or later
 ├── DeadlinePassed         DEADLINE_EXCEEDED
 ├── BeyondEnd              OUT_OF_RANGE         a stream was to go on from a token that the answer does not have
+├── Cancelled              CANCELLED            somebody ended the request; on gRPC a finish reason says it instead
 ├── Lost                   DATA_LOSS            a stream that cannot be continued without a gap
 ├── Incompatible           FAILED_PRECONDITION  two services that share no version of the protocol
 └── Failed                 INTERNAL             the worker could not run it
@@ -123,6 +124,10 @@ class DeadlinePassed(RequestError):
 
 class BeyondEnd(RequestError):
     code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class Cancelled(RequestError):
+    code = grpc.StatusCode.CANCELLED
 
 
 class Lost(RequestError):
