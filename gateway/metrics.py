@@ -27,6 +27,7 @@ class Metrics:
             return Histogram(f"laps_sd_{name}", text, buckets=buckets, registry=registry)
 
         self.requests = counter("requests", "Calls of Generate that ended, by gRPC status", "status")
+        self.ignored_fields = counter("http_ignored_fields", "Fields of HTTP bodies that nobody here knows", "path")
         self.success = counter("request_success", "Finished requests, by finish reason", "finished_reason")
         self.live = Gauge("laps_sd_num_requests_live", "Requests submitted and not finished", registry=registry)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests")
