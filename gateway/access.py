@@ -18,7 +18,9 @@ caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)  # of the cal
 _INFERENCE = "/laps_sd.v1.Inference/"
 # The calls that a port serves, and the right that each needs.
 OWN = {_INFERENCE + name: Right.GENERATE for name in ("Generate", "Resume", "Cancel", "GetRequest")}
-ADMIN = {_INFERENCE + name: Right.ADMIN for name in ("Stats", "ListRequests", "Cancel", "GetRequest")}
+ADMIN = {
+    _INFERENCE + name: Right.ADMIN for name in ("Stats", "ListRequests", "ComparePolicies", "Cancel", "GetRequest")
+}
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")  # need no key: they tell nothing secret
 
 

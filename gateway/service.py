@@ -273,6 +273,12 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> status_pb2.StatsResponse:  # noqa: N802
         return await self._link.scheduler.stats(request)
 
+    @answers_errors
+    async def ComparePolicies(  # noqa: N802
+        self, request: inference_pb2.ComparePoliciesRequest, context: Context
+    ) -> inference_pb2.ComparePoliciesResponse:
+        return await self._link.scheduler.compare_policies(request)
+
 
 def _required_id(request_id: str) -> str:
     if not request_id:

@@ -131,6 +131,7 @@ STRANGERS = (
     Door("/laps_sd.v1.Inference/GetRequest", [pb.GetRequestRequest(request_id=id) for id in _IDS], share=2),
     Door("/laps_sd.v1.Inference/ListRequests", [pb.ListRequestsRequest(page_size=2, page_token="1")]),
     Door("/laps_sd.v1.Inference/Stats", [pb.StatsRequest()]),
+    Door("/laps_sd.v1.Inference/ComparePolicies", [pb.ComparePoliciesRequest()]),
     Door("/grpc.health.v1.Health/Check", [health_pb2.HealthCheckRequest(service="laps_sd.v1.Inference")]),
     Door(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
@@ -181,6 +182,7 @@ def peers(fingerprint: str) -> tuple[Door, ...]:
         ),
         Door("/laps_sd.link.v1.GatewayLink/ListRequests", [pb.ListRequestsRequest(page_size=2, page_token="1")]),
         Door("/laps_sd.link.v1.GatewayLink/Stats", [pb.StatsRequest()]),
+        Door("/laps_sd.link.v1.GatewayLink/ComparePolicies", [pb.ComparePoliciesRequest()]),
         Door(
             "/laps_sd.link.v1.WorkerLink/Attach",
             [worker_pb.FromWorker(report=report), worker_pb.FromWorker(hello=hello)],
