@@ -1,23 +1,13 @@
 """The gateway's Prometheus metrics, under vLLM's names with the prefix `laps_sd_`. Nothing is decided here."""
 
 import asyncio
-import socket
-import ssl
-import threading
 import time
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-from wsgiref.types import WSGIApplication
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.answer import Answer
-from protos.serving import address
 from protos.times import seconds
-from protos.tls import Tls
 
-SILENT_S = 10.0  # a connection that sends nothing for so long is closed
 LAG_EVERY_S = 0.1
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -80,54 +70,3 @@ class Metrics:
             due = loop.time() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
             self.loop_lag.observe(max(0.0, loop.time() - due))
-
-    def serve(self, host: str, port: int, tls: Tls | None = None) -> int:
-        """Serve /metrics from a thread; returns the bound port. Raises OSError if the port is taken.
-
-        With `tls` a reader must show a certificate of its CA. The files of `tls` are read once.
-        """
-        try:
-            self._server = _Server(host.strip("[]"), port, make_wsgi_app(self.registry), tls)
-        except OSError as error:
-            raise OSError(f"cannot listen on {address(host, port)}: {error}") from error
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
-        return int(self._server.server_port)
-
-    def stop(self) -> None:
-        """In a thread that nobody waits for: the server checks only twice a second whether it is to end."""
-        threading.Thread(target=self._close, name="metrics stop").start()
-
-    def _close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """One thread for each connection, TLS handshake included: a connection that sends nothing holds up no other."""
-
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int, app: WSGIApplication, tls: Tls | None) -> None:
-        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        self._context = None
-        if tls is not None:
-            self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
-            self._context.verify_mode = ssl.CERT_REQUIRED
-            self._context.load_cert_chain(str(tls.cert), tls.key)
-        super().__init__((host, port), _Handler)
-        self.set_app(app)
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        connection, peer = super().get_request()
-        connection.settimeout(SILENT_S)
-        if self._context is not None:
-            connection = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        return connection, peer
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A broken connection is not worth a log line."""
-
-
-class _Handler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """A scrape is not worth a log line."""

@@ -5,9 +5,10 @@ import asyncio
 import hashlib
 import time
 import uuid
+from collections.abc import Sequence
 
 from gateway.text import BadChat, TextModel
-from protos.errors import BadInput
+from protos.errors import BadInput, ContextExceeded
 from protos.idempotence import ID_RULE, REQUEST_ID
 from protos.link.v1 import common_pb2, gateway_link_pb2
 from protos.v1 import inference_pb2, types_pb2
@@ -58,7 +59,8 @@ async def submission(
 def _digest(request: inference_pb2.GenerateRequest) -> bytes:
     """Equal for equal inputs, whatever the template makes of them: it may write today's date."""
     kind = request.WhichOneof("input") or ""
-    data = request.prompt.encode() if kind == "prompt" else request.chat.SerializeToString(deterministic=True)
+    given = getattr(request, kind, "")
+    data = given.encode() if isinstance(given, str) else given.SerializeToString(deterministic=True)
     return hashlib.blake2b(data, digest_size=16, person=kind.encode()).digest()
 
 
@@ -110,9 +112,11 @@ async def encode_input(
     """The prompt's token ids. A long input is encoded in a thread, so that no stream waits for it. Raises BadInput."""
     field = request.WhichOneof("input")
     if field is None:
-        raise BadInput("input", "give either prompt or chat")
+        raise BadInput("input", "give one of prompt, chat and tokens")
     if len(request.chat.messages) > MAX_MESSAGES:
         raise BadInput("chat", f"{len(request.chat.messages)} messages; at most {MAX_MESSAGES}")
+    if field == "tokens":
+        return _room(field, _known(request.tokens.ids, model.vocab_size), model.context_tokens)
     size = len(request.prompt.encode()) if field == "prompt" else request.chat.ByteSize()
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
@@ -120,12 +124,23 @@ async def encode_input(
         prompt = await _encode_in_thread(request, model, encoders)
     else:
         prompt = _encode(request, model)
+    return _room(field, prompt, model.context_tokens)
+
+
+def _known(ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Raises BadInput."""
+    if ids and (largest := max(ids)) >= vocab_size:
+        raise BadInput("tokens", f"{largest} exceeds the vocabulary of {vocab_size}")
+    return list(ids)
+
+
+def _room(field: str, prompt: list[int], context_tokens: int) -> list[int]:
+    """The prompt, if it leaves room for an answer. Raises BadInput."""
     if not prompt:
         raise BadInput(field, "must not be empty")
-    if len(prompt) >= model.context_tokens:
-        raise BadInput(
-            field, f"{len(prompt)} tokens leave no room for one more in the context of {model.context_tokens}"
-        )
+    if len(prompt) >= context_tokens:
+        problem = f"{len(prompt)} tokens leave no room for one more in the context of {context_tokens}"
+        raise ContextExceeded(field, problem)
     return prompt
 
 
@@ -167,7 +182,7 @@ def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_t
     room = context_tokens - prompt_tokens
     max_tokens = request.max_tokens if request.HasField("max_tokens") else min(DEFAULT_MAX_TOKENS, room)
     if max_tokens > room:
-        raise BadInput(
+        raise ContextExceeded(
             "max_tokens",
             f"prompt of {prompt_tokens} tokens + max_tokens {max_tokens} exceeds the context of {context_tokens}; "
             f"at most {room}",

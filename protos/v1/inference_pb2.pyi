@@ -276,7 +276,7 @@ class ResumeRequest(_message.Message):
     request_id: _builtins.str
     """As it was given to Generate, or in `x-request-id`."""
     offset: _builtins.int
-    """Output tokens that the client has already. Beyond the end of the answer: DATA_LOSS."""
+    """Output tokens that the client has already. Beyond the end of the answer: OUT_OF_RANGE."""
     def __init__(
         self,
         *,

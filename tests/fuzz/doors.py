@@ -124,7 +124,7 @@ STRANGERS = (
         "/laps_sd.v1.Inference/Resume",
         [pb.ResumeRequest(request_id=id, offset=offset) for id in (*_IDS, "none") for offset in (0, 1)],
         _answer,
-        statuses=_STREAMED | {_Code.DATA_LOSS},  # an offset beyond the answer
+        statuses=_STREAMED | {_Code.OUT_OF_RANGE},  # an offset beyond the answer
         share=3,
     ),
     Door("/laps_sd.v1.Inference/Cancel", [pb.CancelRequest(request_id=id) for id in _IDS], share=2),
