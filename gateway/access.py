@@ -24,7 +24,9 @@ OWN = {
     **{_INFERENCE + name: Right.GENERATE for name in ("Generate", "Resume", "Cancel", "GetRequest")},
     **{_OIP + name: Right.GENERATE for name in ("ModelInfer", "ModelStreamInfer", "ModelMetadata", "ModelConfig")},
 }
-ADMIN = {_INFERENCE + name: Right.ADMIN for name in ("Stats", "ListRequests", "Cancel", "GetRequest")}
+ADMIN = {
+    _INFERENCE + name: Right.ADMIN for name in ("Stats", "ListRequests", "ComparePolicies", "Cancel", "GetRequest")
+}
 # These need no key: they tell nothing secret.
 _OPEN = (
     "/grpc.health.v1.",

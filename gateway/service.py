@@ -80,6 +80,12 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> status_pb2.StatsResponse:  # noqa: N802
         return await self._front.stats(request)
 
+    @answers_errors
+    async def ComparePolicies(  # noqa: N802
+        self, request: inference_pb2.ComparePoliciesRequest, context: Context
+    ) -> inference_pb2.ComparePoliciesResponse:
+        return await self._link.scheduler.compare_policies(request)
+
 
 async def _relay(stream: Stream, context: Context) -> None:
     await stream.accepted()

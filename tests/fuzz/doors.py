@@ -160,6 +160,7 @@ STRANGERS = (
     Door("/inference.GRPCInferenceService/ModelInfer", _INFERENCES, statuses=_STREAMED, share=2),
     Door("/inference.GRPCInferenceService/ModelStreamInfer", _INFERENCES, _stream, statuses=_STREAMED, share=2),
     Door("/inference.GRPCInferenceService/ModelConfig", [oip_pb.ModelConfigRequest(name="model")]),
+    Door("/laps_sd.v1.Inference/ComparePolicies", [pb.ComparePoliciesRequest()]),
     Door("/grpc.health.v1.Health/Check", [health_pb2.HealthCheckRequest(service="laps_sd.v1.Inference")]),
     Door(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
@@ -210,6 +211,7 @@ def peers(fingerprint: str) -> tuple[Door, ...]:
         ),
         Door("/laps_sd.link.v1.GatewayLink/ListRequests", [pb.ListRequestsRequest(page_size=2, page_token="1")]),
         Door("/laps_sd.link.v1.GatewayLink/Stats", [pb.StatsRequest()]),
+        Door("/laps_sd.link.v1.GatewayLink/ComparePolicies", [pb.ComparePoliciesRequest()]),
         Door(
             "/laps_sd.link.v1.WorkerLink/Attach",
             [worker_pb.FromWorker(report=report), worker_pb.FromWorker(hello=hello)],
