@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.rights import Right
+from gateway.rights import Right as Right
 from protos.errors import Unauthenticated
 from protos.watched import Watched
 

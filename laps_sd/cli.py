@@ -6,11 +6,11 @@ import typer
 
 from laps_sd.lazy import Program, add_commands
 
-# By name: MODULE:FUNCTION, which is imported when the command is called, and the first line of its help.
+# By name: MODULE:FUNCTION, which is imported when the command is called, and what lists of commands say of it.
 COMMANDS = {
     "generate": ("laps_sd.generate:generate", "Stream the answer to PROMPT from a running server."),
     "resume": ("laps_sd.generate:resume", "Stream the answer of an earlier request."),
-    "pull": ("laps_sd.worker_commands:pull", "Fetch and convert MODEL into the local cache."),
+    "pull": ("laps_sd.worker_commands:pull", "Fetch MODEL into the local cache, converted if need be."),
     "up": ("laps_sd.up:up", "Run the whole stack on this machine until SIGTERM or Ctrl-C."),
     "demo": (
         "laps_sd.demo_command:demo",
@@ -30,7 +30,7 @@ BENCH_COMMANDS = {
     "scheduler": ("laps_sd.schedbench.command:scheduler", "The scheduler and its Redis alone."),
     "engine": (
         "laps_sd.worker_commands:engine",
-        "The engine, with and without speculation, beside transformers and other engines.",
+        "The engine, with and without speculation, beside transformers.",
     ),
 }
 

@@ -1,7 +1,6 @@
 """Commands that are loaded when they are called, and errors of usage as one sentence. No command lives here."""
 
 import os
-import re
 import sys
 from importlib import import_module
 from typing import Any
@@ -32,7 +31,7 @@ class Later(TyperCommand):
 
 
 def add_commands(app: typer.Typer, commands: dict[str, tuple[str, str]]) -> None:
-    """`commands`: by name where each is, MODULE:FUNCTION, and one line of help, the first of the function's own."""
+    """`commands`: by name where each is, MODULE:FUNCTION, and one line for lists of commands."""
     for name, (place, line) in commands.items():
         app.command(name, help=line, cls=type("Later", (Later,), {"place": place}))(_nothing)
 
@@ -60,9 +59,8 @@ class Program(TyperGroup):
 
 
 def _sentence(error: typer.TyperException) -> str:
-    """`FLAG: what is wrong`, and where the value comes from if it is no flag. Empty where help was printed instead."""
-    words = " ".join(error.format_message().split())
-    words = re.sub(r"^Invalid value for '?(.+?)'?: (Value error, )?", r"\1: ", words)
+    """What is wrong, and where the value comes from if not from a flag. Empty where help was printed instead."""
+    words = " ".join(error.format_message().replace("Value error, ", "", 1).split())
     context, param = getattr(error, "ctx", None), getattr(error, "param", None)
     if not (context and param):
         return words

@@ -29,7 +29,8 @@ def up(context: typer.Context, **told: Any) -> None:
         check_services(options)
     except Wrong as wrong:
         param: Any = next((param for param in context.command.params if wrong.setting in param.opts), None)
-        raise typer.BadParameter(wrong.problem, ctx=context, param=param, param_hint=wrong.setting) from None
+        hint = None if param else wrong.setting
+        raise typer.BadParameter(wrong.problem, ctx=context, param=param, param_hint=hint) from None
     from laps_sd.serve import run_stack
 
     run_stack(options, _serve)

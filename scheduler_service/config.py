@@ -71,7 +71,7 @@ class Settings(ServiceSettings):
         3, ge=1, description="a request that was alone on so many workers in a row when they died is ended"
     )
     keep_s: int = Field(600, ge=1, le=365 * 86_400, description="how long an ended request can still be asked for")
-    metrics_port: Port | None = Field(None, description="of Prometheus metrics, on --host; 0: any free")
+    metrics_port: Port | None = Field(None, description="/metrics, /health, /live, on --host; 0: any free")
     event_log: Path | None = Field(None, description="append every event and plan here, as JSON lines")
 
     @field_validator("redis_url")

@@ -61,6 +61,9 @@ class Settings(ServiceSettings):
         5.0, description="how long running requests may go on after SIGTERM before they move elsewhere"
     )
     health_port: Port = Field(0, description="port of grpc.health.v1; 0: any free one")
+    metrics_port: Port | None = Field(
+        None, description="serves /metrics, /health and /live, on --host; 0: any free one"
+    )
 
     @property
     def blocks(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from laps_sd.client import Client
 from laps_sd.completion import finish_reason
-from protos.errors import Lost, NotServing, QueueFull, RequestError
+from protos.errors import BeyondEnd, Lost, NotServing, QueueFull, RequestError
 from protos.v1 import inference_pb2, types_pb2
 from tests.chaos.book import Book, Text
 from tests.chaos.checker import CANCELLED, WHOLE, Piece, problems
@@ -151,7 +151,7 @@ class Load:
                 return await attempt()
             except RequestError as error:
                 self.tally.errors[kind(error)] += 1
-                if isinstance(error, Lost) and ask is not None:
+                if isinstance(error, (Lost, BeyondEnd)) and ask is not None:
                     self._start_over(ask)  # that says: submit it again
                 elif not isinstance(error, AGAIN):
                     raise

@@ -14,7 +14,7 @@ from gateway.feed import BEYOND
 from gateway.text import TextModel
 from laps_sd.client import Client
 from laps_sd.completion import Collector
-from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest
+from protos.errors import BeyondEnd, DuplicateRequest, NotServing, RequestError, UnknownRequest
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -86,13 +86,13 @@ async def test_an_unknown_request_is_not_found() -> None:
             await collect(client.resume("nobody"))
 
 
-async def test_an_offset_beyond_the_end_is_a_loss() -> None:
+async def test_an_offset_beyond_the_end_is_out_of_range() -> None:
     async with stack() as (scheduler, link, client):
         submit = scheduler.submitted["r"] = submission()
         task = asyncio.create_task(collect(client.resume("r", len(TOKENS) + 1)))
         await link.next("follow")
         await relay_all(link, submit)
-        with pytest.raises(Lost, match=f"ended at token {len(TOKENS)}, offset {len(TOKENS) + 1} is beyond it"):
+        with pytest.raises(BeyondEnd, match=f"ended at token {len(TOKENS)}, and {len(TOKENS) + 1} is beyond it"):
             await finish(task)
 
 
@@ -278,7 +278,7 @@ async def test_a_stream_that_is_looked_for_when_its_gateway_stops_is_looked_for_
         plain = stub.Resume(inference_pb2.ResumeRequest(request_id="r"), timeout=WAIT_S)
         scheduler.asked.clear()
         await asyncio.wait_for(scheduler.asked.wait(), WAIT_S)
-        await first.service.drain(0, 0)
+        await first.front.drain(0, 0)
         assert await plain.code() is grpc.StatusCode.UNAVAILABLE
         scheduler.silent.set()
         assert (await other.next("follow")).request_id == "r"

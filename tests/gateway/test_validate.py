@@ -21,7 +21,7 @@ def chat(*messages: tuple[str, str]) -> dict[str, Any]:
 
 
 BAD = [
-    ({}, "input: give either prompt or chat"),
+    ({}, "input: give one of prompt, chat and tokens"),
     ({"prompt": ""}, "prompt: must not be empty"),
     ({"prompt": LONG}, "prompt: 202 tokens leave no room"),
     ({"prompt": "x" * 4001}, "prompt: 4001 bytes; at most 4000"),
@@ -30,6 +30,9 @@ BAD = [
     ({"chat": chat(("user", "hi"), ("system", "late"))}, "chat: the model's template refuses"),
     ({"chat": chat(("user", LONG))}, "chat: "),
     ({"chat": chat(*[("user", "")] * 1000)}, "chat: 8000 bytes; at most 4000"),
+    ({"tokens": {"ids": []}}, "tokens: must not be empty"),
+    ({"tokens": {"ids": [1, MODEL.vocab_size]}}, "tokens: "),
+    ({"tokens": {"ids": [1] * CONTEXT_TOKENS}}, "tokens: 64 tokens leave no room"),
     ({"prompt": "a", "temperature": math.nan}, "temperature: must be in [0, 2]"),
     ({"prompt": "a", "temperature": -0.1}, "temperature: must be in [0, 2]"),
     ({"prompt": "a", "temperature": 2.1}, "temperature: must be in [0, 2]"),

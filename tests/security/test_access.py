@@ -215,7 +215,7 @@ async def test_a_tenants_long_inputs_are_encoded_in_turn_and_nobody_elses_wait_f
         return [1, 2]
 
     monkeypatch.setattr(TextModel, "encode_prompt", encode)
-    monkeypatch.setattr("gateway.service.ENCODERS", 1)
+    monkeypatch.setattr("gateway.front.ENCODERS", 1)
     async with stack.client("acme") as acme, stack.client("other") as other:
         slow = [asyncio.create_task(acme.complete("s" * 5000)) for _ in range(3)]
         await until(lambda: _is(encoding == ["s"]))
