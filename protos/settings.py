@@ -3,12 +3,12 @@ with a sentence. No service lives here."""
 
 import re
 import sys
-from ipaddress import ip_address
 from typing import Annotated, Self, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp
 
+from protos.channels import is_loopback as is_loopback
 from protos.tls import Tls
 
 BAD_SETTINGS = 2  # exit code: starting again is of no use
@@ -72,12 +72,3 @@ def addresses(text: str) -> str:
 
 
 Addresses = Annotated[str, AfterValidator(addresses)]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. Of names only localhost counts, since any other may be resolved to
-    any address."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

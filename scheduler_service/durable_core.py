@@ -31,6 +31,7 @@ from scheduler_service.core.types import (
 )
 from scheduler_service.counters import Counters
 from scheduler_service.event_log import EventLog
+from scheduler_service.history import History
 from scheduler_service.learning import Learning
 from scheduler_service.ledger import Ledger, Tracked
 from scheduler_service.outbox import GatewayOutbox
@@ -58,12 +59,14 @@ class DurableCore:
         counters: Counters,
         sessions: Sessions,
         timelines: Timelines,
+        history: History,
         event_log: EventLog | None,
     ) -> None:
         self.core, self.clock = core, clock
         self._ledger, self._persister, self._learning = ledger, persister, learning
         self._counters, self._sessions, self._event_log = counters, sessions, event_log
         self._timelines = timelines
+        self._history = history
         self._log = structlog.get_logger()
 
     def observe(self, event: Event) -> tuple[Effect, ...]:
@@ -176,6 +179,8 @@ class DurableCore:
             self._log.error("kills_workers", request_id=record.request.id, deaths=record.deaths)
         if record.state is State.FINISHED:
             self._learning.finished(tracked.submit, ended)
+            logprobs = tracked.submit.sampling.HasField("logprobs")
+            self._history.add(record, self.clock(), tracked.log, logprobs=logprobs)
         self._counters.ended[record.state] += 1
         if row is None:  # else its worker knows, and is answered like after any report
             self._sessions.wake_holder(record.request.id)
