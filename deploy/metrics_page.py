@@ -1,5 +1,5 @@
-"""`python deploy/metrics_page.py`: writes the table of all metrics into docs/metrics.md, from what the services declare. A
-test fails while the two differ."""
+"""`python deploy/metrics_page.py`: writes the table of metrics into docs/metrics.md, from what the services declare.
+A test fails while the two differ."""
 
 import re
 from pathlib import Path
