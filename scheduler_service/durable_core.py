@@ -144,7 +144,7 @@ class DurableCore:
                 if isinstance(effect, WentOn):
                     writes += [self._write_round(id, rows[id]) for id in effect.ids]
                 else:
-                    writes.append(self._write(effect, rows.get(effect.record.request.id)))
+                    writes.append(self._write(effect, rows.get(effect.record.request.id), worker or ""))
             self._persister.put(writes, worker)
 
     def _write_round(self, id: str, row: worker_pb.Row) -> Write:
@@ -154,17 +154,17 @@ class DurableCore:
         start, log = len(tracked.output), _take(tracked, row)
         return Write(tracked.written, None, start, log, None, True, len(tracked.output) - start)
 
-    def _write(self, effect: Changed | Advanced | Ended, row: worker_pb.Row | None) -> Write:
+    def _write(self, effect: Changed | Advanced | Ended, row: worker_pb.Row | None, worker: str) -> Write:
         record = effect.record
         tracked = self._ledger.live[record.request.id]
         start, log, ending = None, b"", None
         if row is not None and row.tokens and not isinstance(effect, Changed) and effect.start is not None:
             start, log = row.start, _take(tracked, row)
         if isinstance(effect, Ended):
-            self._timelines.ended(effect, self.clock())
+            self._timelines.ended(effect, self.clock(), worker)
             ending = self._end(effect, tracked, row).SerializeToString()
         else:
-            self._timelines.changed(record, self.clock())
+            self._timelines.changed(record, self.clock(), worker)
         tracked.written = record
         return Write(record, start=start, log=log, ending=ending)
 
