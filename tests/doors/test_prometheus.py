@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
+import httpx2
 import pytest
 import pytest_asyncio
 
@@ -15,9 +16,10 @@ from laps_sd.client import Client
 from protos.errors import RequestError
 from tests.doors.prometheus import Prometheus, prometheus
 from tests.e2e.stack import Stack, running_stack
+from tests.observe.collector import Collector, collector
 from tests.observe.dashboard import concrete, expressions
 from tests.tiny_model import make_tiny_model
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "prometheus" / "prometheus.yml"
 SCRAPES = 8  # while requests run
@@ -35,11 +37,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(folder: Path) -> AsyncIterator[Stack]:
+async def traces() -> AsyncIterator[Collector]:
+    async with collector() as kept:
+        yield kept
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(folder: Path, traces: Collector) -> AsyncIterator[Stack]:
     model = make_tiny_model(folder / "tiny", context_tokens=32_768)
     flags = ["--slots", "2", "--metrics-targets", str(folder / "targets.json"), "--tenants", str(folder / "tenants")]
-    async with running_stack(model, folder, *flags) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", traces.endpoint)
+        async with running_stack(model, folder, *flags) as running:
+            yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -95,6 +105,24 @@ async def test_each_service_is_a_target(scraped: tuple[Prometheus, float], folde
     assert targets.keys() == {"gateway", "scheduler", "worker-0"}
     assert {metric["service"] for metric in targets.values()} == {"gateway", "scheduler", "worker"}
     assert len(json.loads((folder / "targets.json").read_text())) == 3
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_each_service_tells_whether_it_lives_and_is_ready(
+    scraped: tuple[Prometheus, float], folder: Path
+) -> None:
+    async with httpx2.AsyncClient(timeout=WAIT_S) as client:
+        for group in json.loads((folder / "targets.json").read_text()):
+            (at,) = group["targets"]
+            answers = [(await client.get(f"http://{at}/{path}")).status_code for path in ("live", "health", "else")]
+            assert answers == [200, 200, 404], group
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_trace_goes_through_the_services(scraped: tuple[Prometheus, float], traces: Collector) -> None:
+    call, queued = await traces.until(("laps-sd-gateway", "text_completion tiny"), ("laps-sd-scheduler", "queued"))
+    assert call.kind == call.SPAN_KIND_SERVER
+    assert queued.parent_span_id
 
 
 @pytest.mark.asyncio(loop_scope="module")
