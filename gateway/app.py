@@ -20,6 +20,7 @@ from gateway.http.app import common_routes, make_app
 from gateway.keys import Keys, Right
 from gateway.link import Link
 from gateway.metrics import Metrics
+from gateway.page.routes import routes as page_routes
 from gateway.service import Inference
 from protos.http_server import HttpServer
 from protos.serving import Server, address, stranger_options
@@ -125,7 +126,7 @@ def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metri
     """What the public HTTP port serves."""
     metrics_right = Right.ADMIN if settings.for_strangers else None
     return make_app(
-        common_routes(front, metrics.registry, metrics_right=metrics_right),
+        [*common_routes(front, metrics.registry, metrics_right=metrics_right), *page_routes(front, keys)],
         Access(keys, _max_calls(settings), strangers=settings.for_strangers),
         most_body_bytes=settings.max_input_bytes + OTHER_FIELDS_BYTES,
         cors_origins=settings.cors_origins,

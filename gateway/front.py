@@ -174,6 +174,12 @@ class Front:
         """Figures of the whole service. The door has checked the right."""
         return await self._link.scheduler.stats(request)
 
+    async def compare_policies(
+        self, request: inference_pb2.ComparePoliciesRequest
+    ) -> inference_pb2.ComparePoliciesResponse:
+        """How each policy would have served what ended just now. The door has checked the right."""
+        return await self._link.scheduler.compare_policies(request)
+
     async def drain(self, timeout_s: float, grace_s: float) -> None:
         """Take no new requests, and give open streams `timeout_s` to end. Those that do not end have `grace_s` to tell
         their clients so."""

@@ -83,7 +83,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     async def ComparePolicies(  # noqa: N802
         self, request: inference_pb2.ComparePoliciesRequest, context: Context
     ) -> inference_pb2.ComparePoliciesResponse:
-        return await self._link.scheduler.compare_policies(request)
+        return await self._front.compare_policies(request)
 
 
 async def _relay(stream: Stream, context: Context) -> None:
