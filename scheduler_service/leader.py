@@ -19,6 +19,7 @@ import structlog
 from protos.errors import NotServing
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.serving import first_of
+from protos.tracing import Tracing
 from scheduler_service import checks
 from scheduler_service.comparing import Comparing
 from scheduler_service.config import Settings
@@ -38,6 +39,7 @@ from scheduler_service.requests import Requests
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.standby import HigherEpoch
 from scheduler_service.store import Pulse, Store, Stored, StoreUnavailable
+from scheduler_service.timelines import Timelines
 from scheduler_service.trainer import Trainer
 from scheduler_service.unreadable import Found
 from scheduler_service.worker_pool import WorkerPool
@@ -54,6 +56,7 @@ class Leader:
         store: Store,
         clock: Callable[[], float] = time.time,
         trainer: Trainer | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings, self.clock = settings, clock
         self.core = Core(
@@ -68,6 +71,7 @@ class Leader:
         self.epoch = 0
         self._highest_epoch = 0  # that any worker has obeyed
         self.sessions, self.outboxes, self.counters = Sessions(), Outboxes(), Counters()
+        self.timelines = Timelines(tracing)
         self.learning = Learning(settings.predictor, self.core, store, trainer)
         self.ledger = Ledger(store, clock, drop=lambda id: self.durable.drop(id))
         self.recovery = Recovery(store, self._take, self.ledger.live.__contains__)
@@ -83,6 +87,7 @@ class Leader:
             learning=self.learning,
             counters=self.counters,
             sessions=self.sessions,
+            timelines=self.timelines,
             history=history,
             event_log=self._event_log,
         )
