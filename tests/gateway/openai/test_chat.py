@@ -97,7 +97,7 @@ async def test_choices_have_ids_and_seeds_of_their_own_and_usage_is_of_all() -> 
         for submit, text in zip(reversed(submits), ("a", "b", "c"), strict=True):
             await at.say(submit, text)
         *said, last, _ = events(await task)
-        texts = {index: "" for index in range(3)}
+        texts = dict.fromkeys(range(3), "")
         for each in said:
             (choice,) = each["choices"]
             texts[choice["index"]] += choice["delta"].get("content", "")
@@ -135,7 +135,7 @@ async def test_log_probabilities_of_no_alternatives_are_empty_lists() -> None:
 
 async def test_parts_are_joined_and_a_developer_is_a_system() -> None:
     async with door() as at:
-        plain, one = await at.answered(CHAT | {"messages": [{"role": "system", "content": "be kind"}, *HELLO]})
+        _, one = await at.answered(CHAT | {"messages": [{"role": "system", "content": "be kind"}, *HELLO]})
         parts = [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]
         _, other = await at.answered(CHAT | {"messages": [{"role": "developer", "content": parts}, *HELLO]})
         assert list(one.prompt) == list(other.prompt)
