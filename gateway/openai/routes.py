@@ -102,7 +102,7 @@ class Doors:
     async def _body(self, kind: type[SomeBody], asked: Request) -> SomeBody:
         body = parse(kind, await asked.body())
         if ignored := unknown(body):
-            self._metrics.ignored_fields.labels(asked.url.path).inc(len(ignored))
+            self._metrics.ignored_fields[asked.url.path] += len(ignored)
         return body
 
     def _model(self, name: str, *, ready: bool = False) -> TextModel:
