@@ -143,7 +143,7 @@ async def test_unknown_fields_are_ignored_and_counted() -> None:
         answer, _ = await at.answered(CHAT | {"nobody_knows": 1, "nor_this": {}, "user": "me"})
         assert answer.status_code == 200
         metrics = (await at.http.get("/metrics")).text
-        assert 'laps_sd_http_ignored_fields_total{path="/v1/chat/completions"} 2.0' in metrics
+        assert 'laps_sd_http_ignored_fields_total{model_name="tiny",path="/v1/chat/completions"} 2.0' in metrics
 
 
 async def test_a_prompt_beyond_the_context_has_openais_code() -> None:
