@@ -101,6 +101,13 @@ class Options:
     certs: Annotated[Path | None, Flag("Of `laps-sd certs`: mutual TLS between the services.", metavar="DIR")] = (
         None  # None: plaintext, on loopback
     )
+    metrics_targets: Annotated[
+        Path | None,
+        Flag(
+            "Every service serves its metrics, and this file tells Prometheus where; default: the gateway's alone.",
+            metavar="FILE",
+        ),
+    ] = None
     drain_s: Annotated[DrainS, Flag("How long running requests may go on after SIGTERM.", "gateway")] = 30.0
     log_level: Annotated[LogLevel, Flag("Of every service.")] = "info"
 

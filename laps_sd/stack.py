@@ -6,14 +6,16 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from platformdirs import user_data_dir
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from laps_sd import targets
 from laps_sd.child_logs import as_entry
 from laps_sd.client import Client
 from laps_sd.options import Options
@@ -88,18 +90,23 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
     come up.
     """
     model = await find_model(options.model)
-    grpc_port, http_port, *ports = claim_ports(options.grpc_port, options.http_port, *[0] * options.schedulers)
+    measured = options.schedulers + options.workers + 1 if options.metrics_targets is not None else 0
+    grpc_port, http_port, *ports = claim_ports(
+        options.grpc_port, options.http_port, *[0] * (options.schedulers + measured)
+    )
     with (
         tempfile.TemporaryDirectory(prefix="laps-sd-") as folder,
         own_redis(options, Path(folder)) as (redis_url, redis),
     ):
-        scheduler = ",".join(f"{HOST}:{port}" for port in ports)
-        commands = [
-            *redis,
-            *(scheduler_command(options, port, redis_url) for port in ports),
+        scheduler = ",".join(f"{HOST}:{port}" for port in ports[: options.schedulers])
+        services = [
+            *(scheduler_command(options, port, redis_url) for port in ports[: options.schedulers]),
             *(worker_command(options, i, scheduler, model) for i in range(options.workers)),
             gateway_command(options, grpc_port, http_port, scheduler),
         ]
+        if options.metrics_targets is not None:
+            services = with_metrics(services, ports[options.schedulers :], options.metrics_targets)
+        commands = [*redis, *services]
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
         stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit)
         async with asyncio.TaskGroup() as tasks:
@@ -201,6 +208,15 @@ def _further(options: Options, service: str) -> dict[str, str]:
         for name, value in options.services.get(service, {}).items()
     }
     return {name: value for name, value in told.items() if name not in os.environ}
+
+
+def with_metrics(services: Sequence[Command], ports: Sequence[int], file: Path) -> list[Command]:
+    """The same services, each with a port for its metrics. `file` tells Prometheus which one has which."""
+    targets.write(file, [(command.name, f"{HOST}:{port}") for command, port in zip(services, ports, strict=True)])
+    return [
+        replace(command, arguments=[*command.arguments, "--metrics-port", str(port)])
+        for command, port in zip(services, ports, strict=True)
+    ]
 
 
 def _tls(options: Options, service: str) -> list[str]:

@@ -49,7 +49,7 @@ def _weights(path: Path) -> list[Path]:
 def check_weights(file: Path) -> None:
     """Raises ModelError unless the file is as long as its header says, which tells where each tensor lies."""
     if problem := _problem(file):
-        raise ModelError(f"{file} {problem}")
+        raise ModelError(f"cannot load {file}: it {problem}")
 
 
 def _problem(file: Path) -> str:
