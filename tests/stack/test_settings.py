@@ -21,7 +21,7 @@ from worker_service.engine.warm_up import WARM_UP_TOKENS
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Options]:
     """The options that a stack would start with; none is started. The current folder is empty."""
     options: list[Options] = []
-    monkeypatch.setattr("laps_sd.serve.run_stack", lambda given, use: options.append(given))
+    monkeypatch.setattr("laps_sd.serve.run_stack", lambda given, use, **_: options.append(given))
     monkeypatch.chdir(tmp_path)
     return options
 
