@@ -15,7 +15,7 @@ from pathlib import Path
 from platformdirs import user_data_dir
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from laps_sd.redis_server import check_reachable, find_server, server_command
 from laps_sd.supervise import Child, Command, leashed
 from protos.errors import NotServing
@@ -92,8 +92,8 @@ class Stack:
         self.grpc, self.http, self.ca = grpc, http, ca
         self.children = [Child(command, emit) for command in commands]
 
-    def client(self) -> Client:
-        return Client(self.grpc, ca=self.ca)
+    def client(self) -> AsyncClient:
+        return AsyncClient(self.grpc, ca=self.ca)
 
     async def ready(self) -> None:
         """Returns when a warmed worker serves. Raises NotServing."""

@@ -5,14 +5,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import datetime, timedelta
 from itertools import chain
 from typing import Annotated, Any
 
 import typer
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,12 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from laps_sd import terminal
-from laps_sd.client import Client
-from laps_sd.completion import request_state
+from laps_sd.client import AsyncClient, NotServing, RequestError, RequestPage, Stats
 from laps_sd.generate import ApiKey, Ca, Server
-from protos.errors import NotServing, RequestError
-from protos.times import milliseconds, seconds
-from protos.v1 import inference_pb2, status_pb2
 
 MOST_LISTED = 256  # requests of one page: the server lists no more
 MOST_TENANTS = 10  # shown at most
@@ -37,10 +31,10 @@ COLORS = {"running": "green", "paused": "yellow", "waiting": "dim"}
 class Frame:
     """What the server said at one moment, and what it said `seconds` earlier, from which the rates follow."""
 
-    stats: status_pb2.StatsResponse
-    before: status_pb2.StatsResponse | None = None
+    stats: Stats
+    before: Stats | None = None
     seconds: float = 0.0
-    listed: inference_pb2.ListRequestsResponse = field(default_factory=inference_pb2.ListRequestsResponse)
+    listed: RequestPage = field(default_factory=RequestPage)
 
     def rate(self, counter: str, worker: str | None = None) -> float | None:
         """Growth of a counter per second, of one worker or of the service. None: not known, because this is the first
@@ -84,7 +78,7 @@ def top(
 ) -> None:
     """Watch a running service: its queues, requests, workers, rates. A key needs the right `admin`. Ctrl-C ends it."""
     try:
-        client = Client(server, api_key=api_key, ca=ca)
+        client = AsyncClient(server, api_key=api_key, ca=ca, max_retries=0)  # it asks again by itself
         asyncio.run(_watch(client, terminal.console(), every_s, requests, once=once, as_json=as_json))
     except RequestError as error:
         typer.echo(f"laps-sd: {error.code.name}: {error.message}", err=True)
@@ -93,7 +87,9 @@ def top(
         return
 
 
-async def _watch(client: Client, console: Console, every_s: float, requests: int, *, once: bool, as_json: bool) -> None:
+async def _watch(
+    client: AsyncClient, console: Console, every_s: float, requests: int, *, once: bool, as_json: bool
+) -> None:
     live = console.is_terminal and not (once or as_json)
     async with client:
         with _screen(console) if live else _lines(console, as_json) as show:
@@ -106,7 +102,7 @@ async def _watch(client: Client, console: Console, every_s: float, requests: int
                         return
 
 
-async def frames(client: Client, every_s: float, requests: int) -> AsyncIterator[Frame | NotServing]:
+async def frames(client: AsyncClient, every_s: float, requests: int) -> AsyncIterator[Frame | NotServing]:
     """One at once, then one every `every_s` seconds. A server that cannot be reached gives a NotServing instead of a
     frame; every other error is raised. `requests`: so many are listed, 0 lists none."""
     clock = asyncio.get_running_loop().time
@@ -114,7 +110,7 @@ async def frames(client: Client, every_s: float, requests: int) -> AsyncIterator
     while True:
         try:
             stats, now = await client.stats(), clock()
-            listed = await client.list_requests(requests) if requests else inference_pb2.ListRequestsResponse()
+            listed = await client.list_requests(requests) if requests else RequestPage()
         except NotServing as error:
             before = None
             yield error
@@ -157,10 +153,9 @@ def view(frame: Frame | NotServing) -> RenderableType:
 
 def _summary(frame: Frame) -> Group:
     stats = frame.stats
-    p50_ms, p99_ms = milliseconds(stats.report_to_command_p50), milliseconds(stats.report_to_command_p99)
-    predictor = status_pb2.PredictorState.Name(stats.predictor.state).removeprefix("PREDICTOR_STATE_").lower()
+    p50_ms, p99_ms = (1e3 * one.total_seconds() for one in (stats.report_to_command_p50, stats.report_to_command_p99))
     return Group(
-        Text(f"{stats.model or 'no worker'} under {stats.policy}; lengths predicted: {predictor}"),
+        Text(f"{stats.model or 'no worker'} under {stats.policy}; lengths predicted: {stats.predictor.state}"),
         Text(
             f"{stats.running} running, {stats.paused} paused, {stats.waiting} waiting;  "
             f"{stats.submitted} submitted, {stats.finished} finished, {stats.cancelled} cancelled, "
@@ -175,7 +170,7 @@ def _summary(frame: Frame) -> Group:
     )
 
 
-def _queues(stats: status_pb2.StatsResponse) -> Table:
+def _queues(stats: Stats) -> Table:
     """Live requests by level; the lowest levels are left out while they are empty."""
     lengths = list(stats.queue_lengths)
     while len(lengths) > 1 and not lengths[-1]:
@@ -187,7 +182,7 @@ def _queues(stats: status_pb2.StatsResponse) -> Table:
     return table
 
 
-def _tenants(stats: status_pb2.StatsResponse) -> Table:
+def _tenants(stats: Stats) -> Table:
     table = _table("waiting", "running", "tokens reserved", "refused", first="tenant")
     for one in stats.tenants[:MOST_TENANTS]:
         table.add_row(Text(one.tenant), str(one.waiting), str(one.running), f"{one.tokens:,}", str(one.refused))
@@ -210,14 +205,14 @@ def _workers(frame: Frame) -> Table:
     return table
 
 
-def _requests(listed: inference_pb2.ListRequestsResponse) -> Table:
+def _requests(listed: RequestPage) -> Table:
     """Output so far, and the whole output as the scheduler believes now."""
     table = _table("state", "level", "output", "", "accepted", "remaining s", "preempted", "worker", first="request")
     for status in listed.requests:
         expected = max(1, status.predicted_tokens)
-        known = status.HasField("estimated_end_time")
-        remaining_s = seconds(status.estimated_end_time) - seconds(listed.read_time) if known else None
-        state = request_state(status)
+        end, now = status.estimated_end_time, listed.read_time
+        remaining_s = (end - now).total_seconds() if end is not None and now is not None else None
+        state = status.state or "-"
         table.add_row(
             Text(status.request_id[:12]),
             Text(state, style=COLORS.get(state, "")),
@@ -248,29 +243,19 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def _of(stats: status_pb2.StatsResponse | None, worker: str | None) -> Any:
+def _of(stats: Stats | None, worker: str | None) -> Any:
     """The whole, or the part of `worker`; None if there is no such part."""
     if stats is None or worker is None:
         return stats
     return next((status for status in stats.workers if status.worker_id == worker), None)
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    """Every field by its name: numbers as numbers, enums by name, times in seconds. protobuf's own JSON writes long
-    numbers as text and leaves zeros out."""
-
-    def value(kind: Any, given: Any) -> Any:
-        if isinstance(given, Duration | Timestamp):
-            return seconds(given)
-        if kind.message_type:
-            return _plain(given)
-        return kind.enum_type.values_by_number[given].name if kind.enum_type else given
-
-    plain: dict[str, Any] = {}
-    for kind in message.DESCRIPTOR.fields:
-        given = getattr(message, kind.name)
-        if kind.is_repeated:
-            plain[kind.name] = [value(kind, each) for each in given]
-        else:
-            plain[kind.name] = None if kind.has_presence and not message.HasField(kind.name) else value(kind, given)
-    return plain
+def _plain(value: Any) -> Any:
+    """As JSON has it: times in seconds, those of the clock since the Unix epoch."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return value.total_seconds() if isinstance(value, timedelta) else value

@@ -1,5 +1,5 @@
-"""Connections between processes: their options, and which addresses only this machine can reach. Needs nothing but gRPC,
-since the clients of strangers load it, too."""
+"""Connections between processes: their options, and which addresses only this machine can reach. Needs nothing but
+gRPC, since the clients of strangers load it, too."""
 
 from ipaddress import ip_address
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from laps_sd import terminal
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient, RequestError
 from laps_sd.generate import INTERRUPTED, ApiKey, Ca
 from laps_sd.generate import Server as ServerOption
 from laps_sd.loadtest import drivers as fleet
@@ -24,7 +24,6 @@ from laps_sd.loadtest.results import detail, parse_slos, summarise
 from laps_sd.loadtest.show import LATE, Bar, table
 from laps_sd.loadtest.target import Refused, Server, Target
 from laps_sd.loadtest.timeline import Timeline
-from protos.errors import RequestError
 from scheduler_service.sim.workload import Job, WorkloadError, read_workload
 
 REQUESTS = 100  # default without a file
@@ -136,7 +135,7 @@ def loadtest(
         temperature=temperature,
     )
     try:
-        stats = Client(stats_server or server, api_key=api_key, ca=ca) if openai is None else None
+        stats = AsyncClient(stats_server or server, api_key=api_key, ca=ca) if openai is None else None
         records, timeline, cut = asyncio.run(_run(asked, planned, context_tokens, stats, concurrency, drivers))
     except (Refused, RequestError, fleet.DriverFailed, TimeoutError, OSError) as error:
         words = f"{error.code.name}: {error.message}" if isinstance(error, RequestError) else str(error)
@@ -187,7 +186,7 @@ async def _run(
     server: Server,
     planned: Callable[[int], tuple[list[Planned], int]],
     context_tokens: int | None,
-    stats: Client | None,
+    stats: AsyncClient | None,
     concurrency: int | None,
     drivers: int,
 ) -> tuple[list[Record], Timeline, int]:
@@ -207,7 +206,7 @@ async def _run(
     return records, timeline, cut
 
 
-async def _context_tokens(target: Target, stats: Client | None) -> int:
+async def _context_tokens(target: Target, stats: AsyncClient | None) -> int:
     """Of the server; 0 if it does not say."""
     with suppress(RequestError):
         if stats is not None:

@@ -1,0 +1,82 @@
+"""The client of LAPS-SD: `Client` for ordinary code, `AsyncClient` for asyncio, what they return and what they raise.
+It speaks to a gateway by gRPC and imports nothing of the services."""
+
+from laps_sd.client.aio import AsyncClient
+from laps_sd.client.completion import Collector, Completion, Timings
+from laps_sd.client.params import OnDisconnect, Params, Priority
+from laps_sd.client.results import (
+    Chunk,
+    Final,
+    FinishReason,
+    Logprob,
+    Predictor,
+    PriorityLoad,
+    RequestPage,
+    RequestState,
+    RequestStatus,
+    Round,
+    SpecDecode,
+    Stats,
+    TenantLoad,
+    Usage,
+    Worker,
+)
+from laps_sd.client.server import DEFAULT_SERVER, HTTPS, SERVER_VARIABLE
+from laps_sd.client.sync import Client
+from laps_sd.client.wire import (
+    BadInput,
+    BeyondEnd,
+    DeadlinePassed,
+    DuplicateRequest,
+    Failed,
+    Forbidden,
+    Incompatible,
+    Lost,
+    NotServing,
+    QueueFull,
+    RequestError,
+    Unauthenticated,
+    UnknownRequest,
+)
+
+__all__ = [
+    "DEFAULT_SERVER",
+    "HTTPS",
+    "SERVER_VARIABLE",
+    "AsyncClient",
+    "BadInput",
+    "BeyondEnd",
+    "Chunk",
+    "Client",
+    "Collector",
+    "Completion",
+    "DeadlinePassed",
+    "DuplicateRequest",
+    "Failed",
+    "Final",
+    "FinishReason",
+    "Forbidden",
+    "Incompatible",
+    "Logprob",
+    "Lost",
+    "NotServing",
+    "OnDisconnect",
+    "Params",
+    "Predictor",
+    "Priority",
+    "PriorityLoad",
+    "QueueFull",
+    "RequestError",
+    "RequestPage",
+    "RequestState",
+    "RequestStatus",
+    "Round",
+    "SpecDecode",
+    "Stats",
+    "TenantLoad",
+    "Timings",
+    "Unauthenticated",
+    "UnknownRequest",
+    "Usage",
+    "Worker",
+]
