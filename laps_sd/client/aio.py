@@ -66,6 +66,7 @@ class AsyncClient(Base):
             try:
                 async for message in call:
                     yield attempts.got(message)
+                attempts.ended()
                 return
             except grpc.RpcError as error:
                 if attempts.whole:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from laps_sd.client.results import Chunk, chunk
-from laps_sd.client.wire import RETRY_AFTER_KEY, NotServing, RequestError, from_code, inference_pb2, types_pb2
+from laps_sd.client.wire import RETRY_AFTER_KEY, Lost, NotServing, RequestError, from_code, inference_pb2, types_pb2
 
 RESUME_S = 30.0  # a broken stream of a detached request is given up after so long without a chunk
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0  # between attempts, where the server names no time
@@ -65,6 +65,12 @@ class Attempts:
         self._give_up, self._pause_s = self.clock() + self.patience_s, FIRST_PAUSE_S
         self.begun, self.whole = True, message.HasField("final")
         return chunk(message)
+
+    def ended(self) -> None:
+        """The stream has ended in order. Raises Lost if the answer has not."""
+        if not self.whole:
+            where = f"after token {self.request.offset} of {self.request.request_id}, " if self.begun else ""
+            raise Lost(f"the stream ended {where}before the answer did")
 
     def pause_s(self, error: grpc.RpcError) -> float | None:
         """An attempt has failed: seconds until the next one. None: there is none."""

@@ -82,6 +82,7 @@ class Client(Base):
             try:
                 for message in call:
                     yield attempts.got(message)
+                attempts.ended()
                 return
             except grpc.RpcError as error:
                 if attempts.whole:
