@@ -90,6 +90,7 @@ class Server:
         self.grpc = grpc.aio.server(
             options=list(chosen.items()), interceptors=(*interceptors, WellFormed()), maximum_concurrent_rpcs=max_calls
         )
+        self.ready = False
         self._services = tuple(services)
         self._credentials = credentials
         self._health = health.aio.HealthServicer()
@@ -117,6 +118,7 @@ class Server:
 
     async def set_ready(self, ready: bool) -> None:
         """What the health check says about every service of this port."""
+        self.ready = ready
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in self._services:
             await self._health.set(service, status)

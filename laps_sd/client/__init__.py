@@ -3,13 +3,16 @@ It speaks to a gateway by gRPC and imports nothing of the services."""
 
 from laps_sd.client.aio import AsyncClient
 from laps_sd.client.completion import Collector, Completion, Timings
-from laps_sd.client.params import OnDisconnect, Params, Priority
+from laps_sd.client.params import OnDisconnect, Params
 from laps_sd.client.results import (
     Chunk,
     Final,
     FinishReason,
     Logprob,
+    PolicyComparison,
+    PolicyFigures,
     Predictor,
+    Priority,
     PriorityLoad,
     RequestPage,
     RequestState,
@@ -19,6 +22,7 @@ from laps_sd.client.results import (
     Stats,
     TenantLoad,
     Usage,
+    WaitReason,
     Worker,
 )
 from laps_sd.client.server import DEFAULT_SERVER, HTTPS, SERVER_VARIABLE
@@ -62,6 +66,8 @@ __all__ = [
     "NotServing",
     "OnDisconnect",
     "Params",
+    "PolicyComparison",
+    "PolicyFigures",
     "Predictor",
     "Priority",
     "PriorityLoad",
@@ -78,5 +84,6 @@ __all__ = [
     "Unauthenticated",
     "UnknownRequest",
     "Usage",
+    "WaitReason",
     "Worker",
 ]

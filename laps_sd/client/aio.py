@@ -10,7 +10,8 @@ from laps_sd.client.attempts import FIRST_PAUSE_S, Attempts
 from laps_sd.client.base import SERVING, Base
 from laps_sd.client.completion import Collector, Completion
 from laps_sd.client.params import Params
-from laps_sd.client.results import Chunk, RequestPage, RequestStatus, Stats, read
+from laps_sd.client.reading import read
+from laps_sd.client.results import Chunk, PolicyComparison, RequestPage, RequestStatus, Stats
 from laps_sd.client.wire import inference_pb2
 
 
@@ -94,10 +95,17 @@ class AsyncClient(Base):
         asked = self._asking(inference_pb2.GetRequestRequest(), request_id=request_id)
         return read(RequestStatus, (await self._ask("GetRequest", asked)).request)
 
-    async def list_requests(self, page_size: int = 0, page_token: str = "") -> RequestPage:
-        """One page of the live requests, those that run first. `page_token`: `next_page_token` of the page before."""
-        asked = self._asking(inference_pb2.ListRequestsRequest(), page_size=page_size, page_token=page_token)
+    async def list_requests(self, page_size: int = 0, page_token: str = "", recent_rounds: int = 0) -> RequestPage:
+        """One page of the live requests, those that run first. `page_token`: `next_page_token` of the page before.
+        `recent_rounds`: so many of each request's last rounds are told, too."""
+        request = inference_pb2.ListRequestsRequest()
+        asked = self._asking(request, page_size=page_size, page_token=page_token, recent_rounds=recent_rounds)
         return read(RequestPage, await self._ask("ListRequests", asked))
+
+    async def compare_policies(self) -> PolicyComparison:
+        """The policies side by side on the requests that ended in the last minutes, by the simulator."""
+        asked = self._asking(inference_pb2.ComparePoliciesRequest())
+        return read(PolicyComparison, await self._ask("ComparePolicies", asked))
 
     async def stats(self) -> Stats:
         """Figures of the whole service."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import grpc
 
-from laps_sd.client.results import Chunk, chunk
+from laps_sd.client.reading import chunk
+from laps_sd.client.results import Chunk
 from laps_sd.client.wire import RETRY_AFTER_KEY, Lost, NotServing, RequestError, from_code, inference_pb2, types_pb2
 
 RESUME_S = 30.0  # a broken stream of a detached request is given up after so long without a chunk

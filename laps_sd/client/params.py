@@ -10,9 +10,9 @@ from typing import Any, Literal, TypedDict, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from laps_sd.client.results import Priority
 from laps_sd.client.wire import BadInput, inference_pb2, types_pb2
 
-Priority = Literal["interactive", "default", "batch"]
 OnDisconnect = Literal["cancel", "detach"]
 
 

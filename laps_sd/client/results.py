@@ -1,19 +1,17 @@
-"""What a server answers, as typed values: dataclasses that mirror the messages of protos/v1, field by field. Times are
-datetimes in UTC, lengths of time are timedeltas, enums are words. No connection lives here."""
+"""What a server answers, as typed values: a table of dataclasses that mirror the messages of protos/v1, field by field.
+Times are datetimes in UTC, lengths of time are timedeltas, enums are words."""
 
-from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypeVar
-
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
-
-from laps_sd.client.wire import inference_pb2
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 RequestState = Literal["waiting", "running", "paused", "finished"]
 PredictorState = Literal["none", "cold", "warm"]
+Priority = Literal["interactive", "default", "batch"]
+WaitReason = Literal[
+    "no_worker", "turn", "arrival", "begun", "priority", "tenant", "overdue", "level", "perceptible", "claim", "suspect"
+]
 
 ZERO = timedelta(0)
 
@@ -103,6 +101,10 @@ class RequestStatus:
     estimated_start_time: datetime | None = None
     estimated_end_time: datetime | None = None
     queue_time: timedelta = ZERO
+    priority: Priority | None = None
+    wait_reason: WaitReason | None = None  # None: it runs, or has ended; each reason: WaitReason in status.proto
+    passed_by: list[str] = field(default_factory=list)  # requests that run now although they came later
+    recent_rounds: list[Round] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Predictor:
 class PriorityLoad:
     """What one priority has waiting or running."""
 
-    priority: Literal["interactive", "default", "batch"] | None = None
+    priority: Priority | None = None
     requests: int = 0
     tokens: int = 0
     backlog: timedelta = ZERO
@@ -194,68 +196,28 @@ class Stats:
     unreadable: int = 0
 
 
-KINDS: dict[str, type[Any]] = {
-    "RequestStatus": RequestStatus,
-    "ListRequestsResponse": RequestPage,
-    "WorkerStatus": Worker,
-    "PredictorStatus": Predictor,
-    "PriorityStatus": PriorityLoad,
-    "TenantStatus": TenantLoad,
-    "StatsResponse": Stats,
-    "Round": Round,
-    "Usage": Usage,
-    "SpecDecode": SpecDecode,
-    "Final": Final,
-}
-Result = TypeVar("Result")
+@dataclass(frozen=True, slots=True)
+class PolicyFigures:
+    """How one policy would have served the last requests, by the simulator."""
+
+    policy: str = ""
+    mean_latency: timedelta = ZERO
+    p99_latency: timedelta = ZERO
+    mean_time_to_first_token: timedelta = ZERO
+    preemptions: float = 0.0
 
 
-def read(kind: type[Result], message: Message) -> Result:
-    """The message as a `kind`, whose fields have the message's names. What the message does not have set keeps its
-    default, and so does what an older server does not know."""
-    values: dict[str, Any] = {}
-    known = message.DESCRIPTOR.fields_by_name
-    for each in fields(kind):  # type: ignore[arg-type]  # every kind is a dataclass
-        if (described := known.get(each.name)) is None:
-            continue
-        value = getattr(message, each.name)
-        if described.is_repeated:
-            values[each.name] = [_value(described, item) for item in value]
-        elif not described.has_presence or message.HasField(each.name):
-            values[each.name] = _value(described, value)
-    return kind(**values)
+@dataclass(frozen=True, slots=True)
+class PolicyComparison:
+    """The same requests under several policies, and as they were served."""
 
-
-def _value(described: Any, value: Any) -> Any:
-    if isinstance(value, Duration):
-        return value.ToTimedelta()
-    if isinstance(value, Timestamp):
-        return value.ToDatetime(tzinfo=UTC)
-    if described.message_type is not None:
-        return read(KINDS[described.message_type.name], value)
-    return _word(described.enum_type, value) if described.enum_type is not None else value
-
-
-def _word(enum: Any, number: int) -> str | None:
-    """Such as `running`; None: unspecified."""
-    if number == 0:
-        return None
-    if (value := enum.values_by_number.get(number)) is None:
-        return str(number)  # of a newer server
-    word: str = value.name.removeprefix(enum.values[0].name.removesuffix("UNSPECIFIED"))
-    return word.lower()
-
-
-def chunk(message: inference_pb2.GenerateResponse) -> Chunk:
-    """By hand, unlike the other results: a stream has thousands of them."""
-    return Chunk(
-        request_id=message.request_id,
-        text=message.text,
-        token_ids=list(message.token_ids),
-        offset=message.offset,
-        rounds=[Round(each.tokens, each.drafted, each.accepted) for each in message.rounds],
-        logprobs=[
-            Logprob(own.logprob, list(zip(own.top_tokens, own.top_logprobs, strict=True))) for own in message.logprobs
-        ],
-        final=read(Final, message.final) if message.HasField("final") else None,
-    )
+    policies: list[PolicyFigures] = field(default_factory=list)
+    running_policy: str = ""
+    measured_mean_latency: timedelta = ZERO
+    requests: int = 0
+    window: timedelta = ZERO
+    compare_time: datetime | None = None  # None: there is none yet
+    computing: bool = False
+    ended_requests: int = 0
+    least_requests: int = 0
+    problem: str = ""

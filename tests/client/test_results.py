@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from laps_sd.client import RequestStatus, Stats
-from laps_sd.client.results import KINDS, Chunk, chunk, read
+from laps_sd.client.reading import KINDS, chunk, read
+from laps_sd.client.results import Chunk
 from protos.times import duration, timestamp
 from protos.v1 import inference_pb2, status_pb2, types_pb2
 
