@@ -37,7 +37,7 @@ BUF ?= build/buf/node_modules/.bin/buf
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo test test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick \
+.PHONY: demo test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick \
     bench-scheduler bench-engine bench-paper check lint lint-protos types architecture protos protos-check \
     protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
@@ -48,6 +48,7 @@ help:
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
+	@echo "make test-doors  other people's clients on a live stack, each in an environment of its own; fuzzing of HTTP"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
@@ -114,6 +115,10 @@ test-stores: env
 test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest -s tests/slow/test_two_hundred_prompts.py
+
+test-doors: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m pytest tests/doors
 
 test-compare: env
 	$(BIN)/python -m pytest -s tests/slow/test_compare.py

@@ -5,6 +5,7 @@ import typer
 from laps_sd.certs import certs
 from laps_sd.compare.command import compare
 from laps_sd.demo import demo
+from laps_sd.gatewaybench.command import gateway
 from laps_sd.generate import generate, resume
 from laps_sd.key import key
 from laps_sd.loadtest.command import loadtest
@@ -29,6 +30,7 @@ app.add_typer(key, name="key")
 app.command(**ALL_FLAGS)(distill)
 app.add_typer(bench, name="bench")
 bench.command()(scheduler)
+bench.command()(gateway)
 bench.command(**ALL_FLAGS)(engine)
 
 
