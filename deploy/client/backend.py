@@ -1,9 +1,9 @@
-"""The build backend of the client's distribution: setuptools', run on sources that are gathered from the repository first.
+"""The build backend of the client's distribution: setuptools', run on sources that are gathered from the repository.
 
-`gathered` gets the package `laps_sd` with the client alone, and in `laps_sd._protos` those modules of `protos` that the client
-needs: nobody who only calls a service gets a top-level package `protos`. The generated code is that of protos/v1; the names of
-its descriptor files stay, so that a process may load it beside the service's. An sdist holds `gathered`, and is built without
-the repository.
+`gathered` gets the package `laps_sd` with the client alone, and in `laps_sd._protos` those modules of `protos` that the
+client needs: nobody who only calls a service gets a top-level package `protos`. The generated code is that of
+protos/v1; the names of its descriptor files stay, so that a process may load it beside the service's. An sdist holds
+`gathered`, and is built without the repository.
 """
 
 import re
