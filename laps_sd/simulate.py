@@ -17,7 +17,7 @@ from rich.table import Table
 
 from laps_sd import terminal
 from laps_sd.draft_len import parse_draft_len
-from scheduler_service.core.policies import POLICIES, Policy
+from scheduler_service.core.policies import Policy, find_policy
 from scheduler_service.predictor import PredictorKind, make_predictor
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import generate, parse_synthetic, with_acceptance
@@ -128,7 +128,7 @@ def _policies(names: str, settings: Sequence[str], jobs: Sequence[Job], draft_le
     used: set[str] = set()
     for text in filter(None, (part.strip() for part in names.split(","))):
         name, *own = text.split(":")
-        known = {field.name for field in fields(POLICIES[name])} if name in POLICIES else set()
+        known = set() if name == "oracle" else {field.name for field in fields(find_policy(name))}
         shared = [setting for setting in settings if setting.partition("=")[0].strip().replace("-", "_") in known]
         used |= set(shared)
         policies[text] = simulated_policy(name, [*shared, *own], jobs, draft_len)

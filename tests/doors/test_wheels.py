@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors.wheels import REPOSITORY, build, environment, run
+from tests.doors.wheels import REPOSITORY, build, environment, install, run
 from tests.e2e.stack import Stack
 
 pytestmark = [pytest.mark.timeout(1800)]
@@ -60,14 +60,19 @@ async def test_the_client_alone_calls_a_live_service(stack: Stack, client_wheel:
     assert asked.returncode == 0, asked.stderr
 
 
-def test_the_service_is_whole_and_its_command_runs(service_wheel: Path, tmp_path: Path) -> None:
-    programs = environment(tmp_path / "empty", service_wheel)
-    assert "0.1.0" in run(programs / "laps-sd", "--version", folder=tmp_path).stdout
-    helped = run(programs / "laps-sd", "up", "--help", folder=tmp_path)
+@pytest.fixture(scope="module")
+def service(service_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the service's wheel. Its dependencies take minutes, so there is one."""
+    return environment(tmp_path_factory.mktemp("service") / "empty", service_wheel)
+
+
+def test_the_service_is_whole_and_its_command_runs(service: Path, tmp_path: Path) -> None:
+    assert "0.1.0" in run(service / "laps-sd", "--version", folder=tmp_path).stdout
+    helped = run(service / "laps-sd", "up", "--help", folder=tmp_path)
     assert (helped.returncode, "--policy" in helped.stdout) == (0, True), helped.stderr
-    asked = run(programs / "laps-sd", *NOBODY, folder=tmp_path)
+    asked = run(service / "laps-sd", *NOBODY, folder=tmp_path)
     assert (asked.returncode, asked.stderr) == (1, NOBODY_SAID)
-    assert run(programs / "python", "-m", "pip", "check").returncode == 0
+    assert run(service / "python", "-m", "pip", "check").returncode == 0
 
 
 def test_the_services_wheel_has_every_file_of_its_packages(service_wheel: Path) -> None:
@@ -78,13 +83,12 @@ def test_the_services_wheel_has_every_file_of_its_packages(service_wheel: Path) 
     assert set(tracked.stdout.split()) - kept <= left_out
 
 
-@pytest.mark.parametrize("client_last", [False, True])
-def test_both_in_one_environment_work_in_either_order(
-    client_wheel: Path, service_wheel: Path, client_last: bool, tmp_path: Path
+def test_the_client_beside_the_service_works_whichever_was_last(
+    service: Path, client_wheel: Path, service_wheel: Path, tmp_path: Path
 ) -> None:
-    wheels = (service_wheel, client_wheel) if client_last else (client_wheel, service_wheel)
-    programs = environment(tmp_path / "empty", *wheels)
-    asked = run(programs / "laps-sd", *NOBODY, folder=tmp_path)
-    assert (asked.returncode, asked.stderr) == (1, NOBODY_SAID)
     both = "import laps_sd.client, laps_sd._protos.v1.inference_pb2, protos.v1.inference_pb2"
-    assert run(programs / "python", "-c", both, folder=tmp_path).returncode == 0
+    for last in (client_wheel, service_wheel):
+        install(service, "--no-deps", "--force-reinstall", last)
+        asked = run(service / "laps-sd", *NOBODY, folder=tmp_path)
+        assert (asked.returncode, asked.stderr) == (1, NOBODY_SAID)
+        assert run(service / "python", "-c", both, folder=tmp_path).returncode == 0
