@@ -1,35 +1,18 @@
-"""`laps-sd generate` and `resume`: print one answer of a running server. Nothing is served here."""
+"""`laps-sd generate` and `resume`: their flags, and the options of every command that asks a server. Nothing is asked
+here."""
 
-import asyncio
-import json
-import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from laps_sd.client import (
-    DEFAULT_SERVER,
-    SERVER_VARIABLE,
-    AsyncClient,
-    BadInput,
-    Chunk,
-    Collector,
-    Completion,
-    Params,
-    RequestError,
-)
+if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
+    from collections.abc import AsyncIterator
 
-INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
-
-Ask = Callable[[AsyncClient], AsyncIterator[Chunk]]
+    from laps_sd.client import AsyncClient, Chunk, Params
 
 
 class Class(StrEnum):
@@ -42,7 +25,7 @@ Server = Annotated[
     str,
     typer.Option(
         metavar="HOST:PORT[,...]",
-        envvar=SERVER_VARIABLE,
+        envvar="LAPS_SD_SERVER",
         help="Of one gateway or several. https:// in front: TLS, by the public authorities.",
     ),
 ]
@@ -59,7 +42,7 @@ def generate(
     prompt: Annotated[
         str, typer.Argument(help="One user message, or with --raw the text to be continued. -: read from stdin.")
     ],
-    server: Server = DEFAULT_SERVER,
+    server: Server = "127.0.0.1:50051",
     api_key: ApiKey = None,
     ca: Ca = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 256, or what the context leaves.")] = None,
@@ -79,8 +62,7 @@ def generate(
     predicted_tokens: Annotated[int | None, typer.Option(min=1, help="A guess of the length, for the order.")] = None,
     request_class: Annotated[Class, typer.Option("--class")] = Class.default,
     json_schema: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="The answer is JSON of it."),
+        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help="The answer is JSON of it.")
     ] = None,
     regex: Annotated[str | None, typer.Option(help="The whole answer matches it.")] = None,
     choice: Annotated[list[str] | None, typer.Option(help="The answer is one of these texts; repeatable.")] = None,
@@ -100,6 +82,8 @@ def generate(
         raise typer.BadParameter("a raw prompt takes no system message", param_hint="--system")
     if logprobs is not None and not as_json:
         raise typer.BadParameter("log-probabilities are printed with --json alone", param_hint="--logprobs")
+    from laps_sd.answer import show
+
     text = _stdin() if prompt == "-" else prompt
     # None leaves a field out: then the server's default holds.
     params: Params = {
@@ -128,68 +112,10 @@ def generate(
         params["messages"] = [*system_message, {"role": "user", "content": text}]
     after = f"it runs on: laps-sd resume {params['request_id']}" if detach else ""
 
-    def ask(client: AsyncClient) -> AsyncIterator[Chunk]:
+    def ask(client: "AsyncClient") -> "AsyncIterator[Chunk]":
         return client.generate(text if raw else None, **params)
 
-    _show(server, api_key, ca, ask, as_json=as_json, stats=stats, after=after)
-
-
-def resume(
-    request_id: Annotated[str, typer.Argument(help="As in the answer's --json, or as chosen with --request-id.")],
-    offset: Annotated[int, typer.Option(min=0, help="Output tokens to leave out.")] = 0,
-    server: Server = DEFAULT_SERVER,
-    api_key: ApiKey = None,
-    ca: Ca = None,
-    stats: Annotated[bool, typer.Option("--stats", help="A table of statistics on stderr.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the text.")] = False,
-) -> None:
-    """Stream the answer of an earlier request. Ctrl-C does to it what a lost connection would do."""
-    _show(server, api_key, ca, lambda client: client.resume(request_id, offset), as_json=as_json, stats=stats)
-
-
-def _show(
-    server: str, api_key: str | None, ca: Path | None, ask: Ask, *, as_json: bool, stats: bool, after: str = ""
-) -> None:
-    """Prints the answer to stdout. `after`: printed to stderr after Ctrl-C. Raises typer.Exit."""
-    try:
-        completion = asyncio.run(_stream(AsyncClient(server, api_key=api_key, ca=ca), ask, echo=not as_json))
-    except RequestError as error:
-        hint = " (use --raw for a model without a chat template)" if _lacks_template(error) else ""
-        typer.echo(f"laps-sd: {error.code.name}: {error.message}{hint}", err=True)
-        raise typer.Exit(1) from error
-    if completion is None:
-        if after:
-            typer.echo(f"laps-sd: {after}", err=True)
-        raise typer.Exit(INTERRUPTED)
-    if as_json:
-        present = {name: value for name, value in asdict(completion).items() if value is not None}
-        typer.echo(json.dumps(present, ensure_ascii=False))
-    if stats:
-        _print_stats(completion)
-
-
-async def _stream(client: AsyncClient, ask: Ask, *, echo: bool) -> Completion | None:
-    """The answer, printed as it comes if `echo`. None: Ctrl-C was pressed; the connection is closed."""
-    task = asyncio.ensure_future(_collect(client, ask, echo=echo))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        return None
-
-
-async def _collect(client: AsyncClient, ask: Ask, *, echo: bool) -> Completion:
-    collector = Collector()
-    try:
-        async with client:
-            async for chunk in ask(client):
-                collector.add(chunk)
-                if echo:
-                    print(chunk.text, end="", flush=True)
-    finally:
-        if echo and collector.text:
-            print()
-    return collector.completion()
+    show(server, api_key, ca, ask, as_json=as_json, stats=stats, after=after)
 
 
 def _stdin() -> str:
@@ -200,25 +126,16 @@ def _stdin() -> str:
         raise typer.BadParameter(f"stdin is no UTF-8: {error}", param_hint="PROMPT") from None
 
 
-def _lacks_template(error: RequestError) -> bool:
-    return isinstance(error, BadInput) and error.message.startswith("chat: ") and "no chat template" in error.message
+def resume(
+    request_id: Annotated[str, typer.Argument(help="As in the answer's --json, or as chosen with --request-id.")],
+    offset: Annotated[int, typer.Option(min=0, help="Output tokens to leave out.")] = 0,
+    server: Server = "127.0.0.1:50051",
+    api_key: ApiKey = None,
+    ca: Ca = None,
+    stats: Annotated[bool, typer.Option("--stats", help="A table of statistics on stderr.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the text.")] = False,
+) -> None:
+    """Stream the answer of an earlier request. Ctrl-C does to it what a lost connection would do."""
+    from laps_sd.answer import show
 
-
-def _print_stats(completion: Completion) -> None:
-    spec, timings = completion.spec_decode, completion.timings_ms
-    rate = spec.num_accepted_tokens / spec.num_draft_tokens if spec.num_draft_tokens else 0.0
-    tokens = completion.usage.completion_tokens
-    rows = {
-        "finish reason": completion.finish_reason,
-        "tokens": f"{completion.usage.prompt_tokens} in, {tokens} out",
-        "speculation": f"{spec.num_accepted_tokens} of {spec.num_draft_tokens} accepted ({rate:.0%}), "
-        f"{spec.num_drafts} drafts",
-        "queue": f"{timings.queue:.1f} ms",
-        "first token": f"{timings.ttft:.1f} ms",
-        "whole answer": f"{timings.e2el:.1f} ms",
-        "preemptions": str(completion.preemptions),
-    }
-    table = Table(show_header=False, box=None)
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console(stderr=True).print(table)
+    show(server, api_key, ca, lambda client: client.resume(request_id, offset), as_json=as_json, stats=stats)
