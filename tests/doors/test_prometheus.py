@@ -70,7 +70,7 @@ async def under_load(stack: Stack, running: Prometheus) -> None:
     """Short answers and long ones, more than there are slots, some of which are refused, for SCRAPES scrapes."""
     over = asyncio.Event()
 
-    async def ask(client: Client, number: int) -> None:
+    async def ask(client: AsyncClient, number: int) -> None:
         while not over.is_set():
             long = number % 2
             with suppress(RequestError):
@@ -91,7 +91,7 @@ async def under_load(stack: Stack, running: Prometheus) -> None:
     async def enough() -> bool:
         return await scrapes() >= before + SCRAPES
 
-    async with AsyncClient(stack.grpc) as client, asyncio.TaskGroup() as tasks:
+    async with AsyncClient(stack.grpc, max_retries=0) as client, asyncio.TaskGroup() as tasks:
         for number in range(MOST_REQUESTS + 4):
             tasks.create_task(ask(client, number))
         await until(enough)
