@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from laps_sd import AsyncClient, Client
-from laps_sd.certs import make_certs
+from laps_sd.authority import make_certs
 from laps_sd.client import BadInput, BeyondEnd, Chunk, DeadlinePassed, Lost, NotServing, QueueFull, RequestError
 from laps_sd.client.causes import find_cause
 from laps_sd.client.server import find_server

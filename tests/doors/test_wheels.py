@@ -80,7 +80,8 @@ def test_the_services_wheel_has_every_file_of_its_packages(service_wheel: Path) 
     tracked = subprocess.run(["git", "ls-files", *folders], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     kept = set(zipfile.ZipFile(service_wheel).namelist())
     left_out = {"protos/reference.binpb", "protos/link/buf.yaml"}  # for `make lint-protos` alone
-    assert set(tracked.stdout.split()) - kept <= left_out
+    missing = {file for file in set(tracked.stdout.split()) - kept - left_out if not file.endswith(".md")}
+    assert not missing
 
 
 def test_the_client_beside_the_service_works_whichever_was_last(
