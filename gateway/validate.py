@@ -207,4 +207,5 @@ def sampling(request: inference_pb2.GenerateRequest, request_id: str) -> common_
         frequency_penalty=request.frequency_penalty,
         logit_bias=[common_pb2.LogitBias(token=token, bias=bias) for token, bias in sorted(request.logit_bias.items())],
         logprobs=request.logprobs if request.HasField("logprobs") else None,
+        structure=request.structure if request.HasField("structure") else None,
     )
