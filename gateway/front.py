@@ -61,23 +61,27 @@ class Front:
 
     @asynccontextmanager
     async def generate(
-        self, request: inference_pb2.GenerateRequest, timeout_s: float | None = None
+        self,
+        request: inference_pb2.GenerateRequest,
+        timeout_s: float | None = None,
+        default_max_tokens: int | None = validate.DEFAULT_MAX_TOKENS,
     ) -> AsyncIterator[Stream]:
         """The answer to a new request. Leaving the block before the answer's end hangs up, which does what
-        `on_disconnect` says. `timeout_s`: the answer must be whole by then; None: as long as the settings allow."""
+        `on_disconnect` says. `timeout_s`: the answer must be whole by then; None: as long as the settings allow.
+        `default_max_tokens`: None: as many as the context has room for."""
         async with self._called(operation(request)) as call:
             model, deadline = self.model(ready=True), self._deadline(timeout_s)
-            encoders = self._encoders.setdefault(tenant := caller.get().tenant, asyncio.Semaphore(ENCODERS))
             try:
                 async with asyncio.timeout_at(deadline):
                     submit = await validate.submission(
                         request,
                         model,
-                        tenant=tenant,
+                        tenant=caller.get().tenant,
                         timeout_s=_until(deadline),
                         max_input_bytes=self._settings.max_input_bytes,
-                        encoders=encoders,
+                        encoders=self._encoders_of_caller(),
                         structures=self._structures,
+                        default_max_tokens=default_max_tokens,
                     )
             except TimeoutError:
                 raise DeadlinePassed("not even begun within the time that it was given") from None
@@ -162,6 +166,15 @@ class Front:
     def _count_stalled(self, more: int) -> None:
         self._stalled += more
 
+    async def encode(self, request: inference_pb2.GenerateRequest) -> list[int]:
+        """The token ids that the model would get. Raises BadInput, NotServing."""
+        return await validate.encode_input(
+            request, self.model(), self._settings.max_input_bytes, self._encoders_of_caller()
+        )
+
+    def _encoders_of_caller(self) -> asyncio.Semaphore:
+        return self._encoders.setdefault(caller.get().tenant, asyncio.Semaphore(ENCODERS))
+
     def _deadline(self, timeout_s: float | None) -> float:
         """On the event loop's clock."""
         most_s = self._settings.request_timeout_s
@@ -189,6 +202,12 @@ class Front:
     async def stats(self, request: inference_pb2.StatsRequest) -> status_pb2.StatsResponse:
         """Figures of the whole service. The door has checked the right."""
         return await self._link.scheduler.stats(request)
+
+    async def compare_policies(
+        self, request: inference_pb2.ComparePoliciesRequest
+    ) -> inference_pb2.ComparePoliciesResponse:
+        """What other policies would have made of the last minutes. The door has checked the right."""
+        return await self._link.scheduler.compare_policies(request)
 
     async def drain(self, timeout_s: float, grace_s: float) -> None:
         """Take no new requests, and give open streams `timeout_s` to end. Those that do not end have `grace_s` to tell

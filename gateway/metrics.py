@@ -15,6 +15,7 @@ class Metrics(Families):
         super().__init__(prefix, model)
         self.lag = loop_lag(self)
         self.requests = self.counts("requests", "Streams that ended, by gRPC status", "status")
+        self.ignored_fields = self.counts("http_ignored_fields", "Fields of HTTP bodies that nobody here knows", "path")
         self.success = self.counts("request_success", "Finished requests, by finish reason", "finished_reason")
         self.gauge("num_requests_live", "Requests of this gateway, submitted and not finished", lambda: float(live()))
         self.prompt_tokens = self.counts("prompt_tokens", "Prompt tokens of finished requests")

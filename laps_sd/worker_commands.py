@@ -14,10 +14,24 @@ ALL_FLAGS: dict[str, Any] = {
 
 
 def pull(
-    model: Annotated[str, typer.Argument(help="A name (smollm2-135m), a Hugging Face directory or a .gguf file.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="smollm2-135m; OWNER/NAME[@REVISION] of the Hugging Face hub, or OWNER/NAME:FILE.gguf; "
+            "a Hugging Face directory; a .gguf file."
+        ),
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Models that are known to work, with size and licence.")
+    ] = False,
 ) -> None:
-    """Fetch and convert MODEL into the local cache (moved with LAPS_SD_CACHE); prints its directory."""
-    _run("worker_service.pull", model)
+    """Fetch MODEL into the local cache, converted if need be; prints its directory. LAPS_SD_CACHE moves the cache.
+
+    Models of the hub lie in the hub's own cache, unless LAPS_SD_CACHE is set. HF_TOKEN opens those that need it.
+    """
+    if (model is None) != listed:
+        raise typer.BadParameter("name a model, or give --list", param_hint="MODEL")
+    _run("worker_service.pull", "--list" if model is None else model)
 
 
 def distill(context: typer.Context) -> None:

@@ -21,9 +21,9 @@ from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTa
 from worker_service.engine.self_check import MismatchError, check, own_logits
 from worker_service.link import Link
 from worker_service.metrics import Metrics
+from worker_service.model_files import ModelError, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load
 from worker_service.pace import Pace, PacedRunner
-from worker_service.pull import ModelError, check_directory
 from worker_service.runner import Runner
 from worker_service.watchdog import Watchdog
 from worker_service.wire import of_model

@@ -10,7 +10,10 @@ import pytest
 from rich.console import Console
 
 from laps_sd.client import Client
-from laps_sd.top import Frame, frames, view
+from laps_sd.tables import Bar, Column, FittedTable
+from laps_sd.top import frames
+from laps_sd.top_frame import Frame
+from laps_sd.top_view import view
 from protos.errors import NotServing
 from protos.times import timestamp
 from protos.v1 import inference_pb2, status_pb2
@@ -27,8 +30,8 @@ def worker(**fields: Any) -> status_pb2.WorkerStatus:
     return status_pb2.WorkerStatus(worker_id="w", slots=4, running=3, blocks=100, free_blocks=75, **fields)
 
 
-def text(frame: Frame | NotServing) -> str:
-    console = Console(width=120, color_system=None)
+def text(frame: Frame | NotServing, width: int = 120) -> str:
+    console = Console(width=width, color_system=None)
     with console.capture() as captured:
         console.print(view(frame))
     return captured.get()
@@ -78,6 +81,45 @@ def test_people_see_queues_workers_and_requests() -> None:
         "4",
         "w",
     ]
+
+
+def busy(request: str = "0123456789abcdef") -> Frame:
+    live = status_pb2.RequestStatus(
+        request_id=request, state=status_pb2.REQUEST_STATE_RUNNING, queue_level=3, output_tokens=1234,
+        predicted_tokens=2048, rounds=3, acceptance_rate=0.87, estimated_end_time=timestamp(1234.5), preemptions=17,
+        worker_id="worker-0",
+    )  # fmt: skip
+    served = worker(rounds=90_000, output_tokens=190_000, idle_share=0.12, outside_forward_share=0.34, placed=29)
+    before = stats(workers=[worker()])
+    now = stats(queue_lengths=[70, 3], workers=[served], waiting=66, running=4, submitted=12_345)
+    return Frame(now, before, 10.0, inference_pb2.ListRequestsResponse(requests=[live] * 2, read_time=timestamp(0.0)))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_number_is_cut_however_narrow_the_terminal(width: int) -> None:
+    shown = text(busy(), width)
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert "…" not in shown
+    for number in ("3/4", "25%", "19,000.0", "1234/2048", "1,234.5", "70"):
+        assert number in shown.split()
+
+
+def test_a_wide_terminal_shows_every_column_and_a_narrow_one_the_important_ones() -> None:
+    def titles(width: int) -> list[str]:
+        return next(line for line in text(busy(), width).splitlines() if line.startswith("request ")).split()
+
+    assert titles(120) == ["request", "state", "level", "output", "accepted", "remaining", "s", "preempted", "worker"]
+    assert titles(80) == ["request", "state", "level", "output", "accepted", "remaining", "s", "preempted"]
+    assert titles(60) == ["request", "state", "level", "output", "remaining", "s"]
+
+
+def test_bars_shrink_before_columns_go() -> None:
+    table = FittedTable(
+        [Column("name"), Column("", rank=1, bar=30), Column("share", rank=2)], [("abcdef", Bar(1, 2), "50%")]
+    )
+    assert table.widths(60) == {0: 6, 1: 30, 2: 5}
+    assert table.widths(30) == {0: 6, 1: 15, 2: 5}
+    assert table.widths(20) == {0: 6, 1: 12}
 
 
 def test_a_program_sees_numbers_also_where_they_are_zero() -> None:

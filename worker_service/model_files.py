@@ -1,0 +1,73 @@
+"""A model as a directory: what has to be in it, and where directories of models are kept. Nothing is fetched here, and
+no model is read."""
+
+import json
+import os
+from pathlib import Path
+
+from platformdirs import user_cache_dir
+
+CACHE_VARIABLE = "LAPS_SD_CACHE"
+MARKER = "laps-sd.json"  # in each converted model: {"name", "sha256" of its GGUF}; written last
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+WEIGHTS, SHARDS_INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class ModelError(Exception):
+    """There is no such model, or it cannot be used; the message says what to do."""
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get(CACHE_VARIABLE) or user_cache_dir("laps-sd"))
+
+
+def check_directory(path: Path) -> None:
+    """Raises ModelError unless `path` holds a causal LM that transformers knows, its weights and a fast tokenizer."""
+    kind = _kind(path)
+    if not (path / TOKENIZER).is_file():
+        raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there (save_pretrained)")
+    if not any(path.glob("*.safetensors")):
+        raise ModelError(f"{path} has no *.safetensors; save the model's weights there (save_pretrained)")
+    _check_kind(kind, str(path))
+
+
+def check_config(path: Path, name: str) -> None:
+    """Raises ModelError unless the config in directory `path` is that of a causal LM. `name`: of the model, for
+    people."""
+    _check_kind(_kind(path), name)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether config, tokenizer and all weights are in directory `path`, by their names alone."""
+    if not all((path / name).is_file() for name in (CONFIG, TOKENIZER)):
+        return False
+    return (path / WEIGHTS).is_file() or all((path / shard).is_file() for shard in shards(path) or [SHARDS_INDEX])
+
+
+def shards(path: Path) -> list[str]:
+    """The names of the files that the weights are spread over; empty if they are in one file."""
+    try:
+        return sorted(set(json.loads((path / SHARDS_INDEX).read_text())["weight_map"].values()))
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ModelError(f"{path / SHARDS_INDEX} does not say which files hold the weights") from None
+
+
+def _kind(path: Path) -> object:
+    """The architecture that the model's config names."""
+    try:
+        config = json.loads((path / CONFIG).read_text())
+    except FileNotFoundError:
+        raise ModelError(f"{path} has no config.json: it is no Hugging Face model directory") from None
+    except ValueError as error:
+        raise ModelError(f"{path / CONFIG} is no JSON: {error}") from None
+    return config.get("model_type") if isinstance(config, dict) else None
+
+
+def _check_kind(kind: object, name: str) -> None:
+    # This import takes a second: it is made only for a model that somebody brings.
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LMS
+
+    if kind not in CAUSAL_LMS:
+        raise ModelError(f"{name}: architecture {kind!r} is no causal LM that transformers supports")
