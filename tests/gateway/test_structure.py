@@ -9,12 +9,15 @@ import pytest
 import pytest_asyncio
 
 from gateway import structure as module
+from gateway import validate
 from gateway.structure import Structures
 from gateway.text import TextModel
 from protos.errors import BadInput, NotServing
 from protos.idempotence import same
+from protos.link.v1.gateway_link_pb2 import Submit
+from protos.v1 import inference_pb2
 from protos.v1.types_pb2 import Choice, Structure
-from tests.gateway.harness import model_info, stack
+from tests.gateway.harness import model_info
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = TextModel(model_info())
@@ -174,20 +177,25 @@ async def test_another_model_has_a_compiler_of_its_own(structures: Structures) -
     await check(structures, GOOD[1])
 
 
-async def test_a_structure_travels_with_its_request_and_is_part_of_it() -> None:
-    async with stack() as (_, link, client):
-        task = asyncio.create_task(client.complete("a", request_id="r", structure=Structure(regex="a+")))
-        submit = await link.accept()
-        assert submit.sampling.structure == Structure(regex="a+")
-        assert same(submit, submit)
-        other = type(submit).FromString(submit.SerializeToString())
-        other.sampling.structure.regex = "b+"
-        assert not same(submit, other)
-        task.cancel()
+async def test_a_structure_travels_with_its_request_and_is_part_of_it(structures: Structures) -> None:
+    one, again, other = [await submission(structures, regex) for regex in ("a+", "a+", "b+")]
+    assert one.sampling.structure == Structure(regex="a+")
+    assert same(one, again)
+    assert not same(one, other)
 
 
-async def test_a_bad_structure_reaches_the_client_as_a_status_and_never_the_scheduler() -> None:
-    async with stack() as (_, link, client):
-        with pytest.raises(BadInput, match=r"^structure\.regex: "):
-            await client.complete("a", structure=Structure(regex="("))
-        assert link.received.empty()
+async def test_a_bad_structure_makes_no_submission(structures: Structures) -> None:
+    with pytest.raises(BadInput, match=r"^structure\.regex: "):
+        await submission(structures, "(")
+
+
+async def submission(structures: Structures, regex: str) -> Submit:
+    return await validate.submission(
+        inference_pb2.GenerateRequest(prompt="a", request_id="r", structure=Structure(regex=regex)),
+        MODEL,
+        tenant="t",
+        timeout_s=60,
+        max_input_bytes=4000,
+        encoders=asyncio.Semaphore(),
+        structures=structures,
+    )
