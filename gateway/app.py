@@ -17,11 +17,12 @@ from gateway.config import Settings
 from gateway.front import Front
 from gateway.http.access import Access
 from gateway.http.app import common_routes, make_app
-from gateway.keys import Keys, Right
+from gateway.keys import Keys
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.oip.service import OpenInference
 from gateway.openai.routes import routes as openai_routes
+from gateway.rights import Right
 from gateway.service import Inference
 from protos import tracing
 from protos.http_server import HttpServer

@@ -10,9 +10,9 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
+from gateway.rights import Right as Right
 from protos.errors import Unauthenticated
 from protos.watched import Watched
 
@@ -20,11 +20,6 @@ DEFAULT_TENANT = "default"
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TENANT_RULE = "a tenant's name has 1 to 64 of the characters A-Z a-z 0-9 . _ -"
 _LINE = re.compile(r"(?P<id>[0-9a-f]{8}) (?P<tenant>\S+) (?P<rights>[a-z,]+) (?P<sha256>[0-9a-f]{64})")
-
-
-class Right(StrEnum):
-    GENERATE = "generate"  # requests of one's own tenant
-    ADMIN = "admin"  # figures of the whole service, and requests of every tenant
 
 
 @dataclass(frozen=True, slots=True)
