@@ -16,7 +16,7 @@ from laps_sd.client import Client
 from protos.errors import RequestError
 from tests.doors.prometheus import Prometheus, prometheus
 from tests.e2e.stack import Stack, running_stack
-from tests.observe.collector import Collector, collector
+from tests.observe.collector import Collector, attributes, collector
 from tests.observe.dashboard import concrete, expressions
 from tests.tiny_model import make_tiny_model
 from tests.waiting import WAIT_S, until
@@ -120,9 +120,12 @@ async def test_each_service_tells_whether_it_lives_and_is_ready(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_trace_goes_through_the_services(scraped: tuple[Prometheus, float], traces: Collector) -> None:
-    call, queued = await traces.until(("laps-sd-gateway", "text_completion tiny"), ("laps-sd-scheduler", "queued"))
+    call, queued, stay = await traces.until(
+        ("laps-sd-gateway", "text_completion tiny"), ("laps-sd-scheduler", "queued"), ("laps-sd-worker", "worker")
+    )
     assert call.kind == call.SPAN_KIND_SERVER
     assert queued.parent_span_id
+    assert attributes(stay)["laps_sd.worker"] == "worker-0"
 
 
 @pytest.mark.asyncio(loop_scope="module")

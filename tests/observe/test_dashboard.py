@@ -81,11 +81,26 @@ def test_under_vllms_prefix_its_own_dashboards_find_what_they_ask_for() -> None:
     assert names >= {f"vllm:{name}" for name in VLLM}
 
 
-VLLM = """
-e2e_request_latency_seconds time_to_first_token_seconds inter_token_latency_seconds
-request_time_per_output_token_seconds request_queue_time_seconds request_prefill_time_seconds
-request_decode_time_seconds request_inference_time_seconds request_prompt_tokens request_generation_tokens
-request_success_total prompt_tokens_total generation_tokens_total num_preemptions_total num_requests_running
-num_requests_waiting kv_cache_usage_perc spec_decode_num_drafts_total spec_decode_num_draft_tokens_total
-spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total
-""".split()
+VLLM = [
+    "e2e_request_latency_seconds",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_success_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "num_preemptions_total",
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+]
