@@ -66,10 +66,14 @@ class Keys:
         if scheme.lower() != "bearer":
             raise Unauthenticated("authorization: missing; send `Bearer KEY`")
         id = key.split("_")[1] if key.count("_") >= 2 else ""
-        entry = self._entries.get().get(id, _NOBODY)
+        entry = self.entry(id)
         if not hmac.compare_digest(_sha256(key), entry.sha256):
             raise Unauthenticated("authorization: the key is unknown, or no longer valid")
         return entry.caller
+
+    def entry(self, id: str) -> Entry:
+        """The entry of this id as the file has it now; of an unknown id one that has no rights."""
+        return self._entries.get().get(id, _NOBODY)
 
     def _load(self) -> dict[str, Entry]:
         try:

@@ -28,6 +28,7 @@ KEY_COMMANDS = {
 }
 BENCH_COMMANDS = {
     "scheduler": ("laps_sd.schedbench.command:scheduler", "The scheduler and its Redis alone."),
+    "gateway": ("laps_sd.gatewaybench.command:gateway", "What the gateway adds over HTTP, without a model."),
     "engine": (
         "laps_sd.worker_commands:engine",
         "The engine, with and without speculation, beside transformers.",

@@ -102,7 +102,10 @@ class Options:
     )
     metrics_targets: Annotated[
         Path | None,
-        Flag("Metrics of all services, not the gateway's alone; FILE tells Prometheus where they are.", metavar="FILE"),
+        Flag(
+            "Every service serves its metrics, and this file tells Prometheus where; default: the gateway's alone.",
+            metavar="FILE",
+        ),
     ] = None
     drain_s: Annotated[DrainS, Flag("How long running requests may go on after SIGTERM.", "gateway")] = 30.0
     log_level: Annotated[LogLevel, Flag("Of every service.")] = "info"
