@@ -23,6 +23,7 @@ from tests.waiting import WAIT_S, until
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "prometheus" / "prometheus.yml"
 SCRAPES = 8  # while requests run
+CALLER = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 MOST_REQUESTS = 12  # of the tenant; one more is refused
 
 
@@ -126,6 +127,17 @@ async def test_a_trace_goes_through_the_services(scraped: tuple[Prometheus, floa
     assert call.kind == call.SPAN_KIND_SERVER
     assert queued.parent_span_id
     assert attributes(stay)["laps_sd.worker"] == "worker-0"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_over_http_the_callers_trace_goes_on(stack: Stack, traces: Collector) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    async with httpx2.AsyncClient(timeout=WAIT_S) as client:
+        url = f"http://{stack.http}/v1/chat/completions"
+        answer = await client.post(url, json=body, headers={"traceparent": CALLER})
+        assert answer.status_code == 200, answer.text
+    (call,) = await traces.until(("laps-sd-gateway", "chat tiny"))
+    assert f"00-{call.trace_id.hex()}-{call.parent_span_id.hex()}-01" == CALLER
 
 
 @pytest.mark.asyncio(loop_scope="module")
