@@ -38,7 +38,7 @@ SCHEDULES ?= 50000
 FIRST ?= 0
 
 .PHONY: demo test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick \
-    bench-scheduler bench-engine bench-paper check lint lint-protos types architecture protos protos-check \
+    bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture protos protos-check \
     protos-reference audit audit-here env clean
 .DEFAULT_GOAL := help
 
@@ -60,6 +60,7 @@ help:
 	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/benchmarks.md (15 minutes; AGAINST=...)"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
+	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
 	@echo "make protos regenerate the code of the .proto files"
 	@echo "make lint-protos  the .proto files: style, and nothing that clients or the store rely on has changed (needs npm)"
@@ -136,6 +137,10 @@ bench-paper: env
 	@mkdir -p docs/paper
 	$(BIN)/python -m scheduler_service.sim.decision --json docs/paper/decision.json
 	$(BIN)/python -m scheduler_service.sim.paper
+
+page-picture: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m tests.doors.page.picture $(MODEL)
 
 # Rounds that are there count: broken off, it goes on where it was. Afresh: remove build/chaos/runs.jsonl.
 chaos: env

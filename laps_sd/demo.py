@@ -5,7 +5,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from platformdirs import user_log_dir
@@ -17,8 +16,10 @@ from rich.text import Text
 from laps_sd import terminal
 from laps_sd.client import Client
 from laps_sd.completion import Collector, Completion, request_state
-from laps_sd.stack import Options, Stack
-from laps_sd.up import Device, Dtype, run_stack
+from laps_sd.options import Device, Options
+from laps_sd.serve import run_stack
+from laps_sd.stack import Stack
+from protos.bounds import Dtype
 from protos.errors import RequestError
 from protos.times import milliseconds
 from protos.v1 import status_pb2
@@ -59,19 +60,14 @@ class Answer:
         return self.collector.final.rounds if self.collector.final is not None else 0
 
 
-def demo(
-    model: Annotated[str, typer.Option(help="As in `laps-sd pull`.")] = "smollm2-135m",
-    policy: Annotated[str, typer.Option(help="The order of requests: laps-sd, fcfs, gittins, ...")] = "laps-sd",
-    device: Annotated[Device, typer.Option()] = Device.auto,
-    dtype: Annotated[Dtype, typer.Option()] = Dtype.auto,
-) -> None:
-    """Bring up two workers of two slots, stream twelve prompts at once, show what happened, take all down again."""
+def run_demo(model: str, policy: str, device: Device, dtype: Dtype) -> None:
+    """Shows it on the terminal. Raises typer.Exit."""
     console = terminal.console()
     started = time.monotonic()
     answers = [Answer(prompt, max_tokens) for prompt, max_tokens in PROMPTS]
     stats = status_pb2.StatsResponse()
     options = Options(
-        model=model, policy=policy, device=device.value, dtype=dtype.value, workers=2, slots=2, grpc_port=0, http_port=0
+        model=model, policy=policy, device=device, dtype=dtype, workers=2, slots=2, grpc_port=0, http_port=0
     )
 
     async def show(stack: Stack) -> None:

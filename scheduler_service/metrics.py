@@ -26,6 +26,7 @@ _TIMES = {
     "request_queue_time_seconds": ("queue_time", "From submission to the first round, of requests that ended"),
     "request_prefill_time_seconds": ("prefill_time", "From the first round to the first token"),
     "request_decode_time_seconds": ("decode_time", "From the first token to the end, pauses included"),
+    "request_inference_time_seconds": ("inference_time", "From the first round to the end: prefill and decode"),
     "request_paused_time_seconds": ("paused_time", "How long a request that began did not run until its end"),
     "request_predicted_over_true_length": (
         "predicted_over_true",

@@ -33,6 +33,7 @@ class _Timeline:
     since: float  # when that phase began
     predicted: int | None  # output tokens, when it was submitted; None: it was taken over from an earlier leader
     parent: str  # the span that its own are put under; empty: it is not traced
+    worker: str = ""  # on which it runs, or ran last
     first_token: float | None = None
     paused_s: float = 0.0
     spans: int = 0
@@ -49,7 +50,8 @@ class Timelines:
         self._live: dict[str, _Timeline] = {}
         self._paused: dict[str, float] = {}  # since when; the longest first
         self.queue_time, self.prefill_time = Distribution(SECONDS), Distribution(SECONDS)
-        self.decode_time, self.paused_time = Distribution(SECONDS), Distribution(SECONDS)
+        self.decode_time, self.inference_time = Distribution(SECONDS), Distribution(SECONDS)
+        self.paused_time = Distribution(SECONDS)
         self.predicted_over_true = Distribution(SHARES)
 
     def longest_pause_s(self, now: float) -> float:
@@ -70,11 +72,11 @@ class Timelines:
         timeline = self._live[record.request.id] = _Timeline(phase, since, None, self._sampled(parent))
         self._began(record.request.id, timeline)
 
-    def changed(self, record: Record, now: float) -> None:
-        """Its record has changed: it ran, or it was stopped."""
+    def changed(self, record: Record, now: float, worker: str = "") -> None:
+        """Its record has changed: it ran, or it was stopped. `worker`: who reported that, if anybody."""
         id = record.request.id
         if (timeline := self._live.get(id)) is not None:
-            self._follow(id, timeline, record, _phase(record), now)
+            self._follow(id, timeline, record, _phase(record), now, worker)
 
     def stopped(self, ids: Iterable[str], now: float) -> None:
         """A plan takes their KV away."""
@@ -83,14 +85,14 @@ class Timelines:
             if timeline is not None and timeline.phase in (Phase.PREFILL, Phase.RUNNING):
                 self._enter(id, timeline, Phase.PAUSED, now)
 
-    def ended(self, ended: Ended, now: float) -> None:
+    def ended(self, ended: Ended, now: float, worker: str = "") -> None:
         record = ended.record
         id = record.request.id
         if (timeline := self._live.get(id)) is None:
             return
         if record.started is not None:
             if ended.start is not None:  # it ended by a round of its own
-                self._follow(id, timeline, record, Phase.RUNNING if record.emitted else Phase.PREFILL, now)
+                self._follow(id, timeline, record, Phase.RUNNING if record.emitted else Phase.PREFILL, now, worker)
             self._count(timeline, record, ended, now)
         self.dropped(id, now)
 
@@ -103,15 +105,18 @@ class Timelines:
 
     # ---- how it is kept ----
 
-    def _follow(self, id: str, timeline: _Timeline, record: Record, phase: Phase, now: float) -> None:
+    def _follow(self, id: str, timeline: _Timeline, record: Record, phase: Phase, now: float, worker: str) -> None:
         if phase is timeline.phase:
             return
         if timeline.phase is Phase.QUEUED and record.started is not None:
             self._enter(id, timeline, Phase.PREFILL, record.started)
+            timeline.worker = worker
         if record.emitted and timeline.first_token is None:
             timeline.first_token = now
         if phase is not timeline.phase:
             self._enter(id, timeline, phase, now)
+        if phase is not Phase.PAUSED:
+            timeline.worker = worker
 
     def _enter(self, id: str, timeline: _Timeline, phase: Phase, now: float) -> None:
         self._finish(id, timeline, now)
@@ -132,7 +137,8 @@ class Timelines:
         if timeline.parent and self._tracing is not None and now > timeline.since:
             timeline.spans += 1
             if timeline.spans <= MOST_SPANS:
-                self._tracing.span(timeline.parent, _name(timeline), timeline.since, now)
+                ran = {"laps_sd.worker": timeline.worker} if timeline.phase in (Phase.PREFILL, Phase.RUNNING) else None
+                self._tracing.span(timeline.parent, _name(timeline), timeline.since, now, ran)
             elif timeline.rest is None:
                 timeline.rest = timeline.since
 
@@ -146,6 +152,7 @@ class Timelines:
         if timeline.first_token is not None:
             self.prefill_time.observe(max(0.0, timeline.first_token - record.started))
             self.decode_time.observe(max(0.0, now - timeline.first_token))
+            self.inference_time.observe(max(0.0, now - record.started))
         if ended.finish in (Finish.STOP, Finish.LENGTH) and not ended.cut and record.emitted:
             self.predicted_over_true.observe(timeline.predicted / record.emitted)
 

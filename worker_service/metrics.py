@@ -40,7 +40,7 @@ class Metrics(Families):
         self.counter("spec_decode_num_accepted_tokens", text, lambda: _tokens(self._tally.accepted))
         text, label = "Drafted tokens, by position in the draft, from 0", "position"
         self.counter("spec_decode_num_draft_tokens_per_pos", text, lambda: _per_pos(self._tally.drafted), label)
-        text = "Accepted ones among them"
+        text = "Drafted tokens that the target agreed with, by position in the draft, from 0"
         self.counter("spec_decode_num_accepted_tokens_per_pos", text, lambda: _per_pos(self._tally.accepted), label)
 
     def serve(self, model: str, tally: Tally) -> None:

@@ -1,5 +1,6 @@
 """Where the time of a request goes, told by the changes of its state alone."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -37,9 +38,11 @@ class Spans:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, float, float]] = []
+        self.workers: list[str | None] = []
 
-    def span(self, parent: str, name: str, start_s: float, end_s: float) -> None:
+    def span(self, parent: str, name: str, start_s: float, end_s: float, more: Mapping[str, str] | None = None) -> None:
         assert parent == PARENT
+        self.workers.append((more or {}).get("laps_sd.worker"))
         self.seen.append((name, start_s, end_s))
 
 
@@ -64,8 +67,28 @@ def test_a_request_waits_prefills_runs_is_paused_and_runs_again() -> None:
         ("paused 1", 20.0, 23.0),
         ("running 2", 23.0, 30.0),
     ]
-    sums = [timelines.queue_time.sum, timelines.prefill_time.sum, timelines.decode_time.sum, timelines.paused_time.sum]
-    assert sums == [2.0, 2.0, 16.0, 3.0]
+    assert timelines.queue_time.sum == 2.0
+    assert timelines.prefill_time.sum == 2.0
+    assert timelines.decode_time.sum == 16.0
+    assert timelines.inference_time.sum == 18.0
+    assert timelines.paused_time.sum == 3.0
+
+
+def test_a_span_of_running_names_the_worker() -> None:
+    spans = Spans()
+    timelines = Timelines(spans)  # type: ignore[arg-type]
+    timelines.submitted(WAITS, 16, PARENT)
+    timelines.changed(PREFILLS, 13.0, "u")
+    timelines.changed(RUNS, 14.0, "u")
+    timelines.changed(PAUSED, 20.0, "u")
+    timelines.ended(FINISHED, 30.0, "v")
+    names = [name for name, *_ in spans.seen]
+    assert dict(zip(names, spans.workers, strict=True)) == {
+        "queued": None,
+        "prefill": "u",
+        "running 1": "u",
+        "paused 1": None,
+    }
 
 
 def test_the_prediction_of_its_submission_is_compared_with_its_true_length() -> None:
