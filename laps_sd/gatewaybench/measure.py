@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from laps_sd.gatewaybench.load import Reader, connect, open_streams
+from laps_sd.ports import HOST, claim_ports
 from laps_sd.schedbench.processes import children, serving, used_s
-from laps_sd.stack import HOST, claim_ports
 from laps_sd.supervise import Command
 from protos.serving import address
 
