@@ -22,8 +22,8 @@ from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.oip.service import OpenInference
 from gateway.openai.routes import routes as openai_routes
-from gateway.rights import Right
 from gateway.page.routes import routes as page_routes
+from gateway.rights import Right
 from gateway.service import Inference
 from protos import tracing
 from protos.http_server import HttpServer
