@@ -25,6 +25,8 @@ COMMANDS = {
 }
 KEY_COMMANDS = {
     "new": ("laps_sd.key:new", "Make a key for TENANT."),
+    "list": ("laps_sd.key:list_keys", "List the keys of a file: ids, tenants, rights."),
+    "revoke": ("laps_sd.key:revoke", "Take a key out of a file: the gateway refuses it from then on."),
 }
 BENCH_COMMANDS = {
     "scheduler": ("laps_sd.schedbench.command:scheduler", "The scheduler and its Redis alone."),
