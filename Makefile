@@ -37,9 +37,9 @@ BUF ?= build/buf/node_modules/.bin/buf
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo test test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick \
-    bench-scheduler bench-engine bench-paper check lint lint-protos types architecture protos protos-check \
-    protos-reference audit audit-here env clean
+.PHONY: demo test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick \
+    bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture protos protos-check \
+    protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -48,6 +48,7 @@ help:
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
+	@echo "make test-doors  other people's clients on a live stack, each in an environment of its own; fuzzing of HTTP"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
@@ -59,6 +60,8 @@ help:
 	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/benchmarks.md (15 minutes; AGAINST=...)"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
+	@echo "make wheels build the wheels of the service and of the client alone: dist"
+	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
 	@echo "make protos regenerate the code of the .proto files"
 	@echo "make lint-protos  the .proto files: style, and nothing that clients or the store rely on has changed (needs npm)"
@@ -114,6 +117,10 @@ test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest -s tests/slow/test_two_hundred_prompts.py
 
+test-doors: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m pytest tests/doors
+
 test-compare: env
 	$(BIN)/python -m pytest -s tests/slow/test_compare.py
 
@@ -131,6 +138,10 @@ bench-paper: env
 	@mkdir -p docs/paper
 	$(BIN)/python -m scheduler_service.sim.decision --json docs/paper/decision.json
 	$(BIN)/python -m scheduler_service.sim.paper
+
+page-picture: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m tests.doors.page.picture $(MODEL)
 
 # Rounds that are there count: broken off, it goes on where it was. Afresh: remove build/chaos/runs.jsonl.
 chaos: env
@@ -165,12 +176,12 @@ audit-here: env
 
 protos: env
 	$(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
-	    --python_out=. --mypy_out=. protos/v1/*.proto protos/link/v1/*.proto
+	    --python_out=. --mypy_out=. protos/v1/*.proto protos/link/v1/*.proto protos/oip/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
-	    --grpc_python_out=. --mypy_grpc_out=. protos/v1/inference.proto protos/link/v1/*_link.proto
+	    --grpc_python_out=. --mypy_grpc_out=. protos/v1/inference.proto protos/link/v1/*_link.proto protos/oip/inference.proto
 
 protos-check: protos
-	@git diff --exit-code -- protos/v1 protos/link || (echo "generated code is out of date: run 'make protos' and commit" && false)
+	@git diff --exit-code -- protos/v1 protos/link protos/oip || (echo "generated code is out of date: run 'make protos' and commit" && false)
 
 # Not part of `make check`: buf comes from npm. What clients use may not change; what travels on the links, or is
 # stored, may only grow.
@@ -187,5 +198,11 @@ protos-reference: $(BUF)
 $(BUF):
 	npm install --silent --no-save --prefix build/buf @bufbuild/buf@1.75.0
 
+# From their sdists, so that nothing stale of an earlier build gets in. Nothing is uploaded.
+wheels: env
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist deploy/client
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist deploy/client/gathered deploy/client/*.egg-info

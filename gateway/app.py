@@ -3,22 +3,38 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.access import ADMIN, OWN, Access
+from starlette.types import ASGIApp
+
+from gateway.access import ADMIN, OWN
+from gateway.access import Access as GrpcAccess
 from gateway.config import Settings
-from gateway.keys import Keys, Right
+from gateway.front import Front
+from gateway.http.access import Access
+from gateway.http.app import common_routes, make_app
+from gateway.keys import Keys
 from gateway.link import Link
 from gateway.metrics import Metrics
+from gateway.oip.service import OpenInference
+from gateway.openai.routes import routes as openai_routes
+from gateway.page.routes import routes as page_routes
+from gateway.rights import Right
 from gateway.service import Inference
+from protos import tracing
+from protos.http_server import HttpServer
+from protos.metrics import measure_loop_lag
+from protos.oip import inference_pb2 as oip_pb2
+from protos.oip import inference_pb2_grpc as oip_pb2_grpc
 from protos.serving import Server, address, stranger_options
-from protos.settings import is_loopback
 from protos.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+OIP_SERVICE = oip_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 OTHER_FIELDS_BYTES = 64 << 10  # of a request, beside its prompt
 CALLS_PER_REQUEST = 2  # calls that one connection may have open, for each live request: so that a call too many is
 # still answered, with RESOURCE_EXHAUSTED
@@ -27,33 +43,35 @@ STOP_GRACE_S = 1.0  # for telling the streams that outlive the drain, and for se
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """`grpc`, `http` and `admin` are the bound HOST:PORTs; `admin` is None if there is no separate admin port."""
+    """`grpc`, `http`, `admin` and `metrics` are the bound HOST:PORTs; the last two are None if there are no such ports
+    of their own."""
 
     grpc: str
     http: str
     admin: str | None
-    service: Inference
+    metrics: str | None
+    front: Front
     link: Link
     server: Server
 
     async def drain(self, timeout_s: float) -> None:
         """Stop being ready, and give running streams `timeout_s` to end."""
-        self.service.draining = True
+        self.front.draining = True
         await self.server.set_ready(False)
-        await self.service.drain(timeout_s, STOP_GRACE_S)
+        await self.front.drain(timeout_s, STOP_GRACE_S)
 
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway that serves until the block ends. Raises OSError if a port is taken."""
-    metrics = Metrics()
-    apart = settings.admin_port is not None or not is_loopback(settings.host)
-    server = make_server(settings, OWN if apart else {**ADMIN, **OWN})
-    admin = make_server(settings, ADMIN)
+    apart = settings.admin_port is not None or settings.for_strangers
+    keys = Keys(settings.api_keys) if settings.api_keys else None
+    server = make_server(settings, keys, OWN if apart else {**ADMIN, **OWN}, [SERVICE, OIP_SERVICE])
+    admin = make_server(settings, keys, ADMIN, [SERVICE])
 
     async def on_ready(ready: bool) -> None:
         for port in (server, admin):
-            await port.set_ready(ready and not service.draining)
+            await port.set_ready(ready and not front.draining)
 
     link = Link(
         settings.scheduler.split(","),
@@ -64,42 +82,93 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         rpc_timeout_s=settings.rpc_timeout_s,
         on_ready=on_ready,
     )
-    service = Inference(settings, link, metrics)
-    metrics.live.set_function(lambda: len(link.feeds))
+    metrics = Metrics(settings.metrics_prefix, lambda: link.model.name if link.model else "", lambda: len(link.feeds))
+    traces = tracing.make("gateway", settings.otlp_endpoint, settings.trace_ratio)
+    front = Front(settings, link, metrics, traces)
     for port in (server, admin):
-        inference_pb2_grpc.add_InferenceServicer_to_server(service, port.grpc)
-    http_port = metrics.serve(settings.admin_host, settings.http_port, settings.metrics_tls)
+        inference_pb2_grpc.add_InferenceServicer_to_server(Inference(front), port.grpc)
+    oip_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(OpenInference(front), server.grpc)
+    ports = Ports()
     try:
-        grpc_port = await server.start(settings.host, settings.grpc_port)
-        admin_at = None
+        http_at = await ports.serve(
+            http_app(settings, keys, front, metrics), settings.host, settings.http_port, settings.ssl_contexts()
+        )
+        metrics_at = admin_at = None
+        if settings.metrics_port is not None:
+            tls = settings.metrics_ssl_contexts()
+            metrics_at = await ports.serve(metrics_app(front, metrics), settings.admin_host, settings.metrics_port, tls)
+        grpc_at = address(settings.host, await server.start(settings.host, settings.grpc_port))
         if settings.admin_port is not None:
-            admin_port = await admin.start(settings.admin_host, settings.admin_port)
-            admin_at = address(settings.admin_host, admin_port)
+            admin_at = address(settings.admin_host, await admin.start(settings.admin_host, settings.admin_port))
         async with asyncio.TaskGroup() as tasks:  # if the link fails the gateway ends, and is started again
             linking = tasks.create_task(link.run(), name="scheduler link")
-            measuring = tasks.create_task(metrics.measure_loop_lag(), name="loop lag")
+            measuring = tasks.create_task(measure_loop_lag(metrics.lag), name="loop lag")
             try:
-                http_at = address(settings.admin_host, http_port)
-                yield Gateway(address(settings.host, grpc_port), http_at, admin_at, service, link, server)
+                yield Gateway(grpc_at, http_at, admin_at, metrics_at, front, link, server)
             finally:
-                await asyncio.gather(server.stop(STOP_GRACE_S), admin.stop(0))
+                await asyncio.gather(server.stop(STOP_GRACE_S), admin.stop(0), ports.stop())
                 await link.scheduler.flush(STOP_GRACE_S)
+                await front.close()
                 linking.cancel()
                 measuring.cancel()
     finally:
-        metrics.stop()
+        await ports.stop()
+        if traces is not None:
+            traces.close()
 
 
-def make_server(settings: Settings, calls: Mapping[str, Right]) -> Server:
-    """A server of the public interface. `calls`: the methods that it serves, and the right that each needs."""
-    max_calls = 2 * CALLS_PER_REQUEST * settings.max_requests
+class Ports:
+    """The HTTP ports."""
+
+    def __init__(self) -> None:
+        self._servers: list[HttpServer] = []
+
+    async def serve(self, app: ASGIApp, host: str, port: int, tls_context: Callable[[], ssl.SSLContext] | None) -> str:
+        """Serve it there. Returns HOST:PORT. Raises OSError if the port is taken."""
+        self._servers.append(server := HttpServer(app, host, port, tls_context=tls_context))
+        await server.start()
+        return address(host, server.port)
+
+    async def stop(self) -> None:
+        servers, self._servers = self._servers, []
+        await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in servers))
+
+
+def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metrics) -> ASGIApp:
+    """What the public HTTP port serves."""
+    metrics_right = Right.ADMIN if settings.for_strangers else None
+    return make_app(
+        [
+            *common_routes(front, metrics.registry, metrics_right=metrics_right),
+            *openai_routes(front, metrics),
+            *page_routes(front, keys),
+        ],
+        Access(keys, _max_calls(settings), strangers=settings.for_strangers),
+        most_body_bytes=settings.max_input_bytes + OTHER_FIELDS_BYTES,
+        cors_origins=settings.cors_origins,
+    )
+
+
+def metrics_app(front: Front, metrics: Metrics) -> ASGIApp:
+    """What the port for metrics serves: whoever reaches it may read them."""
+    access = Access(None, CALLS_PER_REQUEST, strangers=False)
+    return make_app(common_routes(front, metrics.registry, metrics_right=None), access, most_body_bytes=0)
+
+
+def _max_calls(settings: Settings) -> int:
+    return 2 * CALLS_PER_REQUEST * settings.max_requests
+
+
+def make_server(settings: Settings, keys: Keys | None, calls: Mapping[str, Right], services: Sequence[str]) -> Server:
+    """A server of `services`. `calls`: the methods that it serves, and the right that each needs."""
+    max_calls = _max_calls(settings)
     return Server(
-        [SERVICE],
+        services,
         settings.max_input_bytes + OTHER_FIELDS_BYTES,
         settings.server_credentials(),
         further_options=stranger_options(CALLS_PER_REQUEST * settings.max_requests),
         max_calls=max_calls,
-        interceptors=[Access(Keys(settings.api_keys) if settings.api_keys else None, calls, max_calls)],
+        interceptors=[GrpcAccess(keys, calls, max_calls)],
         reflect=settings.reflection,
     )
 
@@ -107,5 +176,5 @@ def make_server(settings: Settings, calls: Mapping[str, Right]) -> Server:
 def write_ready_file(path: Path, gateway: Gateway) -> None:
     """The file appears whole: a program that polls for it never reads half of it."""
     draft = path.with_name(path.name + ".tmp")
-    draft.write_text(json.dumps({"grpc": gateway.grpc, "http": gateway.http, "admin": gateway.admin}))
+    draft.write_text(json.dumps({name: getattr(gateway, name) for name in ("grpc", "http", "admin", "metrics")}))
     os.replace(draft, path)

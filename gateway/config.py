@@ -1,5 +1,7 @@
 """The gateway's settings, from the environment (`LAPS_SD_GATEWAY_*`) and the command line, checked at the start."""
 
+import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -9,8 +11,9 @@ from pydantic_settings import SettingsConfigDict
 
 from gateway.feed import MOST_UNREAD
 from gateway.keys import Keys
+from protos.bounds import DrainS, Port
 from protos.settings import Addresses, ServiceSettings, is_loopback
-from protos.tls import Files, Tls
+from protos.tls import Files
 
 RETRY_AFTER_MS = 1000  # the hint to a client that the gateway itself refuses: when to try again
 
@@ -26,11 +29,15 @@ class Settings(ServiceSettings):
         cli_implicit_flags=True,
     )
 
-    grpc_port: int = Field(50051, ge=0, le=65535, description="0: any")
-    http_port: int = Field(8080, ge=0, le=65535, description="of the Prometheus metrics, on --admin-host; 0: any")
-    admin_host: str = Field("127.0.0.1", description="address of --admin-port and --http-port")
-    admin_port: int | None = Field(
-        None, ge=0, le=65535, description="serves what needs the right `admin`, no longer served on --grpc-port; 0: any"
+    grpc_port: Port = Field(50051, description="0: any")
+    http_port: Port = Field(8080, description="OpenAI's API, health and the live page; 0: any")
+    cors_origins: tuple[str, ...] = Field((), description="origins of pages whose scripts may call --http-port")
+    admin_host: str = Field("127.0.0.1", description="address of --admin-port and --metrics-port")
+    metrics_port: Port | None = Field(
+        None, description="serves /metrics, elsewhere than on loopback over mutual TLS; 0: any"
+    )
+    admin_port: Port | None = Field(
+        None, description="serves what needs the right `admin`, no longer served on --grpc-port; 0: any"
     )
     scheduler: Addresses = Field("127.0.0.1:50052", description="HOST:PORT; of a pair both, with a comma")
     cert: Path | None = Field(None, description="PEM file: what clients are shown; default: --tls.cert")
@@ -48,7 +55,7 @@ class Settings(ServiceSettings):
     request_timeout_s: float = Field(3600, gt=0, description="longest life of a request")
     reconnect_timeout_s: float = Field(30, gt=0, description="how long streams survive without a scheduler")
     rpc_timeout_s: float = Field(5, gt=0, description="of one question to the scheduler")
-    drain_s: float = Field(30, ge=0, description="how long running requests may go on after SIGTERM")
+    drain_s: DrainS = Field(30, description="how long running requests may go on after SIGTERM")
 
     @model_validator(mode="after")
     def _certificate_is_usable(self) -> Self:
@@ -71,10 +78,14 @@ class Settings(ServiceSettings):
             raise ValueError(f"{problem}: set --api-keys, --tls.ca, --tls.cert and --tls.key, or --insecure")
         return self
 
+    def metrics_ssl_contexts(self) -> Callable[[], ssl.SSLContext] | None:
+        """On the port for metrics no key counts: who reads them from another machine shows a certificate of the CA."""
+        return None if is_loopback(self.admin_host) else self.tls.ssl_contexts()
+
     @property
-    def metrics_tls(self) -> Tls | None:
-        """API keys are for gRPC only: whoever reads the metrics from another machine shows a certificate of the CA."""
-        return self.tls if self.tls and not is_loopback(self.admin_host) else None
+    def for_strangers(self) -> bool:
+        """Other machines can reach the public ports."""
+        return not is_loopback(self.host)
 
     def lacks(self) -> str:
         """What a public port needs and does not have, as a sentence; empty if nothing. Clients are told apart by keys,
@@ -86,6 +97,14 @@ class Settings(ServiceSettings):
         return ""
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials of the public port, to which any client may connect; None: plaintext. Raises ValueError."""
+        """Credentials of the gRPC port, to which any client may connect; None: plaintext. Raises ValueError."""
+        return files.server_credentials(mutual=False) if (files := self._shown()) else None
+
+    def ssl_contexts(self) -> Callable[[], ssl.SSLContext] | None:
+        """The same for the HTTP port."""
+        return files.ssl_contexts(mutual=False) if (files := self._shown()) else None
+
+    def _shown(self) -> Files | None:
+        """What the public ports show to clients. Raises ValueError."""
         cert, key = (self.cert, self.key) if self.cert else (self.tls.cert, self.tls.key)
-        return Files(None, cert, key).server_credentials(mutual=False) if cert and key else None
+        return Files(None, cert, key) if cert and key else None

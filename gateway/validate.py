@@ -5,9 +5,11 @@ import asyncio
 import hashlib
 import time
 import uuid
+from collections.abc import Sequence
 
+from gateway.structure import Structures
 from gateway.text import BadChat, TextModel
-from protos.errors import BadInput
+from protos.errors import BadInput, ContextExceeded
 from protos.idempotence import ID_RULE, REQUEST_ID
 from protos.link.v1 import common_pb2, gateway_link_pb2
 from protos.v1 import inference_pb2, types_pb2
@@ -31,19 +33,25 @@ async def submission(
     timeout_s: float,
     max_input_bytes: int,
     encoders: asyncio.Semaphore,
+    structures: Structures,
+    default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
 ) -> gateway_link_pb2.Submit:
-    """The submission of a request that may live `timeout_s` seconds. `encoders` bounds how many long inputs
-    of the tenant are encoded at a time. Raises BadInput."""
+    """The submission of a request that may live `timeout_s` seconds. `encoders` bounds how many long inputs and
+    structures of the tenant are worked on at a time. `default_max_tokens`: None: as many as the context has room for.
+    Raises BadInput; NotServing where `structures` does."""
     deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
     prompt = await encode_input(request, model, max_input_bytes, encoders)
+    check_room(request.WhichOneof("input") or "", prompt, model.context_tokens)
+    if request.HasField("structure"):
+        await structures.check(request.structure, model, encoders)
     request_id = request.request_id or uuid.uuid4().hex
     submit = gateway_link_pb2.Submit(
         request_id=request_id,
         prompt=prompt,
         model_fingerprint=model.fingerprint,
         sampling=sampling(request, request_id),
-        limits=limits(request, len(prompt), model.context_tokens),
+        limits=limits(request, len(prompt), model.context_tokens, default_max_tokens),
         tenant=tenant,
         timeout_s=max(0.0, deadline - time.monotonic()),
         on_disconnect=request.on_disconnect or types_pb2.ON_DISCONNECT_CANCEL,
@@ -58,7 +66,8 @@ async def submission(
 def _digest(request: inference_pb2.GenerateRequest) -> bytes:
     """Equal for equal inputs, whatever the template makes of them: it may write today's date."""
     kind = request.WhichOneof("input") or ""
-    data = request.prompt.encode() if kind == "prompt" else request.chat.SerializeToString(deterministic=True)
+    given = getattr(request, kind, "")
+    data = given.encode() if isinstance(given, str) else given.SerializeToString(deterministic=True)
     return hashlib.blake2b(data, digest_size=16, person=kind.encode()).digest()
 
 
@@ -81,6 +90,8 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
         raise BadInput("stop", f"{len(request.stop)} strings; at most {MAX_STOPS}")
     if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in request.stop):
         raise BadInput("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
+    if request.ignore_eos and request.HasField("structure"):
+        raise BadInput("ignore_eos", "an output with a structure ends where the structure does; leave one of them out")
     if request.priority not in types_pb2.Priority.values():
         raise BadInput("priority", f"unknown value {request.priority}")
     if request.on_disconnect not in types_pb2.OnDisconnect.values():
@@ -110,23 +121,33 @@ async def encode_input(
     """The prompt's token ids. A long input is encoded in a thread, so that no stream waits for it. Raises BadInput."""
     field = request.WhichOneof("input")
     if field is None:
-        raise BadInput("input", "give either prompt or chat")
+        raise BadInput("input", "give one of prompt, chat and tokens")
     if len(request.chat.messages) > MAX_MESSAGES:
         raise BadInput("chat", f"{len(request.chat.messages)} messages; at most {MAX_MESSAGES}")
+    if field == "tokens":
+        return _known(request.tokens.ids, model.vocab_size)
     size = len(request.prompt.encode()) if field == "prompt" else request.chat.ByteSize()
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
     if size > THREAD_ABOVE_BYTES or len(request.chat.messages) > THREAD_ABOVE_MESSAGES:
-        prompt = await _encode_in_thread(request, model, encoders)
-    else:
-        prompt = _encode(request, model)
+        return await _encode_in_thread(request, model, encoders)
+    return _encode(request, model)
+
+
+def _known(ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Raises BadInput."""
+    if ids and (largest := max(ids)) >= vocab_size:
+        raise BadInput("tokens", f"{largest} exceeds the vocabulary of {vocab_size}")
+    return list(ids)
+
+
+def check_room(field: str, prompt: Sequence[int], context_tokens: int) -> None:
+    """Whether the prompt leaves room for an answer. Raises BadInput."""
     if not prompt:
         raise BadInput(field, "must not be empty")
-    if len(prompt) >= model.context_tokens:
-        raise BadInput(
-            field, f"{len(prompt)} tokens leave no room for one more in the context of {model.context_tokens}"
-        )
-    return prompt
+    if len(prompt) >= context_tokens:
+        problem = f"{len(prompt)} tokens leave no room for one more in the context of {context_tokens}"
+        raise ContextExceeded(field, problem)
 
 
 async def _encode_in_thread(
@@ -162,12 +183,18 @@ def _encode(request: inference_pb2.GenerateRequest, model: TextModel) -> list[in
         raise BadInput("chat", str(error)) from error
 
 
-def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_tokens: int) -> common_pb2.Limits:
+def limits(
+    request: inference_pb2.GenerateRequest,
+    prompt_tokens: int,
+    context_tokens: int,
+    default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
+) -> common_pb2.Limits:
     """An explicit max_tokens must fit into the context beside the prompt; the default takes what there is room for."""
     room = context_tokens - prompt_tokens
-    max_tokens = request.max_tokens if request.HasField("max_tokens") else min(DEFAULT_MAX_TOKENS, room)
+    default = room if default_max_tokens is None else min(default_max_tokens, room)
+    max_tokens = request.max_tokens if request.HasField("max_tokens") else default
     if max_tokens > room:
-        raise BadInput(
+        raise ContextExceeded(
             "max_tokens",
             f"prompt of {prompt_tokens} tokens + max_tokens {max_tokens} exceeds the context of {context_tokens}; "
             f"at most {room}",
@@ -192,4 +219,5 @@ def sampling(request: inference_pb2.GenerateRequest, request_id: str) -> common_
         frequency_penalty=request.frequency_penalty,
         logit_bias=[common_pb2.LogitBias(token=token, bias=bias) for token, bias in sorted(request.logit_bias.items())],
         logprobs=request.logprobs if request.HasField("logprobs") else None,
+        structure=request.structure if request.HasField("structure") else None,
     )

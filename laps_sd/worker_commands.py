@@ -7,20 +7,37 @@ from typing import Annotated, Any
 import typer
 
 # The flags, --help too, are those of the worker's program.
-ALL_FLAGS: dict[str, Any] = {
+_ALL_FLAGS: dict[str, Any] = {
     "add_help_option": False,
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
 }
+distill = typer.Typer(add_completion=False)
+engine = typer.Typer(add_completion=False)
 
 
 def pull(
-    model: Annotated[str, typer.Argument(help="A name (smollm2-135m), a Hugging Face directory or a .gguf file.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="smollm2-135m; OWNER/NAME[@REVISION] of the Hugging Face hub, or OWNER/NAME:FILE.gguf; "
+            "a Hugging Face directory; a .gguf file."
+        ),
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Models that are known to work, with size and licence.")
+    ] = False,
 ) -> None:
-    """Fetch and convert MODEL into the local cache (moved with LAPS_SD_CACHE); prints its directory."""
-    _run("worker_service.pull", model)
+    """Fetch MODEL into the local cache, converted if need be; prints its directory. LAPS_SD_CACHE moves the cache.
+
+    Models of the hub lie in the hub's own cache, unless LAPS_SD_CACHE is set. HF_TOKEN opens those that need it.
+    """
+    if (model is None) != listed:
+        raise typer.BadParameter("name a model, or give --list", param_hint="MODEL")
+    _run("worker_service.pull", "--list" if model is None else model)
 
 
-def distill(context: typer.Context) -> None:
+@distill.command("distill", **_ALL_FLAGS)
+def _distill(context: typer.Context) -> None:
     """Make a draft head for a target model from prompts: generate, train, evaluate. Interrupt and repeat it freely.
 
     Needs --target M --prompts FILE... --out DIR; `laps-sd distill --help` lists the rest.
@@ -28,7 +45,8 @@ def distill(context: typer.Context) -> None:
     _run("worker_service.distill", *context.args)
 
 
-def engine(context: typer.Context) -> None:
+@engine.command("engine", **_ALL_FLAGS)
+def _engine(context: typer.Context) -> None:
     """The engine, with and without speculation, beside transformers and other engines, on the same prompts in one run.
 
     `laps-sd bench engine --help` lists its flags.
@@ -38,7 +56,7 @@ def engine(context: typer.Context) -> None:
 
 def _run(module: str, *arguments: str) -> None:
     """Ends this command with the program's exit code."""
-    process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
+    process = subprocess.Popen([sys.executable, "-P", "-m", "laps_sd.interrupt", module, *arguments])
     while True:
         try:
             raise typer.Exit(process.wait())

@@ -2,15 +2,19 @@
 
 RequestError               what a client is told: a status, a message, perhaps a hint when to retry
 ├── BadInput               INVALID_ARGUMENT     the message starts with the field's name
+│   └── ContextExceeded    INVALID_ARGUMENT     prompt and answer together do not fit the model
 ├── Unauthenticated        UNAUTHENTICATED      no API key, or none that is known
 ├── Forbidden              PERMISSION_DENIED    the key lacks the right
 ├── UnknownRequest         NOT_FOUND
+│   └── UnknownModel       NOT_FOUND
 ├── DuplicateRequest       ALREADY_EXISTS
 ├── QueueFull              RESOURCE_EXHAUSTED   retry after `retry_after_ms`
 ├── NotServing             UNAVAILABLE          draining, or no warmed worker: retry elsewhere or later
 ├── DeadlinePassed         DEADLINE_EXCEEDED
+├── BeyondEnd              OUT_OF_RANGE         a stream was to go on from a token that the answer does not have
 ├── Lost                   DATA_LOSS            a stream that cannot be continued without a gap
 ├── Incompatible           FAILED_PRECONDITION  two services that share no version of the protocol
+├── Cancelled              CANCELLED            somebody ended the request, by its id, before its answer was whole
 └── Failed                 INTERNAL             the worker could not run it
 
 A status carries the same in the details that google.rpc defines: ErrorInfo, whose `reason` is the name of the class in
@@ -82,6 +86,10 @@ class BadInput(RequestError):
         return [*super()._details(), error_details_pb2.BadRequest(field_violations=[violation])]
 
 
+class ContextExceeded(BadInput):
+    pass
+
+
 class Unauthenticated(RequestError):
     code = grpc.StatusCode.UNAUTHENTICATED
 
@@ -92,6 +100,10 @@ class Forbidden(RequestError):
 
 class UnknownRequest(RequestError):
     code = grpc.StatusCode.NOT_FOUND
+
+
+class UnknownModel(UnknownRequest):
+    pass
 
 
 class DuplicateRequest(RequestError):
@@ -110,12 +122,20 @@ class DeadlinePassed(RequestError):
     code = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+class BeyondEnd(RequestError):
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
 class Lost(RequestError):
     code = grpc.StatusCode.DATA_LOSS
 
 
 class Incompatible(RequestError):
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Cancelled(RequestError):
+    code = grpc.StatusCode.CANCELLED
 
 
 class Failed(RequestError):

@@ -2,7 +2,7 @@
 about API keys lives here."""
 
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -56,6 +56,11 @@ class Tls(BaseSettings):
         """For a port that accepts only peers with a certificate of the authority. None: plaintext."""
         return None if self._files is None else self._files.server_credentials(mutual=True)
 
+    def ssl_contexts(self) -> Callable[[], ssl.SSLContext] | None:
+        """For a server without gRPC that accepts only peers with a certificate of the authority: gives the context for
+        a handshake. None: plaintext."""
+        return None if self._files is None else self._files.ssl_contexts(mutual=True)
+
 
 class Files:
     """The three files, read again whenever they change.
@@ -67,7 +72,7 @@ class Files:
     def __init__(self, ca: Path | None, cert: Path, key: Path) -> None:
         """`ca` is None for a port that anybody may connect to. Raises ValueError if the files cannot be used."""
         self._ca, self._cert, self._key = ca, cert, key
-        self._pem = Watched([file for file in (ca, cert, key) if file], self._load)
+        self._pem = Watched(self._all, self._load)
 
     def read(self) -> Pem:
         """The files as they are now, or the last ones that fitted. Never raises."""
@@ -83,9 +88,28 @@ class Files:
 
         return grpc.dynamic_ssl_server_credentials(configuration(), configuration, mutual)
 
+    def ssl_contexts(self, *, mutual: bool) -> Callable[[], ssl.SSLContext]:
+        """Gives the context for a handshake, of the files as they are then. `mutual` as in `server_credentials`."""
+
+        def load() -> ssl.SSLContext:
+            _, context = self._read()
+            if mutual:
+                context.verify_mode = ssl.CERT_REQUIRED
+            return context
+
+        return Watched(self._all, load).get
+
+    @property
+    def _all(self) -> list[Path]:
+        return [file for file in (self._ca, self._cert, self._key) if file]
+
     def _load(self) -> Pem:
-        """Raises ValueError if a file cannot be read or is not PEM, or if the key does not belong to the
-        certificate."""
+        """Raises ValueError."""
+        return self._read()[0]
+
+    def _read(self) -> tuple[Pem, ssl.SSLContext]:
+        """The files as they are now. Raises ValueError if one cannot be read or is not PEM, or if the key does not
+        belong to the certificate."""
         try:
             pem = Pem(self._ca.read_bytes() if self._ca else b"", self._cert.read_bytes(), self._key.read_bytes())
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -97,7 +121,7 @@ class Files:
             raise ValueError(f"{self._cert}, {self._key}: {reason}") from error
         except OSError as error:
             raise ValueError(f"{error.filename}: {error.strerror}") from error
-        return pem
+        return pem, context
 
 
 class PeerNames(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed

@@ -10,7 +10,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from worker_service.engine.shape import attention_shape, layer_configs
 from worker_service.engine.warm_up import WARM_UP_TOKENS
-from worker_service.pull import ModelError
+from worker_service.model_files import ModelError
 
 _GIB = 2**30
 _LAYERS = {"full_attention", "sliding_attention"}  # the kinds whose past is keys and values of each token

@@ -10,8 +10,8 @@ from worker_service.engine.drafting.head import CONFIG, load_head
 from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.model import ModelDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
+from worker_service.model_files import ModelError
 from worker_service.models import LoadedModel, load
-from worker_service.pull import ModelError
 
 # The draft heads that come with LAPS-SD, each in a directory named like the model that it was made for.
 _BUNDLED = Path(__file__).parent / "engine" / "drafting" / "heads"

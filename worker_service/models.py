@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
+from worker_service import hub
 from worker_service.capacity import read_config
 from worker_service.engine.parallel import Ranks
-from worker_service.pull import MARKER, ModelError, check_directory
+from worker_service.model_files import MARKER, ModelError, check_directory
 
 _TEXT_FILES = (
     "config.json",
@@ -158,7 +159,9 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 def _name(folder: Path) -> str:
     marker = folder / MARKER
-    return str(json.loads(marker.read_text())["name"]) if marker.is_file() else folder.resolve().name
+    if marker.is_file():
+        return str(json.loads(marker.read_text())["name"])
+    return hub.repository_of(folder.resolve()) or folder.resolve().name
 
 
 def _cpu_has_bfloat16() -> bool:

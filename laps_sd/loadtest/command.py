@@ -1,6 +1,5 @@
 """`laps-sd loadtest`: reads flags, writes table, JSON and report. Nothing is sent or computed here."""
 
-import asyncio
 import json
 import math
 import shlex
@@ -9,23 +8,23 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from laps_sd import terminal
-from laps_sd.client import Client
-from laps_sd.generate import INTERRUPTED, ApiKey, Ca
+from laps_sd.generate import ApiKey, Ca
 from laps_sd.generate import Server as ServerOption
-from laps_sd.loadtest import drivers as fleet
-from laps_sd.loadtest.plan import Planned, arrivals, clipped, plan, repeated, rescaled, synthetic
-from laps_sd.loadtest.record import Record
-from laps_sd.loadtest.results import detail, parse_slos, summarise
-from laps_sd.loadtest.show import LATE, Bar, table
-from laps_sd.loadtest.target import Refused, Server, Target
-from laps_sd.loadtest.timeline import Timeline
-from protos.errors import RequestError
-from scheduler_service.sim.workload import Job, WorkloadError, read_workload
+from laps_sd.interrupt import INTERRUPTED
+from laps_sd.outputs import writable
+
+if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
+    from laps_sd.client import AsyncClient
+    from laps_sd.loadtest.plan import Planned
+    from laps_sd.loadtest.record import Record
+    from laps_sd.loadtest.target import Server, Target
+    from laps_sd.loadtest.timeline import Timeline
+    from scheduler_service.sim.workload import Job
 
 REQUESTS = 100  # default without a file
 FELL_BEHIND = 3  # exit code: the driver did not keep to its schedule, though there are figures
@@ -83,9 +82,9 @@ def loadtest(
     api_key: ApiKey = None,
     ca: Ca = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and synthetic prompts.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=writable)] = None,
     with_detail: Annotated[bool, typer.Option("--detail", help="Every request in the JSON.")] = False,
-    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", callback=writable)] = None,
 ) -> None:
     """Put a server under load and measure it, with the names and definitions of `vllm bench serve`.
 
@@ -93,6 +92,15 @@ def loadtest(
     """
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in locals().items()}
     del settings["api_key"]
+    import asyncio
+
+    from laps_sd.client import AsyncClient, RequestError
+    from laps_sd.loadtest import drivers as fleet
+    from laps_sd.loadtest.plan import Planned, arrivals, clipped, plan, rescaled
+    from laps_sd.loadtest.results import detail, parse_slos, summarise
+    from laps_sd.loadtest.show import LATE, table
+    from laps_sd.loadtest.target import Refused, Server
+
     if workload is None and rate is None and concurrency is None:
         raise typer.BadParameter("give --workload, --rate or --concurrency", param_hint="--rate")
     if (openai is None) != (model is None):
@@ -108,8 +116,6 @@ def loadtest(
     if html_file:
         with terminal.importing_report():
             from laps_sd.loadtest.report import render
-    for file in filter(None, (json_file, html_file)):
-        _check_writable(file)
 
     jobs = _jobs(workload, rate, requests, concurrency, prompt_tokens, max_tokens)
     jobs = rescaled(jobs, speed=speed, length_scale=length_scale if workload else 1.0, spread_s=spread_s, seed=seed)
@@ -136,7 +142,7 @@ def loadtest(
         temperature=temperature,
     )
     try:
-        stats = Client(stats_server or server, api_key=api_key, ca=ca) if openai is None else None
+        stats = AsyncClient(stats_server or server, api_key=api_key, ca=ca) if openai is None else None
         records, timeline, cut = asyncio.run(_run(asked, planned, context_tokens, stats, concurrency, drivers))
     except (Refused, RequestError, fleet.DriverFailed, TimeoutError, OSError) as error:
         words = f"{error.code.name}: {error.message}" if isinstance(error, RequestError) else str(error)
@@ -170,8 +176,11 @@ def _jobs(
     concurrency: int | None,
     prompt_tokens: int,
     max_tokens: int,
-) -> list[Job]:
+) -> "list[Job]":
     """The jobs in order of arrival. A file that is too short is repeated, unless its arrival times are used."""
+    from laps_sd.loadtest.plan import repeated, synthetic
+    from scheduler_service.sim.workload import WorkloadError, read_workload
+
     if workload is None:
         return synthetic(requests or REQUESTS, prompt_tokens, max_tokens)
     try:
@@ -184,14 +193,17 @@ def _jobs(
 
 
 async def _run(
-    server: Server,
-    planned: Callable[[int], tuple[list[Planned], int]],
+    server: "Server",
+    planned: "Callable[[int], tuple[list[Planned], int]]",
     context_tokens: int | None,
-    stats: Client | None,
+    stats: "AsyncClient | None",
     concurrency: int | None,
     drivers: int,
-) -> tuple[list[Record], Timeline, int]:
+) -> "tuple[list[Record], Timeline, int]":
     """The records, the server's own figures, and how many requests were clipped."""
+    from laps_sd.loadtest import drivers as fleet
+    from laps_sd.loadtest.show import Bar
+
     async with AsyncExitStack() as stack:
         if stats is not None:
             await stack.enter_async_context(stats)
@@ -207,20 +219,14 @@ async def _run(
     return records, timeline, cut
 
 
-async def _context_tokens(target: Target, stats: Client | None) -> int:
+async def _context_tokens(target: "Target", stats: "AsyncClient | None") -> int:
     """Of the server; 0 if it does not say."""
+    from laps_sd.client import RequestError
+
     with suppress(RequestError):
         if stats is not None:
             return (await stats.stats()).context_tokens
     return target.context_tokens
-
-
-def _check_writable(file: Path) -> None:
-    """Raises typer.BadParameter now, not after the run."""
-    try:
-        file.touch()
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint="--json, --html") from None
 
 
 def _without_key(words: Sequence[str]) -> list[str]:

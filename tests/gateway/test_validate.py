@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from gateway import validate
+from gateway.structure import Structures
 from gateway.text import TextModel
 from protos.errors import BadInput
 from protos.v1 import inference_pb2
+from protos.v1.types_pb2 import Structure
 from tests.gateway.harness import CONTEXT_TOKENS, ids, model_info, stack
 
 MODEL = TextModel(model_info())
@@ -21,7 +23,7 @@ def chat(*messages: tuple[str, str]) -> dict[str, Any]:
 
 
 BAD = [
-    ({}, "input: give either prompt or chat"),
+    ({}, "input: give one of prompt, chat and tokens"),
     ({"prompt": ""}, "prompt: must not be empty"),
     ({"prompt": LONG}, "prompt: 202 tokens leave no room"),
     ({"prompt": "x" * 4001}, "prompt: 4001 bytes; at most 4000"),
@@ -30,6 +32,9 @@ BAD = [
     ({"chat": chat(("user", "hi"), ("system", "late"))}, "chat: the model's template refuses"),
     ({"chat": chat(("user", LONG))}, "chat: "),
     ({"chat": chat(*[("user", "")] * 1000)}, "chat: 8000 bytes; at most 4000"),
+    ({"tokens": {"ids": []}}, "tokens: must not be empty"),
+    ({"tokens": {"ids": [1, MODEL.vocab_size]}}, "tokens: "),
+    ({"tokens": {"ids": [1] * CONTEXT_TOKENS}}, "tokens: 64 tokens leave no room"),
     ({"prompt": "a", "temperature": math.nan}, "temperature: must be in [0, 2]"),
     ({"prompt": "a", "temperature": -0.1}, "temperature: must be in [0, 2]"),
     ({"prompt": "a", "temperature": 2.1}, "temperature: must be in [0, 2]"),
@@ -58,6 +63,10 @@ BAD = [
     ({"prompt": "a", "stop": [""]}, "stop: each string must have 1 to 128"),
     ({"prompt": "a", "stop": ["x" * 129]}, "stop: each string must have 1 to 128"),
     ({"prompt": "a", "predicted_tokens": 0}, "predicted_tokens: must be at least 1"),
+    (
+        {"prompt": "a", "ignore_eos": True, "structure": Structure(regex="a")},
+        "ignore_eos: an output with a structure ends",
+    ),
     ({"prompt": "a", "priority": 9}, "priority: unknown value 9"),
     ({"prompt": "a", "on_disconnect": 9}, "on_disconnect: unknown value 9"),
     ({"prompt": "a", "request_id": "x" * 129}, "request_id: must have 1 to 128"),
@@ -70,7 +79,13 @@ async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -
     request = inference_pb2.GenerateRequest(**fields)
     with pytest.raises(BadInput) as refusal:
         await validate.submission(
-            request, MODEL, tenant="t", timeout_s=1, max_input_bytes=4000, encoders=asyncio.Semaphore()
+            request,
+            MODEL,
+            tenant="t",
+            timeout_s=1,
+            max_input_bytes=4000,
+            encoders=asyncio.Semaphore(),
+            structures=Structures(),
         )
     assert refusal.value.message.startswith(message)
 

@@ -1,21 +1,18 @@
 """What only administrators need, on a port of its own: figures over gRPC, and the metrics."""
 
 import asyncio
-import socket
 import ssl
-import threading
 import urllib.request
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 from pydantic import ValidationError
 
 from gateway.config import Settings
 from gateway.keys import Right, new_key
-from gateway.metrics import Metrics
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.errors import Forbidden
-from protos.tls import Tls
 from protos.v1 import status_pb2
 from tests.gateway.harness import WAIT_S, Scheduler, gateway
 
@@ -29,7 +26,7 @@ async def scheduler() -> Scheduler:
 
 async def test_without_an_admin_port_one_port_serves_all(scheduler: Scheduler) -> None:
     await scheduler.start()
-    async with gateway(scheduler) as served, Client(served.grpc) as client:
+    async with gateway(scheduler) as served, AsyncClient(served.grpc, max_retries=0) as client:
         await client.ready(WAIT_S)
         assert served.admin is None
         assert (await client.stats()).waiting == 3
@@ -41,12 +38,12 @@ async def test_with_one_the_public_port_serves_requests_alone(scheduler: Schedul
     scheduler.known["r"] = status_pb2.RequestStatus(request_id="r")
     async with gateway(scheduler, admin_port=0) as served:
         assert served.admin is not None
-        async with Client(served.grpc) as client:
+        async with AsyncClient(served.grpc, max_retries=0) as client:
             await client.ready(WAIT_S)
             with pytest.raises(Forbidden, match="not served on this port"):
                 await client.stats()
             assert (await client.status("r")).request_id == "r"
-        async with Client(served.admin) as client:
+        async with AsyncClient(served.admin, max_retries=0) as client:
             await client.ready(WAIT_S)
             assert (await client.stats()).waiting == 3
             assert (await client.status("r")).request_id == "r"
@@ -58,11 +55,13 @@ async def test_with_one_the_public_port_serves_requests_alone(scheduler: Schedul
 async def test_a_public_port_never_serves_figures(scheduler: Scheduler) -> None:
     await scheduler.start()
     async with gateway(scheduler, host="0.0.0.0", insecure=True) as served:
-        async with Client(f"127.0.0.1:{served.grpc.rpartition(':')[2]}") as client:
+        async with AsyncClient(f"127.0.0.1:{served.grpc.rpartition(':')[2]}", max_retries=0) as client:
             await client.ready(WAIT_S)
             with pytest.raises(Forbidden, match="not served on this port"):
                 await client.stats()
-        assert served.http.startswith("127.0.0.1:")
+        url = f"http://127.0.0.1:{served.http.rpartition(':')[2]}/metrics"
+        with pytest.raises(HTTPError, match="403"):
+            await asyncio.to_thread(urllib.request.urlopen, url, timeout=WAIT_S)
     await scheduler.stop()
 
 
@@ -75,32 +74,15 @@ async def test_metrics_from_elsewhere_need_a_certificate(scheduler: Scheduler, c
     (tmp_path / "keys").write_text(new_key("ops", [Right.ADMIN])[1])
     await scheduler.start()
     tls = {name: certs / "gateway" / file for name, file in NAMES.items()}
-    async with gateway(scheduler, admin_host="0.0.0.0", api_keys=tmp_path / "keys", tls=tls) as served:
-        url = f"https://127.0.0.1:{served.http.rpartition(':')[2]}/metrics"
+    async with gateway(scheduler, admin_host="0.0.0.0", metrics_port=0, api_keys=tmp_path / "keys", tls=tls) as served:
+        assert served.metrics
+        url = f"https://127.0.0.1:{served.metrics.rpartition(':')[2]}/metrics"
         context = ssl.create_default_context(cafile=tls["ca"])
         with pytest.raises(OSError, match=r"(?i)certificate required|reset|closed|EOF|aborted"):
             await asyncio.to_thread(read, url, context)
         context.load_cert_chain(certs / "worker" / "tls.crt", certs / "worker" / "tls.key")
         assert b"laps_sd_num_requests_live" in await asyncio.to_thread(read, url, context)
     await scheduler.stop()
-
-
-def test_a_stranger_who_connects_and_says_nothing_holds_up_neither_metrics_nor_their_end(
-    certs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.metrics.SILENT_S", 10 * WAIT_S)
-    identity = Tls(**{name: certs / "gateway" / file for name, file in NAMES.items()})
-    context = ssl.create_default_context(cafile=identity.ca)
-    context.load_cert_chain(certs / "worker" / "tls.crt", certs / "worker" / "tls.key")
-    metrics = Metrics()
-    port = metrics.serve("127.0.0.1", 0, identity)
-    with socket.create_connection(("127.0.0.1", port)):
-        assert b"laps_sd_num_requests_live" in read(f"https://127.0.0.1:{port}/metrics", context)
-        metrics.stop()
-        stops = [thread for thread in threading.enumerate() if thread.name == "metrics stop"]
-        for thread in stops:
-            thread.join(WAIT_S)
-        assert not any(thread.is_alive() for thread in stops)
 
 
 def test_an_admin_port_that_others_reach_needs_keys_and_certificates() -> None:

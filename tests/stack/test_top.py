@@ -4,31 +4,36 @@ import asyncio
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from laps_sd.client import Client
-from laps_sd.top import Frame, frames, view
-from protos.errors import NotServing
-from protos.times import timestamp
-from protos.v1 import inference_pb2, status_pb2
+from laps_sd.client import AsyncClient, NotServing, RequestPage, RequestStatus, Stats, Worker
+from laps_sd.tables import Bar, Column, FittedTable
+from laps_sd.top import frames
+from laps_sd.top_frame import Frame
+from laps_sd.top_view import view
 from tests.gateway.harness import stack
 
 RUN_S = 60.0
 
 
-def stats(**fields: Any) -> status_pb2.StatsResponse:
-    return status_pb2.StatsResponse(policy="laps-sd", model="tiny", **fields)
+def stats(**fields: Any) -> Stats:
+    return Stats(policy="laps-sd", model="tiny", **fields)
 
 
-def worker(**fields: Any) -> status_pb2.WorkerStatus:
-    return status_pb2.WorkerStatus(worker_id="w", slots=4, running=3, blocks=100, free_blocks=75, **fields)
+def worker(**fields: Any) -> Worker:
+    return Worker(worker_id="w", slots=4, running=3, blocks=100, free_blocks=75, **fields)
 
 
-def text(frame: Frame | NotServing) -> str:
-    console = Console(width=120, color_system=None)
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def text(frame: Frame | NotServing, width: int = 120) -> str:
+    console = Console(width=width, color_system=None)
     with console.capture() as captured:
         console.print(view(frame))
     return captured.get()
@@ -57,11 +62,11 @@ def test_acceptance_is_that_of_late() -> None:
 
 
 def test_people_see_queues_workers_and_requests() -> None:
-    live = status_pb2.RequestStatus(
-        request_id="[red]a", state=status_pb2.REQUEST_STATE_PAUSED, queue_level=2, output_tokens=5, predicted_tokens=20,
-        rounds=3, acceptance_rate=0.5, estimated_end_time=timestamp(107.5), preemptions=4, worker_id="w",
+    live = RequestStatus(
+        request_id="[red]a", state="paused", queue_level=2, output_tokens=5, predicted_tokens=20,
+        rounds=3, acceptance_rate=0.5, estimated_end_time=at(107.5), preemptions=4, worker_id="w",
     )  # fmt: skip
-    listed = inference_pb2.ListRequestsResponse(requests=[live], read_time=timestamp(100.0))
+    listed = RequestPage(requests=[live], read_time=at(100.0))
     shown = text(Frame(stats(queue_lengths=[0, 7, 0], workers=[worker()], waiting=6), listed=listed))
     assert "6 waiting" in shown
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line}
@@ -80,6 +85,45 @@ def test_people_see_queues_workers_and_requests() -> None:
     ]
 
 
+def busy(request: str = "0123456789abcdef") -> Frame:
+    live = RequestStatus(
+        request_id=request, state="running", queue_level=3, output_tokens=1234,
+        predicted_tokens=2048, rounds=3, acceptance_rate=0.87, estimated_end_time=at(1234.5), preemptions=17,
+        worker_id="worker-0",
+    )  # fmt: skip
+    served = worker(rounds=90_000, output_tokens=190_000, idle_share=0.12, outside_forward_share=0.34, placed=29)
+    before = stats(workers=[worker()])
+    now = stats(queue_lengths=[70, 3], workers=[served], waiting=66, running=4, submitted=12_345)
+    return Frame(now, before, 10.0, RequestPage(requests=[live] * 2, read_time=at(0.0)))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_number_is_cut_however_narrow_the_terminal(width: int) -> None:
+    shown = text(busy(), width)
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert "…" not in shown
+    for number in ("3/4", "25%", "19,000.0", "1234/2048", "1,234.5", "70"):
+        assert number in shown.split()
+
+
+def test_a_wide_terminal_shows_every_column_and_a_narrow_one_the_important_ones() -> None:
+    def titles(width: int) -> list[str]:
+        return next(line for line in text(busy(), width).splitlines() if line.startswith("request ")).split()
+
+    assert titles(120) == ["request", "state", "level", "output", "accepted", "remaining", "s", "preempted", "worker"]
+    assert titles(80) == ["request", "state", "level", "output", "accepted", "remaining", "s", "preempted"]
+    assert titles(60) == ["request", "state", "level", "output", "remaining", "s"]
+
+
+def test_bars_shrink_before_columns_go() -> None:
+    table = FittedTable(
+        [Column("name"), Column("", rank=1, bar=30), Column("share", rank=2)], [("abcdef", Bar(1, 2), "50%")]
+    )
+    assert table.widths(60) == {0: 6, 1: 30, 2: 5}
+    assert table.widths(30) == {0: 6, 1: 15, 2: 5}
+    assert table.widths(20) == {0: 6, 1: 12}
+
+
 def test_a_program_sees_numbers_also_where_they_are_zero() -> None:
     seen = json.loads(json.dumps(Frame(stats(output_tokens=5, workers=[worker()])).as_dict()))
     assert (seen["output_tokens"], seen["waiting"], seen["workers"][0]["free_blocks"]) == (5, 0, 75)
@@ -89,13 +133,13 @@ def test_a_program_sees_numbers_also_where_they_are_zero() -> None:
 async def test_a_server_that_comes_back_is_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [stats(finished=1), NotServing("away"), stats(finished=5), stats(finished=6)]
 
-    async def answer(_: Client) -> status_pb2.StatsResponse:
+    async def answer(_: AsyncClient) -> Stats:
         if isinstance(said := answers.pop(0), Exception):
             raise said
         return said
 
-    monkeypatch.setattr(Client, "stats", answer)
-    seen = frames(Client("127.0.0.1:1"), every_s=0.0, requests=0)
+    monkeypatch.setattr(AsyncClient, "stats", answer)
+    seen = frames(AsyncClient("127.0.0.1:1"), every_s=0.0, requests=0)
     first, away, back, again = [await anext(seen) for _ in range(4)]
     assert isinstance(away, NotServing)
     assert "away" in text(away)

@@ -22,9 +22,10 @@ from rich.table import Table
 from worker_service.bench import subject
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.target import InputSequence, Target
+from worker_service.model_files import ModelError
 from worker_service.models import load
 from worker_service.prompts import PromptError, encode, read_prompts
-from worker_service.pull import ModelError, resolve
+from worker_service.pull import resolve
 
 CLEAR = 1e-3  # of logits; where the reference's two best are closer, either token counts as right
 DTYPES = ("float32", "bfloat16")

@@ -33,8 +33,8 @@ from worker_service.config import Settings
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.self_check import MismatchError, check, own_logits
+from worker_service.model_files import ModelError
 from worker_service.models import load
-from worker_service.pull import ModelError
 
 
 def with_config(folder: Path, **changes: int) -> Path:

@@ -22,8 +22,8 @@ from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Limits, Run, Sampling
 from worker_service.engine.warm_up import measure
+from worker_service.model_files import ModelError
 from worker_service.models import LoadedModel, load
-from worker_service.pull import ModelError
 
 KINDS = ["head", "model", "model in little memory", "n-grams, then head"]
 

@@ -26,8 +26,8 @@ from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.parallel import Group, ParallelError, Ranks
 from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.model_files import ModelError
 from worker_service.models import load
-from worker_service.pull import ModelError
 
 DEADLINE_S = 200.0  # to load torch can take most of a minute on a busy machine
 OPTIONS = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-tokens", "512", "--drafter", "ngram"]

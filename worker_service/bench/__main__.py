@@ -23,8 +23,8 @@ from worker_service.bench.subject import BLOCK_TOKENS, MAX_DRAFT, Subject, subje
 from worker_service.bench.synthetic import SHAPES
 from worker_service.bench.systems import Generate, Ours
 from worker_service.engine.engine import Engine
+from worker_service.model_files import ModelError
 from worker_service.prompts import PromptError
-from worker_service.pull import ModelError
 
 _OWN = ("ours", record.PLAIN, "transformers", "transformers-assisted")
 _PROMPTS = 6  # answered in one repetition, at least: two of each kind

@@ -25,9 +25,10 @@ from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig, load
 from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
+from worker_service.model_files import ModelError
 from worker_service.models import LoadedModel, load
 from worker_service.prompts import Prompt, PromptError, encode, read_prompts
-from worker_service.pull import ModelError, resolve
+from worker_service.pull import resolve
 
 _BLOCK_TOKENS = 64
 _PIPE_WIDTH = 120  # of the tables where there is no terminal to ask

@@ -162,7 +162,7 @@ class Client:
             return "deadline"
         if code is CODE.ALREADY_EXISTS and job.manner == "conflict" and not self._received:
             return "conflict"
-        if code in (CODE.DATA_LOSS, CODE.NOT_FOUND) and self._promise.excused:
+        if code in (CODE.DATA_LOSS, CODE.OUT_OF_RANGE, CODE.NOT_FOUND) and self._promise.excused:
             return "lost"
         if (
             code is CODE.INTERNAL

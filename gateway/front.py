@@ -1,0 +1,251 @@
+"""What every door does with a request, whatever it speaks: checks it, submits it, counts it, streams its answer. No
+transport lives here. `gateway.access.caller` says who asks."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
+from weakref import WeakValueDictionary
+
+import grpc
+import structlog
+
+from gateway import validate
+from gateway.access import caller
+from gateway.config import RETRY_AFTER_MS, Settings
+from gateway.feed import Feed
+from gateway.link import Link
+from gateway.metrics import Metrics
+from gateway.shares import Shares
+from gateway.stream import Stream
+from gateway.structure import Structures
+from gateway.text import TextModel
+from gateway.tracing import CallSpan, operation, traced
+from protos.errors import BadInput, DeadlinePassed, NotServing, QueueFull, RequestError, UnknownRequest
+from protos.idempotence import REQUEST_ID
+from protos.tracing import Tracing
+from protos.v1 import inference_pb2, status_pb2
+
+ENCODERS = max(1, (os.cpu_count() or 1) // 2)  # long inputs of one tenant encoded at a time; a megabyte takes seconds
+STOPPED = "the gateway stopped before the answer was whole"
+
+
+class Front:
+    """Every method raises RequestError for what its client did wrong, or must be told."""
+
+    def __init__(self, settings: Settings, link: Link, metrics: Metrics, tracing: Tracing | None = None) -> None:
+        self.draining = False
+        self._over = False  # answers that still run are cut
+        self._settings, self._link, self._metrics, self._tracing = settings, link, metrics, tracing
+        self._streams = Shares(settings.max_requests, "streams of this gateway", RETRY_AFTER_MS)
+        self._encoders: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant, while in use
+        self._structures = Structures()
+        self._running: dict[object, asyncio.Task[Any] | None] = {}  # each open stream, and the task that reads it
+        self._stalled = 0  # streams among them that were cut off and wait for their client to read the last chunk
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._log = structlog.get_logger()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a new request would be served."""
+        return self._link.ready and not self.draining
+
+    def model(self, *, ready: bool = False) -> TextModel:
+        """The model that requests are encoded for. `ready`: a worker must be there to run it. Raises NotServing."""
+        model = self._link.model
+        if self.draining or model is None or (ready and not self._link.ready):
+            raise NotServing("draining" if self.draining else "no warmed worker", retry_after_ms=RETRY_AFTER_MS)
+        return model
+
+    @asynccontextmanager
+    async def generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        timeout_s: float | None = None,
+        default_max_tokens: int | None = validate.DEFAULT_MAX_TOKENS,
+    ) -> AsyncIterator[Stream]:
+        """The answer to a new request. Leaving the block before the answer's end hangs up, which does what
+        `on_disconnect` says. `timeout_s`: the answer must be whole by then; None: as long as the settings allow.
+        `default_max_tokens`: None: as many as the context has room for."""
+        async with self._called(operation(request)) as call:
+            model, deadline = self.model(ready=True), self._deadline(timeout_s)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    submit = await validate.submission(
+                        request,
+                        model,
+                        tenant=caller.get().tenant,
+                        timeout_s=_until(deadline),
+                        max_input_bytes=self._settings.max_input_bytes,
+                        encoders=self._encoders_of_caller(),
+                        structures=self._structures,
+                        default_max_tokens=default_max_tokens,
+                    )
+            except TimeoutError:
+                raise DeadlinePassed("not even begun within the time that it was given") from None
+            submit.traceparent = call.traceparent
+            async with self._opened(self._link.submit(submit), model, 0, _until(deadline), call) as stream:
+                yield stream
+
+    @asynccontextmanager
+    async def resume(self, request_id: str, offset: int = 0, timeout_s: float | None = None) -> AsyncIterator[Stream]:
+        """The answer to a request that was submitted before, here or elsewhere, from output token `offset` on."""
+        async with self._called("resume") as call:
+            model, deadline = self.model(), self._deadline(timeout_s)
+            submit = await self._link.scheduler.submission(_required_id(request_id))
+            _own(request_id, submit.tenant)
+            async with self._opened(self._link.follow(submit), model, offset, _until(deadline), call) as stream:
+                yield stream
+
+    @asynccontextmanager
+    async def _called(self, operation: str) -> AsyncIterator[CallSpan]:
+        with traced(self._tracing, operation) as call:
+            async with self._counted():
+                yield call
+
+    @asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        """Count a stream while it is open, and how it ended. Raises QueueFull if there are too many."""
+        self._running[place := object()] = asyncio.current_task()
+        self._idle.clear()
+        status = grpc.StatusCode.CANCELLED
+        try:
+            running = len(self._running) - self._stalled
+            if max(running, len(self._link.feeds) + 1) > self._settings.max_requests:
+                problem = f"{self._settings.max_requests} live requests at this gateway"
+                raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
+            # Without keys all callers are one tenant, and have nobody to share with.
+            with self._streams.place(caller.get().tenant) if self._settings.api_keys else nullcontext():
+                yield
+            status = grpc.StatusCode.OK
+        except RequestError as error:
+            status = error.code
+            raise
+        except asyncio.CancelledError:
+            if not self._over:
+                raise
+            status = NotServing.code
+            raise NotServing(STOPPED) from None
+        finally:
+            self._metrics.requests[status.name] += 1
+            del self._running[place]
+            if not self._running:
+                self._idle.set()
+
+    @asynccontextmanager
+    async def _opened(
+        self, feed: Feed, model: TextModel, offset: int, timeout_s: float, call: CallSpan
+    ) -> AsyncIterator[Stream]:
+        call.submitted(model.name, feed.submit)
+        stream = Stream(
+            feed,
+            model,
+            link=self._link,
+            metrics=self._metrics,
+            offset=offset,
+            timeout_s=timeout_s,
+            stalled_s=self._settings.stalled_s,
+            count_stalled=self._count_stalled,
+        )
+        log = self._log.bind(request_id=stream.request_id)
+        log.info(
+            "streaming",
+            tenant=feed.submit.tenant,
+            prompt_tokens=stream.prompt_tokens,
+            max_tokens=feed.submit.limits.max_tokens,
+            offset=offset,
+        )
+        try:
+            yield stream
+        finally:
+            call.answered(stream.answer)
+            log.info("ended", **stream.close())
+
+    def _count_stalled(self, more: int) -> None:
+        self._stalled += more
+
+    async def encode(self, request: inference_pb2.GenerateRequest) -> list[int]:
+        """The token ids that the model would get. Raises BadInput, NotServing."""
+        return await validate.encode_input(
+            request, self.model(), self._settings.max_input_bytes, self._encoders_of_caller()
+        )
+
+    def _encoders_of_caller(self) -> asyncio.Semaphore:
+        return self._encoders.setdefault(caller.get().tenant, asyncio.Semaphore(ENCODERS))
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        """On the event loop's clock."""
+        most_s = self._settings.request_timeout_s
+        return asyncio.get_running_loop().time() + (most_s if timeout_s is None else min(timeout_s, most_s))
+
+    async def cancel(self, request_id: str) -> None:
+        """End a request at once."""
+        if (feeds := self._link.feeds.get(_required_id(request_id))) is not None:
+            _own(request_id, feeds[0].submit.tenant)
+        else:
+            await self.get_request(inference_pb2.GetRequestRequest(request_id=request_id))
+        self._link.cancel(request_id)
+
+    async def get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.GetRequestResponse:
+        """The state of one request of the caller's."""
+        _required_id(request.request_id)
+        answer = await self._link.scheduler.get_request(request)
+        _own(request.request_id, answer.request.tenant)
+        return answer
+
+    async def list_requests(self, request: inference_pb2.ListRequestsRequest) -> inference_pb2.ListRequestsResponse:
+        """Live requests of all tenants. The door has checked the right."""
+        return await self._link.scheduler.list_requests(request)
+
+    async def stats(self, request: inference_pb2.StatsRequest) -> status_pb2.StatsResponse:
+        """Figures of the whole service. The door has checked the right."""
+        return await self._link.scheduler.stats(request)
+
+    async def compare_policies(
+        self, request: inference_pb2.ComparePoliciesRequest
+    ) -> inference_pb2.ComparePoliciesResponse:
+        """What other policies would have made of the last minutes. The door has checked the right."""
+        return await self._link.scheduler.compare_policies(request)
+
+    async def drain(self, timeout_s: float, grace_s: float) -> None:
+        """Take no new requests, and give open streams `timeout_s` to end. Those that do not end have `grace_s` to tell
+        their clients so."""
+        self.draining = True
+        if not await self._idle_within(timeout_s):
+            self._log.warning("drain_timed_out", live=len(self._running))
+            await self._link.give_up(NotServing(STOPPED))
+            if not await self._idle_within(grace_s):
+                self._over = True  # these streams wait for the scheduler, or for a client that does not read
+                for task in set(filter(None, self._running.values())):
+                    task.cancel()
+
+    async def close(self) -> None:
+        """End what was started beside this process."""
+        await self._structures.close()
+
+    async def _idle_within(self, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+def _until(deadline: float) -> float:
+    return max(0.0, deadline - asyncio.get_running_loop().time())
+
+
+def _required_id(request_id: str) -> str:
+    if not request_id:
+        raise BadInput("request_id", "missing")
+    if not REQUEST_ID.fullmatch(request_id):
+        raise UnknownRequest("request_id: unknown")
+    return request_id
+
+
+def _own(request_id: str, tenant: str) -> None:
+    """Raises UnknownRequest for a request of another tenant: the caller must not learn that it exists."""
+    if not caller.get().may_see(tenant):
+        raise UnknownRequest(f"request {request_id} is unknown, or ended too long ago")

@@ -1,0 +1,1 @@
+"""The HTTP port: server, access, errors, and what every service answers (health, version, metrics)."""

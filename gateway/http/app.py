@@ -1,0 +1,121 @@
+"""Puts the HTTP port's app together: the doors' routes, what surrounds each call, and what every service answers. What
+a door does lives with that door."""
+
+import uuid
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.front import Front
+from gateway.http import errors
+from gateway.http.access import Access, route
+from gateway.http.bodies import Bounded
+from gateway.keys import Right
+from protos.errors import REQUEST_ID_KEY, Failed, RequestError
+from protos.idempotence import REQUEST_ID
+from protos.serving import trace
+
+VERSION = version("laps-sd")
+
+
+def make_app(
+    routes: Iterable[Route], access: Access, *, most_body_bytes: int, cors_origins: Sequence[str] = ()
+) -> Starlette:
+    """`cors_origins`: pages of these origins may ask from a browser; none: only pages of this port itself."""
+    surroundings = [Middleware(RequestId)]
+    if cors_origins:
+        surroundings.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(cors_origins),
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=[REQUEST_ID_KEY, "retry-after", "retry-after-ms"],
+            )
+        )
+    app = Starlette(
+        routes=list(routes),
+        middleware=[*surroundings, Middleware(Bounded, most_bytes=most_body_bytes)],
+        exception_handlers={HTTPException: _no_such_thing, RequestError: _request_error, Exception: _unexpected},
+    )
+    app.router.redirect_slashes = False
+    app.state.access = access
+    return app
+
+
+def common_routes(front: Front, registry: CollectorRegistry, *, metrics_right: Right | None) -> list[Route]:
+    """What balancers and monitoring ask every service."""
+
+    async def health(request: Request) -> Response:
+        """Ready: a new request would be served."""
+        return Response(status_code=200 if front.ready else 503)
+
+    async def live(request: Request) -> Response:
+        return Response()
+
+    async def version(request: Request) -> Response:
+        return JSONResponse({"version": VERSION})
+
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return [
+        route("/health", health, right=None),
+        route("/live", live, right=None),
+        route("/version", version, right=None),
+        route("/metrics", metrics, right=metrics_right),
+    ]
+
+
+class RequestId:
+    """Every answer has the header `x-request-id`: the client's own, where that is a valid id, else one drawn here. A
+    handler finds it in `request.state.request_id`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID_KEY, "")
+        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).setdefault(REQUEST_ID_KEY, request_id)
+            await send(message)
+
+        await self._app(scope, receive, named)
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return errors.response(error)
+
+
+async def _no_such_thing(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:200]}"
+    if error.status_code == 405:
+        answer = errors.plain(405, f"{what}: this path does not take that method", "method_not_allowed")
+        answer.headers.update(error.headers or {})
+        return answer
+    return errors.plain(error.status_code, f"{what}: there is no such path", "not_found")
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    structlog.get_logger().error("unexpected", path=request.url.path[:200], trace=trace(error))
+    return errors.response(Failed("internal error"))

@@ -1,0 +1,45 @@
+"""Bounds a request's body before anything parses it: its size, and how long it may take to come."""
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.http import errors
+from protos.errors import BadInput
+
+BODY_S = 30.0  # a body that is not whole after so long is refused
+
+
+class Bounded:
+    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+        self._app, self._most = app, most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "0")
+        if not length.isdecimal() or int(length) > self._most:
+            await errors.response(errors.BodyTooLarge(self._most))(scope, receive, send)  # unread
+            return
+        received, whole = 0, False
+        due = asyncio.get_running_loop().time() + BODY_S
+
+        async def bounded() -> Message:
+            """Raises BodyTooLarge, BadInput."""
+            nonlocal received, whole
+            if whole:  # what comes now is that the client has gone
+                return await receive()
+            try:
+                async with asyncio.timeout_at(due):
+                    message = await receive()
+            except TimeoutError:
+                raise BadInput("body", f"not whole after {BODY_S:g} s") from None
+            received += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            if received > self._most:
+                raise errors.BodyTooLarge(self._most)
+            return message
+
+        await self._app(scope, bounded, send)

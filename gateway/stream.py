@@ -1,0 +1,124 @@
+"""One answer on its way to one client: chunks of text as they come, until a deadline, and no longer than the client
+reads. How a chunk travels is the business of the doors; no transport lives here."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway.feed import Feed
+from gateway.link import Link
+from gateway.metrics import Metrics
+from gateway.text import TextModel
+from protos.errors import BeyondEnd, DeadlinePassed, QueueFull
+from protos.v1 import inference_pb2
+
+
+class Stream:
+    """The answer of one request, from output token `offset` on. `Front` opens and closes it.
+
+    `request_id`, `model` and `prompt_tokens` tell what is answered."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        model: TextModel,
+        *,
+        link: Link,
+        metrics: Metrics,
+        offset: int,
+        timeout_s: float,
+        stalled_s: float,
+        count_stalled: Callable[[int], None],
+    ) -> None:
+        """`timeout_s`: the answer must be whole by then; `stalled_s`: a client that reads nothing for so long is cut
+        off. `count_stalled` gets 1 when that happens, and -1 when the client has read on."""
+        self.request_id, self.model = feed.request_id, model
+        self.prompt_tokens = len(feed.submit.prompt)
+        self.answer = metrics.answer()
+        self._feed, self._link, self._metrics = feed, link, metrics
+        self._offset, self._timeout_s, self._stalled_s = offset, timeout_s, stalled_s
+        self._count_stalled = count_stalled
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + timeout_s
+        self._expiry = self._loop.call_at(self._deadline, lambda: feed.fail(self._too_late()))
+        self._patience: asyncio.TimerHandle | None = None
+        self._written_since: float | None = None
+        self._cut = False  # the client read too little for too long
+
+    async def accepted(self) -> None:
+        """Return once the request is durable. Raises RequestError if it never will be."""
+        await self._feed.until_accepted()
+
+    async def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """The chunks; the last one has `final`. The text before `offset` is made too: the rest depends on it. Raises
+        RequestError."""
+        limits = self._feed.submit.limits
+        detokenizer = self.model.detokenizer(limits.stop, limits.min_tokens)
+        while self.answer.ending is None:
+            batch = await self._link.take(self._feed)
+            self.answer.add(batch)
+            await detokenizer.push_in_turns(batch.skip(self._offset))
+            if not batch.tokens and batch.ending is None:
+                continue
+            if batch.start < self._offset:
+                raise BeyondEnd(f"offset: the answer ended at token {batch.start}, and {self._offset} is beyond it")
+            chunk = inference_pb2.GenerateResponse(
+                request_id=self.request_id,
+                text=await detokenizer.push_in_turns(batch.tokens),
+                token_ids=batch.tokens,
+                offset=batch.start,
+                rounds=batch.rounds,
+                logprobs=batch.logprobs,
+            )
+            if batch.ending is not None:
+                chunk.text += detokenizer.finish()
+                chunk.final.CopyFrom(self.answer.final(self.prompt_tokens))
+            yield chunk
+        self._metrics.finished(self.answer, self.prompt_tokens)
+
+    @asynccontextmanager
+    async def writing(self, chunk: inference_pb2.GenerateResponse) -> AsyncIterator[None]:
+        """The block writes `chunk` to the client. While the client does not read, the transport takes no more and the
+        block waits. If that lasts too long the stream is left. The client hears of it when it reads again: no error can
+        overtake the chunk, and the chunk cannot be taken back. Raises QueueFull, or DeadlinePassed if the deadline
+        passed meanwhile."""
+        self._written_since = self._loop.time()
+        if self._patience is None:  # one timer serves many chunks: most are written at once
+            self._patience = self._loop.call_at(self._patient_until(), self._lose_patience)
+        try:
+            yield
+        finally:
+            self._written_since = None
+            if self._cut:
+                self._count_stalled(-1)
+        if self._cut and self._loop.time() < self._deadline:
+            more = f"Resume goes on from token {chunk.offset + len(chunk.token_ids)}"
+            raise QueueFull(f"nothing was read for {self._stalled_s:g} s; {more}, if it was to run on")
+        if self._cut:
+            raise self._too_late()
+
+    def _patient_until(self) -> float:
+        return min((self._written_since or self._loop.time()) + self._stalled_s, self._deadline)
+
+    def _lose_patience(self) -> None:
+        """The write that is under way may have begun after the timer did."""
+        self._patience = None
+        if self._written_since is None:
+            return
+        if self._loop.time() < (until := self._patient_until()):
+            self._patience = self._loop.call_at(until, self._lose_patience)
+        elif self._link.leave(self._feed):
+            self._cut = True
+            self._count_stalled(1)
+
+    def close(self) -> dict[str, Any]:
+        """The client takes no more. Returns a summary for the log."""
+        self._expiry.cancel()
+        if self._patience is not None:
+            self._patience.cancel()
+        self._link.leave(self._feed)
+        return self.answer.summary()
+
+    def _too_late(self) -> DeadlinePassed:
+        return DeadlinePassed(f"not finished within {self._timeout_s:g} s")

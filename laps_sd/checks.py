@@ -1,0 +1,94 @@
+"""Whether a stack can start with these options on this machine, told before any process is started. Nothing is loaded
+that takes long: what the services' own settings say is asked by service_checks.py."""
+
+import os
+from pathlib import Path
+from shutil import which
+
+from laps_sd.options import DRAFTERS, Options
+from laps_sd.ports import StackError, claim_ports
+
+_GPUS = ("nvidia*", "dxg", "kfd")  # in /dev: NVIDIA's, Windows' in its Linux, AMD's
+
+
+class Wrong(Exception):
+    """`setting`: as somebody would write it, a flag or [SERVICE] NAME; `problem`: a sentence."""
+
+    def __init__(self, setting: str, problem: str) -> None:
+        super().__init__(f"{setting}: {problem}")
+        self.setting, self.problem = setting, problem
+
+
+def check_machine(options: Options) -> None:
+    """Raises Wrong."""
+    if options.devices > 1 and options.workers > 1:
+        raise Wrong("--devices", "goes with one worker")
+    if options.device == "cuda" and not _has_gpu():
+        raise Wrong("--device", "this machine has no CUDA device; use cpu or auto")
+    if options.grpc_port and options.grpc_port == options.http_port:
+        raise Wrong("--http-port", f"{options.http_port} is --grpc-port already")
+    for name in ("grpc_port", "http_port"):
+        try:
+            claim_ports(getattr(options, name))
+        except StackError as error:
+            raise Wrong(flag(name), str(error)) from None
+    if options.certs is not None and not options.certs.is_dir():
+        raise Wrong("--certs", f"{options.certs} is no directory; `laps-sd certs` makes one")
+    if options.metrics_targets is not None and not os.access(options.metrics_targets.absolute().parent, os.W_OK):
+        raise Wrong("--metrics-targets", f"{options.metrics_targets} cannot be written")
+    _check_policy(options)
+    _check_model(options.model)
+    if options.drafter not in DRAFTERS:
+        _check_drafter(Path(options.drafter))
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _check_policy(options: Options) -> None:
+    from scheduler_service.core.policies import make_policy  # the core is light
+
+    try:
+        make_policy(options.policy, options.policy_set)
+    except ValueError as error:
+        name, _, problem = str(error).partition(": ")
+        raise Wrong(flag(name), problem) from None
+
+
+def _check_model(model: str) -> None:
+    """What a folder or a file shows at once. Whether a model of a hub is there, and what can be served, comes later."""
+    from worker_service.catalogue import CATALOGUE  # these are light
+    from worker_service.hub import parse_name
+    from worker_service.model_files import ModelError, check_files
+
+    path = Path(model).expanduser()
+    try:
+        if path.is_dir() and model not in CATALOGUE:
+            check_files(path)
+        elif path.is_file() and (path.suffix != ".gguf" or path.open("rb").read(4) != b"GGUF"):
+            raise ModelError(f"{path} is no GGUF file")
+        elif not path.exists() and model not in CATALOGUE and parse_name(model) is None:
+            raise ModelError(f"{model!r} does not exist, and is neither {', '.join(CATALOGUE)} nor OWNER/NAME of a hub")
+    except (ModelError, OSError) as error:
+        raise Wrong("--model", str(error)) from None
+
+
+def _check_drafter(folder: Path) -> None:
+    """A draft head, or a small model."""
+    from worker_service.model_files import ModelError, check_files, check_weights
+
+    try:
+        if (folder / "head.json").is_file():
+            check_weights(folder / "head.safetensors")
+        else:
+            check_files(folder)
+    except ModelError as error:
+        raise Wrong("--drafter", f"neither a draft head nor a model: {error}") from None
+
+
+def _has_gpu() -> bool:
+    """Whether there may be one: the worker, which loads torch, has the last word."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    return any(any(Path("/dev").glob(name)) for name in _GPUS) or which("nvidia-smi") is not None

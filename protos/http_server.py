@@ -1,0 +1,127 @@
+"""Serves an ASGI app in the running event loop, with uvicorn's HTTP/1.1: the port, TLS whose files are read again when
+they change, and bounds on what a connection costs before any request. It knows no paths."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from protos.serving import address
+
+SILENT_S = 10.0  # a connection that sends no request for so long is closed
+KEEP_ALIVE_S = 60  # the same between two requests
+HEADER_BYTES = 64 << 10  # of one request, before its body
+BACKLOG = 1024
+MAX_CONNECTIONS = 8192
+
+
+class HttpServer:
+    """One port. uvicorn's own Server handles signals and looks twice a second whether it is to end: neither is wanted
+    here, so its protocol alone is used."""
+
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, *, tls_context: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        """Port 0: any. `tls_context` gives the context for each handshake; None: plaintext. Raises OSError if the port
+        is taken."""
+        self._socket = _bind(host.strip("[]"), port)
+        self.port = int(self._socket.getsockname()[1])
+        self._tls_context = tls_context
+        self._state = ServerState()
+        self._config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=HEADER_BYTES,
+        )
+        self._config.load()
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app logs what goes wrong in it
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Returns once it accepts connections."""
+
+        def protocol() -> asyncio.Protocol:
+            return _Protocol(self._config, self._state, app_state={})
+
+        context = self._tls_context and _renewed(self._tls_context)
+        self._server = await asyncio.get_running_loop().create_server(
+            protocol,
+            sock=self._socket,
+            backlog=BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=SILENT_S if context else None,
+        )
+
+    async def stop(self, grace_s: float) -> None:
+        """Answers that are under way may end within `grace_s` seconds; then they are cancelled."""
+        if self._server is None:
+            self._socket.close()
+            return
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if tasks := set(self._state.tasks):
+            _, late = await asyncio.wait(tasks, timeout=grace_s)
+            for task in late:
+                task.cancel()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection over which no request begins, and one too many. uvicorn itself waits for the first request
+    for ever."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._patience = self.loop.call_later(SILENT_S, self._lose_patience)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+
+    def _lose_patience(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.cancel()
+        super().connection_lost(exc)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listener = None
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(BACKLOG)  # until then another program could have the same port
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise OSError(f"cannot listen on {address(host, port)}: {error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _renewed(current: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    """A context that hands each handshake to the one that is current by then."""
+
+    def renew(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        connection.context = current()
+
+    context = current()
+    context.sni_callback = renew
+    return context

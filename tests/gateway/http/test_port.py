@@ -1,0 +1,118 @@
+"""What the HTTP port does for every door: readiness, paths, keys, sizes, request ids, TLS, connections that say
+nothing. The doors' own tests are beside their code's names."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+
+import protos.http_server
+from gateway.app import Gateway
+from gateway.http import errors
+from protos.errors import NotServing, QueueFull
+from protos.link.v1 import gateway_link_pb2 as pb
+from tests.gateway.harness import WAIT_S, Scheduler, gateway, model_info
+from tests.waiting import until
+
+
+@asynccontextmanager
+async def port(
+    scheduler: Scheduler | None = None, **settings: Any
+) -> AsyncIterator[tuple[Gateway, httpx2.AsyncClient]]:
+    scheduler = scheduler or Scheduler()
+    await scheduler.start()
+    try:
+        async with (
+            gateway(scheduler, **settings) as served,
+            httpx2.AsyncClient(base_url=f"http://{served.http}", timeout=WAIT_S) as client,
+        ):
+            yield served, client
+    finally:
+        await scheduler.stop()
+
+
+async def ready(served: Gateway) -> None:
+    async def is_ready() -> bool:
+        return served.front.ready
+
+    await until(is_ready)
+
+
+async def test_health_is_503_until_a_worker_serves_and_while_draining() -> None:
+    scheduler = Scheduler()
+    scheduler.serving = pb.Serving(ready=False)
+    async with port(scheduler) as (served, client):
+        link = await scheduler.link()
+        assert (await client.get("/health")).status_code == 503
+        assert (await client.get("/live")).status_code == 200
+        await link.send(serving=pb.Serving(ready=True, model=model_info()))
+        await ready(served)
+        assert (await client.get("/health")).status_code == 200
+        await served.drain(0)
+        assert (await client.get("/health")).status_code == 503
+
+
+async def test_a_path_that_is_not_ours_is_404_and_a_wrong_method_405_in_openais_shape() -> None:
+    async with port() as (_, client):
+        for path in ("/nope", "/v1", "/readyz", "/metrics/"):
+            answer = await client.get(path)
+            assert answer.status_code == 404, path
+            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+        answer = await client.post("/health")
+        assert (answer.status_code, set(answer.headers["allow"].split(", "))) == (405, {"GET", "HEAD"})
+
+
+async def test_metrics_and_version_are_served() -> None:
+    async with port() as (_, client):
+        assert "laps_sd_num_requests_live" in (await client.get("/metrics")).text
+        assert (await client.get("/version")).json().keys() == {"version"}
+
+
+async def test_every_answer_has_a_request_id_and_a_valid_one_of_the_client_is_kept() -> None:
+    async with port() as (_, client):
+        assert len((await client.get("/nope")).headers["x-request-id"]) == 32
+        kept = await client.get("/health", headers={"x-request-id": "mine-1"})
+        assert kept.headers["x-request-id"] == "mine-1"
+        drawn = await client.get("/health", headers={"x-request-id": "not valid!"})
+        assert len(drawn.headers["x-request-id"]) == 32
+
+
+async def test_a_body_too_long_is_refused_unread() -> None:
+    async with port(max_input_bytes=1) as (_, client):
+        answer = await client.post("/nope", content=b"x" * (1 << 20))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_connection_that_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protos.http_server, "SILENT_S", 0.05)
+    async with port() as (served, _):
+        host, _, number = served.http.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(number))
+        assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+        writer.close()
+
+
+async def test_cross_origin_pages_are_let_in_only_where_it_is_set() -> None:
+    origin = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    async with port() as (_, client):
+        assert "access-control-allow-origin" not in (await client.options("/health", headers=origin)).headers
+    async with port(cors_origins=("https://page.example",)) as (_, client):
+        answer = await client.options("/health", headers=origin)
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
+
+
+def test_a_hint_when_to_retry_is_told_in_seconds_and_in_milliseconds() -> None:
+    answer = errors.response(QueueFull("full", retry_after_ms=1200))
+    assert (answer.status_code, answer.headers["retry-after"], answer.headers["retry-after-ms"]) == (429, "2", "1200")
+    assert errors.response(NotServing("draining")).status_code == 503
+
+
+async def test_a_port_that_is_taken_is_an_os_error() -> None:
+    async with port() as (served, _):
+        number = int(served.http.rpartition(":")[2])
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{number}"):
+            async with gateway(Scheduler(), http_port=number):
+                pass

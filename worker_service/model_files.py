@@ -1,0 +1,113 @@
+"""A model as a directory: what has to be in it, and where directories of models are kept. Nothing is fetched here, and
+no model is read."""
+
+import json
+import os
+from pathlib import Path
+
+from platformdirs import user_cache_dir
+
+CACHE_VARIABLE = "LAPS_SD_CACHE"
+MARKER = "laps-sd.json"  # in each converted model: {"name", "sha256" of its GGUF}; written last
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+WEIGHTS, SHARDS_INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class ModelError(Exception):
+    """There is no such model, or it cannot be used; the message says what to do."""
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get(CACHE_VARIABLE) or user_cache_dir("laps-sd"))
+
+
+def check_directory(path: Path) -> None:
+    """Raises ModelError unless `path` holds a causal LM that transformers knows, its weights and a fast tokenizer."""
+    files = _weights(path)
+    _check_kind(_kind(path), str(path))
+    for file in files:
+        check_weights(file)
+
+
+def check_files(path: Path) -> None:
+    """As check_directory, but for the architecture: no library is loaded, so a wrong folder is told at once."""
+    for file in _weights(path):
+        check_weights(file)
+
+
+def _weights(path: Path) -> list[Path]:
+    """The files of weights. Raises ModelError unless `path` holds a config, a fast tokenizer and weights."""
+    _kind(path)
+    if not (path / TOKENIZER).is_file():
+        raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there (save_pretrained)")
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{path} has no *.safetensors; save the model's weights there (save_pretrained)")
+    return files
+
+
+def check_weights(file: Path) -> None:
+    """Raises ModelError unless the file is as long as its header says, which tells where each tensor lies."""
+    if problem := _problem(file):
+        raise ModelError(f"cannot load {file}: it {problem}")
+
+
+def _problem(file: Path) -> str:
+    """Of a safetensors file; empty if there is none."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            size = os.fstat(opened.fileno()).st_size
+            if not 2 <= length <= size - 8:
+                return "is no safetensors file"
+            header = json.loads(opened.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        if 8 + length + max(ends, default=0) != size:
+            return "is broken off or longer than its header says; fetch it again"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return "is no safetensors file"
+    return ""
+
+
+def check_config(path: Path, name: str) -> None:
+    """Raises ModelError unless the config in directory `path` is that of a causal LM. `name`: of the model, for
+    people."""
+    _check_kind(_kind(path), name)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether config, tokenizer and all weights are in directory `path`, by their names alone."""
+    if not all((path / name).is_file() for name in (CONFIG, TOKENIZER)):
+        return False
+    return (path / WEIGHTS).is_file() or all((path / shard).is_file() for shard in shards(path) or [SHARDS_INDEX])
+
+
+def shards(path: Path) -> list[str]:
+    """The names of the files that the weights are spread over; empty if they are in one file."""
+    try:
+        return sorted(set(json.loads((path / SHARDS_INDEX).read_text())["weight_map"].values()))
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ModelError(f"{path / SHARDS_INDEX} does not say which files hold the weights") from None
+
+
+def _kind(path: Path) -> object:
+    """The architecture that the model's config names."""
+    try:
+        config = json.loads((path / CONFIG).read_text())
+    except FileNotFoundError:
+        raise ModelError(f"{path} has no config.json: it is no Hugging Face model directory") from None
+    except ValueError as error:
+        raise ModelError(f"{path / CONFIG} is no JSON: {error}") from None
+    return config.get("model_type") if isinstance(config, dict) else None
+
+
+def _check_kind(kind: object, name: str) -> None:
+    # This import takes a second: it is made only for a model that somebody brings.
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LMS
+
+    if kind not in CAUSAL_LMS:
+        raise ModelError(f"{name}: architecture {kind!r} is no causal LM that transformers supports")
