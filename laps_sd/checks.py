@@ -34,6 +34,8 @@ def check_machine(options: Options) -> None:
             raise Wrong(flag(name), str(error)) from None
     if options.certs is not None and not options.certs.is_dir():
         raise Wrong("--certs", f"{options.certs} is no directory; `laps-sd certs` makes one")
+    if options.metrics_targets is not None and not os.access(options.metrics_targets.absolute().parent, os.W_OK):
+        raise Wrong("--metrics-targets", f"{options.metrics_targets.absolute().parent} is no folder to write to")
     _check_policy(options)
 
 

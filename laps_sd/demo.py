@@ -14,15 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from laps_sd import terminal
-from laps_sd.client import Client
-from laps_sd.completion import Collector, Completion, request_state
+from laps_sd.client import AsyncClient, Collector, Completion, RequestError, Stats
 from laps_sd.options import Device, Options
 from laps_sd.serve import run_stack
 from laps_sd.stack import Stack
 from protos.bounds import Dtype
-from protos.errors import RequestError
-from protos.times import milliseconds
-from protos.v1 import status_pb2
 
 ANSWER_TIMEOUT_S = 300.0
 REFRESH_S = 0.2
@@ -65,7 +61,7 @@ def run_demo(model: str, policy: str, device: Device, dtype: Dtype) -> None:
     console = terminal.console()
     started = time.monotonic()
     answers = [Answer(prompt, max_tokens) for prompt, max_tokens in PROMPTS]
-    stats = status_pb2.StatsResponse()
+    stats: list[Stats] = []
     options = Options(
         model=model, policy=policy, device=device, dtype=dtype, workers=2, slots=2, grpc_port=0, http_port=0
     )
@@ -77,8 +73,8 @@ def run_demo(model: str, policy: str, device: Device, dtype: Dtype) -> None:
             f"ready after {time.monotonic() - started:.1f} s: {len(answers)} prompts at once, {policy}, 2 x 2 slots"
         )
         await (_show_live if console.is_terminal else _show_lines)(console, stack.grpc, answers)
-        async with Client(stack.grpc) as client:
-            stats.CopyFrom(await client.stats())
+        async with AsyncClient(stack.grpc) as client:
+            stats.append(await client.stats())
 
     log_file = Path(user_log_dir("laps-sd", ensure_exists=True), "demo.log")
     with log_file.open("wb", buffering=0) as log:
@@ -86,7 +82,7 @@ def run_demo(model: str, policy: str, device: Device, dtype: Dtype) -> None:
     if not finished:
         console.print("interrupted; the stack is down")
         raise typer.Exit(130)
-    console.print(_statistics(answers), _totals(answers), _scheduling(stats), sep="\n", highlight=False)
+    console.print(_statistics(answers), _totals(answers), _scheduling(*stats), sep="\n", highlight=False)
     console.print(
         f"the stack is down again; all in all {time.monotonic() - started:.1f} s; its logs: {log_file}", highlight=False
     )
@@ -94,7 +90,7 @@ def run_demo(model: str, policy: str, device: Device, dtype: Dtype) -> None:
         raise typer.Exit(1)
 
 
-async def _stream(client: Client, answer: Answer) -> None:
+async def _stream(client: AsyncClient, answer: Answer) -> None:
     answer.collector = Collector()  # its clock starts now
     try:
         messages = [{"role": "user", "content": answer.prompt}]
@@ -109,17 +105,17 @@ async def _stream(client: Client, answer: Answer) -> None:
 
 
 async def _show_lines(console: Console, target: str, answers: list[Answer]) -> None:
-    async def one(client: Client, answer: Answer) -> None:
+    async def one(client: AsyncClient, answer: Answer) -> None:
         await _stream(client, answer)
         text = answer.error or " ".join("".join(answer.collector.text).split())
         console.print(Text(f"{answer.state:>7} | {answer.prompt} | {text}"), soft_wrap=True)
 
-    async with Client(target) as client:
+    async with AsyncClient(target) as client:
         await asyncio.gather(*(one(client, answer) for answer in answers))
 
 
 async def _show_live(console: Console, target: str, answers: list[Answer]) -> None:
-    async with Client(target) as client:
+    async with AsyncClient(target) as client:
         streams = asyncio.gather(*(_stream(client, answer) for answer in answers))
         with Live(console=console, auto_refresh=False, transient=True) as live:
             while not streams.done():
@@ -130,12 +126,12 @@ async def _show_live(console: Console, target: str, answers: list[Answer]) -> No
     console.print(_streams(answers, console.width))
 
 
-async def _refresh_state(client: Client, answer: Answer) -> None:
+async def _refresh_state(client: AsyncClient, answer: Answer) -> None:
     if answer.collector.request_id and answer.state in ("running", "paused"):
         with suppress(RequestError):
             status = await client.status(answer.collector.request_id)
-            if answer.state in ("running", "paused") and (state := request_state(status)) in ("running", "paused"):
-                answer.state = state
+            if answer.state in ("running", "paused") and status.state in ("running", "paused"):
+                answer.state = status.state
 
 
 _COLORS = {"waiting": "dim", "running": "green", "paused": "yellow", "done": "bold", "failed": "red"}
@@ -165,7 +161,7 @@ def _statistics(answers: list[Answer]) -> Table:
         if (done := answer.completion) is None:
             table.add_row(Text(answer.prompt), Text(answer.error or "unfinished"))
             continue
-        times = (f"{done.timings_ms[name] / 1e3:.2f}" for name in ("queue", "e2el"))
+        times = (f"{time_ms / 1e3:.2f}" for time_ms in (done.timings_ms.queue, done.timings_ms.e2el))
         accepted = _share(done.spec_decode.num_accepted_tokens, done.spec_decode.num_draft_tokens)
         table.add_row(
             Text(answer.prompt), str(len(done.token_ids)), accepted, str(answer.rounds), str(done.preemptions), *times
@@ -178,8 +174,8 @@ def _totals(answers: list[Answer]) -> Group:
     if not done:
         return Group("no answer was finished")
     tokens = sum(len(answer.token_ids) for answer in done)
-    seconds = max(answer.timings_ms["e2el"] for answer in done) / 1e3
-    mean_ms = sum(answer.timings_ms["e2el"] for answer in done) / len(done)
+    seconds = max(answer.timings_ms.e2el for answer in done) / 1e3
+    mean_ms = sum(answer.timings_ms.e2el for answer in done) / len(done)
     accepted = sum(answer.spec_decode.num_accepted_tokens for answer in done)
     drafted = sum(answer.spec_decode.num_draft_tokens for answer in done)
     preempted, preemptions = sum(a.preemptions > 0 for a in done), sum(a.preemptions for a in done)
@@ -190,10 +186,10 @@ def _totals(answers: list[Answer]) -> Group:
     )
 
 
-def _scheduling(stats: status_pb2.StatsResponse) -> str:
+def _scheduling(stats: Stats) -> str:
     outside = max((worker.outside_forward_share for worker in stats.workers), default=0.0)
     idle = max((worker.idle_share for worker in stats.workers), default=0.0)
-    p50_ms, p99_ms = milliseconds(stats.report_to_command_p50), milliseconds(stats.report_to_command_p99)
+    p50_ms, p99_ms = (1e3 * one.total_seconds() for one in (stats.report_to_command_p50, stats.report_to_command_p99))
     return (
         f"report to command: p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms; "
         f"the model waited {idle:.1%} of the time, {outside:.1%} was outside forward passes"

@@ -15,12 +15,11 @@ from platformdirs import user_data_dir
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from laps_sd import targets
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient, NotServing
 from laps_sd.options import Options
 from laps_sd.ports import HOST, StackError, claim_ports
 from laps_sd.redis_server import check_reachable, find_server, server_command
 from laps_sd.supervise import Child, Command, leashed
-from protos.errors import NotServing
 
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 WORKER_DRAIN_S = 5.0
@@ -53,8 +52,8 @@ class Stack:
         self.grpc, self.http, self.ca = grpc, http, ca
         self.children = [Child(command, emit) for command in commands]
 
-    def client(self) -> Client:
-        return Client(self.grpc, ca=self.ca)
+    def client(self) -> AsyncClient:
+        return AsyncClient(self.grpc, ca=self.ca)
 
     async def ready(self) -> None:
         """Returns when a warmed worker serves. Raises NotServing."""

@@ -1,18 +1,13 @@
 """`laps-sd bench gateway`: its flags, what it prints and the record it writes. Nothing is measured here."""
 
-import asyncio
 import json
 import platform
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from laps_sd import terminal
-from laps_sd.gatewaybench.measure import Load, measure
-from laps_sd.supervise import GaveUp
-from worker_service.pull import pull
 
 # What is said of each figure, how it is written, and its goal.
 FIGURES = {
@@ -37,6 +32,14 @@ def gateway(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
 ) -> None:
     """What the gateway costs over HTTP, between a scheduler and clients that cost next to nothing."""
+    import asyncio
+
+    from rich.table import Table
+
+    from laps_sd.gatewaybench.measure import Load, measure
+    from laps_sd.supervise import GaveUp
+    from worker_service.pull import pull
+
     load = Load(streams, rounds_per_s, tokens_per_round, many, seconds)
     try:
         figures = asyncio.run(measure(load, Path(pull(model))))

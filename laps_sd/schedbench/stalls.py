@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from laps_sd.options import Options
 from laps_sd.ports import HOST, claim_ports
 from laps_sd.schedbench import watched
@@ -26,7 +26,7 @@ from laps_sd.stack import gateway_command
 from protos.link.v1 import common_pb2
 from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.serving import channel
-from protos.v1 import inference_pb2, types_pb2
+from protos.v1 import inference_pb2
 
 PUBLIC = "laps_sd.v1.Inference"
 VOCABULARY = 128_000  # with its tokenizer of 3 MB, as those of large models
@@ -149,7 +149,7 @@ async def _with_gateway(
     gateways = [Gateway(processes.target, 0, number, 1, scale.gateways) for number in range(1, scale.gateways)]
     async with relay.serving(relay_port), children(command), running(workers, gateways) as begin:
         await serving(f"{HOST}:{grpc_port}", PUBLIC)
-        async with Client(f"{HOST}:{grpc_port}") as client:
+        async with AsyncClient(f"{HOST}:{grpc_port}") as client:
             for number in range(scale.streams):
                 begin(_stream(client, number))
             round_s = await _rounds(workers, scale)
@@ -168,13 +168,13 @@ async def _with_gateway(
     return stalls
 
 
-async def _stream(client: Client, number: int) -> None:
+async def _stream(client: AsyncClient, number: int) -> None:
     chunks = client.generate(
         "word-1 word-2",
         max_tokens=MAX_TOKENS,
         ignore_eos=True,
         request_id=f"stream-{number}",
-        on_disconnect=types_pb2.ON_DISCONNECT_DETACH,
+        on_disconnect="detach",
     )
     async for _ in chunks:
         pass
