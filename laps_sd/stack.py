@@ -8,8 +8,8 @@ import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from platformdirs import user_data_dir
@@ -21,6 +21,8 @@ from laps_sd.supervise import Child, Command, leashed
 from protos.errors import NotServing
 
 HOST = "127.0.0.1"
+SCHEDULER = "scheduler"
+POLL_S = 0.05
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 WORKER_DRAIN_S = 5.0
 DRAIN_SLACK_S = 5.0
@@ -88,9 +90,19 @@ class Stack:
     `grpc`, `http`: the gateway's HOST:PORT. `ca`: the certificate that its TLS certificate is checked with, if any.
     """
 
-    def __init__(self, commands: list[Command], grpc: str, http: str, ca: Path | None, emit: Emit) -> None:
+    def __init__(
+        self,
+        commands: list[Command],
+        grpc: str,
+        http: str,
+        ca: Path | None,
+        emit: Emit,
+        schedulers: Callable[[str], list[Command]],
+    ) -> None:
+        """`schedulers`: the commands that run the schedulers with another policy."""
         self.grpc, self.http, self.ca = grpc, http, ca
         self.children = [Child(command, emit) for command in commands]
+        self._schedulers = schedulers
 
     def client(self) -> Client:
         return Client(self.grpc, ca=self.ca)
@@ -106,6 +118,20 @@ class Stack:
             with attempt:
                 async with self.client() as client:
                     await client.ready(READY_TIMEOUT_S)
+
+    async def order_by(self, policy: str) -> None:
+        """Starts the schedulers anew with another policy, while workers keep their model. Returns when the service goes
+        by it. The policy must not be the one that it has, and Stats must need no key. Raises TimeoutError."""
+        async with self.client() as client, asyncio.timeout(READY_TIMEOUT_S):
+            now = before = (await client.stats()).policy
+            schedulers = (child for child in self.children if child.name == SCHEDULER)
+            for child, command in zip(schedulers, self._schedulers(policy), strict=True):
+                child.replace(command)
+            while now == before:
+                await asyncio.sleep(POLL_S)
+                with suppress(NotServing):
+                    now = (await client.stats()).policy
+            await client.ready(READY_TIMEOUT_S)
 
     async def stop(self) -> None:
         """Stops the gateway first, which lets its requests end, then the workers, the schedulers and Redis."""
@@ -135,7 +161,11 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
             gateway_command(options, grpc_port, http_port, scheduler),
         ]
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
-        stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit)
+
+        def schedulers(policy: str) -> list[Command]:
+            return [scheduler_command(replace(options, policy=policy), port, redis_url) for port in ports]
+
+        stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit, schedulers)
         async with asyncio.TaskGroup() as tasks:
             for child in stack.children:
                 tasks.create_task(child.keep_running(), name=child.name)
@@ -179,7 +209,7 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
     if options.schedulers > 1:
         arguments.append("--standby")
     # Not a flag, since every user of the machine can list flags, and the URL may hold a password.
-    return Command("scheduler", arguments, {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url})
+    return Command(SCHEDULER, arguments, {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url})
 
 
 def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:

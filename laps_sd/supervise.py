@@ -50,12 +50,18 @@ class Child:
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._is_up = False
         self._stopping = asyncio.Event()
+        self._replaced = asyncio.Event()
         self._ended = asyncio.Event()
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL after the command's `stop_s`. Returns when the process is gone."""
         self._stopping.set()
         await self._ended.wait()
+
+    def replace(self, command: Command) -> None:
+        """The process ends, and `command` runs in its place."""
+        self._command = command
+        self._replaced.set()
 
     async def keep_running(self) -> None:
         """Until stopped or cancelled. Raises GaveUp."""
@@ -64,9 +70,12 @@ class Child:
             while not self._stopping.is_set():
                 started = time.monotonic()
                 async with self._running() as process:
-                    await first_of(process.wait, self._stopping.wait)
+                    await first_of(process.wait, self._stopping.wait, self._replaced.wait)
                 if self._stopping.is_set():
                     return
+                if self._replaced.is_set():
+                    self._replaced.clear()
+                    continue
                 lived_s = time.monotonic() - started
                 self._report_death(process.returncode, lived_s)
                 early = lived_s < EARLY_S and not self._is_up and process.returncode not in ENDED_BY_OTHERS
