@@ -1,8 +1,6 @@
 """`laps-sd simulate`: reads flags, writes table, JSON and report. The simulator itself is scheduler_service/sim."""
 
 import json
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -15,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from laps_sd import terminal
+from laps_sd import machine, terminal
 from laps_sd.draft_len import parse_draft_len
 from scheduler_service.core.policies import POLICIES, Policy
 from scheduler_service.predictor import PredictorKind, make_predictor
@@ -111,8 +109,12 @@ def simulate(
         body = {"policies": results, "settings": settings}
         json_file.write_text(json.dumps(body, indent=1) + "\n")
     if html_file:
-        command = shlex.join(["laps-sd", *sys.argv[1:]])
-        html_file.write_text(render(command, results, traces), encoding="utf-8")
+        about = {
+            "model": "none: a worker with given costs",
+            "policies": ", ".join(results),
+            "workload": workload,
+        }
+        html_file.write_text(render(about | machine.facts(), results, traces), encoding="utf-8")
 
 
 def _jobs(workload: str, fleet: Fleet, seed: int) -> Sequence[Job]:

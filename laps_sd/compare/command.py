@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laps_sd import terminal
+from laps_sd import machine, terminal
 from laps_sd.compare import identity, live, prompts
 from laps_sd.compare.design import BASE, Cell, Drawn, Run, Settings, check_load, runs
 from laps_sd.compare.folder import Folder, OtherSettings, runs_of, settings_of
@@ -17,14 +17,14 @@ from laps_sd.compare.pace import for_worker, pace_of
 from laps_sd.compare.replay import write_recordings
 from laps_sd.compare.work import Work
 from laps_sd.generate import INTERRUPTED
+from laps_sd.loadtest.plan import BOUNDS
 from laps_sd.stack import Options
 from laps_sd.up import Dtype, check_drafter
 from scheduler_service.core.policies import make_policy, policy_name
 from scheduler_service.sim.oracle import parts
 from worker_service.prompts import PromptError
 
-# Round numbers, as clients give them, small ones more often: DECISIONS.md, "A comparison bounds answers".
-MAX_TOKENS = "16,16,16,16,32,32,32,64,64,128,256,512"
+MAX_TOKENS = ",".join(map(str, BOUNDS))
 QUICK_REQUESTS, QUICK_TAUGHT = 36, 48
 
 
@@ -186,8 +186,8 @@ def tell(
         "command": shlex.join(["laps-sd", *map(_without_place, sys.argv[1:])]),
         "prompts": about,
         "settings": settings_of(folder.path),
-        "machine": identity.machine(),
-        "versions": identity.versions(),
+        "machine": machine.machine(),
+        "versions": machine.versions(),
         "capacity": {
             Run.of_json(run["run"]).name: run["results"]["request_throughput"]
             for run in found
@@ -205,7 +205,9 @@ def tell(
     if html_file:
         from laps_sd.compare.page import html  # it loads matplotlib
 
-        html_file.write_text(html(summary), encoding="utf-8")
+        policies = dict.fromkeys(name for cell in summary["cells"] for name in cell["policies"])
+        about = {"model": settings.model, "policies": ", ".join(policies)}
+        html_file.write_text(html(summary, about | machine.facts()), encoding="utf-8")
     if recordings:
         left_out = {each["run"] for each in summary["left_out"]}
         base = [run for run in found if run["run"]["policy"] == BASE]
