@@ -46,7 +46,7 @@ def html(summary: Summary, facts: Mapping[str, str]) -> str:
     """The page. `facts`: what it was made of, by name."""
     body = _BODY.render(
         summary=summary,
-        headings=[name.removesuffix(" ms") for name in HEADINGS],
+        headings=[name.replace("simulated ms", "simulated mean").removesuffix(" ms") for name in HEADINGS],
         rows=lambda cell: rows(cell, drawing.duration),
         sentences=sentences,
     )

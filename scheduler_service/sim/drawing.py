@@ -10,22 +10,26 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+WIDTH = 5.6  # inches; a wider figure is scrolled on a narrow window
 _STYLE = """:root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse}td,th{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #8886}
-td:first-child,th:first-child{text-align:left}th{vertical-align:bottom}td{white-space:nowrap}
-td:first-child{white-space:normal}
-.wide{overflow-x:auto;margin:1rem 0}svg{max-width:100%;height:auto}
+td:first-child,th:first-child{text-align:left;padding-left:0}th{vertical-align:bottom}td{white-space:nowrap}
+td:first-child{white-space:normal;min-width:5.4rem}
+.wide{overflow-x:auto;margin:1rem 0}svg{width:100%;max-width:38rem;height:auto}
 svg text{fill:currentColor;font-family:inherit!important}
+.large svg{min-width:48rem;max-width:none}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}dt{opacity:.7}dd{margin:0;overflow-wrap:anywhere}
 .bad{color:#d33;font-weight:bold}
-@media(max-width:40rem){body{font-size:13px;margin:1rem auto;padding:0 .7rem}td,th{padding:.2rem .35rem}}"""
+@media(max-width:40rem){body{font-size:13px;margin:1rem auto;padding:0 .7rem}td,th{padding:.2rem .35rem}
+td:first-child{min-width:4.2rem}}"""
 _PAGE = jinja2.Template(
     """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>{{ title }}</title>
 <style>{{ style }}</style></head><body><h1>{{ title }}</h1>
 <dl>{% for name, value in facts.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
-{{ body }}{% for title, plot in plots %}<h2>{{ title }}</h2><div class="wide">{{ plot }}</div>{% endfor %}
+{{ body }}{% for title, plot, large in plots %}<h2>{{ title }}</h2>
+<div class="wide{{ " large" if large }}">{{ plot }}</div>{% endfor %}
 </body></html>
 """,
     autoescape=True,
@@ -40,7 +44,7 @@ def page(title: str, facts: Mapping[str, str], body: str, plots: Sequence[tuple[
         facts=facts,
         style=markupsafe.Markup(_STYLE),
         body=markupsafe.Markup(body),
-        plots=[(title, markupsafe.Markup(svg(figure))) for title, figure in plots],
+        plots=[(title, markupsafe.Markup(svg(figure)), figure.get_figwidth() > WIDTH) for title, figure in plots],
     )
     return html
 
@@ -50,6 +54,9 @@ def svg(figure: Figure) -> str:
     text = io.StringIO()
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
+        for side in (axis.xaxis, axis.yaxis):
+            if side.get_scale() == "log":
+                side.set_major_formatter("{x:g}")
     with mpl.rc_context({"svg.fonttype": "none"}):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=nothing, transparent=True)
@@ -67,14 +74,14 @@ def file_of(figure: Figure) -> str:
 def figure(rows: int = 1, height: float = 0.0) -> tuple[Figure, Sequence[Axes]]:
     """`rows` of axes under one another, with one axis of x; `height`: of a row, in inches. It is narrow, so that its
     text can be read on a telephone."""
-    drawn = Figure(figsize=(7, rows * (height or (3.2 if rows == 1 else 2.0))), layout="constrained")
+    drawn = Figure(figsize=(WIDTH, rows * (height or (3.0 if rows == 1 else 1.8))), layout="constrained")
     axes = drawn.subplots(rows, 1, sharex=True, squeeze=False)
     for axis in axes[:, 0]:
         axis.spines[["top", "right"]].set_visible(False)
     return drawn, list(axes[:, 0])
 
 
-def legend(axis: Axes, columns: int = 5) -> None:
+def legend(axis: Axes, columns: int = 4) -> None:
     """Above the axes, where no line is."""
     axis.legend(
         frameon=False, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0, ncols=columns, fontsize="small"

@@ -49,7 +49,7 @@ def render(facts: Mapping[str, str], results: Mapping[str, Mapping[str, float]],
 
 def _bars(results: Mapping[str, Mapping[str, float]]) -> Figure:
     """The mean has axes of its own: beside a p99 its differences could not be seen."""
-    figure, axes = drawing.figure(rows=3, height=1.5)
+    figure, axes = drawing.figure(rows=3, height=1.4)
     for axis, kind in zip(axes, ("mean", "p90", "p99"), strict=True):
         ms = [row[f"{kind}_e2el_ms"] for row in results.values()]
         bars = axis.bar(range(len(ms)), [each / 1e3 for each in ms], 0.6, color=[f"C{i % 10}" for i in range(len(ms))])
