@@ -171,12 +171,12 @@ audit-here: env
 
 protos: env
 	$(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
-	    --python_out=. --mypy_out=. protos/v1/*.proto protos/link/v1/*.proto
+	    --python_out=. --mypy_out=. protos/v1/*.proto protos/link/v1/*.proto protos/oip/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
-	    --grpc_python_out=. --mypy_grpc_out=. protos/v1/inference.proto protos/link/v1/*_link.proto
+	    --grpc_python_out=. --mypy_grpc_out=. protos/v1/inference.proto protos/link/v1/*_link.proto protos/oip/inference.proto
 
 protos-check: protos
-	@git diff --exit-code -- protos/v1 protos/link || (echo "generated code is out of date: run 'make protos' and commit" && false)
+	@git diff --exit-code -- protos/v1 protos/link protos/oip || (echo "generated code is out of date: run 'make protos' and commit" && false)
 
 # Not part of `make check`: buf comes from npm. What clients use may not change; what travels on the links, or is
 # stored, may only grow.

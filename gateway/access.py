@@ -10,16 +10,29 @@ import grpc
 from gateway.config import RETRY_AFTER_MS
 from gateway.keys import ANYBODY, Caller, Keys, Right
 from gateway.shares import Shares
+from gateway.tracing import incoming
 from protos.errors import Forbidden, QueueFull, RequestError
 from protos.serving import abort
+from protos.tracing import TRACEPARENT_KEY, traceparent
 
 caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)  # of the call that is being answered
 
 _INFERENCE = "/laps_sd.v1.Inference/"
+_OIP = "/inference.GRPCInferenceService/"
 # The calls that a port serves, and the right that each needs.
-OWN = {_INFERENCE + name: Right.GENERATE for name in ("Generate", "Resume", "Cancel", "GetRequest")}
-ADMIN = {_INFERENCE + name: Right.ADMIN for name in ("Stats", "ListRequests", "Cancel", "GetRequest")}
-_OPEN = ("/grpc.health.v1.", "/grpc.reflection.")  # need no key: they tell nothing secret
+OWN = {
+    **{_INFERENCE + name: Right.GENERATE for name in ("Generate", "Resume", "Cancel", "GetRequest")},
+    **{_OIP + name: Right.GENERATE for name in ("ModelInfer", "ModelStreamInfer", "ModelMetadata", "ModelConfig")},
+}
+ADMIN = {
+    _INFERENCE + name: Right.ADMIN for name in ("Stats", "ListRequests", "ComparePolicies", "Cancel", "GetRequest")
+}
+# These need no key: they tell nothing secret.
+_OPEN = (
+    "/grpc.health.v1.",
+    "/grpc.reflection.",
+    *(_OIP + name for name in ("ServerLive", "ServerReady", "ServerMetadata", "ModelReady")),
+)
 
 
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
@@ -38,6 +51,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
             except RequestError as error:
                 return _refusal(error)
             caller.set(who)
+            incoming.set(traceparent(dict(details.invocation_metadata).get(TRACEPARENT_KEY)))
         handler = await continuation(details)
         return handler and self._counted(handler, who if self._keys else None)
 

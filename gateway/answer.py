@@ -7,6 +7,7 @@ from typing import Any
 from gateway.feed import Batch
 from protos.errors import DeadlinePassed, Failed
 from protos.link.v1 import gateway_link_pb2
+from protos.metrics import Distribution
 from protos.times import duration
 from protos.v1 import inference_pb2, types_pb2
 
@@ -15,18 +16,28 @@ _FINAL = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH, types_pb
 
 @dataclass(slots=True)
 class Answer:
-    """`started` is on the monotonic clock, in seconds; `ttft_s` is the time from there to the first token."""
+    """`started` is on the monotonic clock, in seconds; `ttft_s` is the time from there to the first token. `ttft` gets
+    that, and `itl` the times between later tokens."""
 
+    ttft: Distribution
+    itl: Distribution
     started: float = field(default_factory=time.monotonic)
     ttft_s: float | None = None
+    last: float = 0.0  # when tokens came, on the same clock
     tokens: int = 0
     spec_decode: inference_pb2.SpecDecode = field(default_factory=inference_pb2.SpecDecode)
     ending: gateway_link_pb2.Ending | None = None
 
     def add(self, batch: Batch) -> None:
         """Raises DeadlinePassed or Failed if the batch ends the request in a way that is a status, no answer."""
-        if batch.tokens and self.ttft_s is None:
-            self.ttft_s = time.monotonic() - self.started
+        if batch.tokens:
+            now = time.monotonic()
+            if self.ttft_s is None:
+                self.ttft_s = now - self.started
+                self.ttft.observe(self.ttft_s)
+            else:
+                self.itl.observe(now - self.last)
+            self.last = now
         self.tokens += len(batch.tokens)
         for round in batch.rounds:
             self.spec_decode.num_drafts += round.drafted > 0

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,19 @@ from gateway.http.app import common_routes, make_app
 from gateway.keys import Keys, Right
 from gateway.link import Link
 from gateway.metrics import Metrics
+from gateway.oip.service import OpenInference
+from gateway.openai.routes import routes as openai_routes
 from gateway.service import Inference
+from protos import tracing
 from protos.http_server import HttpServer
+from protos.metrics import measure_loop_lag
+from protos.oip import inference_pb2 as oip_pb2
+from protos.oip import inference_pb2_grpc as oip_pb2_grpc
 from protos.serving import Server, address, stranger_options
 from protos.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+OIP_SERVICE = oip_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 OTHER_FIELDS_BYTES = 64 << 10  # of a request, beside its prompt
 CALLS_PER_REQUEST = 2  # calls that one connection may have open, for each live request: so that a call too many is
 # still answered, with RESOURCE_EXHAUSTED
@@ -55,11 +62,10 @@ class Gateway:
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway that serves until the block ends. Raises OSError if a port is taken."""
-    metrics = Metrics()
     apart = settings.admin_port is not None or settings.for_strangers
     keys = Keys(settings.api_keys) if settings.api_keys else None
-    server = make_server(settings, keys, OWN if apart else {**ADMIN, **OWN})
-    admin = make_server(settings, keys, ADMIN)
+    server = make_server(settings, keys, OWN if apart else {**ADMIN, **OWN}, [SERVICE, OIP_SERVICE])
+    admin = make_server(settings, keys, ADMIN, [SERVICE])
 
     async def on_ready(ready: bool) -> None:
         for port in (server, admin):
@@ -74,10 +80,12 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         rpc_timeout_s=settings.rpc_timeout_s,
         on_ready=on_ready,
     )
-    front = Front(settings, link, metrics)
-    metrics.live.set_function(lambda: len(link.feeds))
+    metrics = Metrics(settings.metrics_prefix, lambda: link.model.name if link.model else "", lambda: len(link.feeds))
+    traces = tracing.make("gateway", settings.otlp_endpoint, settings.trace_ratio)
+    front = Front(settings, link, metrics, traces)
     for port in (server, admin):
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(front), port.grpc)
+    oip_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(OpenInference(front), server.grpc)
     ports = Ports()
     try:
         http_at = await ports.serve(
@@ -92,7 +100,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             admin_at = address(settings.admin_host, await admin.start(settings.admin_host, settings.admin_port))
         async with asyncio.TaskGroup() as tasks:  # if the link fails the gateway ends, and is started again
             linking = tasks.create_task(link.run(), name="scheduler link")
-            measuring = tasks.create_task(metrics.measure_loop_lag(), name="loop lag")
+            measuring = tasks.create_task(measure_loop_lag(metrics.lag), name="loop lag")
             try:
                 yield Gateway(grpc_at, http_at, admin_at, metrics_at, front, link, server)
             finally:
@@ -102,6 +110,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
                 measuring.cancel()
     finally:
         await ports.stop()
+        if traces is not None:
+            traces.close()
 
 
 class Ports:
@@ -125,7 +135,7 @@ def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metri
     """What the public HTTP port serves."""
     metrics_right = Right.ADMIN if settings.for_strangers else None
     return make_app(
-        common_routes(front, metrics.registry, metrics_right=metrics_right),
+        [*common_routes(front, metrics.registry, metrics_right=metrics_right), *openai_routes(front, metrics)],
         Access(keys, _max_calls(settings), strangers=settings.for_strangers),
         most_body_bytes=settings.max_input_bytes + OTHER_FIELDS_BYTES,
         cors_origins=settings.cors_origins,
@@ -142,11 +152,11 @@ def _max_calls(settings: Settings) -> int:
     return 2 * CALLS_PER_REQUEST * settings.max_requests
 
 
-def make_server(settings: Settings, keys: Keys | None, calls: Mapping[str, Right]) -> Server:
-    """A server of the public interface. `calls`: the methods that it serves, and the right that each needs."""
+def make_server(settings: Settings, keys: Keys | None, calls: Mapping[str, Right], services: Sequence[str]) -> Server:
+    """A server of `services`. `calls`: the methods that it serves, and the right that each needs."""
     max_calls = _max_calls(settings)
     return Server(
-        [SERVICE],
+        services,
         settings.max_input_bytes + OTHER_FIELDS_BYTES,
         settings.server_credentials(),
         further_options=stranger_options(CALLS_PER_REQUEST * settings.max_requests),

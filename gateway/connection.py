@@ -95,6 +95,11 @@ class Connection:
     async def stats(self, request: inference_pb2.StatsRequest) -> status_pb2.StatsResponse:
         return await self._ask(lambda stub: stub.Stats(request, timeout=self._rpc_timeout_s))
 
+    async def compare_policies(
+        self, request: inference_pb2.ComparePoliciesRequest
+    ) -> inference_pb2.ComparePoliciesResponse:
+        return await self._ask(lambda stub: stub.ComparePolicies(request, timeout=self._rpc_timeout_s))
+
     async def _ask(self, call: Callable[[Stub], Awaitable[Answer]]) -> Answer:
         away = unreachable()
         if self._stub is None:

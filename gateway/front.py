@@ -20,8 +20,10 @@ from gateway.metrics import Metrics
 from gateway.shares import Shares
 from gateway.stream import Stream
 from gateway.text import TextModel
+from gateway.tracing import CallSpan, operation, traced
 from protos.errors import BadInput, DeadlinePassed, NotServing, QueueFull, RequestError, UnknownRequest
 from protos.idempotence import REQUEST_ID
+from protos.tracing import Tracing
 from protos.v1 import inference_pb2, status_pb2
 
 ENCODERS = max(1, (os.cpu_count() or 1) // 2)  # long inputs of one tenant encoded at a time; a megabyte takes seconds
@@ -31,10 +33,10 @@ STOPPED = "the gateway stopped before the answer was whole"
 class Front:
     """Every method raises RequestError for what its client did wrong, or must be told."""
 
-    def __init__(self, settings: Settings, link: Link, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, link: Link, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self.draining = False
         self._over = False  # answers that still run are cut
-        self._settings, self._link, self._metrics = settings, link, metrics
+        self._settings, self._link, self._metrics, self._tracing = settings, link, metrics, tracing
         self._streams = Shares(settings.max_requests, "streams of this gateway", RETRY_AFTER_MS)
         self._encoders: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant, while in use
         self._running: dict[object, asyncio.Task[Any] | None] = {}  # each open stream, and the task that reads it
@@ -57,37 +59,48 @@ class Front:
 
     @asynccontextmanager
     async def generate(
-        self, request: inference_pb2.GenerateRequest, timeout_s: float | None = None
+        self,
+        request: inference_pb2.GenerateRequest,
+        timeout_s: float | None = None,
+        default_max_tokens: int | None = validate.DEFAULT_MAX_TOKENS,
     ) -> AsyncIterator[Stream]:
         """The answer to a new request. Leaving the block before the answer's end hangs up, which does what
-        `on_disconnect` says. `timeout_s`: the answer must be whole by then; None: as long as the settings allow."""
-        async with self._counted():
+        `on_disconnect` says. `timeout_s`: the answer must be whole by then; None: as long as the settings allow.
+        `default_max_tokens`: None: as many as the context has room for."""
+        async with self._called(operation(request)) as call:
             model, deadline = self.model(ready=True), self._deadline(timeout_s)
-            encoders = self._encoders.setdefault(tenant := caller.get().tenant, asyncio.Semaphore(ENCODERS))
             try:
                 async with asyncio.timeout_at(deadline):
                     submit = await validate.submission(
                         request,
                         model,
-                        tenant=tenant,
+                        tenant=caller.get().tenant,
                         timeout_s=_until(deadline),
                         max_input_bytes=self._settings.max_input_bytes,
-                        encoders=encoders,
+                        encoders=self._encoders_of_caller(),
+                        default_max_tokens=default_max_tokens,
                     )
             except TimeoutError:
                 raise DeadlinePassed("not even begun within the time that it was given") from None
-            async with self._opened(self._link.submit(submit), model, 0, _until(deadline)) as stream:
+            submit.traceparent = call.traceparent
+            async with self._opened(self._link.submit(submit), model, 0, _until(deadline), call) as stream:
                 yield stream
 
     @asynccontextmanager
     async def resume(self, request_id: str, offset: int = 0, timeout_s: float | None = None) -> AsyncIterator[Stream]:
         """The answer to a request that was submitted before, here or elsewhere, from output token `offset` on."""
-        async with self._counted():
+        async with self._called("resume") as call:
             model, deadline = self.model(), self._deadline(timeout_s)
             submit = await self._link.scheduler.submission(_required_id(request_id))
             _own(request_id, submit.tenant)
-            async with self._opened(self._link.follow(submit), model, offset, _until(deadline)) as stream:
+            async with self._opened(self._link.follow(submit), model, offset, _until(deadline), call) as stream:
                 yield stream
+
+    @asynccontextmanager
+    async def _called(self, operation: str) -> AsyncIterator[CallSpan]:
+        with traced(self._tracing, operation) as call:
+            async with self._counted():
+                yield call
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
@@ -113,13 +126,16 @@ class Front:
             status = NotServing.code
             raise NotServing(STOPPED) from None
         finally:
-            self._metrics.requests.labels(status.name).inc()
+            self._metrics.requests[status.name] += 1
             del self._running[place]
             if not self._running:
                 self._idle.set()
 
     @asynccontextmanager
-    async def _opened(self, feed: Feed, model: TextModel, offset: int, timeout_s: float) -> AsyncIterator[Stream]:
+    async def _opened(
+        self, feed: Feed, model: TextModel, offset: int, timeout_s: float, call: CallSpan
+    ) -> AsyncIterator[Stream]:
+        call.submitted(model.name, feed.submit)
         stream = Stream(
             feed,
             model,
@@ -141,10 +157,20 @@ class Front:
         try:
             yield stream
         finally:
+            call.answered(stream.answer)
             log.info("ended", **stream.close())
 
     def _count_stalled(self, more: int) -> None:
         self._stalled += more
+
+    async def encode(self, request: inference_pb2.GenerateRequest) -> list[int]:
+        """The token ids that the model would get. Raises BadInput, NotServing."""
+        return await validate.encode_input(
+            request, self.model(), self._settings.max_input_bytes, self._encoders_of_caller()
+        )
+
+    def _encoders_of_caller(self) -> asyncio.Semaphore:
+        return self._encoders.setdefault(caller.get().tenant, asyncio.Semaphore(ENCODERS))
 
     def _deadline(self, timeout_s: float | None) -> float:
         """On the event loop's clock."""
@@ -173,6 +199,12 @@ class Front:
     async def stats(self, request: inference_pb2.StatsRequest) -> status_pb2.StatsResponse:
         """Figures of the whole service. The door has checked the right."""
         return await self._link.scheduler.stats(request)
+
+    async def compare_policies(
+        self, request: inference_pb2.ComparePoliciesRequest
+    ) -> inference_pb2.ComparePoliciesResponse:
+        """What other policies would have made of the last minutes. The door has checked the right."""
+        return await self._link.scheduler.compare_policies(request)
 
     async def drain(self, timeout_s: float, grace_s: float) -> None:
         """Take no new requests, and give open streams `timeout_s` to end. Those that do not end have `grace_s` to tell

@@ -15,14 +15,15 @@ from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context: TypeAlias = Any  # grpc.aio.ServicerContext: grpc is not typed
-Handler = Callable[["Inference", Request, Context], Awaitable[Response]]
+Self = TypeVar("Self")
+Handler = Callable[[Self, Request, Context], Awaitable[Response]]
 
 
-def answers_errors(handler: Handler[Request, Response]) -> Handler[Request, Response]:
+def answers_errors(handler: Handler[Self, Request, Response]) -> Handler[Self, Request, Response]:
     """The one place where an exception becomes a gRPC status."""
 
     @functools.wraps(handler)
-    async def call(self: "Inference", request: Request, context: Context) -> Response:
+    async def call(self: Self, request: Request, context: Context) -> Response:
         try:
             return await handler(self, request, context)
         except RequestError as error:
@@ -78,6 +79,12 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     @answers_errors
     async def Stats(self, request: inference_pb2.StatsRequest, context: Context) -> status_pb2.StatsResponse:  # noqa: N802
         return await self._front.stats(request)
+
+    @answers_errors
+    async def ComparePolicies(  # noqa: N802
+        self, request: inference_pb2.ComparePoliciesRequest, context: Context
+    ) -> inference_pb2.ComparePoliciesResponse:
+        return await self._front.compare_policies(request)
 
 
 async def _relay(stream: Stream, context: Context) -> None:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.answer import Answer
 from gateway.feed import Feed
 from gateway.link import Link
 from gateway.metrics import Metrics
@@ -36,7 +35,7 @@ class Stream:
         off. `count_stalled` gets 1 when that happens, and -1 when the client has read on."""
         self.request_id, self.model = feed.request_id, model
         self.prompt_tokens = len(feed.submit.prompt)
-        self.answer = Answer()
+        self.answer = metrics.answer()
         self._feed, self._link, self._metrics = feed, link, metrics
         self._offset, self._timeout_s, self._stalled_s = offset, timeout_s, stalled_s
         self._count_stalled = count_stalled

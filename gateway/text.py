@@ -63,8 +63,13 @@ class TextModel:
         encoding = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return list(encoding.ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """`special`: special tokens are shown, too."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=not special))
 
     def detokenizer(self, stop: Sequence[str] = (), min_tokens: int = 0) -> "Detokenizer":
         return Detokenizer(self._tokenizer, stop, min_tokens)

@@ -32,19 +32,22 @@ async def submission(
     timeout_s: float,
     max_input_bytes: int,
     encoders: asyncio.Semaphore,
+    default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
 ) -> gateway_link_pb2.Submit:
     """The submission of a request that may live `timeout_s` seconds. `encoders` bounds how many long inputs
-    of the tenant are encoded at a time. Raises BadInput."""
+    of the tenant are encoded at a time. `default_max_tokens`: None: as many as the context has room for. Raises
+    BadInput."""
     deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
     prompt = await encode_input(request, model, max_input_bytes, encoders)
+    check_room(request.WhichOneof("input") or "", prompt, model.context_tokens)
     request_id = request.request_id or uuid.uuid4().hex
     submit = gateway_link_pb2.Submit(
         request_id=request_id,
         prompt=prompt,
         model_fingerprint=model.fingerprint,
         sampling=sampling(request, request_id),
-        limits=limits(request, len(prompt), model.context_tokens),
+        limits=limits(request, len(prompt), model.context_tokens, default_max_tokens),
         tenant=tenant,
         timeout_s=max(0.0, deadline - time.monotonic()),
         on_disconnect=request.on_disconnect or types_pb2.ON_DISCONNECT_CANCEL,
@@ -116,15 +119,13 @@ async def encode_input(
     if len(request.chat.messages) > MAX_MESSAGES:
         raise BadInput("chat", f"{len(request.chat.messages)} messages; at most {MAX_MESSAGES}")
     if field == "tokens":
-        return _room(field, _known(request.tokens.ids, model.vocab_size), model.context_tokens)
+        return _known(request.tokens.ids, model.vocab_size)
     size = len(request.prompt.encode()) if field == "prompt" else request.chat.ByteSize()
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
     if size > THREAD_ABOVE_BYTES or len(request.chat.messages) > THREAD_ABOVE_MESSAGES:
-        prompt = await _encode_in_thread(request, model, encoders)
-    else:
-        prompt = _encode(request, model)
-    return _room(field, prompt, model.context_tokens)
+        return await _encode_in_thread(request, model, encoders)
+    return _encode(request, model)
 
 
 def _known(ids: Sequence[int], vocab_size: int) -> list[int]:
@@ -134,14 +135,13 @@ def _known(ids: Sequence[int], vocab_size: int) -> list[int]:
     return list(ids)
 
 
-def _room(field: str, prompt: list[int], context_tokens: int) -> list[int]:
-    """The prompt, if it leaves room for an answer. Raises BadInput."""
+def check_room(field: str, prompt: Sequence[int], context_tokens: int) -> None:
+    """Whether the prompt leaves room for an answer. Raises BadInput."""
     if not prompt:
         raise BadInput(field, "must not be empty")
     if len(prompt) >= context_tokens:
         problem = f"{len(prompt)} tokens leave no room for one more in the context of {context_tokens}"
         raise ContextExceeded(field, problem)
-    return prompt
 
 
 async def _encode_in_thread(
@@ -177,10 +177,16 @@ def _encode(request: inference_pb2.GenerateRequest, model: TextModel) -> list[in
         raise BadInput("chat", str(error)) from error
 
 
-def limits(request: inference_pb2.GenerateRequest, prompt_tokens: int, context_tokens: int) -> common_pb2.Limits:
+def limits(
+    request: inference_pb2.GenerateRequest,
+    prompt_tokens: int,
+    context_tokens: int,
+    default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
+) -> common_pb2.Limits:
     """An explicit max_tokens must fit into the context beside the prompt; the default takes what there is room for."""
     room = context_tokens - prompt_tokens
-    max_tokens = request.max_tokens if request.HasField("max_tokens") else min(DEFAULT_MAX_TOKENS, room)
+    default = room if default_max_tokens is None else min(default_max_tokens, room)
+    max_tokens = request.max_tokens if request.HasField("max_tokens") else default
     if max_tokens > room:
         raise ContextExceeded(
             "max_tokens",

@@ -7,7 +7,7 @@ import random
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 from platformdirs import user_data_dir
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from laps_sd import targets
 from laps_sd.client import Client
 from laps_sd.redis_server import check_reachable, find_server, server_command
 from laps_sd.supervise import Child, Command, leashed
@@ -73,6 +74,7 @@ class Options:
     tenants: Path | None = None  # file with their weights and bounds; None: equal weights, no bounds
     api_keys: Path | None = None  # None: a client needs no key
     certs: Path | None = None  # folder made by `laps-sd certs`, for mutual TLS; None: plaintext, on loopback
+    metrics_targets: Path | None = None  # file that tells Prometheus where all metrics are; None: the gateway's alone
     event_log: Path | None = None  # file in which the scheduler writes every event and plan
     max_requests: int | None = None  # that the gateway serves at once; None: the gateway's default
     log_level: str = "info"
@@ -90,19 +92,9 @@ class Stack:
     `grpc`, `http`: the gateway's HOST:PORT. `ca`: the certificate that its TLS certificate is checked with, if any.
     """
 
-    def __init__(
-        self,
-        commands: list[Command],
-        grpc: str,
-        http: str,
-        ca: Path | None,
-        emit: Emit,
-        schedulers: Callable[[str], list[Command]],
-    ) -> None:
-        """`schedulers`: the commands that run the schedulers with another policy."""
+    def __init__(self, commands: list[Command], grpc: str, http: str, ca: Path | None, emit: Emit) -> None:
         self.grpc, self.http, self.ca = grpc, http, ca
         self.children = [Child(command, emit) for command in commands]
-        self._schedulers = schedulers
 
     def client(self) -> Client:
         return Client(self.grpc, ca=self.ca)
@@ -124,9 +116,11 @@ class Stack:
         by it. The policy must not be the one that it has, and Stats must need no key. Raises TimeoutError."""
         async with self.client() as client, asyncio.timeout(READY_TIMEOUT_S):
             now = before = (await client.stats()).policy
-            schedulers = (child for child in self.children if child.name == SCHEDULER)
-            for child, command in zip(schedulers, self._schedulers(policy), strict=True):
-                child.replace(command)
+            for child in self.children:
+                if child.name == SCHEDULER:
+                    words = list(child.command.arguments)
+                    words[words.index("--policy") + 1] = policy
+                    child.replace(replace(child.command, arguments=words))
             while now == before:
                 await asyncio.sleep(POLL_S)
                 with suppress(NotServing):
@@ -148,24 +142,25 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
     come up.
     """
     model = await find_model(options.model)
-    grpc_port, http_port, *ports = claim_ports(options.grpc_port, options.http_port, *[0] * options.schedulers)
+    measured = options.schedulers + options.workers + 1 if options.metrics_targets is not None else 0
+    grpc_port, http_port, *ports = claim_ports(
+        options.grpc_port, options.http_port, *[0] * (options.schedulers + measured)
+    )
     with (
         tempfile.TemporaryDirectory(prefix="laps-sd-") as folder,
         own_redis(options, Path(folder)) as (redis_url, redis),
     ):
-        scheduler = ",".join(f"{HOST}:{port}" for port in ports)
-        commands = [
-            *redis,
-            *(scheduler_command(options, port, redis_url) for port in ports),
+        scheduler = ",".join(f"{HOST}:{port}" for port in ports[: options.schedulers])
+        services = [
+            *(scheduler_command(options, port, redis_url) for port in ports[: options.schedulers]),
             *(worker_command(options, i, scheduler, model) for i in range(options.workers)),
             gateway_command(options, grpc_port, http_port, scheduler),
         ]
+        if options.metrics_targets is not None:
+            services = with_metrics(services, ports[options.schedulers :], options.metrics_targets)
+        commands = [*redis, *services]
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
-
-        def schedulers(policy: str) -> list[Command]:
-            return [scheduler_command(replace(options, policy=policy), port, redis_url) for port in ports]
-
-        stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit, schedulers)
+        stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit)
         async with asyncio.TaskGroup() as tasks:
             for child in stack.children:
                 tasks.create_task(child.keep_running(), name=child.name)
@@ -248,6 +243,15 @@ def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler:
     if options.api_keys is not None:
         arguments += ["--api-keys", str(options.api_keys)]
     return Command("gateway", arguments, stop_s=options.drain_s + DRAIN_SLACK_S)
+
+
+def with_metrics(services: Sequence[Command], ports: Sequence[int], file: Path) -> list[Command]:
+    """The same services, each with a port for its metrics. `file` tells Prometheus which one has which."""
+    targets.write(file, [(command.name, f"{HOST}:{port}") for command, port in zip(services, ports, strict=True)])
+    return [
+        replace(command, arguments=[*command.arguments, "--metrics-port", str(port)])
+        for command, port in zip(services, ports, strict=True)
+    ]
 
 
 def _tls(options: Options, service: str) -> list[str]:

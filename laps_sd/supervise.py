@@ -45,7 +45,7 @@ class Child:
     def __init__(self, command: Command, emit: Callable[[bytes], object]) -> None:
         self.name = command.name
         self.pid: int | None = None  # None while it does not run
-        self._command = command
+        self.command = command
         self._emit = emit
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._is_up = False
@@ -60,7 +60,7 @@ class Child:
 
     def replace(self, command: Command) -> None:
         """The process ends, and `command` runs in its place."""
-        self._command = command
+        self.command = command
         self._replaced.set()
 
     async def keep_running(self) -> None:
@@ -92,8 +92,8 @@ class Child:
     async def _running(self) -> AsyncIterator[asyncio.subprocess.Process]:
         """The process, whose lines go to `emit`. When the block ends, the process has ended."""
         process = await asyncio.create_subprocess_exec(
-            *leashed(self._command.arguments),
-            env={**os.environ, **self._command.environment},
+            *leashed(self.command.arguments),
+            env={**os.environ, **self.command.environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -105,7 +105,7 @@ class Child:
         try:
             yield process
         finally:
-            await _end(process, self._command.stop_s)
+            await _end(process, self.command.stop_s)
             self.pid = None
             with suppress(TimeoutError):
                 await asyncio.wait_for(pump, 1.0)
@@ -116,7 +116,7 @@ class Child:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self._tail.append(line)
-                self._is_up = self._is_up or (self._command.up is not None and self._command.up in line)
+                self._is_up = self._is_up or (self.command.up is not None and self.command.up in line)
                 self._emit(line + b"\n")
         if rest:
             self._tail.append(rest)

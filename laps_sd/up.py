@@ -97,6 +97,10 @@ def up(
             metavar="DIR", exists=True, file_okay=False, help="Of `laps-sd certs`: mutual TLS between the services."
         ),
     ] = None,
+    metrics_targets: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Metrics of all services, not the gateway's alone; FILE tells Prometheus."),
+    ] = None,
     drain_s: Annotated[float, typer.Option(min=0, help="How long running requests may go on after SIGTERM.")] = 30.0,
     log_level: Annotated[LogLevel, typer.Option()] = LogLevel.info,
 ) -> None:
@@ -128,6 +132,7 @@ def up(
         max_backlog_s=_backlog(max_backlog_s),
         tenants=tenants,
         certs=certs,
+        metrics_targets=metrics_targets,
         drain_s=drain_s,
         log_level=log_level.value,
     )

@@ -14,6 +14,7 @@ RequestError               what a client is told: a status, a message, perhaps a
 ├── BeyondEnd              OUT_OF_RANGE         a stream was to go on from a token that the answer does not have
 ├── Lost                   DATA_LOSS            a stream that cannot be continued without a gap
 ├── Incompatible           FAILED_PRECONDITION  two services that share no version of the protocol
+├── Cancelled              CANCELLED            somebody ended the request, by its id, before its answer was whole
 └── Failed                 INTERNAL             the worker could not run it
 
 A status carries the same in the details that google.rpc defines: ErrorInfo, whose `reason` is the name of the class in
@@ -131,6 +132,10 @@ class Lost(RequestError):
 
 class Incompatible(RequestError):
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Cancelled(RequestError):
+    code = grpc.StatusCode.CANCELLED
 
 
 class Failed(RequestError):

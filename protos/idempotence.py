@@ -8,7 +8,7 @@ from protos.link.v1.gateway_link_pb2 import Submit
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ID_RULE = "must have 1 to 128 characters: letters, digits and . _ : -"
-Field: TypeAlias = Literal["timeout_s", "model_fingerprint", "prompt", "input_digest"]
+Field: TypeAlias = Literal["timeout_s", "model_fingerprint", "prompt", "input_digest", "traceparent"]
 OF_AN_ATTEMPT: tuple[Field, ...] = ("timeout_s", "model_fingerprint")
 
 
@@ -19,13 +19,15 @@ def content(submit: Submit) -> bytes:
 
 
 def same(one: Submit, other: Submit) -> bool:
-    """Whether two submissions with the same id are the same request: equal but for what belongs to an attempt.
+    """Whether two submissions with the same id are the same request: equal but for what belongs to an attempt, and the
+    trace that it is a part of, which is stored.
 
     Where both carry a digest of what the client sent, the digests are compared and the tokens are not: a chat template
     may write today's date into them, and a request that is sent again after midnight is still the same.
     """
     unlike: Field = "prompt" if one.input_digest and other.input_digest else "input_digest"
-    return _without(one, *OF_AN_ATTEMPT, unlike) == _without(other, *OF_AN_ATTEMPT, unlike)
+    unlikes = (*OF_AN_ATTEMPT, "traceparent", unlike)
+    return _without(one, *unlikes) == _without(other, *unlikes)
 
 
 def _without(submit: Submit, *fields: Field) -> Submit:

@@ -16,40 +16,15 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from protos.channels import LINK_MESSAGE_BYTES as LINK_MESSAGE_BYTES
+from protos.channels import PUBLIC_MESSAGE_BYTES as PUBLIC_MESSAGE_BYTES
+from protos.channels import options as options
 from protos.errors import BadInput, RequestError
 
-PUBLIC_MESSAGE_BYTES = 4 << 20
 MAX_METADATA_BYTES = 16 << 10
 LOST_CANCEL_S = 0.2
 BEAT_S = 1.0  # a scheduler sends something on each link at least this often
 SILENT_S = 5.0  # a scheduler that sends nothing for this long hangs or was stopped: the link counts as broken
-LINK_MESSAGE_BYTES = 64 << 20  # a ModelInfo carries a whole tokenizer
-
-_KEEPALIVE: list[tuple[str, int]] = [
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Without these two a server ends a long decode with `too_many_pings`.
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-]
-
-
-def options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Options for channels and servers: the same on both ends of a link."""
-    return [
-        *_KEEPALIVE,
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.so_reuseport", 0),  # two services on one port is a mistake, never a load balancer
-        # A peer that was restarted is found again within a second; by default it could take two minutes.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
-        # The same if it came back under another address; by default the resolver waits thirty seconds.
-        ("grpc.dns_min_time_between_resolutions_ms", 500),
-    ]
 
 
 def stranger_options(max_streams: int) -> dict[str, int]:
@@ -115,6 +90,7 @@ class Server:
         self.grpc = grpc.aio.server(
             options=list(chosen.items()), interceptors=(*interceptors, WellFormed()), maximum_concurrent_rpcs=max_calls
         )
+        self.ready = False
         self._services = tuple(services)
         self._credentials = credentials
         self._health = health.aio.HealthServicer()
@@ -142,6 +118,7 @@ class Server:
 
     async def set_ready(self, ready: bool) -> None:
         """What the health check says about every service of this port."""
+        self.ready = ready
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in self._services:
             await self._health.set(service, status)

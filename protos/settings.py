@@ -3,12 +3,12 @@ with a sentence. No service lives here."""
 
 import re
 import sys
-from ipaddress import ip_address
 from typing import Annotated, Self, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp
 
+from protos.channels import is_loopback as is_loopback
 from protos.tls import Tls
 
 BAD_SETTINGS = 2  # exit code: starting again is of no use
@@ -22,6 +22,15 @@ class ServiceSettings(BaseSettings):
     insecure: bool = Field(False, description="bind where others can connect, unauthenticated: closed networks only")
     reflection: bool = Field(True, description="serve the interface's description to anybody who asks")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    metrics_prefix: str = Field(
+        "laps_sd_", pattern="^[a-zA-Z_:][a-zA-Z0-9_:]*$", description="of every metric; vllm: for dashboards of vLLM"
+    )
+    otlp_endpoint: str = Field(
+        "",
+        pattern="^(https?://[^/]+/?)?$",
+        description="http://HOST:PORT of an OpenTelemetry collector; default: OTEL_EXPORTER_OTLP_ENDPOINT, or none",
+    )
+    trace_ratio: float = Field(1.0, ge=0, le=1, description="of the traces that begin here, how many are recorded")
 
     @model_validator(mode="after")
     def _nobody_is_let_in(self) -> Self:
@@ -63,12 +72,3 @@ def addresses(text: str) -> str:
 
 
 Addresses = Annotated[str, AfterValidator(addresses)]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. Of names only localhost counts, since any other may be resolved to
-    any address."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

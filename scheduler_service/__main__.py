@@ -10,12 +10,15 @@ from functools import partial
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
+from protos import tracing
 from protos.errors import NotServing
 from protos.former import FormerLinks
 from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
+from protos.observed import observed
 from protos.serving import LINK_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
 from protos.settings import read
 from protos.tls import PeerNames
+from protos.tracing import Tracing
 from scheduler_service import garbage
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
@@ -35,13 +38,19 @@ READY_CHECK_S = 1.0
 class LeaderSlot:
     """The leader in this process, if it leads: one after the other, all behind the same port."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
+        """`tracing`: where each of them sends its spans; None: nowhere."""
         self.leader: Leader | None = None
+        self.tracing = tracing
 
     def __call__(self) -> Leader:
         if self.leader is None:
             raise NotServing("this scheduler stands by")
         return self.leader
+
+    def is_ready(self) -> bool:
+        """Whether requests can be stored here. A scheduler that stands by is not ready."""
+        return self.leader is not None and not self.leader.persister.refusal
 
     def is_idle(self) -> bool:
         """Whether no request is live here."""
@@ -53,7 +62,7 @@ async def serve(settings: Settings) -> None:
     store = RedisStore(
         settings.redis_url, namespace=settings.namespace, keep_s=settings.keep_s, options=settings.redis_options()
     )
-    slot = LeaderSlot()
+    slot = LeaderSlot(tracing.make("scheduler", settings.otlp_endpoint, settings.trace_ratio))
     server = make_server(settings)
     worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(slot), server.grpc)
     gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(GatewayLink(slot), server.grpc)
@@ -66,17 +75,16 @@ async def serve(settings: Settings) -> None:
             lambda: hold(settings, store, server, slot),
             lambda: garbage.search_all_when_idle(slot.is_idle),
         ]
-        if settings.metrics_port is not None:
-            metrics = Metrics(lambda: slot.leader)
-            served = metrics.serve(settings.host, settings.metrics_port, settings.tls)
-            structlog.get_logger().info("serving_metrics", host=settings.host, port=served)
-            tasks.append(metrics.measure_loop_lag)
+        metrics = Metrics(lambda: slot.leader, settings.metrics_prefix)
         try:
-            await first_of(*tasks)
+            async with observed(settings, settings.metrics_port, metrics, metrics.lag, slot.is_ready):
+                await first_of(*tasks)
         finally:
             await retire(server, slot)
             await server.stop(STOP_GRACE_S)
             await store.close()
+            if slot.tracing is not None:
+                slot.tracing.close()
 
 
 async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlot) -> None:
@@ -85,7 +93,7 @@ async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlo
     while True:
         if settings.standby:
             seen = await wait_to_lead(store, settings.lease_s)
-        leader = Leader(settings, store)
+        leader = Leader(settings, store, tracing=slot.tracing)
         try:
             await take_over(leader, seen, least_epoch)
             slot.leader = leader

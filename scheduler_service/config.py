@@ -70,7 +70,9 @@ class Settings(ServiceSettings):
         3, ge=1, description="a request that was alone on so many workers in a row when they died is ended"
     )
     keep_s: int = Field(600, ge=1, le=365 * 86_400, description="how long an ended request can still be asked for")
-    metrics_port: int | None = Field(None, ge=0, le=65535, description="of Prometheus metrics, on --host; 0: any free")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="/metrics, /health, /live, on --host; 0: any free"
+    )
     event_log: Path | None = Field(None, description="append every event and plan here, as JSON lines")
 
     @field_validator("redis_url")

@@ -3,10 +3,12 @@
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from protos.metrics import Distribution
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Changed, Effect, Finish, StepDone, counted_ids
 
 MAX_TENANTS = 1024  # refusals are counted for so many tenants
+DELAYS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 MAX_DELAYS = 1024  # so many of the last commands count for the percentiles of report_to_command
 
 
@@ -16,7 +18,10 @@ class Counters:
         self.tokens = self.drafts = self.drafted = self.accepted = 0
         self.ended: Counter[State] = Counter()
         self.refused_by_tenant: Counter[str] = Counter()  # for lack of room or time
+        self.refused_for: Counter[str] = Counter()  # requests of any kind, by the reason of the error that they got
         self.command_delays_s: deque[float] = deque(maxlen=MAX_DELAYS)  # from a report to the command that answers it
+        self.report_to_command = Distribution(DELAYS_S)  # the same, of all commands
+        self.reports = self.commands = 0
 
     def refuse(self, tenant: str) -> None:
         """A request of this tenant was refused for lack of room or time."""
@@ -24,8 +29,14 @@ class Counters:
         if tenant in self.refused_by_tenant or len(self.refused_by_tenant) < MAX_TENANTS:
             self.refused_by_tenant[tenant] += 1
 
+    def commanded(self, delay_s: float) -> None:
+        """A command was made so long after the report that it answers."""
+        self.command_delays_s.append(delay_s)
+        self.report_to_command.observe(delay_s)
+
     def step_done(self, step: StepDone, effects: Sequence[Effect]) -> None:
         """`effects`: what the core made of `step`. Rows without an effect were stale, and do not count."""
+        self.reports += 1
         counted: set[str] = set()
         for effect in effects:
             counted.update(counted_ids(effect))

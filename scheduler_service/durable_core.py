@@ -31,6 +31,7 @@ from scheduler_service.core.types import (
 )
 from scheduler_service.counters import Counters
 from scheduler_service.event_log import EventLog
+from scheduler_service.history import History
 from scheduler_service.learning import Learning
 from scheduler_service.ledger import Ledger, Tracked
 from scheduler_service.outbox import GatewayOutbox
@@ -38,6 +39,7 @@ from scheduler_service.persister import Persister
 from scheduler_service.session import Sessions
 from scheduler_service.store import Stored, Write
 from scheduler_service.store.rounds import LoggedRound, encode
+from scheduler_service.timelines import Timelines
 
 Rows = Mapping[str, worker_pb.Row]
 NO_ROWS: Rows = {}
@@ -56,11 +58,15 @@ class DurableCore:
         learning: Learning,
         counters: Counters,
         sessions: Sessions,
+        timelines: Timelines,
+        history: History,
         event_log: EventLog | None,
     ) -> None:
         self.core, self.clock = core, clock
         self._ledger, self._persister, self._learning = ledger, persister, learning
         self._counters, self._sessions, self._event_log = counters, sessions, event_log
+        self._timelines = timelines
+        self._history = history
         self._log = structlog.get_logger()
 
     def observe(self, event: Event) -> tuple[Effect, ...]:
@@ -91,12 +97,16 @@ class DurableCore:
         self._ledger.live[request.id] = Tracked(submit, submitted.record, model=model)
         self._ledger.join(request.id, outbox)
         self._counters.submitted += 1
+        predicted = self.core.fleet.entries[request.id].predicted_tokens
+        self._timelines.submitted(submitted.record, predicted, submit.traceparent)
         self._persister.put([Write(submitted.record, submit=content(submit), model=model)])
 
     def restore(self, stored: Stored) -> None:
         """A live request that an earlier leader left."""
         self._ledger.adopt(stored)
         self.core.restore([stored.record])
+        submit = self._ledger.live[stored.record.request.id].submit
+        self._timelines.restored(stored.record, self.clock(), submit.traceparent)
         if self._event_log:
             self._event_log.restored(stored.record)
 
@@ -107,6 +117,7 @@ class DurableCore:
             record = replace(effect.record, state=State.FAILED)
             self._log.error("request_failed", request_id=id, reason=message)
             self._counters.ended[State.FAILED] += 1
+            self._timelines.ended(effect, self.clock())
             self._sessions.wake_holder(id)
             ending = translate.to_ending(record, None, self.clock(), message)
             self._persister.put([Write(record, ending=ending.SerializeToString())])
@@ -114,10 +125,14 @@ class DurableCore:
     def drop(self, id: str) -> None:
         """The request is not ours to run: another one has its id. Nothing more is stored under that id."""
         self.observe(Cancelled(id))
+        self._timelines.dropped(id, self.clock())
         self._sessions.wake_holder(id)
 
     def plan(self, worker: str) -> Plan:
         plan = self.core.plan(worker)
+        self._counters.commands += 1
+        if plan.drop or plan.offload:
+            self._timelines.stopped((*plan.drop, *plan.offload), self.clock())
         if self._event_log:
             self._event_log.plan(worker, plan)
         return plan
@@ -129,7 +144,7 @@ class DurableCore:
                 if isinstance(effect, WentOn):
                     writes += [self._write_round(id, rows[id]) for id in effect.ids]
                 else:
-                    writes.append(self._write(effect, rows.get(effect.record.request.id)))
+                    writes.append(self._write(effect, rows.get(effect.record.request.id), worker or ""))
             self._persister.put(writes, worker)
 
     def _write_round(self, id: str, row: worker_pb.Row) -> Write:
@@ -139,14 +154,17 @@ class DurableCore:
         start, log = len(tracked.output), _take(tracked, row)
         return Write(tracked.written, None, start, log, None, True, len(tracked.output) - start)
 
-    def _write(self, effect: Changed | Advanced | Ended, row: worker_pb.Row | None) -> Write:
+    def _write(self, effect: Changed | Advanced | Ended, row: worker_pb.Row | None, worker: str) -> Write:
         record = effect.record
         tracked = self._ledger.live[record.request.id]
         start, log, ending = None, b"", None
         if row is not None and row.tokens and not isinstance(effect, Changed) and effect.start is not None:
             start, log = row.start, _take(tracked, row)
         if isinstance(effect, Ended):
+            self._timelines.ended(effect, self.clock(), worker)
             ending = self._end(effect, tracked, row).SerializeToString()
+        else:
+            self._timelines.changed(record, self.clock(), worker)
         tracked.written = record
         return Write(record, start=start, log=log, ending=ending)
 
@@ -161,6 +179,8 @@ class DurableCore:
             self._log.error("kills_workers", request_id=record.request.id, deaths=record.deaths)
         if record.state is State.FINISHED:
             self._learning.finished(tracked.submit, ended)
+            logprobs = tracked.submit.sampling.HasField("logprobs")
+            self._history.add(record, self.clock(), tracked.log, logprobs=logprobs)
         self._counters.ended[record.state] += 1
         if row is None:  # else its worker knows, and is answered like after any report
             self._sessions.wake_holder(record.request.id)

@@ -16,12 +16,13 @@ from protos.times import duration, timestamp
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
-from scheduler_service import translate
-from scheduler_service.core import backlog, outlook
+from scheduler_service import comparing, translate
+from scheduler_service.core import backlog, outlook, reasons
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import policy_name
+from scheduler_service.core.reasons import Reason
 from scheduler_service.leader import Leader
 from scheduler_service.predictor.port import Status
 from scheduler_service.session import WorkerSession
@@ -29,9 +30,23 @@ from scheduler_service.session import WorkerSession
 MOST_LISTED = 256  # requests of a page, and tenants in Stats, so that the cost of an answer stays bounded
 PAGE = 50  # requests of a page where the caller does not say
 COUNTED_AT_ONCE = 512  # live requests, until other tasks run
+MOST_ROUNDS = 64  # of a request's last ones, that are told
 LISTED_AT_ONCE = 16  # the same; where each of these stands has to be looked up among all others
 
 _PAGE_TOKEN = re.compile("[0-9]{0,9}")
+_WAIT_REASON = {
+    Reason.NO_WORKER: status_pb.WAIT_REASON_NO_WORKER,
+    Reason.SUSPECT: status_pb.WAIT_REASON_SUSPECT,
+    Reason.TURN: status_pb.WAIT_REASON_TURN,
+    Reason.BEGUN: status_pb.WAIT_REASON_BEGUN,
+    Reason.CLASS: status_pb.WAIT_REASON_PRIORITY,
+    Reason.TENANT: status_pb.WAIT_REASON_TENANT,
+    Reason.OVERDUE: status_pb.WAIT_REASON_OVERDUE,
+    Reason.LEVEL: status_pb.WAIT_REASON_LEVEL,
+    Reason.PERCEPTIBLE: status_pb.WAIT_REASON_PERCEPTIBLE,
+    Reason.CLAIM: status_pb.WAIT_REASON_CLAIM,
+    Reason.ARRIVAL: status_pb.WAIT_REASON_ARRIVAL,
+}
 
 
 @dataclass(slots=True)
@@ -142,7 +157,10 @@ async def list_requests(leader: Leader, request: inference_pb.ListRequestsReques
         page.next_page_token = str(skipped + size)
     for start in range(0, min(size, len(ids)), LISTED_AT_ONCE):
         await asyncio.sleep(0)  # workers wait for their commands
-        page.requests.extend(_live(leader, ids[:size][start : start + LISTED_AT_ONCE]))
+        listed = _live(leader, ids[:size][start : start + LISTED_AT_ONCE])
+        for status in listed:
+            _add_rounds(leader, status, min(request.recent_rounds, MOST_ROUNDS))
+        page.requests.extend(listed)
     return page
 
 
@@ -157,12 +175,50 @@ def _live(leader: Leader, ids: Iterable[str]) -> list[status_pb.RequestStatus]:
         status.position = outlook.position(fleet, id)
         status.worker_id = entry.home or ""
         status.predicted_tokens = entry.predicted_tokens
+        if (why := reasons.why(fleet, id)) is not None:
+            reason, passed_by = why
+            status.wait_reason = _WAIT_REASON[reason]
+            status.passed_by.extend(passed_by)
         if leader.sessions:
             start = now + wait_s if entry.started is None else entry.started
             status.estimated_start_time.CopyFrom(timestamp(start))
             status.estimated_end_time.CopyFrom(timestamp(now + wait_s + outlook.remaining_s(fleet, id)))
         statuses.append(status)
     return statuses
+
+
+def _add_rounds(leader: Leader, status: status_pb.RequestStatus, count: int) -> None:
+    """Its last `count` durable rounds."""
+    if count and (tracked := leader.ledger.live.get(status.request_id)) is not None:
+        for tokens, drafted, accepted in tracked.log.last(count):
+            status.recent_rounds.add(tokens=tokens, drafted=drafted, accepted=accepted)
+
+
+def compare_policies(leader: Leader) -> inference_pb.ComparePoliciesResponse:
+    """The newest comparison there is; a new one is made if it is old."""
+    side_by_side = leader.comparing
+    side_by_side.ask()
+    answer = inference_pb.ComparePoliciesResponse(
+        running_policy=side_by_side.running,
+        computing=side_by_side.computing,
+        ended_requests=side_by_side.ended,
+        least_requests=comparing.LEAST,
+        problem=side_by_side.problem,
+    )
+    if (newest := side_by_side.newest) is not None:
+        answer.measured_mean_latency.CopyFrom(duration(newest.measured_s))
+        answer.requests = newest.requests
+        answer.window.CopyFrom(duration(newest.window_s))
+        answer.compare_time.CopyFrom(timestamp(newest.at))
+        for policy, figures in newest.policies.items():
+            answer.policies.add(
+                policy=policy,
+                mean_latency=duration(figures["mean_e2el_ms"] / 1e3),
+                p99_latency=duration(figures["p99_e2el_ms"] / 1e3),
+                mean_time_to_first_token=duration(figures["mean_ttft_ms"] / 1e3),
+                preemptions=figures["preemptions_per_request"],
+            )
+    return answer
 
 
 def _worker_status(leader: Leader, session: WorkerSession) -> status_pb.WorkerStatus:

@@ -4,6 +4,7 @@ together; each has a file of its own.
     requests.py      what gateways ask            worker_pool.py   what workers report, and are told to run
     durable_core.py  events in, writes out        persister.py     the writes on their way to the store
     ledger.py        what is durable is relayed   recovery.py      what the leader before has left
+    history.py       what ended a while ago       comparing.py     which policy would have served it how well
 
 One event loop owns all of the state. No transport lives here: links/ holds the streams.
 """
@@ -18,13 +19,16 @@ import structlog
 from protos.errors import NotServing
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.serving import first_of
+from protos.tracing import Tracing
 from scheduler_service import checks
+from scheduler_service.comparing import Comparing
 from scheduler_service.config import Settings
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import Cancelled, Tick
 from scheduler_service.counters import Counters
 from scheduler_service.durable_core import DurableCore
 from scheduler_service.event_log import EventLog
+from scheduler_service.history import History
 from scheduler_service.learning import Learning
 from scheduler_service.ledger import Ledger
 from scheduler_service.other_model import OtherModel
@@ -35,6 +39,7 @@ from scheduler_service.requests import Requests
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.standby import HigherEpoch
 from scheduler_service.store import Pulse, Store, Stored, StoreUnavailable
+from scheduler_service.timelines import Timelines
 from scheduler_service.trainer import Trainer
 from scheduler_service.unreadable import Found
 from scheduler_service.worker_pool import WorkerPool
@@ -51,6 +56,7 @@ class Leader:
         store: Store,
         clock: Callable[[], float] = time.time,
         trainer: Trainer | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings, self.clock = settings, clock
         self.core = Core(
@@ -65,11 +71,14 @@ class Leader:
         self.epoch = 0
         self._highest_epoch = 0  # that any worker has obeyed
         self.sessions, self.outboxes, self.counters = Sessions(), Outboxes(), Counters()
+        self.timelines = Timelines(tracing)
         self.learning = Learning(settings.predictor, self.core, store, trainer)
         self.ledger = Ledger(store, clock, drop=lambda id: self.durable.drop(id))
         self.recovery = Recovery(store, self._take, self.ledger.live.__contains__)
         self.persister = Persister(store, settings.max_pending_steps, self.ledger, rewritten=self.recovery.again)
         self._event_log = EventLog(settings.event_log) if settings.event_log else None
+        history = History()
+        self.comparing = Comparing(settings, self.core.fleet, history, clock)
         self.durable = DurableCore(
             self.core,
             clock,
@@ -78,6 +87,8 @@ class Leader:
             learning=self.learning,
             counters=self.counters,
             sessions=self.sessions,
+            timelines=self.timelines,
+            history=history,
             event_log=self._event_log,
         )
         self._other_model = OtherModel(self.durable.fail)
@@ -139,7 +150,7 @@ class Leader:
 
     async def run(self) -> None:
         """Until cancelled. Raises Fenced, HigherEpoch."""
-        await first_of(lambda: self.persisting, self._tick, self.learning.run, self.recovery.run)
+        await first_of(lambda: self.persisting, self._tick, self.learning.run, self.recovery.run, self.comparing.run)
 
     async def _tick(self) -> None:
         """End requests past their deadline, and those that no gateway wants; give up hung workers. Time is counted in

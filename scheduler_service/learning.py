@@ -15,11 +15,13 @@ from scheduler_service.learned import Learned, Unreadable, decode
 from scheduler_service.predictor import PredictorKind
 from scheduler_service.predictor.features import of_prompt
 from scheduler_service.predictor.online import OnlinePredictor
-from scheduler_service.predictor.port import Features, Status
+from scheduler_service.predictor.port import Status
+from scheduler_service.predictor.window import Row, hashed
 from scheduler_service.store import Fenced, Store, StoreUnavailable
 from scheduler_service.trainer import Trainer, TrainingFailed
 
 SAVE_EVERY_S = 30.0  # if anything was learned since
+MAX_ASKED = 4096  # requests whose features are kept until they end; 2 KB each for a long prompt
 LAST_SAVE_S = 3.0  # how long the end of the process may wait for it
 
 
@@ -28,6 +30,7 @@ class Learning:
         self._core, self._store = core, store
         self._predictor = OnlinePredictor() if kind is PredictorKind.ONLINE else None
         self._trainer = trainer or Trainer()
+        self._asked: dict[str, Row] = {}  # features of the requests submitted last: to reckon them anew costs much
         self._due = asyncio.Event()
         self._epoch = 0
         self._saved = 0  # finished requests that the store knows of
@@ -59,13 +62,19 @@ class Learning:
     # ---- by request ----
 
     def expect(self, submit: gateway_pb.Submit) -> Expected | None:
-        return self._predictor.predict(_features(submit)) if self._predictor else None
+        if self._predictor is None:
+            return None
+        row = self._asked[submit.request_id] = _features(submit)
+        if len(self._asked) > MAX_ASKED:
+            del self._asked[next(iter(self._asked))]
+        return self._predictor.predict(row)
 
     def finished(self, submit: gateway_pb.Submit, ended: Ended) -> None:
         """The request ran to its end."""
         if self._predictor:
             emitted, seen = ended.record.emitted, ended.record.acceptance
-            self._predictor.observe(_features(submit), emitted, seen.drafted, seen.accepted, cut=ended.cut)
+            features = self._asked.pop(submit.request_id, None) or _features(submit)
+            self._predictor.observe(features, emitted, seen.drafted, seen.accepted, cut=ended.cut)
             if self._predictor.due:
                 self._due.set()
 
@@ -124,7 +133,8 @@ class Learning:
             self._log.warning("learned_not_saved", reason=str(error))
 
 
-def _features(submit: gateway_pb.Submit) -> Features:
+def _features(submit: gateway_pb.Submit) -> Row:
     klass = submit.priority or RequestClass.DEFAULT
     limits = submit.limits
-    return of_prompt(submit.prompt, limits.max_tokens, klass, stop=limits.stop, ignore_eos=limits.ignore_eos)
+    told = of_prompt(submit.prompt, limits.max_tokens, klass, stop=limits.stop, ignore_eos=limits.ignore_eos)
+    return hashed(told)

@@ -1,77 +1,135 @@
-"""What Prometheus sees of the scheduler, beside what Stats answers. Counts nothing but the loop's lag."""
+"""What Prometheus sees of the scheduler. All of it is kept elsewhere, and read when Prometheus asks: nothing here looks
+at a request, since there may be thousands and the workers wait meanwhile."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
+from heapq import nlargest
+from math import isfinite
 
-from prometheus_client import CollectorRegistry, Histogram, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
-
-from protos.tls import Tls
+from protos.metrics import PREFIX, Distribution, Families, Reading, loop_lag
+from scheduler_service.core import backlog
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.types import RequestClass
 from scheduler_service.leader import Leader
 
-LAG_EVERY_S = 0.05
-_LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+MOST_TENANTS = 20  # that are named; the others are counted together
+OTHERS = "other"
+
 _COUNTED = {
-    "submitted": "Requests admitted",
-    "refused": "Requests refused for lack of room or time",
-    "preemptions": "Preemptions",
-    "tokens": "Output tokens",
-    "drafted": "Drafted tokens",
-    "accepted": "Accepted draft tokens",
+    "requests_submitted": ("submitted", "Requests admitted"),
+    "num_preemptions": ("preemptions", "Requests stopped in favour of others, their KV kept"),
+    "scheduled_tokens": ("tokens", "Output tokens that workers reported"),
+    "commands": ("commands", "Commands to workers"),
+    "reports": ("reports", "Reports of workers, heartbeats left out"),
+}
+_TIMES = {
+    "request_queue_time_seconds": ("queue_time", "From submission to the first round, of requests that ended"),
+    "request_prefill_time_seconds": ("prefill_time", "From the first round to the first token"),
+    "request_decode_time_seconds": ("decode_time", "From the first token to the end, pauses included"),
+    "request_inference_time_seconds": ("inference_time", "From the first round to the end: prefill and decode"),
+    "request_paused_time_seconds": ("paused_time", "How long a request that began did not run until its end"),
+    "request_predicted_over_true_length": (
+        "predicted_over_true",
+        "Output tokens predicted at submission over those that came; without requests that max_tokens cut",
+    ),
 }
 
 
-class Metrics(Collector):
+class Metrics(Families):
     """`leader`: who leads in this process, if anybody. Counters begin anew with each leader, as Prometheus expects of a
     process that starts again."""
 
-    def __init__(self, leader: Callable[[], Leader | None]) -> None:
+    def __init__(self, leader: Callable[[], Leader | None], prefix: str = PREFIX) -> None:
+        super().__init__(prefix, lambda: _model(leader()))
         self._leader = leader
-        self.registry = CollectorRegistry()
-        self._lag = Histogram(
-            "laps_sd_scheduler_event_loop_lag_seconds",
-            f"How late a timer fires that is set every {LAG_EVERY_S:g} s",
-            buckets=_LAG_S,
-            registry=self.registry,
+        self.lag = loop_lag(self)
+        self.gauge("leads", "1 while this scheduler leads", lambda: float(leader() is not None))
+        self._now()
+        self._so_far()
+
+    def _now(self) -> None:
+        for state, text in (
+            (State.WAITING, "Requests without KV on a worker that wait for a slot"),
+            (State.RUNNING, "Requests that ran in the last round of their worker"),
+            (State.PAUSED, "Requests that were preempted and keep their KV"),
+        ):
+            self._led(self.gauge, f"num_requests_{state.value}", text, partial(_in_state, state))
+        self._led(
+            self.gauge, "num_requests_waiting_by_class", "Requests that wait, by class", _waiting_by_class, "class"
         )
-        self.registry.register(self)
+        text = f"Requests that wait, of the {MOST_TENANTS} tenants with the most; of all others together: {OTHERS}"
+        self._led(self.gauge, "num_requests_waiting_by_tenant", text, _waiting_by_tenant, "tenant")
+        text = "Longest of the pauses that have not ended"
+        self._led(self.gauge, "longest_pause_seconds", text, lambda now: now.timelines.longest_pause_s(now.clock()))
+        text = "Until all that waits and runs of this class, and what goes before it, is served"
+        self._led(self.gauge, "backlog_seconds", text, _backlog_s, "class")
+        self._led(self.gauge, "workers", "Attached workers", lambda now: float(len(now.sessions)))
+        text = "Batches of writes that wait for the store"
+        self._led(self.gauge, "unstored_batches", text, lambda now: float(now.persister.behind))
 
-    async def measure_loop_lag(self) -> None:
-        """Until cancelled. A timer is late by what other tasks hold the event loop."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + LAG_EVERY_S
-            await asyncio.sleep(LAG_EVERY_S)
-            self._lag.observe(max(0.0, loop.time() - due))
+    def _so_far(self) -> None:
+        for name, (field, text) in _COUNTED.items():
+            self._led(self.counter, name, text, partial(_counted, field))
+        text = "Requests that were refused, by the reason of the error"
+        self._led(self.counter, "admission_rejections", text, lambda now: now.counters.refused_for, "reason")
+        text = "Requests that ended, by how"
+        self._led(self.counter, "requests_ended", text, _ended, "state")
+        for name, (field, text) in _TIMES.items():
+            self._led(self.histogram, name, text, partial(_time, field))
+        text = "How long the oldest write of a commit has waited to become durable"
+        self._led(self.histogram, "commit_lag_seconds", text, lambda now: now.persister.lag)
+        text = "From a worker's report to the command that answers it"
+        self._led(self.histogram, "report_to_command_seconds", text, lambda now: now.counters.report_to_command)
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Called in the thread that answers Prometheus, so it reads single numbers alone."""
-        leader = self._leader()
-        yield GaugeMetricFamily(
-            "laps_sd_scheduler_leads", "1 while this process leads", value=float(leader is not None)
-        )
-        if leader is not None:
-            live, behind = len(leader.core.fleet.entries), leader.persister.behind
-            yield GaugeMetricFamily("laps_sd_scheduler_live", "Requests that wait, run or are paused", value=live)
-            yield GaugeMetricFamily("laps_sd_scheduler_workers", "Attached workers", value=len(leader.sessions))
-            yield GaugeMetricFamily("laps_sd_scheduler_unstored", "Batches that wait for the store", value=behind)
-            for name, text in _COUNTED.items():
-                yield CounterMetricFamily(f"laps_sd_scheduler_{name}", text, value=getattr(leader.counters, name))
+    def _led(
+        self,
+        declare: Callable[..., None],
+        name: str,
+        text: str,
+        read: Callable[[Leader], Reading | Distribution],
+        *label: str,
+    ) -> None:
+        """A family that has samples only while somebody leads here."""
+        declare(name, text, lambda: {} if (leader := self._leader()) is None else read(leader), *label)
 
-    def serve(self, host: str, port: int, tls: Tls | None = None) -> int:
-        """Serve /metrics from a thread; returns the bound port. With `tls` only to those who show a certificate of its
-        CA. Raises OSError if the port is taken."""
-        if tls:
-            server, _ = start_http_server(
-                port,
-                host,
-                self.registry,
-                certfile=str(tls.cert),
-                keyfile=str(tls.key),
-                client_cafile=str(tls.ca),
-                client_auth_required=True,
-            )
-        else:
-            server, _ = start_http_server(port, host, self.registry)
-        return int(server.server_port)
+
+def _model(leader: Leader | None) -> str:
+    return leader.workers.model.name if leader is not None and leader.workers.model is not None else ""
+
+
+def _in_state(state: State, leader: Leader) -> float:
+    return float(sum(leader.core.fleet.classes.in_state(state).values()))
+
+
+def _waiting_by_class(leader: Leader) -> Reading:
+    return _by_class(leader.core.fleet.classes.in_state(State.WAITING).items())
+
+
+def _waiting_by_tenant(leader: Leader) -> Reading:
+    waiting = leader.core.fleet.tenants.waiting()
+    named = dict(nlargest(MOST_TENANTS, waiting.items(), key=lambda item: item[1]))
+    if others := sum(waiting.values()) - sum(named.values()):
+        named[OTHERS] = named.get(OTHERS, 0) + others
+    return named
+
+
+def _backlog_s(leader: Leader) -> Reading:
+    """Without workers nobody knows: then it has no samples."""
+    return _by_class((klass, s) for klass, s in backlog.waits_s(leader.core.fleet).items() if isfinite(s))
+
+
+def _by_class(values: Iterable[tuple[RequestClass, float]]) -> dict[str, float]:
+    return {klass.name.lower(): value for klass, value in values}
+
+
+def _counted(field: str, leader: Leader) -> float:
+    return float(getattr(leader.counters, field))
+
+
+def _ended(leader: Leader) -> Reading:
+    return {state.value: float(number) for state, number in leader.counters.ended.items()}
+
+
+def _time(field: str, leader: Leader) -> Distribution:
+    kept: Distribution = getattr(leader.timelines, field)
+    return kept

@@ -1,6 +1,7 @@
 """Writes to the store in the background and in order, says what became durable, and repeats what the store lost."""
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -9,9 +10,11 @@ from typing import Protocol
 
 import structlog
 
+from protos.metrics import Distribution
 from scheduler_service.store import LostWrites, Store, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
 
 Batch = Sequence[Write]
+LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 MAX_WRITES_PER_COMMIT = 256  # the scheduler and Redis do nothing else while they handle one commit
 BEAT_S = 0.25  # an empty commit after so long without one shows that the leader lives, and whether the store lost any
 REFUSED_S = 5.0  # after so long without a commit a refusal of the store is no passing trouble
@@ -41,7 +44,8 @@ class Persister:
         self._lost = False  # the store had lost something, and has not said yet that it holds everything again
         self.refusal = ""  # why the store has refused every commit for REFUSED_S; a person has to mend that
         self._parts = -1  # the number of the last part of a rewriting
-        self._pending: deque[tuple[Batch, str | None]] = deque()
+        self._pending: deque[tuple[Batch, str | None, float]] = deque()
+        self.lag = Distribution(LAG_S)  # of each commit: how long its oldest batch has waited to become durable
         self._reports: Counter[str] = Counter()  # pending batches that are reports, by worker
         self._work = asyncio.Event()
         self._progress = asyncio.Event()  # replaced after each commit
@@ -71,7 +75,7 @@ class Persister:
         The callers bound how much waits: a worker reports at most `max_lag` rounds without a new plan, and each live
         request is submitted and ended once.
         """
-        self._pending.append((batch, worker))
+        self._pending.append((batch, worker, time.perf_counter()))
         if worker is not None:
             self._reports[worker] += 1
         self._work.set()
@@ -91,15 +95,17 @@ class Persister:
         """As many batches as fit into one commit: under load each costs less, and none waits for more to come."""
         writes: list[Write] = []
         taken = 0
-        for batch, _ in self._pending:
+        for batch, _, _ in self._pending:
             if taken and len(writes) + len(batch) > MAX_WRITES_PER_COMMIT:
                 break
             writes += batch
             taken += 1
         verdicts = await self._commit(writes)
         await self._ledger.durable(zip(writes, verdicts, strict=True))
+        if taken:
+            self.lag.observe(time.perf_counter() - self._pending[0][-1])
         for _ in range(taken):
-            _, worker = self._pending.popleft()
+            _, worker, _ = self._pending.popleft()
             if worker is not None:
                 self._reports[worker] -= 1
                 if not self._reports[worker]:

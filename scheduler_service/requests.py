@@ -78,6 +78,7 @@ class Requests:
         except TooLate as error:
             self._refuse(submit, outbox, DeadlinePassed(str(error)))
         except RequestError as error:
+            self._counters.refused_for[error.reason.lower()] += 1
             outbox.refuse(id, error)
         else:
             self._workers.call_for(id)
@@ -103,6 +104,7 @@ class Requests:
     def _refuse(self, submit: pb.Submit, outbox: GatewayOutbox, error: RequestError) -> None:
         """For lack of room or time."""
         self._counters.refuse(submit.tenant)
+        self._counters.refused_for[error.reason.lower()] += 1
         outbox.refuse(submit.request_id, error)
 
     def reload_tenant_terms(self) -> None:

@@ -1,9 +1,10 @@
 """The durable rounds of one live request, found again by token offset. It knows neither requests nor the store."""
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator
 
-from scheduler_service.store.rounds import LoggedRound, decode
+from scheduler_service.store.rounds import LoggedRound, decode, shapes
 
 MARK_EVERY = 16  # to find a round at most so many others are decoded
 
@@ -34,3 +35,14 @@ class RoundLog:
             for round in decode(self.stored, self._at[mark], self._starts[mark]):
                 if round.start + len(round.tokens) > offset:
                     yield round
+
+    def last(self, count: int) -> list[tuple[int, int, int]]:
+        """Tokens, drafted and accepted of the last `count` rounds, the oldest first."""
+        if not self._rounds or not count:
+            return []
+        mark = max(0, self._rounds - count) // MARK_EVERY
+        return list(deque(shapes(self.stored, self._at[mark]), maxlen=count))
+
+    def shapes(self) -> list[tuple[int, int, int]]:
+        """Tokens, drafted and accepted of every round."""
+        return list(shapes(self.stored))

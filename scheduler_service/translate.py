@@ -159,4 +159,5 @@ def to_status(record: Record, now: float) -> status_pb.RequestStatus:
         rounds=record.acceptance.rounds,
         acceptance_rate=record.acceptance.mean,
         queue_time=duration(queue_time_s(record, now)),
+        priority=types_pb.Priority.ValueType(record.request.klass),
     )

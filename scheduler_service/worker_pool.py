@@ -182,6 +182,7 @@ class WorkerPool:
             sampling=submit.sampling,
             limits=submit.limits,
             tenant=submit.tenant,
+            traceparent=submit.traceparent,
         )
         admit.tokens.extend(tracked.output)
         return admit

@@ -10,6 +10,7 @@ import structlog
 import torch
 
 from protos.link.v1 import worker_link_pb2
+from protos.observed import observed
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals, trace
 from protos.settings import BAD_SETTINGS, is_loopback, read
 from worker_service.capacity import TooLittleMemoryError, check_kv_tokens, check_memory
@@ -19,6 +20,7 @@ from worker_service.engine.engine import Engine
 from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTarget
 from worker_service.engine.self_check import MismatchError, check, own_logits
 from worker_service.link import Link
+from worker_service.metrics import Metrics
 from worker_service.model_files import ModelError, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load
 from worker_service.pace import Pace, PacedRunner
@@ -44,6 +46,7 @@ async def serve(settings: Settings, group: Group | None) -> None:
         port = await server.start(settings.host, settings.health_port)
         log.info("listening", health=address(settings.host, port))
         attached: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        metrics = Metrics(settings.blocks, settings.metrics_prefix)
 
         async def stop() -> None:
             await stopping.wait()
@@ -52,13 +55,16 @@ async def serve(settings: Settings, group: Group | None) -> None:
                 await attached.result().drain(settings.drain_s)
 
         try:
-            await first_of(lambda: work(settings, group, server, attached), stop)
+            async with observed(settings, settings.metrics_port, metrics, metrics.lag, lambda: server.ready):
+                await first_of(lambda: work(settings, group, server, attached, metrics), stop)
         finally:
             await server.stop(0)
     log.info("stopped")
 
 
-async def work(settings: Settings, group: Group | None, server: Server, attached: "asyncio.Future[Link]") -> None:
+async def work(
+    settings: Settings, group: Group | None, server: Server, attached: "asyncio.Future[Link]", metrics: Metrics
+) -> None:
     """Load the model, warm up, and serve the scheduler until cancelled. `attached` gets the link once there is one."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
     model = await asyncio.to_thread(load_share, settings, group)
@@ -69,6 +75,7 @@ async def work(settings: Settings, group: Group | None, server: Server, attached
         runner: Runner = PacedRunner(engine, settings.slots, settings.threads, Pace(settings.pace))
     else:
         runner = Runner(engine, settings.slots, settings.threads)
+    metrics.serve(model.name, runner.tally)
     runner.start()
     ended = asyncio.wrap_future(runner.ended)
     watchdog = asyncio.create_task(Watchdog(runner, settings.step_timeout_s, settings.warm_up_timeout_s).run())

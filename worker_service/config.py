@@ -60,6 +60,9 @@ class Settings(ServiceSettings):
         5.0, ge=0, description="how long running requests may go on after SIGTERM before they move elsewhere"
     )
     health_port: int = Field(0, ge=0, le=65535, description="port of grpc.health.v1; 0: any free one")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="serves /metrics, /health and /live, on --host; 0: any free one"
+    )
 
     @property
     def blocks(self) -> int:

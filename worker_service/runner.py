@@ -16,6 +16,7 @@ from worker_service.engine.engine import Engine
 from worker_service.engine.types import Admission, CostProfile, Held, Run, StepResult
 from worker_service.engine.warm_up import measure
 from worker_service.reporting import Report, Reporter, Seconds
+from worker_service.tally import Tally
 from worker_service.watchdog import Task
 
 # Rounds of a request that are not reported yet. After so many the scheduler takes it that a suspect is innocent.
@@ -83,6 +84,7 @@ class Runner:
         self.warmed: Future[CostProfile] = Future()
         self.ended: Future[None] = Future()  # by stop(), or by what the engine raised
         self.task: Task | None = None  # None: it waits
+        self.tally = Tally()
 
     @property
     def cost(self) -> CostProfile:
@@ -174,6 +176,7 @@ class Runner:
         session.exhausted = not result.ran
         other_s, cost = took_s - result.draft_s - result.verify_s, self._costs.observe(result)
         seconds = Seconds(result.draft_s, result.verify_s, other_s, step.idle_s)
+        self.tally.add(result, seconds)
         last = Report(session.step, step.command.seq, result.free_blocks, seconds=seconds, cost=cost)
         session.reporter.add(last, result.rows, ended, took_s, step.command.report_within_s)
 

@@ -14,7 +14,9 @@ from gateway.config import RETRY_AFTER_MS
 from gateway.http import errors
 from gateway.keys import ANYBODY, Caller, Keys, Right
 from gateway.shares import Shares
+from gateway.tracing import incoming
 from protos.errors import Forbidden, RequestError
+from protos.tracing import TRACEPARENT_KEY, traceparent
 
 
 class Access:
@@ -54,6 +56,7 @@ class Needs:
             who = access.admit(Headers(scope=scope), self._right)
             with access.shares.place(access.sharer(who, scope)):
                 caller.set(who)
+                incoming.set(traceparent(Headers(scope=scope).get(TRACEPARENT_KEY)))
                 await self._app(scope, receive, send)
         except RequestError as error:  # of this middleware: what the route itself raises was answered further in
             await errors.response(error)(scope, receive, send)

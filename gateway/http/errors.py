@@ -10,6 +10,7 @@ from protos.errors import (
     RETRY_AFTER_KEY,
     BadInput,
     BeyondEnd,
+    Cancelled,
     ContextExceeded,
     DeadlinePassed,
     DuplicateRequest,
@@ -24,7 +25,6 @@ from protos.errors import (
     UnknownRequest,
 )
 
-PARAMS = {"chat": "messages", "tokens": "prompt", "input": "prompt"}  # gRPC's names of fields, and HTTP's
 _GIVE_UP = {"x-should-retry": "false"}  # OpenAI's clients try 409 and 5xx again, unless told not to
 
 
@@ -59,6 +59,7 @@ TABLE: dict[type[RequestError], Told] = {
     UnknownRequest: Told(404, "invalid_request_error", "request_not_found"),
     DuplicateRequest: Told(409, "invalid_request_error", "duplicate_request", _GIVE_UP),
     BeyondEnd: Told(416, "invalid_request_error", "offset_out_of_range"),
+    Cancelled: Told(499, "invalid_request_error", "request_cancelled", _GIVE_UP),
     QueueFull: Told(429, "rate_limit_error", "rate_limit_exceeded"),
     NotServing: Told(503, "server_error", "server_is_overloaded"),
     DeadlinePassed: Told(504, "server_error", "deadline_exceeded", _GIVE_UP),
@@ -74,11 +75,8 @@ def told(error: RequestError) -> Told:
 
 def body(error: RequestError) -> dict[str, Any]:
     """The JSON object that says it: a whole answer, or an event of a stream that has begun."""
-    how, message, param = told(error), error.message, None
-    if isinstance(error, BadInput):
-        param = PARAMS.get(error.field, error.field)
-        message = f"{param}: {error.problem}"
-    return {"error": {"message": message, "type": how.type, "param": param, "code": how.code}}
+    how, param = told(error), error.field if isinstance(error, BadInput) else None
+    return {"error": {"message": error.message, "type": how.type, "param": param, "code": how.code}}
 
 
 def response(error: RequestError) -> JSONResponse:

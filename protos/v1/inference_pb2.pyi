@@ -542,19 +542,23 @@ class ListRequestsRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    RECENT_ROUNDS_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Requests at most; above 256 it means 256. 0: 50."""
     page_token: _builtins.str
     """`next_page_token` of the page before. Empty: the first page."""
+    recent_rounds: _builtins.int
+    """Tell this many of each request's last rounds; above 64 it means 64. 0: none."""
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        recent_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "recent_rounds", b"recent_rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -612,3 +616,86 @@ class StatsRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsRequest: _TypeAlias = StatsRequest  # noqa: Y015
+
+@_typing.final
+class ComparePoliciesRequest(_message.Message):
+    """Asks for the policies side by side."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComparePoliciesRequest: _TypeAlias = ComparePoliciesRequest  # noqa: Y015
+
+@_typing.final
+class ComparePoliciesResponse(_message.Message):
+    """The same requests under several policies. Simulated, but for `measured_mean_latency`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICIES_FIELD_NUMBER: _builtins.int
+    RUNNING_POLICY_FIELD_NUMBER: _builtins.int
+    MEASURED_MEAN_LATENCY_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    COMPARE_TIME_FIELD_NUMBER: _builtins.int
+    COMPUTING_FIELD_NUMBER: _builtins.int
+    ENDED_REQUESTS_FIELD_NUMBER: _builtins.int
+    LEAST_REQUESTS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    running_policy: _builtins.str
+    """The policy that serves now, by its name in `policies`."""
+    requests: _builtins.int
+    """How many requests were compared."""
+    computing: _builtins.bool
+    """A new comparison is being made."""
+    ended_requests: _builtins.int
+    """Requests that ended in the last minutes and would be compared now."""
+    least_requests: _builtins.int
+    """A comparison needs at least so many."""
+    problem: _builtins.str
+    """Why the last comparison failed; empty if it did not."""
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[_status_pb2.PolicyFigures]:
+        """One for each policy; empty while there is no comparison yet."""
+
+    @_builtins.property
+    def measured_mean_latency(self) -> _duration_pb2.Duration:
+        """Mean latency of the same requests as they were served, whatever policy served them."""
+
+    @_builtins.property
+    def window(self) -> _duration_pb2.Duration:
+        """From the first to the last of their arrivals."""
+
+    @_builtins.property
+    def compare_time(self) -> _timestamp_pb2.Timestamp:
+        """When the comparison was made, by the scheduler's clock. Not set while there is none."""
+
+    def __init__(
+        self,
+        *,
+        policies: _abc.Iterable[_status_pb2.PolicyFigures] | None = ...,
+        running_policy: _builtins.str = ...,
+        measured_mean_latency: _duration_pb2.Duration | None = ...,
+        requests: _builtins.int = ...,
+        window: _duration_pb2.Duration | None = ...,
+        compare_time: _timestamp_pb2.Timestamp | None = ...,
+        computing: _builtins.bool = ...,
+        ended_requests: _builtins.int = ...,
+        least_requests: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compare_time", b"compare_time", "measured_mean_latency", b"measured_mean_latency", "window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_time", b"compare_time", "computing", b"computing", "ended_requests", b"ended_requests", "least_requests", b"least_requests", "measured_mean_latency", b"measured_mean_latency", "policies", b"policies", "problem", b"problem", "requests", b"requests", "running_policy", b"running_policy", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComparePoliciesResponse: _TypeAlias = ComparePoliciesResponse  # noqa: Y015

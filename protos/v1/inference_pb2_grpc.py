@@ -66,6 +66,11 @@ class InferenceStub(object):
                 request_serializer=protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_status__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.ComparePolicies = channel.unary_unary(
+                '/laps_sd.v1.Inference/ComparePolicies',
+                request_serializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer(object):
@@ -118,6 +123,14 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ComparePolicies(self, request, context):
+        """The policies side by side on the requests that ended in the last minutes, by the simulator. Needs the right `admin`.
+        Answers at once with the newest comparison there is, and has a new one made if that one is old.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -150,6 +163,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=protos_dot_v1_dot_inference__pb2.StatsRequest.FromString,
                     response_serializer=protos_dot_v1_dot_status__pb2.StatsResponse.SerializeToString,
+            ),
+            'ComparePolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ComparePolicies,
+                    request_deserializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -315,6 +333,33 @@ class Inference(object):
             '/laps_sd.v1.Inference/Stats',
             protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
             protos_dot_v1_dot_status__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ComparePolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laps_sd.v1.Inference/ComparePolicies',
+            protos_dot_v1_dot_inference__pb2.ComparePoliciesRequest.SerializeToString,
+            protos_dot_v1_dot_inference__pb2.ComparePoliciesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,10 @@ class InferenceStub:
     """Live requests, page by page. Needs the right `admin`."""
     Stats: _grpc.UnaryUnaryMultiCallable[_inference_pb2.StatsRequest, _status_pb2.StatsResponse]
     """Figures of the whole service. Needs the right `admin`."""
+    ComparePolicies: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ComparePoliciesRequest, _inference_pb2.ComparePoliciesResponse]
+    """The policies side by side on the requests that ended in the last minutes, by the simulator. Needs the right `admin`.
+    Answers at once with the newest comparison there is, and has a new one made if that one is old.
+    """
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -80,6 +84,10 @@ class InferenceAsyncStub(InferenceStub):
     """Live requests, page by page. Needs the right `admin`."""
     Stats: _aio.UnaryUnaryMultiCallable[_inference_pb2.StatsRequest, _status_pb2.StatsResponse]  # type: ignore[assignment]
     """Figures of the whole service. Needs the right `admin`."""
+    ComparePolicies: _aio.UnaryUnaryMultiCallable[_inference_pb2.ComparePoliciesRequest, _inference_pb2.ComparePoliciesResponse]  # type: ignore[assignment]
+    """The policies side by side on the requests that ended in the last minutes, by the simulator. Needs the right `admin`.
+    Answers at once with the newest comparison there is, and has a new one made if that one is old.
+    """
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     """Text generation, and what a caller may ask about it."""
@@ -137,5 +145,15 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_status_pb2.StatsResponse, _abc.Awaitable[_status_pb2.StatsResponse]]:
         """Figures of the whole service. Needs the right `admin`."""
+
+    @_abc_1.abstractmethod
+    def ComparePolicies(
+        self,
+        request: _inference_pb2.ComparePoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ComparePoliciesResponse, _abc.Awaitable[_inference_pb2.ComparePoliciesResponse]]:
+        """The policies side by side on the requests that ended in the last minutes, by the simulator. Needs the right `admin`.
+        Answers at once with the newest comparison there is, and has a new one made if that one is old.
+        """
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -82,6 +82,66 @@ PREDICTOR_STATE_WARM: PredictorState.ValueType  # 3
 """A model predicts."""
 Global___PredictorState: _TypeAlias = PredictorState  # noqa: Y015
 
+class _WaitReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WAIT_REASON_UNSPECIFIED: _WaitReason.ValueType  # 0
+    """It runs, or has ended."""
+    WAIT_REASON_NO_WORKER: _WaitReason.ValueType  # 1
+    """No worker is attached."""
+    WAIT_REASON_TURN: _WaitReason.ValueType  # 2
+    """It is next: it runs from one of the next rounds on, or as soon as the worker's memory has room."""
+    WAIT_REASON_ARRIVAL: _WaitReason.ValueType  # 3
+    """Those that run came earlier."""
+    WAIT_REASON_BEGUN: _WaitReason.ValueType  # 4
+    """Those that run have begun, and the policy never pauses a request."""
+    WAIT_REASON_PRIORITY: _WaitReason.ValueType  # 5
+    """Those that run have a better priority, or one that got less than its least share."""
+    WAIT_REASON_TENANT: _WaitReason.ValueType  # 6
+    """Those that run are another tenant's, which got less than its share."""
+    WAIT_REASON_OVERDUE: _WaitReason.ValueType  # 7
+    """Those that run were passed so often that they go first now."""
+    WAIT_REASON_LEVEL: _WaitReason.ValueType  # 8
+    """Those that run are on a higher queue level."""
+    WAIT_REASON_PERCEPTIBLE: _WaitReason.ValueType  # 9
+    """Those that run are perceptible: their acceptance rate is stable, so that their time can be estimated."""
+    WAIT_REASON_CLAIM: _WaitReason.ValueType  # 10
+    """Those that run go first by the policy's own measure, for most policies because they are expected to end sooner."""
+    WAIT_REASON_SUSPECT: _WaitReason.ValueType  # 11
+    """It may have been running when a worker died, and waits for a worker to itself."""
+
+class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
+    """Why a live request does not run now: the first difference between its place in the order and the place of those that run."""
+
+WAIT_REASON_UNSPECIFIED: WaitReason.ValueType  # 0
+"""It runs, or has ended."""
+WAIT_REASON_NO_WORKER: WaitReason.ValueType  # 1
+"""No worker is attached."""
+WAIT_REASON_TURN: WaitReason.ValueType  # 2
+"""It is next: it runs from one of the next rounds on, or as soon as the worker's memory has room."""
+WAIT_REASON_ARRIVAL: WaitReason.ValueType  # 3
+"""Those that run came earlier."""
+WAIT_REASON_BEGUN: WaitReason.ValueType  # 4
+"""Those that run have begun, and the policy never pauses a request."""
+WAIT_REASON_PRIORITY: WaitReason.ValueType  # 5
+"""Those that run have a better priority, or one that got less than its least share."""
+WAIT_REASON_TENANT: WaitReason.ValueType  # 6
+"""Those that run are another tenant's, which got less than its share."""
+WAIT_REASON_OVERDUE: WaitReason.ValueType  # 7
+"""Those that run were passed so often that they go first now."""
+WAIT_REASON_LEVEL: WaitReason.ValueType  # 8
+"""Those that run are on a higher queue level."""
+WAIT_REASON_PERCEPTIBLE: WaitReason.ValueType  # 9
+"""Those that run are perceptible: their acceptance rate is stable, so that their time can be estimated."""
+WAIT_REASON_CLAIM: WaitReason.ValueType  # 10
+"""Those that run go first by the policy's own measure, for most policies because they are expected to end sooner."""
+WAIT_REASON_SUSPECT: WaitReason.ValueType  # 11
+"""It may have been running when a worker died, and waits for a worker to itself."""
+Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
+
 @_typing.final
 class RequestStatus(_message.Message):
     """Why is this request waiting?"""
@@ -107,6 +167,10 @@ class RequestStatus(_message.Message):
     ESTIMATED_START_TIME_FIELD_NUMBER: _builtins.int
     ESTIMATED_END_TIME_FIELD_NUMBER: _builtins.int
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    WAIT_REASON_FIELD_NUMBER: _builtins.int
+    PASSED_BY_FIELD_NUMBER: _builtins.int
+    RECENT_ROUNDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As it was given to Generate, or in `x-request-id`."""
     finish_reason: _types_pb2.FinishReason.ValueType
@@ -137,6 +201,10 @@ class RequestStatus(_message.Message):
     """Tokens of its whole output, as the scheduler believes now."""
     state: Global___RequestState.ValueType
     """Where it is in its life."""
+    priority: _types_pb2.Priority.ValueType
+    """How urgent it is."""
+    wait_reason: Global___WaitReason.ValueType
+    """Why it does not run now."""
     @_builtins.property
     def submit_time(self) -> _timestamp_pb2.Timestamp:
         """When the scheduler took it, by the scheduler's clock, as all times here."""
@@ -152,6 +220,14 @@ class RequestStatus(_message.Message):
     @_builtins.property
     def queue_time(self) -> _duration_pb2.Duration:
         """From submission to its first round; while it waits: until now."""
+
+    @_builtins.property
+    def passed_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Requests that run now although they came later: at most four, the best placed first. Empty while it runs."""
+
+    @_builtins.property
+    def recent_rounds(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Round]:
+        """Its last stored rounds, the oldest first: as many as ListRequests was asked for."""
 
     def __init__(
         self,
@@ -175,10 +251,14 @@ class RequestStatus(_message.Message):
         estimated_start_time: _timestamp_pb2.Timestamp | None = ...,
         estimated_end_time: _timestamp_pb2.Timestamp | None = ...,
         queue_time: _duration_pb2.Duration | None = ...,
+        priority: _types_pb2.Priority.ValueType = ...,
+        wait_reason: Global___WaitReason.ValueType = ...,
+        passed_by: _abc.Iterable[_builtins.str] | None = ...,
+        recent_rounds: _abc.Iterable[_types_pb2.Round] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimated_end_time", b"estimated_end_time", "estimated_start_time", b"estimated_start_time", "queue_time", b"queue_time", "submit_time", b"submit_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "estimated_end_time", b"estimated_end_time", "estimated_start_time", b"estimated_start_time", "finish_reason", b"finish_reason", "max_tokens", b"max_tokens", "output_tokens", b"output_tokens", "perceptible", b"perceptible", "position", b"position", "predicted_tokens", b"predicted_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_level", b"queue_level", "queue_time", b"queue_time", "request_id", b"request_id", "rounds", b"rounds", "state", b"state", "submit_time", b"submit_time", "tenant", b"tenant", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "estimated_end_time", b"estimated_end_time", "estimated_start_time", b"estimated_start_time", "finish_reason", b"finish_reason", "max_tokens", b"max_tokens", "output_tokens", b"output_tokens", "passed_by", b"passed_by", "perceptible", b"perceptible", "position", b"position", "predicted_tokens", b"predicted_tokens", "preemptions", b"preemptions", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "queue_level", b"queue_level", "queue_time", b"queue_time", "recent_rounds", b"recent_rounds", "request_id", b"request_id", "rounds", b"rounds", "state", b"state", "submit_time", b"submit_time", "tenant", b"tenant", "wait_reason", b"wait_reason", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -493,3 +573,47 @@ class StatsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
+
+@_typing.final
+class PolicyFigures(_message.Message):
+    """How one policy would have served the last requests, by the simulator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    MEAN_LATENCY_FIELD_NUMBER: _builtins.int
+    P99_LATENCY_FIELD_NUMBER: _builtins.int
+    MEAN_TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Its name, with settings behind colons where it has any; `oracle`, which no service can run, knows the true lengths."""
+    preemptions: _builtins.float
+    """How often a request is paused, mean over the requests."""
+    @_builtins.property
+    def mean_latency(self) -> _duration_pb2.Duration:
+        """From arrival to last token, mean over the requests."""
+
+    @_builtins.property
+    def p99_latency(self) -> _duration_pb2.Duration:
+        """The same, which 99 of 100 requests stay below."""
+
+    @_builtins.property
+    def mean_time_to_first_token(self) -> _duration_pb2.Duration:
+        """From arrival to first token, mean over the requests."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        mean_latency: _duration_pb2.Duration | None = ...,
+        p99_latency: _duration_pb2.Duration | None = ...,
+        mean_time_to_first_token: _duration_pb2.Duration | None = ...,
+        preemptions: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mean_latency", b"mean_latency", "mean_time_to_first_token", b"mean_time_to_first_token", "p99_latency", b"p99_latency"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_latency", b"mean_latency", "mean_time_to_first_token", b"mean_time_to_first_token", "p99_latency", b"p99_latency", "policy", b"policy", "preemptions", b"preemptions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyFigures: _TypeAlias = PolicyFigures  # noqa: Y015

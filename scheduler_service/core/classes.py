@@ -6,8 +6,10 @@ round robin (Shreedhar, Varghese 1996). Of what a class gets beyond its share no
 and nothing is saved up while it has no live requests. With one class nothing changes.
 """
 
+from collections import Counter
 from functools import total_ordering
 
+from scheduler_service.core.lifecycle import State
 from scheduler_service.core.ranking import Changes
 from scheduler_service.core.types import RequestClass
 
@@ -19,13 +21,14 @@ GRAIN_S = 0.5  # of a whole worker
 class ClassAccount:
     """Part of a key: compares as the class stands now. Keys of several classes are therefore kept apart."""
 
-    __slots__ = ("_changes", "due", "klass", "live", "owed_s")
+    __slots__ = ("_changes", "due", "in_state", "klass", "live", "owed_s")
 
     def __init__(self, klass: RequestClass, changes: Changes | None = None) -> None:
         """`changes`: where it counts how often its place in the order has changed."""
         self._changes = changes or Changes()
         self.klass = klass
         self.live = 0  # requests
+        self.in_state: Counter[State] = Counter()  # requests, those that have ended among them
         self.owed_s = 0.0  # of service
         self.due = False
 
@@ -61,6 +64,10 @@ class Classes:
 
     def account(self, klass: RequestClass) -> ClassAccount:
         return self._accounts[klass]
+
+    def in_state(self, state: State) -> dict[RequestClass, int]:
+        """How many requests of each class are in this state."""
+        return {klass: account.in_state[state] for klass, account in self._accounts.items()}
 
     def charge(self, klass: RequestClass, service_s: float) -> None:
         """Nominal seconds of a whole worker that a request of `klass` got."""

@@ -106,8 +106,16 @@ class Entry:
 
     def move(self, move: Move) -> None:
         """Raises IllegalMove and changes nothing."""
-        self.state = after(self.state, move)
+        before, self.state = self.state, after(self.state, move)
         self.changed = True
+        self.count(before, -1)
+        self.count(self.state, 1)
+
+    def count(self, state: State, number: int) -> None:
+        """So many more of its class and tenant are in this state."""
+        self.of_class.in_state[state] += number
+        if state is State.WAITING:
+            self.tenant.waiting += number
 
     def next_placement(self) -> None:
         """What its worker still reports of it from before is stale."""

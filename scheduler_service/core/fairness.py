@@ -38,7 +38,7 @@ class Terms:
 class Tenant:
     """Part of a key: compares as the tenant stands now. Keys of several tenants are therefore kept apart."""
 
-    __slots__ = ("_changes", "grain", "name", "requests", "tokens", "virtual_s", "weight")
+    __slots__ = ("_changes", "grain", "name", "requests", "tokens", "virtual_s", "waiting", "weight")
 
     def __init__(self, name: str, changes: Changes | None = None) -> None:
         """`changes`: where it counts how often its place in the order has changed."""
@@ -48,6 +48,7 @@ class Tenant:
         self.virtual_s = 0.0  # its virtual time; it never goes back
         self.grain = 0  # that virtual time in whole grains
         self.requests = 0  # live
+        self.waiting = 0  # of them, without KV on a worker
         self.tokens = 0  # that those may need, of prompt and output
 
     def charge(self, service_s: float) -> None:
@@ -102,6 +103,10 @@ class Tenants:
         if not tenant.requests:
             tenant.catch_up(self._virtual_s)
         return tenant
+
+    def waiting(self) -> dict[str, int]:
+        """How many requests of each tenant wait, where any do."""
+        return {name: tenant.waiting for name, tenant in self._tenants.items() if tenant.waiting}
 
     def is_owed(self, tenant: Tenant, places: float) -> bool:
         """Whether it has fewer live requests than its share of so many `places`, by weight among tenants with any."""

@@ -62,6 +62,7 @@ class Fleet:
         self.largest = max(self.largest, entry.request.most_tokens)
         entry.tenant = self.tenants.join(entry.request)
         entry.of_class.live += 1
+        entry.count(entry.state, 1)
         self.load.reserve(entry, self.believed_rounds(entry))
         self.deadlines.add(entry)
         self.isolation.join(entry)

@@ -26,8 +26,9 @@ class Known:
             self.round_s = cost.round_s(self.draft_len, slots)
 
     def belief(self, request: Request) -> Length:
-        """Of its length. Requests of which nothing is known share one belief until another request has finished."""
-        if request.predicted_tokens is not None or request.expected is not None:
+        """Of its length. Requests of whose length nothing is known share one belief until another has finished."""
+        expected = request.expected
+        if request.predicted_tokens is not None or (expected is not None and expected.length is not None):
             return self.length.belief(request.predicted_tokens, request.expected)
         known, finished = self.length, self.length.finished
         if self._usual is None or self._usual[0] is not known or self._usual[1] != finished:

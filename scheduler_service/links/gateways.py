@@ -89,6 +89,14 @@ class GatewayLink(rpc.GatewayLinkServicer):
 
         return await self._answer(context, stats)
 
+    async def ComparePolicies(  # noqa: N802
+        self, request: inference_pb.ComparePoliciesRequest, context: Any
+    ) -> inference_pb.ComparePoliciesResponse:
+        async def compared(leader: Leader) -> inference_pb.ComparePoliciesResponse:
+            return insight.compare_policies(leader)
+
+        return await self._answer(context, compared)
+
     async def _answer(self, context: Any, ask: Callable[[Leader], Awaitable[Answer]]) -> Answer:
         try:
             return await ask(self._leads())

@@ -97,5 +97,5 @@ async def _write(leader: Leader, session: WorkerSession, stream: Stream[pb.FromW
         command = leader.workers.command(session)
         reported_at, session.reported_at = session.reported_at, None
         if reported_at is not None:
-            leader.counters.command_delays_s.append(time.perf_counter() - reported_at)
+            leader.counters.commanded(time.perf_counter() - reported_at)
         await stream.write(pb.ToWorker(command=command))

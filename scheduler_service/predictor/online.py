@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from scheduler_service.core.beliefs import Expected
 from scheduler_service.predictor.model import Calibration, Model
 from scheduler_service.predictor.port import Features, Status
-from scheduler_service.predictor.window import WINDOW, Example, Snapshot, Window, hashed
+from scheduler_service.predictor.window import WINDOW, Example, Row, Snapshot, Window, hashed
 
 LEAST_NEW, MOST_NEW = 32, 256  # finished requests between two refits: a tenth of those seen, within these
 
@@ -40,7 +40,7 @@ class OnlinePredictor:
         """Of the model's last examples, each judged without it."""
         return self._calibration.recent
 
-    def predict(self, features: Features) -> Expected | None:
+    def predict(self, features: Features | Row) -> Expected | None:
         if self._model is None:
             return None
         location, scale, acceptance = self._model.raw(hashed(features))
@@ -50,7 +50,7 @@ class OnlinePredictor:
             min(max(0.01, acceptance), 0.99) if tells_acceptance else None,
         )
 
-    def observe(self, features: Features, tokens: int, drafted: int, accepted: int, *, cut: bool = False) -> None:
+    def observe(self, features: Features | Row, tokens: int, drafted: int, accepted: int, *, cut: bool = False) -> None:
         """One without output teaches nothing."""
         if tokens < 1:
             return

@@ -27,10 +27,12 @@ class Row(NamedTuple):
     values: NDArray[np.float32]
 
 
-def hashed(features: Features) -> Row:
+def hashed(features: Features | Row) -> Row:
     """Columns by hash, each name with a sign of its own, so that collisions cancel on average (Weinberger et al.,
     "Feature hashing for large scale multitask learning", ICML 2009). Not scikit-learn's FeatureHasher: the scheduler's
     own process does not load that library."""
+    if isinstance(features, Row):
+        return features
     values: dict[int, float] = {}
     for name, value in features.items():
         place = zlib.crc32(name.encode())

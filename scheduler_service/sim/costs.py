@@ -42,3 +42,17 @@ class StepCosts:
             verify_token_s=1e-3 * self.t_token_ms,
             offload_block_s=1e-3 * self.t_offload_ms_per_token,  # its blocks are of one token
         )
+
+    @classmethod
+    def of(cls, profile: CostProfile) -> "StepCosts":
+        """The costs whose profile this is."""
+        verify_s = max(profile.verify_s - profile.verify_token_s, 1e-6)
+        return cls(
+            t_draft_ms=1e3 * profile.draft_s,
+            t_verify_ms=1e3 * verify_s,
+            t_verify_slope=max(profile.verify_slope_s - profile.verify_token_s, 0.0) / verify_s,
+            t_token_ms=1e3 * profile.verify_token_s,
+            t_prefill_ms_per_token=1e3 * profile.prefill_token_s,
+            t_resume_ms=1e3 * profile.resume_s,
+            t_offload_ms_per_token=1e3 * profile.offload_block_s,
+        )

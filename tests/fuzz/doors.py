@@ -14,6 +14,7 @@ from protos import version
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
+from protos.oip import inference_pb2 as oip_pb
 from protos.v1 import inference_pb2 as pb
 
 TIMEOUT_S = 20.0
@@ -104,6 +105,31 @@ class Door:
 
 _IDS = ("one", "two", "three")
 _SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 5, "seed": 7}
+_TENSORS = {
+    "text_input": b"The quick",
+    "sampling_parameters": b'{"max_tokens": "2", "temperature": 0.5, "stop": ["a"]}',
+}
+_INFERENCES = [
+    oip_pb.ModelInferRequest(
+        model_name="model",  # of the fuzzed stack
+        id="one",
+        inputs=[
+            oip_pb.ModelInferRequest.InferInputTensor(
+                name=name, datatype="BYTES", shape=[1], contents={"bytes_contents": [value]}
+            )
+            for name, value in _TENSORS.items()
+        ],
+    ),
+    oip_pb.ModelInferRequest(
+        model_name="model",
+        parameters={"max_tokens": oip_pb.InferParameter(int64_param=2)},
+        inputs=[
+            oip_pb.ModelInferRequest.InferInputTensor(name="text_input", datatype="BYTES", shape=[1]),
+            oip_pb.ModelInferRequest.InferInputTensor(name="return_logprobs", datatype="BOOL", shape=[1]),
+        ],
+        raw_input_contents=[b"\3\0\0\0The", b"\1"],
+    ),
+]
 STRANGERS = (
     Door(
         "/laps_sd.v1.Inference/Generate",
@@ -131,6 +157,10 @@ STRANGERS = (
     Door("/laps_sd.v1.Inference/GetRequest", [pb.GetRequestRequest(request_id=id) for id in _IDS], share=2),
     Door("/laps_sd.v1.Inference/ListRequests", [pb.ListRequestsRequest(page_size=2, page_token="1")]),
     Door("/laps_sd.v1.Inference/Stats", [pb.StatsRequest()]),
+    Door("/inference.GRPCInferenceService/ModelInfer", _INFERENCES, statuses=_STREAMED, share=2),
+    Door("/inference.GRPCInferenceService/ModelStreamInfer", _INFERENCES, _stream, statuses=_STREAMED, share=2),
+    Door("/inference.GRPCInferenceService/ModelConfig", [oip_pb.ModelConfigRequest(name="model")]),
+    Door("/laps_sd.v1.Inference/ComparePolicies", [pb.ComparePoliciesRequest()]),
     Door("/grpc.health.v1.Health/Check", [health_pb2.HealthCheckRequest(service="laps_sd.v1.Inference")]),
     Door(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
@@ -181,6 +211,7 @@ def peers(fingerprint: str) -> tuple[Door, ...]:
         ),
         Door("/laps_sd.link.v1.GatewayLink/ListRequests", [pb.ListRequestsRequest(page_size=2, page_token="1")]),
         Door("/laps_sd.link.v1.GatewayLink/Stats", [pb.StatsRequest()]),
+        Door("/laps_sd.link.v1.GatewayLink/ComparePolicies", [pb.ComparePoliciesRequest()]),
         Door(
             "/laps_sd.link.v1.WorkerLink/Attach",
             [worker_pb.FromWorker(report=report), worker_pb.FromWorker(hello=hello)],

@@ -53,8 +53,11 @@ def _change(random: Random, root: Message) -> None:
     elif _is_map(field):
         entries = getattr(message, field.name)
         for _ in range(_count(random)):
-            key = _scalar(random, field.message_type.fields_by_name["key"])
-            entries[key] = _scalar(random, field.message_type.fields_by_name["value"])
+            key, value = (_scalar_of(random, field, name) for name in ("key", "value"))
+            if value is None:  # a message
+                _fill(random, entries[key])
+            else:
+                entries[key] = value
     elif field.is_repeated:
         entries = getattr(message, field.name)
         for _ in range(_count(random)):
@@ -68,6 +71,12 @@ def _change(random: Random, root: Message) -> None:
         setattr(message, field.name, _scalar(random, field))
     else:
         _fill(random, getattr(message, field.name))
+
+
+def _scalar_of(random: Random, field: FieldDescriptor, part: str) -> Any:
+    """For a key or a value of a map; None for a message."""
+    own = field.message_type.fields_by_name[part]
+    return _scalar(random, own) if own.message_type is None else None
 
 
 def _tree(message: Message) -> Iterator[Message]:

@@ -257,11 +257,10 @@ async def test_finished_requests_are_counted() -> None:
         body = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=WAIT_S).read().decode())
     await scheduler.stop()
     for line in (
-        'laps_sd_request_success_total{finished_reason="stop"} 1.0',
-        "laps_sd_spec_decode_num_draft_tokens_total 4.0",
-        "laps_sd_spec_decode_num_accepted_tokens_total 1.0",
-        "laps_sd_num_preemptions_total 3.0",
-        "laps_sd_time_to_first_token_seconds_count 1.0",
+        'laps_sd_request_success_total{finished_reason="stop",model_name="tiny"} 1.0',
+        'laps_sd_generation_tokens_total{model_name="tiny"} 2.0',
+        'laps_sd_request_generation_tokens_bucket{le="2.0",model_name="tiny"} 1.0',
+        'laps_sd_time_to_first_token_seconds_count{model_name="tiny"} 1.0',
     ):
         assert line in body
 

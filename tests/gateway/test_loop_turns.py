@@ -16,6 +16,7 @@ from gateway.metrics import Metrics
 from gateway.text import TOKENS_AT_ONCE, TextModel
 from protos.errors import NotServing
 from protos.link.v1 import gateway_link_pb2 as pb
+from protos.metrics import measure_loop_lag
 from protos.tls import Tls
 from protos.v1 import inference_pb2
 from tests.gateway.harness import ids, model_info
@@ -137,9 +138,9 @@ async def test_a_chat_of_many_messages_is_rendered_in_a_thread(messages: int) ->
 
 
 async def test_the_lag_of_the_loop_is_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.metrics.LAG_EVERY_S", 0.0)
+    monkeypatch.setattr("protos.metrics.LAG_EVERY_S", 0.0)
     metrics = Metrics()
-    measuring = asyncio.ensure_future(metrics.measure_loop_lag())
+    measuring = asyncio.ensure_future(measure_loop_lag(metrics.lag))
 
     async def measured() -> bool:
         return bool(metrics.registry.get_sample_value("laps_sd_event_loop_lag_seconds_count"))

@@ -13,6 +13,7 @@ from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
+from protos.tracing import Tracing
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
@@ -25,9 +26,11 @@ MODEL = common_pb.ModelInfo(name="scripted", fingerprint="f", context_tokens=256
 
 
 @asynccontextmanager
-async def scheduler(store: Store, **settings: Any) -> AsyncIterator[tuple[Leader, str]]:
+async def scheduler(
+    store: Store, *, tracing: Tracing | None = None, **settings: Any
+) -> AsyncIterator[tuple[Leader, str]]:
     """Leads at once; yields the leader and where it serves."""
-    leader = Leader(Settings(_cli_parse_args=False, **settings), store)  # type: ignore[call-arg]
+    leader = Leader(Settings(_cli_parse_args=False, **settings), store, tracing=tracing)  # type: ignore[call-arg]
     await leader.lead()
     server = Server(("laps_sd.link.v1.WorkerLink", "laps_sd.link.v1.GatewayLink"), LINK_MESSAGE_BYTES)
     worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(WorkerLink(lambda: leader), server.grpc)

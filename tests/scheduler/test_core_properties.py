@@ -1,11 +1,13 @@
 """Laws of the core that hold whatever happens in whatever order; hypothesis drives it."""
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.core import Core
+from scheduler_service.core.lifecycle import State
 from scheduler_service.core.load import Sum
 from scheduler_service.core.types import (
     Cancelled,
@@ -104,6 +106,16 @@ class Fleet:
             assert not any(entry.blocks and entry.offloaded for entry in homed)
         assert len(self.core.fleet.unplaced) == homes.count(None)
         assert self.core.fleet.load.by_class == reserved(self.core)
+        self.check_counts()
+
+    def check_counts(self) -> None:
+        """What is kept incrementally for those who watch is what a look at every request would find."""
+        entries = list(self.core.fleet.entries.values())
+        for state in (State.WAITING, State.RUNNING, State.PAUSED):
+            counted = Counter(entry.request.klass for entry in entries if entry.state is state)
+            assert +Counter(self.core.fleet.classes.in_state(state)) == counted
+        waiting = Counter(entry.request.tenant for entry in entries if entry.state is State.WAITING)
+        assert self.core.fleet.tenants.waiting() == waiting
 
     def drain(self) -> None:
         for _ in range(5000):

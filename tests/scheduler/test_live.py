@@ -135,6 +135,23 @@ async def test_why_am_i_waiting_is_answered(live: Live) -> None:
     assert seconds(status.estimated_end_time) > seconds(status.estimated_start_time) > seconds(status.submit_time)
 
 
+async def test_the_list_tells_the_last_rounds_of_each_request_and_why_others_wait(live: Live) -> None:
+    _, worker, gateway = live
+    await gateway.submit("a")
+    await gateway.submit("b")
+    await worker.until("a", "b")
+    await worker.report(worker.row("a", 0, 7, 8, 9, drafted=4, accepted=2))
+    await worker.report(worker.row("a", 3, 7, drafted=3, accepted=0))
+    await gateway.until(lambda: gateway.tokens.get("a") == [7, 8, 9, 7])
+    listed = await gateway.unary.ListRequests(inference_pb.ListRequestsRequest(recent_rounds=8), timeout=WAIT_S)
+    first, second = listed.requests
+    assert [(one.tokens, one.drafted, one.accepted) for one in first.recent_rounds] == [(3, 4, 2), (1, 3, 0)]
+    assert first.priority == types_pb.PRIORITY_DEFAULT
+    assert first.wait_reason == status_pb.WAIT_REASON_UNSPECIFIED
+    assert second.wait_reason != status_pb.WAIT_REASON_UNSPECIFIED
+    assert not second.recent_rounds
+
+
 async def test_an_unknown_request_is_not_found(live: Live) -> None:
     _, _, gateway = live
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler_service.round_log import MARK_EVERY, RoundLog
 from scheduler_service.store.rounds import LoggedRound, decode, encode
 
 ROUNDS = st.lists(
@@ -33,3 +34,12 @@ def test_a_log_that_is_cut_short_is_an_error(cut: int) -> None:
     log = encode([1, 2], 1, 1, b"12345")
     with pytest.raises(struct.error):
         list(decode(log[:-cut]))
+
+
+@pytest.mark.parametrize("count", [0, 1, MARK_EVERY, 2 * MARK_EVERY + 3, 999])
+def test_the_last_rounds_are_found_from_a_mark(count: int) -> None:
+    rounds = [((1,) * (number % 3), number % 5, number % 2) for number in range(2 * MARK_EVERY + 5)]
+    log = RoundLog(b"".join(encode(*round) for round in rounds))
+    expected = [(len(tokens), drafted, accepted) for tokens, drafted, accepted in rounds]
+    assert log.shapes() == expected
+    assert log.last(count) == expected[len(expected) - min(count, len(expected)) :]

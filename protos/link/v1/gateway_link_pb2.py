@@ -28,7 +28,7 @@ from protos.v1 import status_pb2 as protos_dot_v1_dot_status__pb2
 from protos.v1 import types_pb2 as protos_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/link/v1/gateway_link.proto\x12\x0flaps_sd.link.v1\x1a\x1bprotos/link/v1/common.proto\x1a\x19protos/v1/inference.proto\x1a\x16protos/v1/status.proto\x1a\x15protos/v1/types.proto\"\xc3\x01\n\x0b\x46romGateway\x12)\n\x06submit\x18\x01 \x01(\x0b\x32\x17.laps_sd.link.v1.SubmitH\x00\x12)\n\x06\x66ollow\x18\x02 \x01(\x0b\x32\x17.laps_sd.link.v1.FollowH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.laps_sd.link.v1.CancelH\x00\x12+\n\x07\x66ollows\x18\x04 \x01(\x0b\x32\x18.laps_sd.link.v1.FollowsH\x00\x42\x06\n\x04kind\"\xfc\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.laps_sd.link.v1.Sampling\x12\'\n\x06limits\x18\x04 \x01(\x0b\x32\x17.laps_sd.link.v1.Limits\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12&\n\x08priority\x18\x06 \x01(\x0e\x32\x14.laps_sd.v1.Priority\x12/\n\ron_disconnect\x18\x08 \x01(\x0e\x32\x18.laps_sd.v1.OnDisconnect\x12\x1d\n\x10predicted_tokens\x18\t \x01(\rH\x00\x88\x01\x01\x12\x16\n\ttimeout_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0cinput_digest\x18\x0b \x01(\x0c\x12\x19\n\x11model_fingerprint\x18\x0c \x01(\tB\x13\n\x11_predicted_tokensB\x0c\n\n_timeout_sJ\x04\x08\x07\x10\x08\"A\n\x06\x46ollow\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x13\n\x0bmost_tokens\x18\x03 \x01(\r\"2\n\x07\x46ollows\x12\'\n\x06\x66ollow\x18\x01 \x03(\x0b\x32\x17.laps_sd.link.v1.Follow\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x9c\x01\n\tToGateway\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\t\x12*\n\x08refusals\x18\x02 \x03(\x0b\x32\x18.laps_sd.link.v1.Refusal\x12&\n\x06\x64\x65ltas\x18\x03 \x03(\x0b\x32\x16.laps_sd.link.v1.Delta\x12)\n\x07serving\x18\x04 \x01(\x0b\x32\x18.laps_sd.link.v1.Serving\"S\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\x01\"\xb3\x01\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x04 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\r\x12\'\n\x06\x65nding\x18\x06 \x01(\x0b\x32\x17.laps_sd.link.v1.Ending\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.laps_sd.link.v1.Logprobs\"\x81\x01\n\x06\x45nding\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.laps_sd.v1.FinishReason\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x03 \x01(\r\x12\x0e\n\x06rounds\x18\x04 \x01(\r\x12\x0f\n\x07message\x18\x05 \x01(\t\"C\n\x07Serving\x12\r\n\x05ready\x18\x01 \x01(\x08\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.laps_sd.link.v1.ModelInfo\"*\n\x14GetSubmissionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t2\x82\x03\n\x0bGatewayLink\x12\x44\n\x04Link\x12\x1c.laps_sd.link.v1.FromGateway\x1a\x1a.laps_sd.link.v1.ToGateway(\x01\x30\x01\x12O\n\rGetSubmission\x12%.laps_sd.link.v1.GetSubmissionRequest\x1a\x17.laps_sd.link.v1.Submit\x12K\n\nGetRequest\x12\x1d.laps_sd.v1.GetRequestRequest\x1a\x1e.laps_sd.v1.GetRequestResponse\x12Q\n\x0cListRequests\x12\x1f.laps_sd.v1.ListRequestsRequest\x1a .laps_sd.v1.ListRequestsResponse\x12<\n\x05Stats\x12\x18.laps_sd.v1.StatsRequest\x1a\x19.laps_sd.v1.StatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/link/v1/gateway_link.proto\x12\x0flaps_sd.link.v1\x1a\x1bprotos/link/v1/common.proto\x1a\x19protos/v1/inference.proto\x1a\x16protos/v1/status.proto\x1a\x15protos/v1/types.proto\"\xc3\x01\n\x0b\x46romGateway\x12)\n\x06submit\x18\x01 \x01(\x0b\x32\x17.laps_sd.link.v1.SubmitH\x00\x12)\n\x06\x66ollow\x18\x02 \x01(\x0b\x32\x17.laps_sd.link.v1.FollowH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.laps_sd.link.v1.CancelH\x00\x12+\n\x07\x66ollows\x18\x04 \x01(\x0b\x32\x18.laps_sd.link.v1.FollowsH\x00\x42\x06\n\x04kind\"\x91\x03\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.laps_sd.link.v1.Sampling\x12\'\n\x06limits\x18\x04 \x01(\x0b\x32\x17.laps_sd.link.v1.Limits\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12&\n\x08priority\x18\x06 \x01(\x0e\x32\x14.laps_sd.v1.Priority\x12/\n\ron_disconnect\x18\x08 \x01(\x0e\x32\x18.laps_sd.v1.OnDisconnect\x12\x1d\n\x10predicted_tokens\x18\t \x01(\rH\x00\x88\x01\x01\x12\x16\n\ttimeout_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0cinput_digest\x18\x0b \x01(\x0c\x12\x19\n\x11model_fingerprint\x18\x0c \x01(\t\x12\x13\n\x0btraceparent\x18\r \x01(\tB\x13\n\x11_predicted_tokensB\x0c\n\n_timeout_sJ\x04\x08\x07\x10\x08\"A\n\x06\x46ollow\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x13\n\x0bmost_tokens\x18\x03 \x01(\r\"2\n\x07\x46ollows\x12\'\n\x06\x66ollow\x18\x01 \x03(\x0b\x32\x17.laps_sd.link.v1.Follow\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x9c\x01\n\tToGateway\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\t\x12*\n\x08refusals\x18\x02 \x03(\x0b\x32\x18.laps_sd.link.v1.Refusal\x12&\n\x06\x64\x65ltas\x18\x03 \x03(\x0b\x32\x16.laps_sd.link.v1.Delta\x12)\n\x07serving\x18\x04 \x01(\x0b\x32\x18.laps_sd.link.v1.Serving\"S\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\x01\"\xb3\x01\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x04 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\r\x12\'\n\x06\x65nding\x18\x06 \x01(\x0b\x32\x17.laps_sd.link.v1.Ending\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.laps_sd.link.v1.Logprobs\"\x81\x01\n\x06\x45nding\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.laps_sd.v1.FinishReason\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x03 \x01(\r\x12\x0e\n\x06rounds\x18\x04 \x01(\r\x12\x0f\n\x07message\x18\x05 \x01(\t\"C\n\x07Serving\x12\r\n\x05ready\x18\x01 \x01(\x08\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.laps_sd.link.v1.ModelInfo\"*\n\x14GetSubmissionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t2\xde\x03\n\x0bGatewayLink\x12\x44\n\x04Link\x12\x1c.laps_sd.link.v1.FromGateway\x1a\x1a.laps_sd.link.v1.ToGateway(\x01\x30\x01\x12O\n\rGetSubmission\x12%.laps_sd.link.v1.GetSubmissionRequest\x1a\x17.laps_sd.link.v1.Submit\x12K\n\nGetRequest\x12\x1d.laps_sd.v1.GetRequestRequest\x1a\x1e.laps_sd.v1.GetRequestResponse\x12Q\n\x0cListRequests\x12\x1f.laps_sd.v1.ListRequestsRequest\x1a .laps_sd.v1.ListRequestsResponse\x12<\n\x05Stats\x12\x18.laps_sd.v1.StatsRequest\x1a\x19.laps_sd.v1.StatsResponse\x12Z\n\x0f\x43omparePolicies\x12\".laps_sd.v1.ComparePoliciesRequest\x1a#.laps_sd.v1.ComparePoliciesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,25 +38,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FROMGATEWAY']._serialized_start=158
   _globals['_FROMGATEWAY']._serialized_end=353
   _globals['_SUBMIT']._serialized_start=356
-  _globals['_SUBMIT']._serialized_end=736
-  _globals['_FOLLOW']._serialized_start=738
-  _globals['_FOLLOW']._serialized_end=803
-  _globals['_FOLLOWS']._serialized_start=805
-  _globals['_FOLLOWS']._serialized_end=855
-  _globals['_CANCEL']._serialized_start=857
-  _globals['_CANCEL']._serialized_end=885
-  _globals['_TOGATEWAY']._serialized_start=888
-  _globals['_TOGATEWAY']._serialized_end=1044
-  _globals['_REFUSAL']._serialized_start=1046
-  _globals['_REFUSAL']._serialized_end=1129
-  _globals['_DELTA']._serialized_start=1132
-  _globals['_DELTA']._serialized_end=1311
-  _globals['_ENDING']._serialized_start=1314
-  _globals['_ENDING']._serialized_end=1443
-  _globals['_SERVING']._serialized_start=1445
-  _globals['_SERVING']._serialized_end=1512
-  _globals['_GETSUBMISSIONREQUEST']._serialized_start=1514
-  _globals['_GETSUBMISSIONREQUEST']._serialized_end=1556
-  _globals['_GATEWAYLINK']._serialized_start=1559
-  _globals['_GATEWAYLINK']._serialized_end=1945
+  _globals['_SUBMIT']._serialized_end=757
+  _globals['_FOLLOW']._serialized_start=759
+  _globals['_FOLLOW']._serialized_end=824
+  _globals['_FOLLOWS']._serialized_start=826
+  _globals['_FOLLOWS']._serialized_end=876
+  _globals['_CANCEL']._serialized_start=878
+  _globals['_CANCEL']._serialized_end=906
+  _globals['_TOGATEWAY']._serialized_start=909
+  _globals['_TOGATEWAY']._serialized_end=1065
+  _globals['_REFUSAL']._serialized_start=1067
+  _globals['_REFUSAL']._serialized_end=1150
+  _globals['_DELTA']._serialized_start=1153
+  _globals['_DELTA']._serialized_end=1332
+  _globals['_ENDING']._serialized_start=1335
+  _globals['_ENDING']._serialized_end=1464
+  _globals['_SERVING']._serialized_start=1466
+  _globals['_SERVING']._serialized_end=1533
+  _globals['_GETSUBMISSIONREQUEST']._serialized_start=1535
+  _globals['_GETSUBMISSIONREQUEST']._serialized_end=1577
+  _globals['_GATEWAYLINK']._serialized_start=1580
+  _globals['_GATEWAYLINK']._serialized_end=2058
 # @@protoc_insertion_point(module_scope)

@@ -86,6 +86,7 @@ class Submit(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     INPUT_DIGEST_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Drawn by the client or by the gateway."""
     tenant: _builtins.str
@@ -103,6 +104,10 @@ class Submit(_message.Message):
     model_fingerprint: _builtins.str
     """Of the model whose tokenizer made `prompt`. Not stored in here: the store keeps it beside the submission. Empty: not
     known.
+    """
+    traceparent: _builtins.str
+    """The W3C's traceparent of the gateway's span: where spans of this request belong. Stored, so that its trace goes on
+    after a restart; no part of what makes two submissions the same. Empty: the request is not traced.
     """
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -130,10 +135,11 @@ class Submit(_message.Message):
         timeout_s: _builtins.float | None = ...,
         input_digest: _builtins.bytes = ...,
         model_fingerprint: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_tokens", b"_predicted_tokens", "_timeout_s", b"_timeout_s", "limits", b"limits", "predicted_tokens", b"predicted_tokens", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_tokens", b"_predicted_tokens", "_timeout_s", b"_timeout_s", "input_digest", b"input_digest", "limits", b"limits", "model_fingerprint", b"model_fingerprint", "on_disconnect", b"on_disconnect", "predicted_tokens", b"predicted_tokens", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_tokens", b"_predicted_tokens", "_timeout_s", b"_timeout_s", "input_digest", b"input_digest", "limits", b"limits", "model_fingerprint", b"model_fingerprint", "on_disconnect", b"on_disconnect", "predicted_tokens", b"predicted_tokens", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_s", b"timeout_s", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__predicted_tokens: _TypeAlias = _typing.Literal["predicted_tokens"]  # noqa: Y015
     _WhichOneofArgType__predicted_tokens: _TypeAlias = _typing.Literal["_predicted_tokens", b"_predicted_tokens"]  # noqa: Y015

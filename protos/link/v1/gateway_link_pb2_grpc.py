@@ -62,6 +62,11 @@ class GatewayLinkStub(object):
                 request_serializer=protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_status__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.ComparePolicies = channel.unary_unary(
+                '/laps_sd.link.v1.GatewayLink/ComparePolicies',
+                request_serializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayLinkServicer(object):
@@ -103,6 +108,13 @@ class GatewayLinkServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ComparePolicies(self, request, context):
+        """As Inference.ComparePolicies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayLinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +142,11 @@ def add_GatewayLinkServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=protos_dot_v1_dot_inference__pb2.StatsRequest.FromString,
                     response_serializer=protos_dot_v1_dot_status__pb2.StatsResponse.SerializeToString,
+            ),
+            'ComparePolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ComparePolicies,
+                    request_deserializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -268,6 +285,33 @@ class GatewayLink(object):
             '/laps_sd.link.v1.GatewayLink/Stats',
             protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
             protos_dot_v1_dot_status__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ComparePolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laps_sd.link.v1.GatewayLink/ComparePolicies',
+            protos_dot_v1_dot_inference__pb2.ComparePoliciesRequest.SerializeToString,
+            protos_dot_v1_dot_inference__pb2.ComparePoliciesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,8 @@ class GatewayLinkStub:
     """As Inference.ListRequests."""
     Stats: _grpc.UnaryUnaryMultiCallable[_inference_pb2.StatsRequest, _status_pb2.StatsResponse]
     """As Inference.Stats."""
+    ComparePolicies: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ComparePoliciesRequest, _inference_pb2.ComparePoliciesResponse]
+    """As Inference.ComparePolicies."""
 
 @_typing.type_check_only
 class GatewayLinkAsyncStub(GatewayLinkStub):
@@ -66,6 +68,8 @@ class GatewayLinkAsyncStub(GatewayLinkStub):
     """As Inference.ListRequests."""
     Stats: _aio.UnaryUnaryMultiCallable[_inference_pb2.StatsRequest, _status_pb2.StatsResponse]  # type: ignore[assignment]
     """As Inference.Stats."""
+    ComparePolicies: _aio.UnaryUnaryMultiCallable[_inference_pb2.ComparePoliciesRequest, _inference_pb2.ComparePoliciesResponse]  # type: ignore[assignment]
+    """As Inference.ComparePolicies."""
 
 class GatewayLinkServicer(metaclass=_abc_1.ABCMeta):
     """What the scheduler does for gateways."""
@@ -109,5 +113,13 @@ class GatewayLinkServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_status_pb2.StatsResponse, _abc.Awaitable[_status_pb2.StatsResponse]]:
         """As Inference.Stats."""
+
+    @_abc_1.abstractmethod
+    def ComparePolicies(
+        self,
+        request: _inference_pb2.ComparePoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ComparePoliciesResponse, _abc.Awaitable[_inference_pb2.ComparePoliciesResponse]]:
+        """As Inference.ComparePolicies."""
 
 def add_GatewayLinkServicer_to_server(servicer: GatewayLinkServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

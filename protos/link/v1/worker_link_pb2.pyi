@@ -387,6 +387,7 @@ class Admit(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Which request."""
     placement: _builtins.int
@@ -395,6 +396,8 @@ class Admit(_message.Message):
     """How many of the tokens are the prompt."""
     tenant: _builtins.str
     """Whose it is. KV of common beginnings is shared among requests of one tenant alone."""
+    traceparent: _builtins.str
+    """As Submit.traceparent."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and durable output. This is the truth: KV beyond it is cut off."""
@@ -417,10 +420,11 @@ class Admit(_message.Message):
         sampling: _common_pb2.Sampling | None = ...,
         limits: _common_pb2.Limits | None = ...,
         tenant: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "placement", b"placement", "prompt_len", b"prompt_len", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "placement", b"placement", "prompt_len", b"prompt_len", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,6 @@ from unittest import mock
 
 import gateway.config
 import scheduler_service.__main__ as scheduler
-from gateway.metrics import Metrics
 from gateway.text import TextModel
 from protos.link.v1 import common_pb2 as common_pb
 from scheduler_service.config import Settings
@@ -47,17 +46,17 @@ class _Text(TextModel):
         return [int(word) for word in prompt.split()]
 
 
-class _Metrics(Metrics):
-    def serve(self, *_: object) -> int:
-        return 0
+class _NoHttp:
+    """In place of an HTTP port: nobody asks there."""
 
-    def stop(self) -> None:
-        return
+    port = 0
 
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
 
-@lru_cache(maxsize=1)
-def _metrics() -> _Metrics:
-    return _Metrics()
+    async def start(self) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
 
 
 def _world() -> Any:
@@ -91,7 +90,7 @@ _time, _real_monotonic = time.time, time.monotonic
 
 
 class _SimLeaderSlot(scheduler.LeaderSlot):
-    def __init__(self) -> None:
+    def __init__(self, _: object) -> None:
         super().__init__()
         _world().slots[current().name] = self
 
@@ -117,7 +116,7 @@ def simulated() -> Iterator[None]:
         "gateway.connection.channel": _dial,
         "gateway.link.TextModel": _Text,
         "gateway.app.make_server": _server,
-        "gateway.app.Metrics": _metrics,
+        "gateway.app.HttpServer": _NoHttp,
         "scheduler_service.__main__.make_server": _server,
         "scheduler_service.__main__.stop_signals": _signals,
         "scheduler_service.__main__.RedisStore": lambda *_, **__: StorePort(_world().storage),

@@ -1,0 +1,152 @@
+"""The calls of inference.GRPCInferenceService. What a tensor means is in request.py; what is done with a request, in
+front.py."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+
+from gateway.front import Front
+from gateway.oip import tensors
+from gateway.oip.outputs import Outputs
+from gateway.oip.request import Asked, understand
+from gateway.service import answers_errors
+from gateway.text import TextModel
+from protos.errors import BadInput, Failed, RequestError, UnknownModel
+from protos.oip import inference_pb2 as pb
+from protos.oip import inference_pb2_grpc
+from protos.serving import trace
+
+NAME = "laps-sd"
+MODEL_VERSION = "1"
+FINAL = "triton_final_response"
+Context = Any  # grpc.aio.ServicerContext: grpc is not typed
+Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
+Send = Callable[[pb.ModelInferResponse], Awaitable[None]]
+
+
+class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    @answers_errors
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:  # noqa: N802
+        return pb.ServerLiveResponse(live=True)
+
+    @answers_errors
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:  # noqa: N802
+        return pb.ServerReadyResponse(ready=self._front.ready)
+
+    @answers_errors
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
+        self._model(request.name, request.version)
+        return pb.ModelReadyResponse(ready=self._front.ready)
+
+    @answers_errors
+    async def ServerMetadata(  # noqa: N802
+        self, request: pb.ServerMetadataRequest, context: Context
+    ) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(name=NAME, version=version("laps-sd"), extensions=["model_configuration"])
+
+    @answers_errors
+    async def ModelMetadata(  # noqa: N802
+        self, request: pb.ModelMetadataRequest, context: Context
+    ) -> pb.ModelMetadataResponse:
+        return pb.ModelMetadataResponse(
+            name=self._model(request.name, request.version).name,
+            versions=[MODEL_VERSION],
+            platform=NAME,
+            inputs=tensors.metadata(tensors.INPUTS.values()),
+            outputs=tensors.metadata(tensors.OUTPUTS.values()),
+        )
+
+    @answers_errors
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:  # noqa: N802
+        name = self._model(request.name, request.version).name
+        return pb.ModelConfigResponse(config=tensors.configuration(name, NAME))
+
+    @answers_errors
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
+        asked = self._understand(request)
+        if asked.stream:
+            raise BadInput("stream", "ModelInfer answers whole; ModelStreamInfer streams")
+        answers: list[pb.ModelInferResponse] = []
+
+        async def keep(response: pb.ModelInferResponse) -> None:
+            answers.append(response)
+
+        await self._answer(request, asked, context.time_remaining(), keep)
+        return answers[-1]
+
+    @answers_errors
+    async def ModelStreamInfer(  # type: ignore[override] # noqa: N802
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> None:
+        """When the client sends no more, what it asked for is still answered; when it hangs up, all is cancelled."""
+        writing = asyncio.Lock()  # grpc takes one write at a time
+
+        async def write(message: pb.ModelStreamInferResponse) -> None:
+            async with writing:
+                await context.write(message)
+
+        unreadable: RequestError | None = None
+        async with asyncio.TaskGroup() as answering:
+            try:
+                async for request in requests:
+                    answering.create_task(self._relay(request, write, context.time_remaining()))
+            except RequestError as error:
+                unreadable = error
+        if unreadable is not None:
+            raise unreadable
+
+    async def _relay(self, request: pb.ModelInferRequest, write: Write, remaining_s: float | None) -> None:
+        """Answer one request of a stream. What is wrong with it is written, too."""
+
+        async def send(response: pb.ModelInferResponse) -> None:
+            await write(pb.ModelStreamInferResponse(infer_response=response))
+
+        try:
+            await self._answer(request, self._understand(request), remaining_s, send)
+            return
+        except RequestError as error:
+            problem: RequestError = error
+        except Exception as error:
+            structlog.get_logger().error("unexpected", call="ModelStreamInfer", trace=trace(error))
+            problem = Failed("internal error")
+        response = pb.ModelInferResponse(id=request.id, model_name=request.model_name)
+        response.parameters[FINAL].bool_param = True
+        await write(
+            pb.ModelStreamInferResponse(
+                error_message=f"{problem.code.name}: {problem.message}", infer_response=response
+            )
+        )
+
+    async def _answer(self, request: pb.ModelInferRequest, asked: Asked, remaining_s: float | None, send: Send) -> None:
+        """Send one response a chunk, or one response in all. Raises RequestError."""
+        timeouts = [timeout_s for timeout_s in (asked.timeout_s, remaining_s) if timeout_s is not None]
+        async with self._front.generate(asked.request, min(timeouts, default=None)) as stream:
+            outputs = Outputs(asked, stream.model, stream.prompt_tokens)
+            async for chunk in stream:
+                outputs.add(chunk)
+                if not (asked.stream or outputs.final):
+                    continue
+                response = pb.ModelInferResponse(
+                    model_name=request.model_name, model_version=MODEL_VERSION, id=request.id
+                )
+                response.parameters[FINAL].bool_param = outputs.final
+                tensors.write(response, outputs.take())
+                async with stream.writing(chunk):
+                    await send(response)
+
+    def _understand(self, request: pb.ModelInferRequest) -> Asked:
+        self._model(request.model_name, request.model_version)
+        return understand(request)
+
+    def _model(self, name: str, model_version: str) -> TextModel:
+        """Raises UnknownModel, NotServing."""
+        model = self._front.model()
+        if name != model.name or model_version not in ("", MODEL_VERSION):
+            raise UnknownModel(f"model {name[:64]!r} version {model_version[:16]!r} is not served; {model.name!r} is")
+        return model

@@ -1,0 +1,110 @@
+"""The JSON objects of an answer: whole and streamed, of chats and of completions, with usage and what speculation did.
+Pure: what comes in is the chunks of the choices; nothing is sent here."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.openai.choice import Choice
+from protos.times import seconds
+from protos.v1.inference_pb2 import GenerateResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one body. `started`: when it was asked, on the monotonic clock, in seconds. `prompt_tokens` counts each prompt
+    once, however many choices continue it."""
+
+    id: str
+    model: str
+    chat: bool
+    choices: Sequence[Choice]
+    prompt_tokens: int
+    created: int
+    started: float
+
+    def whole(self) -> dict[str, Any]:
+        """Once all choices have ended."""
+        kind = "chat.completion" if self.chat else "text_completion"
+        choices = [choice.whole() for choice in self.choices]
+        return self._object(kind, choices) | self.end(usage=True)
+
+    def events(self, index: int, chunk: GenerateResponse, *, usage: bool = False) -> list[dict[str, Any]]:
+        """The events of one chunk of a choice. `usage`: each has the usage so far."""
+        said = self.choices[index].events(chunk)
+        return [self._event([choice]) | ({"usage": self.usage()} if usage else {}) for choice in said]
+
+    def last_event(self) -> dict[str, Any]:
+        """After the end of all choices, for clients that want the usage."""
+        return self._event([]) | self.end(usage=True)
+
+    def end(self, *, usage: bool) -> dict[str, Any]:
+        """What is told of all choices together, at their end."""
+        told = {"usage": self.usage()} if usage else {}
+        finals = [choice.final for choice in self.choices if choice.final is not None]
+        ours = {
+            "preemptions": sum(final.preemptions for final in finals),
+            "rounds": sum(final.rounds for final in finals),
+        }
+        return told | {"metrics": self.metrics(), "laps_sd": ours}
+
+    def usage(self) -> dict[str, Any]:
+        """The details are OpenAI's names for drafts that were accepted, and that were not."""
+        output = sum(choice.tokens for choice in self.choices)
+        accepted = sum(choice.accepted for choice in self.choices)
+        drafted = sum(choice.drafted for choice in self.choices)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": output,
+            "total_tokens": self.prompt_tokens + output,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            },
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        """Under vLLM's names. Of several choices: the first token of any, the longest time, the sum of counts."""
+        begun = [choice for choice in self.choices if choice.first_s is not None]
+        first_s = min((choice.first_s for choice in begun if choice.first_s is not None), default=time.monotonic())
+        last_s = max((choice.last_s for choice in begun), default=first_s)
+        gaps = [(choice.last_s - choice.first_s, choice.tokens - 1) for choice in begun if choice.first_s is not None]
+        between = sum(count for _, count in gaps)
+        queues = [seconds(choice.final.queue_time) for choice in self.choices if choice.final is not None]
+        spent = last_s - self.started
+        return {
+            "time_to_first_token_ms": _ms(first_s - self.started),
+            "generation_time_ms": _ms(last_s - first_s),
+            "queue_time_ms": _ms(max(queues, default=0.0)),
+            "mean_itl_ms": _ms(sum(gap for gap, _ in gaps) / between) if between else None,
+            "tokens_per_second": round(sum(choice.tokens for choice in self.choices) / spent, 3) if spent > 0 else None,
+            "speculative_decoding": self._speculation(),
+        }
+
+    def _speculation(self) -> dict[str, Any]:
+        steps = sum(choice.steps for choice in self.choices)
+        drafted = sum(choice.drafted for choice in self.choices)
+        accepted = sum(choice.accepted for choice in self.choices)
+        longest = max(len(choice.histogram) for choice in self.choices)
+        return {
+            "mean_acceptance_length": round(1 + accepted / steps, 4) if steps else None,
+            "draft_acceptance_rate": round(accepted / drafted, 4) if drafted else None,
+            "acceptance_histogram": [
+                sum(choice.histogram[i] for choice in self.choices if i < len(choice.histogram)) for i in range(longest)
+            ],
+            "num_spec_steps": steps,
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafted,
+            "num_spec_tokens": max(choice.longest_draft for choice in self.choices),
+        }
+
+    def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._object("chat.completion.chunk" if self.chat else "text_completion", choices)
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+
+def _ms(duration_s: float) -> float:
+    return round(duration_s * 1000, 3)

@@ -1,0 +1,172 @@
+"""One choice of an answer while it comes: its text, its log-probabilities, its call of a function, and what it counts.
+Pure: it gets chunks, and words what is said of them."""
+
+import time
+from typing import Any
+
+from gateway.openai import logprobs
+from gateway.openai.token_bytes import TokenBytes
+from protos.errors import Cancelled
+from protos.v1 import types_pb2
+from protos.v1.inference_pb2 import Final, GenerateResponse
+
+_REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
+MOST_ACCEPTED = 256  # the histogram has no more places; nobody drafts so many
+
+
+class Call:
+    """The call of a function that an answer's text is: its arguments, behind the function's name if several may be
+    called. The grammar sees to it that the text is no other."""
+
+    def __init__(self, functions: tuple[str, ...]) -> None:
+        self.name = functions[0] if len(functions) == 1 else ""
+        self.arguments = ""
+        self._begin = ""
+
+    def push(self, text: str) -> str:
+        """What it adds to the arguments. They are a JSON object: where it begins, the name ends."""
+        if not self.name:
+            self._begin += text
+            name, brace, text = self._begin.partition("{")
+            if not brace:
+                return ""
+            self.name, text = name, brace + text
+        self.arguments += text
+        return text
+
+
+class Choice:
+    """`index`: its place in the answer. `echo`: what goes before its text. `functions`: it calls one of them."""
+
+    def __init__(
+        self,
+        index: int,
+        request_id: str,
+        *,
+        chat: bool,
+        of: TokenBytes,
+        echo: str = "",
+        functions: tuple[str, ...] = (),
+    ) -> None:
+        self.index = index
+        self.final: Final | None = None
+        self.tokens = self.steps = self.drafted = self.accepted = self.longest_draft = 0
+        self.histogram: list[int] = []  # steps by how many of their drafted tokens were accepted
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self._request_id, self._chat, self._of = request_id, chat, of
+        self._text = [echo] if echo else []
+        self._unsaid = echo  # goes with the first event
+        self._call = Call(functions) if functions else None
+        self._called = False
+        self._role = {"role": "assistant"}  # goes with the first event
+        self._logprobs: dict[str, Any] | None = None
+        self._for_completion = logprobs.ForCompletion(of)
+
+    def take(self, chunk: GenerateResponse) -> None:
+        """Of a plain answer. Raises Cancelled."""
+        self._count(chunk)
+        self._text.append(chunk.text)
+        self._keep(self._said_logprobs(chunk))
+
+    def events(self, chunk: GenerateResponse) -> list[dict[str, Any]]:
+        """What a stream says of it, as entries of `choices`. Raises Cancelled."""
+        self._count(chunk)
+        said = []
+        if chunk.token_ids or chunk.text or self._unsaid:
+            text, self._unsaid = self._unsaid + chunk.text, ""
+            said.append(self._entry(text, self._said_logprobs(chunk), None))
+        if self.final is not None:
+            said.append(self._entry("", None, self._reason()))
+        return said
+
+    def whole(self) -> dict[str, Any]:
+        """Once it has ended."""
+        text, reason = "".join(self._text), self._reason()
+        if not self._chat:
+            return {"index": self.index, "text": text, "logprobs": self._logprobs, "finish_reason": reason}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._call is not None:
+            self._call.push(text)
+            message["content"] = None
+            if self._call.name:
+                message["tool_calls"] = [self._head() | {"function": self._function(self._call.arguments)}]
+        return {"index": self.index, "message": message, "logprobs": self._logprobs, "finish_reason": reason}
+
+    def _entry(self, text: str, said: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        if not self._chat:
+            return {"index": self.index, "text": text, "logprobs": said, "finish_reason": reason}
+        delta: dict[str, Any] = {}
+        if reason is None:
+            delta, self._role = self._role, {}
+            delta = {**delta, **(self._content(text) if self._call is None else self._called_with(text))}
+        return {"index": self.index, "delta": delta, "logprobs": said, "finish_reason": reason}
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"content": text}
+
+    def _called_with(self, text: str) -> dict[str, Any]:
+        """The first of these has the function's name, the others what its arguments grow by."""
+        assert self._call is not None
+        arguments = self._call.push(text)
+        if not self._call.name:
+            return {"content": None}
+        if self._called:
+            return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]} if arguments else {}
+        self._called = True
+        return {"content": None, "tool_calls": [{"index": 0} | self._head() | {"function": self._function(arguments)}]}
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": f"call_{self._request_id}", "type": "function"}
+
+    def _function(self, arguments: str) -> dict[str, Any]:
+        assert self._call is not None
+        return {"name": self._call.name, "arguments": arguments}
+
+    def _reason(self) -> str:
+        assert self.final is not None
+        reason = _REASONS[self.final.finish_reason]
+        return "tool_calls" if self._call is not None and reason == "stop" else reason
+
+    def _said_logprobs(self, chunk: GenerateResponse) -> dict[str, Any] | None:
+        if not chunk.logprobs:
+            return None
+        if self._chat:
+            return logprobs.for_chat(chunk.token_ids, chunk.logprobs, self._of, chunk.offset)
+        return self._for_completion(chunk.token_ids, chunk.logprobs)
+
+    def _keep(self, said: dict[str, Any] | None) -> None:
+        if said is None or self._logprobs is None:
+            self._logprobs = said or self._logprobs
+            return
+        for name, values in said.items():
+            if values is not None:
+                self._logprobs[name].extend(values)
+
+    def _count(self, chunk: GenerateResponse) -> None:
+        if chunk.token_ids:
+            self.last_s = time.monotonic()
+            self.first_s = self.first_s or self.last_s
+        self.tokens += len(chunk.token_ids)
+        for round in chunk.rounds:
+            if round.drafted:
+                self._count_round(round)
+        if chunk.HasField("final"):
+            if chunk.final.finish_reason not in _REASONS:
+                raise Cancelled("the request was cancelled")
+            self._tell_of_all(chunk.final)
+
+    def _tell_of_all(self, final: Final) -> None:
+        """A stream that was resumed saw only a part of the answer."""
+        self.final, spec = final, final.spec_decode
+        self.tokens = final.usage.completion_tokens
+        self.steps, self.drafted, self.accepted = spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens
+
+    def _count_round(self, round: types_pb2.Round) -> None:
+        accepted = min(round.accepted, MOST_ACCEPTED)
+        self.histogram += [0] * (accepted + 1 - len(self.histogram))
+        self.histogram[accepted] += 1
+        self.steps += 1
+        self.drafted += round.drafted
+        self.accepted += round.accepted
+        self.longest_draft = max(self.longest_draft, round.drafted)

@@ -1,0 +1,219 @@
+"""The table of fields: what the bodies of the OpenAI-compatible calls may hold, and what happens to each field.
+
+A field of a model below is honoured. REFUSED lists fields that would change the answer and that this service does not
+have; ACCEPTED lists fields that have no effect. Any other field is ignored and counted. `null` is as good as absent,
+everywhere. The OpenAPI document is made from the same models. Nothing is decided about a request here.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+MAX_CHOICES = 16  # of one prompt
+MAX_PROMPTS = 64  # of one body
+MAX_LOGPROBS = 20
+UINT32 = 2**32 - 1
+INT64 = 2**63
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 16.0 is as good as 16."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Integer, Field(ge=0, le=UINT32)]
+Positive = Annotated[Integer, Field(ge=1, le=UINT32)]
+TokenId = Annotated[Integer, Field(ge=0, le=UINT32)]
+
+
+class Body(BaseModel):
+    """A JSON object. Unknown fields are kept apart, in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+class StreamOptions(Body):
+    include_usage: bool = Field(False, description="a last chunk without choices has the usage")
+    continuous_usage_stats: bool = Field(False, description="every chunk has the usage so far")
+
+
+class JsonSchema(Body):
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = Field(None, description="the schema always holds, whatever this says")
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="required")
+
+
+class ResponseFormat(Body):
+    type: str = Field(description="text, json_object or json_schema")
+    json_schema: JsonSchema | None = Field(None, description="with the type json_schema")
+
+
+class StructuredOutputs(Body):
+    """vLLM's object. Exactly one of its fields."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(None, description="in llguidance's variant of Lark")
+
+
+class Generation(Body):
+    """What chat completions and completions have in common."""
+
+    model: str
+    max_completion_tokens: Count | None = Field(None, description="goes before max_tokens")
+    max_tokens: Count | None = Field(None, description="output tokens at most")
+    min_tokens: Count = Field(0, description="output tokens before the answer may end")
+    temperature: float = Field(1.0, description="in [0, 2]; 0: greedy")
+    top_p: float | None = Field(None, description="in (0, 1]")
+    top_k: Annotated[Integer, Field(ge=-1, le=UINT32)] = Field(0, description="0 and -1: all tokens")
+    presence_penalty: float = Field(0.0, description="in [-2, 2]")
+    frequency_penalty: float = Field(0.0, description="in [-2, 2]")
+    repetition_penalty: float | None = Field(None, description="in [0.01, 2]")
+    logit_bias: dict[str, float] = Field({}, description="token id to bias, in [-100, 100]")
+    stop: str | list[str] = Field([], description="at most 8, of 1 to 128 characters")
+    ignore_eos: bool = False
+    seed: Annotated[Integer, Field(ge=-INT64, lt=INT64)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    request_id: str | None = Field(None, description="an id of the client's own; X-Request-Id does the same")
+    class_: Literal["interactive", "default", "batch"] = Field("default", alias="class", description="how urgent it is")
+    predicted_tokens: Positive | None = Field(None, description="the client's guess of the answer's length in tokens")
+    timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="the answer must be whole by then")
+    on_disconnect: Literal["cancel", "detach"] = Field("cancel", description="detach: it runs on, and can be resumed")
+
+
+class Part(Body):
+    type: str = Field(description="text")
+    text: str | None = None
+
+
+class Message(Body):
+    role: str = Field(description="system, developer, user or assistant")
+    content: str | list[Part] | None = None
+    tool_calls: list[dict[str, Any]] = Field([], description="refused: the model's template has none")
+
+
+class Function(Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] = Field({"type": "object", "properties": {}}, description="a JSON schema of an object")
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class Chat(Generation):
+    """POST /v1/chat/completions. Without max_tokens the answer may fill what is left of the context."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    logprobs: bool = False
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="auto, the default with tools, is refused: the model's template has none"
+    )
+
+
+class Completion(Generation):
+    """POST /v1/completions. Without max_tokens an answer has 16 tokens at most, as OpenAI's and vLLM's."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool = Field(False, description="the prompt goes before the answer; not with logprobs")
+
+
+class Tokenize(Body):
+    """POST /tokenize: prompt or messages."""
+
+    model: str
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+
+class Detokenize(Body):
+    """POST /detokenize."""
+
+    model: str
+    tokens: list[TokenId]
+
+
+# Fields that would change the answer, each with the values that ask for nothing.
+REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (),  # or the same as `n`
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": (),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "min_p": (0,),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "priority": (),  # an integer, whose meaning differs between services; `class` is ours
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "store": (False,),
+    "suffix": ("",),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+
+# Fields without effect on the answer.
+ACCEPTED: Final = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",  # an answer has one call at most
+        "prompt_cache_key",
+        "reasoning_effort",
+        "safety_identifier",
+        "user",
+        "verbosity",
+    }
+)

@@ -1,0 +1,146 @@
+"""The work behind one body: its choices are generated at once, and told as one JSON object or as a stream of events. A
+client that hangs up cancels them, streamed or not."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.front import Front
+from gateway.http import errors
+from gateway.openai import sse, token_bytes
+from gateway.openai.answer import Answer
+from gateway.openai.choice import Choice
+from gateway.openai.request import Asked
+from gateway.stream import Stream
+from protos.errors import REQUEST_ID_KEY, BadInput, RequestError
+from protos.v1.inference_pb2 import GenerateResponse
+
+
+class Generating:
+    """An ASGI response: the work is done while it is sent. Raises RequestError as long as nothing was sent."""
+
+    def __init__(self, asked: Asked, streams: AbstractAsyncContextManager[list[Stream]]) -> None:
+        """`streams`: of its choices, opened when the work begins."""
+        self._asked, self._open = asked, streams
+        self._started = time.monotonic()
+        self._headers = {REQUEST_ID_KEY: asked.request_id}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with sse.while_connected(receive):
+            if self._asked.stream:
+                await self._streamed(send)
+            else:
+                body = to_json(await self._whole())
+                await Response(body, 200, self._headers, "application/json")(scope, receive, send)
+
+    async def _whole(self) -> dict[str, object]:
+        async with self._open as streams:
+            answer = self._answer(streams)
+
+            async def take(index: int, stream: Stream) -> None:
+                async for chunk in stream:
+                    answer.choices[index].take(chunk)
+
+            await _at_once(streams, take)
+        return answer.whole()
+
+    async def _streamed(self, send: Send) -> None:
+        out = sse.Events(send, self._headers)
+        try:
+            async with self._open as streams, out.kept_alive():
+                answer = self._answer(streams)
+                await self._relay(out, answer, streams)
+                last = sse.event(answer.last_event()) if self._asked.include_usage else b""
+            await out.write(last + sse.DONE, more=False)
+        except RequestError as error:
+            if not out.begun:
+                raise
+            await out.write(sse.event(errors.body(error)), more=False)
+
+    async def _relay(self, out: sse.Events, answer: Answer, streams: Sequence[Stream]) -> None:
+        asked, live = self._asked, len(streams)
+
+        async def relay(index: int, stream: Stream) -> None:
+            nonlocal live
+            async for chunk in stream:
+                events = answer.events(index, chunk, usage=asked.continuous_usage)
+                live -= chunk.HasField("final")
+                if not live and not asked.include_usage:
+                    events[-1] |= answer.end(usage=asked.continuous_usage)
+                async with stream.writing(chunk):
+                    await out.write(b"".join(sse.event(each, self._place(chunk)) for each in events))
+
+        await _at_once(streams, relay)
+
+    def _place(self, chunk: GenerateResponse) -> int | None:
+        """For a client that means to come back: where a resumed stream would go on."""
+        only = len(self._asked.requests) == 1
+        return chunk.offset + len(chunk.token_ids) if self._asked.detached and only else None
+
+    def _answer(self, streams: Sequence[Stream]) -> Answer:
+        asked, model = self._asked, streams[0].model
+        echoes = [each if isinstance(each, str) else model.decode(each) for each in asked.echo]
+        choices = [
+            Choice(
+                index,
+                stream.request_id,
+                chat=asked.chat,
+                of=token_bytes.of_model(model),
+                echo=echoes[index] if echoes else "",
+                functions=asked.functions,
+            )
+            for index, stream in enumerate(streams)
+        ]
+        per_prompt = len(streams) // asked.prompts
+        return Answer(
+            id=f"{'chatcmpl' if asked.chat else 'cmpl'}-{asked.request_id}",
+            model=asked.model,
+            chat=asked.chat,
+            choices=choices,
+            prompt_tokens=sum(stream.prompt_tokens for stream in streams[::per_prompt]),
+            created=int(time.time()),
+            started=self._started,
+        )
+
+
+async def _at_once(streams: Sequence[Stream], work: Callable[[int, Stream], Coroutine[Any, Any, None]]) -> None:
+    """Do it for all of them. Raises the first error, and stops the others."""
+    if len(streams) == 1:
+        await work(0, streams[0])
+        return
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for index, stream in enumerate(streams):
+                tasks.create_task(work(index, stream))
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+@asynccontextmanager
+async def generated(front: Front, asked: Asked) -> AsyncIterator[list[Stream]]:
+    """The streams of all choices, each durable. Raises RequestError, in the names of HTTP."""
+    try:
+        async with AsyncExitStack() as stack:
+            streams = []
+            for request in asked.requests:
+                opened = front.generate(request, asked.timeout_s, None)
+                streams.append(await stack.enter_async_context(opened))
+            for stream in streams:
+                await stream.accepted()
+            yield streams
+    except BadInput as error:
+        raise asked.renamed(error) from None
+
+
+@asynccontextmanager
+async def resumed(front: Front, request_id: str, offset: int) -> AsyncIterator[list[Stream]]:
+    """The stream of a request that was submitted before, through whatever door. Raises RequestError."""
+    async with front.resume(request_id, offset) as stream:
+        await stream.accepted()
+        yield [stream]

@@ -1,0 +1,70 @@
+"""What OpenAI's API has no place for: the state of a request (why am I waiting?), and its stream taken up again from
+any token on. Pure: what is said at the paths under /v1/requests."""
+
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from gateway.openai.fields import UINT32
+from protos.errors import BadInput
+from protos.times import seconds
+from protos.v1 import types_pb2
+from protos.v1.status_pb2 import RequestState, RequestStatus
+
+LAST_EVENT_ID = "last-event-id"
+
+
+def status(request: RequestStatus) -> dict[str, Any]:
+    """Times are of the scheduler's clock, in ISO 8601; durations in seconds; null where it is not known."""
+    state = RequestState.Name(request.state).removeprefix("REQUEST_STATE_").lower()
+    reason = types_pb2.FinishReason.Name(request.finish_reason).removeprefix("FINISH_REASON_").lower()
+    return {
+        "id": request.request_id,
+        "object": "request",
+        "state": state,
+        "why": _why(request),
+        "finish_reason": reason if request.finish_reason else None,
+        "position": request.position,
+        "queue_level": request.queue_level,
+        "perceptible": request.perceptible,
+        "preemptions": request.preemptions,
+        "prompt_tokens": request.prompt_tokens,
+        "output_tokens": request.output_tokens,
+        "max_tokens": request.max_tokens,
+        "predicted_tokens": request.predicted_tokens,
+        "rounds": request.rounds,
+        "acceptance_rate": round(request.acceptance_rate, 4),
+        "worker_id": request.worker_id or None,
+        "queue_time_s": seconds(request.queue_time),
+        "submit_time": _time(request, "submit_time"),
+        "estimated_start_time": _time(request, "estimated_start_time"),
+        "estimated_end_time": _time(request, "estimated_end_time"),
+    }
+
+
+def _why(request: RequestStatus) -> str:
+    """Where it stands, as a sentence."""
+    before = f"{request.position} request{'s are' if request.position != 1 else ' is'} served before it"
+    match request.state:
+        case RequestState.REQUEST_STATE_WAITING:
+            place = f" on worker {request.worker_id}" if request.worker_id else ", and no worker has room for it yet"
+            return f"it has not run yet: {before}{place}"
+        case RequestState.REQUEST_STATE_PAUSED:
+            return f"it was paused to let others run: {before}"
+        case RequestState.REQUEST_STATE_RUNNING:
+            return f"it runs on worker {request.worker_id}"
+    return "it has ended"
+
+
+def _time(request: RequestStatus, field: str) -> str | None:
+    when: Timestamp = getattr(request, field)
+    return when.ToJsonString() if request.HasField(field) else None  # type: ignore[arg-type]  # one of its fields
+
+
+def offset(query: str | None, last_event_id: str | None) -> int:
+    """Where a resumed stream is to begin: behind the last event that the client has, else where the query says. Raises
+    BadInput."""
+    field, given = (LAST_EVENT_ID, last_event_id) if last_event_id else ("offset", query or "0")
+    if not (given.isascii() and given.isdigit() and len(given) < 11 and int(given) <= UINT32):
+        raise BadInput(field, "must be a number of output tokens")
+    return int(given)

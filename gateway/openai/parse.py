@@ -1,0 +1,86 @@
+"""Bytes of a body to one of the objects of fields.py. Whatever the bytes are, what is wrong with them is a BadInput
+that names the field, and repeats none of what was sent but names of fields that we know. Nothing is served here."""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from gateway.http.errors import Unsupported
+from gateway.openai.fields import ACCEPTED, REFUSED, Body, Generation
+from protos.errors import BadInput
+
+SomeBody = TypeVar("SomeBody", bound=Body)
+HINTS = {"priority": "send `class`: interactive, default or batch", "guided": "send `structured_outputs`"}
+
+
+def parse(kind: type[SomeBody], raw: bytes) -> SomeBody:
+    """Raises BadInput. Nesting is bounded by the JSON library, size by the port."""
+    try:
+        given = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise BadInput("body", f"no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise BadInput("body", "must be a JSON object")
+    if issubclass(kind, Generation):
+        _refuse(kind, given)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _bad_input(error.errors(include_url=False, include_input=False)) from None
+
+
+def unknown(body: Body) -> list[str]:
+    """Fields that nobody here knows, and that are ignored."""
+    return [name for name in body.model_extra or () if name not in ACCEPTED and name not in REFUSED]
+
+
+def _refuse(kind: type[Generation], given: dict[str, Any]) -> None:
+    """Raises Unsupported for a field that would change the answer."""
+    own = {field.alias or name for name, field in kind.model_fields.items()}
+    for name in REFUSED.keys() & given.keys() - own:
+        value = given[name]
+        asks_nothing = value is None or value in REFUSED[name] or (name == "best_of" and value == given.get("n", 1))
+        if not asks_nothing:
+            hint = HINTS.get(name.partition("_")[0])
+            raise Unsupported(name, "not supported" + (f"; {hint}" if hint else ""))
+
+
+def _bad_input(errors: list[ErrorDetails]) -> BadInput:
+    """Where a field may be of several kinds, each kind complains: those that got furthest are told."""
+    first = errors[0]["loc"][:1]
+    same = [error for error in errors if error["loc"][:1] == first]
+    deepest = max(len(error["loc"]) for error in same)
+    told = [error for error in same if len(error["loc"]) == deepest]
+    path = _path(told[0]["loc"])
+    problems = dict.fromkeys(_problem(error) for error in told if _path(error["loc"]) == path)
+    return BadInput(path or "body", " or ".join(problems))
+
+
+def _problem(error: ErrorDetails) -> str:
+    return "missing" if error["type"] == "missing" else error["msg"].removeprefix("Value error, ")
+
+
+def _path(location: Iterable[int | str]) -> str:
+    """Such as `messages[0].content`: names of kinds, and of fields that are the client's own, are left out."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in _NAMES:
+            path += f".{part}" if path else part
+    return path
+
+
+def _names(kind: type[Body]) -> set[str]:
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+def _kinds(kind: type[Body]) -> Iterable[type[Body]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
+
+
+_NAMES = frozenset(name for kind in _kinds(Body) for name in _names(kind))

@@ -1,0 +1,214 @@
+"""A body to the requests that answer it, one for each choice, and to what their answers are to be rendered with. Pure:
+nothing is encoded and nothing is sent here."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.http.errors import Unsupported
+from gateway.openai import formats
+from gateway.openai.fields import MAX_PROMPTS, UINT32, Chat, Completion, Generation, Message
+from protos.errors import BadInput
+from protos.v1 import types_pb2
+from protos.v1.inference_pb2 import Chat as Messages
+from protos.v1.inference_pb2 import ChatMessage, GenerateRequest, TokenIds
+
+COMPLETION_TOKENS = 16  # OpenAI's and vLLM's default for completions; a chat's answer may fill the context
+_ROLES = {"developer": "system"}  # roles that are others' second name
+_CLASSES = {
+    "interactive": types_pb2.PRIORITY_INTERACTIVE,
+    "default": types_pb2.PRIORITY_DEFAULT,
+    "batch": types_pb2.PRIORITY_BATCH,
+}
+_DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_DISCONNECT_DETACH}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`requests`: one for each choice, prompt by prompt. `echo`: prompts that go before the answers, one for each
+    choice. `functions`: names of which each answer calls one. `names`: HTTP's names of gRPC's fields."""
+
+    request_id: str
+    model: str
+    chat: bool
+    requests: tuple[GenerateRequest, ...]
+    prompts: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: tuple[str | list[int], ...] = ()
+    functions: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    detached: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def renamed(self, error: BadInput) -> BadInput:
+        """The same error, in the names of this door."""
+        return type(error)(self.names.get(error.field, error.field), error.problem)
+
+
+def of_chat(body: Chat, request_id: str) -> Asked:
+    """`request_id`: the id, unless the body has one. Raises BadInput."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadInput("top_logprobs", "needs logprobs")
+    chat = Messages(messages=[message(i, each) for i, each in enumerate(body.messages)])
+    return _asked(
+        body,
+        request_id,
+        [lambda request: request.chat.CopyFrom(chat)],
+        chat=True,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        functions=tuple(function.name for function in formats.called(body)),
+    )
+
+
+def of_completion(body: Completion, request_id: str) -> Asked:
+    """`request_id`: the id, unless the body has one. Raises BadInput."""
+    if body.echo and body.logprobs is not None:
+        raise Unsupported("echo", "not with logprobs: this service has no log-probabilities of prompts")
+    prompts = _prompts(body)
+    if len(prompts) > MAX_PROMPTS:
+        raise BadInput("prompt", f"{len(prompts)} prompts; at most {MAX_PROMPTS}")
+    return _asked(
+        body,
+        request_id,
+        [_setter(prompt) for prompt in prompts],
+        chat=False,
+        logprobs=body.logprobs,
+        echo=tuple(prompt for prompt in prompts for _ in range(body.n)) if body.echo else (),
+    )
+
+
+def _asked(
+    body: Generation,
+    request_id: str,
+    inputs: list[Callable[[GenerateRequest], None]],
+    *,
+    chat: bool,
+    logprobs: int | None,
+    echo: tuple[str | list[int], ...] = (),
+    functions: tuple[str, ...] = (),
+) -> Asked:
+    if body.stream_options is not None and not body.stream:
+        raise BadInput("stream_options", "only with stream")
+    request_id = body.request_id or request_id
+    structure, structure_field = formats.structure(body)
+    first = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+    common = GenerateRequest(
+        max_tokens=_max_tokens(body, chat=chat),
+        min_tokens=body.min_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=max(0, body.top_k),
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop,
+        ignore_eos=body.ignore_eos,
+        predicted_tokens=body.predicted_tokens,
+        priority=_CLASSES[body.class_],
+        on_disconnect=_DISCONNECT[body.on_disconnect],
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=_biases(body.logit_bias),
+        logprobs=logprobs,
+        structure=structure,
+    )
+    requests: list[GenerateRequest] = []
+    for fill in inputs:
+        for choice in range(body.n):
+            request = GenerateRequest()
+            request.CopyFrom(common)
+            fill(request)
+            alone = len(inputs) * body.n == 1
+            request.request_id = request_id if alone else f"{request_id}-{len(requests)}"
+            if body.seed is not None:
+                request.seed = _seed(body.seed, choice)
+            requests.append(request)
+    options = body.stream_options
+    return Asked(
+        request_id=request_id,
+        model=body.model,
+        chat=chat,
+        requests=tuple(requests),
+        prompts=len(inputs),
+        stream=body.stream,
+        include_usage=options is not None and options.include_usage,
+        continuous_usage=options is not None and options.continuous_usage_stats,
+        echo=echo,
+        functions=functions,
+        timeout_s=body.timeout_s,
+        detached=body.on_disconnect == "detach",
+        names={
+            "chat": "messages",
+            "tokens": "prompt",
+            "input": "prompt",
+            "max_tokens": first,
+            "priority": "class",
+            "logprobs": "top_logprobs" if chat else "logprobs",
+            "structure": structure_field,
+        },
+    )
+
+
+def _max_tokens(body: Generation, *, chat: bool) -> int | None:
+    given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return given if given is not None or chat else COMPLETION_TOKENS
+
+
+def message(number: int, message: Message) -> ChatMessage:
+    """Parts are joined: they are one text, cut by the client. Raises BadInput."""
+    field = f"messages[{number}]"
+    if message.role in ("tool", "function"):
+        raise Unsupported(f"{field}.role", f"{message.role} is not supported: the model's template has no tools")
+    if message.tool_calls:
+        raise Unsupported(f"{field}.tool_calls", "not supported: the model's template has no tools")
+    if message.content is None:
+        raise BadInput(f"{field}.content", "missing")
+    role = _ROLES.get(message.role, message.role)
+    if isinstance(message.content, str):
+        return ChatMessage(role=role, content=message.content)
+    texts = []
+    for i, part in enumerate(message.content):
+        if part.type != "text":
+            raise Unsupported(f"{field}.content[{i}].type", "must be text: the model reads nothing else")
+        if part.text is None:
+            raise BadInput(f"{field}.content[{i}].text", "missing")
+        texts.append(part.text)
+    return ChatMessage(role=role, content="".join(texts))
+
+
+def _prompts(body: Completion) -> list[str | list[int]]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise BadInput("prompt", "must not be empty")
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+def _setter(prompt: str | list[int]) -> Callable[[GenerateRequest], None]:
+    def fill(request: GenerateRequest) -> None:
+        if isinstance(prompt, str):
+            request.prompt = prompt
+        else:
+            request.tokens.CopyFrom(TokenIds(ids=prompt))
+
+    return fill
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    """JSON has only strings for names. Raises BadInput."""
+    for token in given:
+        if not (token.isascii() and token.isdigit() and len(token) < 11 and int(token) <= UINT32):
+            raise BadInput("logit_bias", "names must be token ids")
+    return {int(token): bias for token, bias in given.items()}
+
+
+def _seed(seed: int, choice: int) -> int:
+    """An int64 as the uint64 with the same bits. The first choice has the seed itself; each further one its own, that
+    follows from both."""
+    bits = seed % 2**64
+    if not choice:
+        return bits
+    return int.from_bytes(hashlib.blake2b(f"{bits}/{choice}".encode(), digest_size=8).digest())

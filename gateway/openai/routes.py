@@ -1,0 +1,125 @@
+"""The paths of the OpenAI-compatible API: each reads a body, asks the front, and answers. What fields mean and what
+answers look like is said elsewhere."""
+
+import time
+from typing import Any, TypeVar
+
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.front import Front
+from gateway.http.access import route
+from gateway.keys import Right
+from gateway.metrics import Metrics
+from gateway.openai import openapi, own, request, tokens
+from gateway.openai.fields import Body, Chat, Completion, Detokenize, Tokenize
+from gateway.openai.generating import Generating, generated, resumed
+from gateway.openai.parse import parse, unknown
+from gateway.text import TextModel
+from protos.errors import BadInput, UnknownModel
+from protos.v1.inference_pb2 import GetRequestRequest
+
+SomeBody = TypeVar("SomeBody", bound=Body)
+
+
+def routes(front: Front, metrics: Metrics) -> list[Route]:
+    """Every one but the OpenAPI document needs the right to generate."""
+    doors = Doors(front, metrics)
+    paths = {
+        "/v1/chat/completions": ("POST", doors.chat),
+        "/v1/completions": ("POST", doors.completion),
+        "/v1/models": ("GET", doors.models),
+        "/v1/models/{id:path}": ("GET", doors.model),
+        "/tokenize": ("POST", doors.tokenize),
+        "/detokenize": ("POST", doors.detokenize),
+        "/v1/requests/{id}/stream": ("GET", doors.resume),
+        "/v1/requests/{id}": ("GET", doors.status),
+    }
+    made = [route(path, call, right=Right.GENERATE, methods=[method]) for path, (method, call) in paths.items()]
+    made.append(route("/v1/requests/{id}", doors.cancel, right=Right.GENERATE, methods=["DELETE"]))
+    made.append(route("/openapi.json", doors.document, right=None))
+    return made
+
+
+class Doors:
+    def __init__(self, front: Front, metrics: Metrics) -> None:
+        self._front, self._metrics = front, metrics
+        self._created = int(time.time())
+
+    async def chat(self, asked: Request) -> Generating:
+        body = await self._body(Chat, asked)
+        self._model(body.model, ready=True)
+        wanted = request.of_chat(body, asked.state.request_id)
+        return Generating(wanted, generated(self._front, wanted))
+
+    async def completion(self, asked: Request) -> Generating:
+        body = await self._body(Completion, asked)
+        self._model(body.model, ready=True)
+        wanted = request.of_completion(body, asked.state.request_id)
+        return Generating(wanted, generated(self._front, wanted))
+
+    async def models(self, asked: Request) -> Response:
+        return _json({"object": "list", "data": [self._card(self._front.model())]})
+
+    async def model(self, asked: Request) -> Response:
+        return _json(self._card(self._model(asked.path_params["id"])))
+
+    async def tokenize(self, asked: Request) -> Response:
+        body = await self._body(Tokenize, asked)
+        self._model(body.model)
+        return _json(await tokens.tokenize(self._front, body))
+
+    async def detokenize(self, asked: Request) -> Response:
+        body = await self._body(Detokenize, asked)
+        return _json(await tokens.detokenize(self._model(body.model), body))
+
+    async def status(self, asked: Request) -> Response:
+        """Why is this request waiting?"""
+        answer = await self._front.get_request(GetRequestRequest(request_id=asked.path_params["id"]))
+        return _json(own.status(answer.request))
+
+    async def cancel(self, asked: Request) -> Response:
+        await self._front.cancel(asked.path_params["id"])
+        return _json({"id": asked.path_params["id"], "object": "request", "cancelled": True})
+
+    async def resume(self, asked: Request) -> Generating:
+        """The rest of a stream, as events of a chat or, with `as=completion`, of a completion."""
+        kind = asked.query_params.get("as", "chat")
+        if kind not in ("chat", "completion"):
+            raise BadInput("as", "must be chat or completion")
+        offset = own.offset(asked.query_params.get("offset"), asked.headers.get(own.LAST_EVENT_ID))
+        request_id, model = asked.path_params["id"], self._front.model()
+        wanted = request.Asked(
+            request_id, model.name, chat=kind == "chat", requests=(), stream=True, include_usage=True, detached=True
+        )
+        return Generating(wanted, resumed(self._front, request_id, offset))
+
+    async def document(self, asked: Request) -> Response:
+        return _json(openapi.document())
+
+    async def _body(self, kind: type[SomeBody], asked: Request) -> SomeBody:
+        body = parse(kind, await asked.body())
+        if ignored := unknown(body):
+            self._metrics.ignored_fields[asked.url.path] += len(ignored)
+        return body
+
+    def _model(self, name: str, *, ready: bool = False) -> TextModel:
+        """The model that is served, if it has that name. Raises UnknownModel, NotServing."""
+        if (model := self._front.model(ready=ready)).name != name:
+            raise UnknownModel(f"model: there is no such model; this service has {model.name}")
+        return model
+
+    def _card(self, model: TextModel) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "laps-sd",
+            "max_model_len": model.context_tokens,
+        }
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(to_json(value), media_type="application/json")

@@ -1,0 +1,80 @@
+"""Server-sent events: how an event is written, and one response made of them. It knows nothing of what they say."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.types import Receive, Send
+
+KEEP_ALIVE_S = 10.0
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # a proxy is to pass each event on at once
+}
+
+
+def event(data: Mapping[str, Any], id: int | None = None) -> bytes:
+    """With an id only where it was asked for: simple clients expect that an event begins with `data: `."""
+    name = b"" if id is None else b"id: %d\n" % id
+    return name + b"data: " + to_json(data) + b"\n\n"
+
+
+class Events:
+    """A response that begins with its first event, so that an error before it can still have a status of its own."""
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self.begun = False
+        self._send = send
+        self._headers = [(name.encode(), value.encode()) for name, value in (_HEADERS | dict(headers)).items()]
+        self._writing = asyncio.Lock()
+        self._written_s = asyncio.get_running_loop().time()
+
+    async def write(self, events: bytes, *, more: bool = True) -> None:
+        """Returns once the transport has taken them. `more`: these are not the last ones."""
+        async with self._writing:
+            if not self.begun:
+                self.begun = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await self._send({"type": "http.response.body", "body": events, "more_body": more})
+            self._written_s = asyncio.get_running_loop().time()
+
+    @asynccontextmanager
+    async def kept_alive(self) -> AsyncIterator[None]:
+        """While the block runs a comment is written whenever nothing else was, so that no proxy takes it for dead."""
+        beating = asyncio.create_task(self._beat(), name="keep-alive")
+        try:
+            yield
+        finally:
+            beating.cancel()
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._written_s + KEEP_ALIVE_S - loop.time())
+            if loop.time() >= self._written_s + KEEP_ALIVE_S:
+                await self.write(_KEEP_ALIVE)
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """The block ends at once, and silently, when the client hangs up. The body of the request must have been read."""
+
+    async def hung_up() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        limit.reschedule(0)
+
+    waiting = asyncio.create_task(hung_up(), name="until hung up")
+    try:
+        async with asyncio.timeout(None) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    finally:
+        waiting.cancel()

@@ -1,0 +1,42 @@
+"""Connections between processes: their options, and which addresses only this machine can reach. Needs nothing but
+gRPC, since the clients of strangers load it, too."""
+
+from ipaddress import ip_address
+
+PUBLIC_MESSAGE_BYTES = 4 << 20
+LINK_MESSAGE_BYTES = 64 << 20  # a ModelInfo carries a whole tokenizer
+
+_KEEPALIVE: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Without these two a server ends a long decode with `too_many_pings`.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+]
+
+
+def options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Options for channels and servers: the same on both ends of a link."""
+    return [
+        *_KEEPALIVE,
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.so_reuseport", 0),  # two services on one port is a mistake, never a load balancer
+        # A peer that was restarted is found again within a second; by default it could take two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # The same if it came back under another address; by default the resolver waits thirty seconds.
+        ("grpc.dns_min_time_between_resolutions_ms", 500),
+    ]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. Of names only localhost counts, since any other may be resolved to
+    any address."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

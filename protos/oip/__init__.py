@@ -1,0 +1,1 @@
+"""The Open Inference Protocol, as Triton's clients speak it."""

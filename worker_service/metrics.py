@@ -1,0 +1,56 @@
+"""What Prometheus sees of a worker: its steps, its KV memory, and how its drafts are accepted. All of it is read from
+the runner's tally."""
+
+from collections import Counter
+
+from protos.metrics import PREFIX, Families, Reading, loop_lag
+from worker_service.tally import Tally, reached
+
+
+class Metrics(Families):
+    """`blocks`: of KV, in all. Before `serve` the model is still being loaded."""
+
+    def __init__(self, blocks: int, prefix: str = PREFIX) -> None:
+        super().__init__(prefix, lambda: self._name)
+        self._name, self._tally = "", Tally()
+        self.lag = loop_lag(self)
+
+        def used() -> float:
+            free = self._tally.free_blocks
+            return 0.0 if free is None else 1 - free / blocks
+
+        self.gauge("kv_cache_usage_perc", "Share of the KV memory that is in use, from 0 to 1", used)
+        self.gauge("step_requests", "Requests that ran in the last step", lambda: float(self._tally.running))
+        self.counter("steps", "Steps that ran", lambda: float(self._tally.steps))
+        text = "Time in steps, by phase; idle: between them, with work but without a command that allows it"
+        self.counter("step_seconds", text, lambda: self._tally.seconds._asdict(), "phase")
+        self.counter("step_tokens", "Output tokens", lambda: float(self._tally.tokens))
+        self.counter(
+            "step_prefilled_tokens", "Tokens computed of prompts, or again", lambda: float(self._tally.prefilled)
+        )
+        self._drafts()
+
+    def _drafts(self) -> None:
+        def drafts() -> float:
+            return float(self._tally.drafted.total() - self._tally.drafted[0])
+
+        self.counter("spec_decode_num_drafts", "Rounds of a request that drafted", drafts)
+        self.counter("spec_decode_num_draft_tokens", "Drafted tokens", lambda: _tokens(self._tally.drafted))
+        text = "Drafted tokens that the target agreed with"
+        self.counter("spec_decode_num_accepted_tokens", text, lambda: _tokens(self._tally.accepted))
+        text, label = "Drafted tokens, by position in the draft, from 0", "position"
+        self.counter("spec_decode_num_draft_tokens_per_pos", text, lambda: _per_pos(self._tally.drafted), label)
+        text = "Drafted tokens that the target agreed with, by position in the draft, from 0"
+        self.counter("spec_decode_num_accepted_tokens_per_pos", text, lambda: _per_pos(self._tally.accepted), label)
+
+    def serve(self, model: str, tally: Tally) -> None:
+        """The model is loaded, and its runner counts there."""
+        self._name, self._tally = model, tally
+
+
+def _tokens(rounds: Counter[int]) -> float:
+    return float(sum(tokens * number for tokens, number in rounds.copy().items()))
+
+
+def _per_pos(rounds: Counter[int]) -> Reading:
+    return {str(position): float(number) for position, number in enumerate(reached(rounds.copy()))}
