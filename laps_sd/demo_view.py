@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -67,9 +67,12 @@ def streams(answers: Sequence[Answer], width: int) -> Table:
 def tell(console: Console, runs: Sequence[Run]) -> None:
     """Prints the figures of all runs."""
     shown, base = _sides(runs)
-    console.print(_statistics(shown, base), _totals(shown[0]), _scheduling(shown[0].stats), sep="\n", highlight=False)
+    console.print(_statistics(shown, base), highlight=False)
+    lines = [_totals(shown[0]), _scheduling(shown[0].stats)]
     if base and all(run.finished for run in runs):
-        console.print(comparison(runs), style="bold", highlight=False)
+        lines.append(f"[bold]{comparison(runs)}[/]")
+    for line in lines:  # whole lines for programs that read them
+        console.print(line, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def comparison(runs: Sequence[Run]) -> str:
@@ -78,9 +81,10 @@ def comparison(runs: Sequence[Run]) -> str:
     ours, theirs = (fmean(run.mean_s for run in side) for side in (shown, base))
     change = ours / theirs - 1
     each = "; ".join(f"{side[0].policy} {', '.join(f'{run.mean_s:.2f}' for run in side)}" for side in (shown, base))
+    runs_told = f"each run: {each}" if len(runs) > 2 else "one run of each, and single runs vary"
     return (
         f"mean latency {ours:.2f} s under {shown[0].policy}, {theirs:.2f} s under {base[0].policy} (first come, first "
-        f"served): {abs(change):.0%} {'higher' if change > 0 else 'lower'}; each run: {each}"
+        f"served): {abs(change):.0%} {'higher' if change > 0 else 'lower'}; {runs_told}"
     )
 
 
@@ -114,19 +118,19 @@ def _statistics(shown: Sequence[Run], base: Sequence[Run]) -> FittedTable:
     return FittedTable(columns, rows)
 
 
-def _totals(run: Run) -> Group:
+def _totals(run: Run) -> str:
     done = [answer.completion for answer in run.answers if answer.completion is not None]
     if not done:
-        return Group("no answer was finished")
+        return "no answer was finished"
     tokens = sum(len(answer.token_ids) for answer in done)
     seconds = max(answer.timings_ms["e2el"] for answer in done) / 1e3
     accepted = sum(answer.spec_decode.num_accepted_tokens for answer in done)
     drafted = sum(answer.spec_decode.num_draft_tokens for answer in done)
     preempted, preemptions = sum(a.preemptions > 0 for a in done), sum(a.preemptions for a in done)
-    return Group(
+    return (
         f"{run.policy}: {len(done)} of {len(run.answers)} finished: {tokens} tokens in {seconds:.1f} s, "
         f"{tokens / seconds:.0f} tokens/s; drafts {accepted} of {drafted} accepted ({_share(accepted, drafted)}); "
-        f"{preempted} preempted and resumed, {preemptions} times in all",
+        f"{preempted} preempted and resumed, {preemptions} times in all"
     )
 
 
