@@ -37,8 +37,8 @@ BUF ?= build/buf/node_modules/.bin/buf
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo demo-picture test test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick \
-    bench-scheduler bench-engine bench-paper check lint lint-protos types architecture protos protos-check \
+.PHONY: demo demo-picture test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak \
+    bench bench-quick bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture protos protos-check \
     protos-reference audit audit-here env clean
 .DEFAULT_GOAL := help
 
@@ -49,6 +49,7 @@ help:
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
+	@echo "make test-doors  other people's clients on a live stack, each in an environment of its own; fuzzing of HTTP"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
@@ -60,6 +61,7 @@ help:
 	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/benchmarks.md (15 minutes; AGAINST=...)"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
+	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
 	@echo "make protos regenerate the code of the .proto files"
 	@echo "make lint-protos  the .proto files: style, and nothing that clients or the store rely on has changed (needs npm)"
@@ -120,6 +122,10 @@ test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest -s tests/slow/test_two_hundred_prompts.py
 
+test-doors: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m pytest tests/doors
+
 test-compare: env
 	$(BIN)/python -m pytest -s tests/slow/test_compare.py
 
@@ -137,6 +143,10 @@ bench-paper: env
 	@mkdir -p docs/paper
 	$(BIN)/python -m scheduler_service.sim.decision --json docs/paper/decision.json
 	$(BIN)/python -m scheduler_service.sim.paper
+
+page-picture: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m tests.doors.page.picture $(MODEL)
 
 # Rounds that are there count: broken off, it goes on where it was. Afresh: remove build/chaos/runs.jsonl.
 chaos: env

@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 
 from gateway.config import RETRY_AFTER_MS
-from gateway.keys import ANYBODY, Caller, Keys, Right
+from gateway.keys import ANYBODY, Caller, Keys
+from gateway.rights import Right
 from gateway.shares import Shares
 from gateway.tracing import incoming
 from protos.errors import Forbidden, QueueFull, RequestError

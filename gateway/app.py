@@ -17,11 +17,13 @@ from gateway.config import Settings
 from gateway.front import Front
 from gateway.http.access import Access
 from gateway.http.app import common_routes, make_app
-from gateway.keys import Keys, Right
+from gateway.keys import Keys
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.oip.service import OpenInference
 from gateway.openai.routes import routes as openai_routes
+from gateway.page.routes import routes as page_routes
+from gateway.rights import Right
 from gateway.service import Inference
 from protos import tracing
 from protos.http_server import HttpServer
@@ -135,7 +137,11 @@ def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metri
     """What the public HTTP port serves."""
     metrics_right = Right.ADMIN if settings.for_strangers else None
     return make_app(
-        [*common_routes(front, metrics.registry, metrics_right=metrics_right), *openai_routes(front, metrics)],
+        [
+            *common_routes(front, metrics.registry, metrics_right=metrics_right),
+            *openai_routes(front, metrics),
+            *page_routes(front, keys),
+        ],
         Access(keys, _max_calls(settings), strangers=settings.for_strangers),
         most_body_bytes=settings.max_input_bytes + OTHER_FIELDS_BYTES,
         cors_origins=settings.cors_origins,

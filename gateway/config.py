@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from gateway.feed import MOST_UNREAD
 from gateway.keys import Keys
+from protos.bounds import DrainS, Port
 from protos.settings import Addresses, ServiceSettings, is_loopback
 from protos.tls import Files
 
@@ -28,15 +29,15 @@ class Settings(ServiceSettings):
         cli_implicit_flags=True,
     )
 
-    grpc_port: int = Field(50051, ge=0, le=65535, description="0: any")
-    http_port: int = Field(8080, ge=0, le=65535, description="OpenAI's API, health and the live page; 0: any")
+    grpc_port: Port = Field(50051, description="0: any")
+    http_port: Port = Field(8080, description="OpenAI's API, health and the live page; 0: any")
     cors_origins: tuple[str, ...] = Field((), description="origins of pages whose scripts may call --http-port")
     admin_host: str = Field("127.0.0.1", description="address of --admin-port and --metrics-port")
-    metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="serves /metrics, elsewhere than on loopback over mutual TLS; 0: any"
+    metrics_port: Port | None = Field(
+        None, description="serves /metrics, elsewhere than on loopback over mutual TLS; 0: any"
     )
-    admin_port: int | None = Field(
-        None, ge=0, le=65535, description="serves what needs the right `admin`, no longer served on --grpc-port; 0: any"
+    admin_port: Port | None = Field(
+        None, description="serves what needs the right `admin`, no longer served on --grpc-port; 0: any"
     )
     scheduler: Addresses = Field("127.0.0.1:50052", description="HOST:PORT; of a pair both, with a comma")
     cert: Path | None = Field(None, description="PEM file: what clients are shown; default: --tls.cert")
@@ -54,7 +55,7 @@ class Settings(ServiceSettings):
     request_timeout_s: float = Field(3600, gt=0, description="longest life of a request")
     reconnect_timeout_s: float = Field(30, gt=0, description="how long streams survive without a scheduler")
     rpc_timeout_s: float = Field(5, gt=0, description="of one question to the scheduler")
-    drain_s: float = Field(30, ge=0, description="how long running requests may go on after SIGTERM")
+    drain_s: DrainS = Field(30, description="how long running requests may go on after SIGTERM")
 
     @model_validator(mode="after")
     def _certificate_is_usable(self) -> Self:

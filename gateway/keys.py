@@ -10,9 +10,9 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
+from gateway.rights import Right as Right
 from protos.errors import Unauthenticated
 from protos.watched import Watched
 
@@ -20,11 +20,6 @@ DEFAULT_TENANT = "default"
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TENANT_RULE = "a tenant's name has 1 to 64 of the characters A-Z a-z 0-9 . _ -"
 _LINE = re.compile(r"(?P<id>[0-9a-f]{8}) (?P<tenant>\S+) (?P<rights>[a-z,]+) (?P<sha256>[0-9a-f]{64})")
-
-
-class Right(StrEnum):
-    GENERATE = "generate"  # requests of one's own tenant
-    ADMIN = "admin"  # figures of the whole service, and requests of every tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +66,14 @@ class Keys:
         if scheme.lower() != "bearer":
             raise Unauthenticated("authorization: missing; send `Bearer KEY`")
         id = key.split("_")[1] if key.count("_") >= 2 else ""
-        entry = self._entries.get().get(id, _NOBODY)
+        entry = self.entry(id)
         if not hmac.compare_digest(_sha256(key), entry.sha256):
             raise Unauthenticated("authorization: the key is unknown, or no longer valid")
         return entry.caller
+
+    def entry(self, id: str) -> Entry:
+        """The entry of this id as the file has it now; of an unknown id one that has no rights."""
+        return self._entries.get().get(id, _NOBODY)
 
     def _load(self) -> dict[str, Entry]:
         try:

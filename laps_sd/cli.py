@@ -1,35 +1,65 @@
-"""The `laps-sd` command: registers each command's function. What a command does lives in that command's module."""
+"""The commands of `laps-sd`: under which name each is called, and where it lives. What a command does lives there."""
+
+from typing import Annotated
 
 import typer
 
-from laps_sd.certs import certs
-from laps_sd.compare.command import compare
-from laps_sd.demo import demo
-from laps_sd.generate import generate, resume
-from laps_sd.key import key
-from laps_sd.loadtest.command import loadtest
-from laps_sd.schedbench.command import scheduler
-from laps_sd.simulate import simulate
-from laps_sd.top import top
-from laps_sd.up import up
-from laps_sd.worker_commands import ALL_FLAGS, distill, engine, pull
+from laps_sd.lazy import Program, add_commands
 
-app = typer.Typer(name="laps-sd", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+# By name: MODULE:FUNCTION, which is imported when the command is called, and what lists of commands say of it.
+COMMANDS = {
+    "generate": ("laps_sd.generate:generate", "Stream the answer to PROMPT from a running server."),
+    "resume": ("laps_sd.generate:resume", "Stream the answer of an earlier request."),
+    "pull": ("laps_sd.worker_commands:pull", "Fetch MODEL into the local cache, converted if need be."),
+    "up": ("laps_sd.up:up", "Run the whole stack on this machine until SIGTERM or Ctrl-C."),
+    "demo": (
+        "laps_sd.demo_command:demo",
+        "Stream twelve prompts at once, first come, first served and under our policy; compare.",
+    ),
+    "simulate": ("laps_sd.simulate:simulate", "Compare policies on a workload, under a virtual clock."),
+    "loadtest": ("laps_sd.loadtest.command:loadtest", "Put a server under load and measure it."),
+    "compare": ("laps_sd.compare.command:compare", "Run the live stack under one policy after the other."),
+    "top": ("laps_sd.top_command:top", "Watch a running service: its queues, requests, workers, rates."),
+    "certs": ("laps_sd.certs:certs", "Make a private CA, certificates for mutual TLS and a user of Redis."),
+    "distill": ("laps_sd.worker_commands:distill", "Make a draft head for a target model from prompts."),
+}
+KEY_COMMANDS = {
+    "new": ("laps_sd.key:new", "Make a key for TENANT."),
+}
+BENCH_COMMANDS = {
+    "scheduler": ("laps_sd.schedbench.command:scheduler", "The scheduler and its Redis alone."),
+    "gateway": ("laps_sd.gatewaybench.command:gateway", "What the gateway adds over HTTP, without a model."),
+    "engine": (
+        "laps_sd.worker_commands:engine",
+        "The engine, with and without speculation, beside transformers.",
+    ),
+}
+
+app = typer.Typer(name="laps-sd", cls=Program, no_args_is_help=True, pretty_exceptions_enable=False)
+key = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 bench = typer.Typer(no_args_is_help=True, help="Measure a part of LAPS-SD beside its peers.")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"laps-sd {version('laps-sd')}")
+        raise typer.Exit
+
+
 @app.callback()
-def laps_sd() -> None:
+def laps_sd(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
     """LLM serving with speculative decoding, ordered by LAPS-SD for the lowest mean latency."""
 
 
-for command in (generate, resume, pull, up, demo, simulate, loadtest, compare, top, certs):
-    app.command()(command)
+add_commands(app, COMMANDS)
+add_commands(key, KEY_COMMANDS)
+add_commands(bench, BENCH_COMMANDS)
 app.add_typer(key, name="key")
-app.command(**ALL_FLAGS)(distill)
 app.add_typer(bench, name="bench")
-bench.command()(scheduler)
-bench.command(**ALL_FLAGS)(engine)
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from platformdirs import user_log_dir
@@ -21,8 +20,10 @@ from laps_sd import terminal
 from laps_sd.client import Client
 from laps_sd.completion import Collector, request_state
 from laps_sd.demo_view import Answer, Run, asked_for, streams, tell
-from laps_sd.stack import Options, Stack
-from laps_sd.up import Device, Dtype, run_stack
+from laps_sd.options import Device, Options
+from laps_sd.serve import run_stack
+from laps_sd.stack import Stack
+from protos.bounds import Dtype
 from protos.errors import RequestError
 from scheduler_service.core.policies import make_policy, policy_name
 
@@ -49,22 +50,8 @@ PROMPTS = (
 )
 
 
-def demo(
-    model: Annotated[str, typer.Option(help="As in `laps-sd pull`.")] = "smollm2-135m",
-    policy: Annotated[
-        str, typer.Option(help="The order of requests, as of `laps-sd up`; it is compared with fcfs.")
-    ] = "default",
-    device: Annotated[Device, typer.Option()] = Device.auto,
-    dtype: Annotated[Dtype, typer.Option()] = Dtype.auto,
-    picture: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Write what it told as a picture.")
-    ] = None,
-) -> None:
-    """Stream twelve prompts at once, first come, first served and under our policy; compare; take all down again.
-
-    Two workers of two slots. Each policy has two runs, fcfs the first and the last, for the machine's speed may change;
-    one run each where the machine is slow.
-    """
+def run_demo(model: str, policy: str, device: Device, dtype: Dtype, picture: Path | None) -> None:
+    """Shows it on the terminal; `picture`: a file for what it told. Raises typer.Exit, typer.BadParameter."""
     try:
         alone = policy_name(make_policy(policy, ())) == BASE
     except ValueError as error:
@@ -73,7 +60,7 @@ def demo(
     started = time.monotonic()
     runs: list[Run] = []
     options = Options(
-        model=model, policy=BASE, device=device.value, dtype=dtype.value, workers=2, slots=2, grpc_port=0, http_port=0
+        model=model, policy=BASE, device=device, dtype=dtype, workers=2, slots=2, grpc_port=0, http_port=0
     )
 
     async def show(stack: Stack) -> None:

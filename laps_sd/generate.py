@@ -1,6 +1,5 @@
 """`laps-sd generate` and `resume`: print one answer of a running server. Nothing is served here."""
 
-import asyncio
 import json
 import signal
 import uuid
@@ -8,20 +7,19 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from laps_sd.client import Client
-from laps_sd.completion import Collector, Completion
-from protos.errors import BadInput, RequestError
-from protos.v1 import inference_pb2
+from laps_sd.interrupt import INTERRUPTED
 
-INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
+if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
+    from laps_sd.client import Client
+    from laps_sd.completion import Completion
+    from protos.errors import RequestError
+    from protos.v1 import inference_pb2
 
-Ask = Callable[[Client], AsyncIterator[inference_pb2.GenerateResponse]]
+Ask: TypeAlias = "Callable[[Client], AsyncIterator[inference_pb2.GenerateResponse]]"
 
 
 class Class(StrEnum):
@@ -125,6 +123,11 @@ def _show(
     server: str, api_key: str | None, ca: Path | None, ask: Ask, *, as_json: bool, stats: bool, after: str = ""
 ) -> None:
     """Prints the answer to stdout. `after`: printed to stderr after Ctrl-C. Raises typer.Exit."""
+    import asyncio
+
+    from laps_sd.client import Client
+    from protos.errors import RequestError
+
     try:
         completion = asyncio.run(_stream(Client(server, api_key=api_key, ca=ca), ask, echo=not as_json))
     except RequestError as error:
@@ -142,8 +145,10 @@ def _show(
         _print_stats(completion)
 
 
-async def _stream(client: Client, ask: Ask, *, echo: bool) -> Completion | None:
+async def _stream(client: "Client", ask: Ask, *, echo: bool) -> "Completion | None":
     """The answer, printed as it comes if `echo`. None: Ctrl-C was pressed; the connection is closed."""
+    import asyncio
+
     task = asyncio.ensure_future(_collect(client, ask, echo=echo))
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     try:
@@ -152,7 +157,9 @@ async def _stream(client: Client, ask: Ask, *, echo: bool) -> Completion | None:
         return None
 
 
-async def _collect(client: Client, ask: Ask, *, echo: bool) -> Completion:
+async def _collect(client: "Client", ask: Ask, *, echo: bool) -> "Completion":
+    from laps_sd.completion import Collector
+
     collector = Collector()
     try:
         async with client:
@@ -166,11 +173,16 @@ async def _collect(client: Client, ask: Ask, *, echo: bool) -> Completion:
     return collector.completion()
 
 
-def _lacks_template(error: RequestError) -> bool:
+def _lacks_template(error: "RequestError") -> bool:
+    from protos.errors import BadInput
+
     return isinstance(error, BadInput) and error.message.startswith("chat: ") and "no chat template" in error.message
 
 
-def _print_stats(completion: Completion) -> None:
+def _print_stats(completion: "Completion") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     spec, timings = completion.spec_decode, completion.timings_ms
     rate = spec.num_accepted_tokens / spec.num_draft_tokens if spec.num_draft_tokens else 0.0
     tokens = completion.usage["completion_tokens"]

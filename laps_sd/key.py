@@ -6,23 +6,17 @@ from typing import Annotated
 
 import typer
 
-from gateway.keys import Right, new_key
-
-key = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
+from gateway.rights import Right
 
 
-@key.callback()
-def _commands() -> None:
-    """Without a callback typer would drop the name of the only command: `laps-sd key TENANT`."""
-
-
-@key.command()
 def new(
     tenant: Annotated[str, typer.Argument(help="1 to 64 of the characters A-Z a-z 0-9 . _ -")],
     right: Annotated[list[Right], typer.Option(help="Repeatable.")] = [Right.GENERATE],  # noqa: B006
     file: Annotated[Path | None, typer.Option(help="Of the gateway's --api-keys: the line is added to it.")] = None,
 ) -> None:
     """Make a key for TENANT. It is printed once; the gateway's file holds its hash."""
+    from gateway.keys import new_key
+
     try:
         made, line = new_key(tenant, right)
         if file is not None:

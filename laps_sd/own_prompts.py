@@ -3,6 +3,10 @@
 from collections.abc import Iterator
 from itertools import product
 
+# Of answers in tokens: round numbers, as clients give them, small ones more often. DECISIONS.md, "A comparison bounds
+# answers".
+BOUNDS = (16, 16, 16, 16, 32, 32, 32, 64, 64, 128, 256, 512)
+
 _CHAT = (
     "Explain {} to a child of six.",
     "List five surprising facts about {}.",

@@ -6,25 +6,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from laps_sd import machine, terminal
 from laps_sd.draft_len import parse_draft_len
-from scheduler_service.core.policies import POLICIES, Policy
+from laps_sd.outputs import writable
 from scheduler_service.predictor import PredictorKind, make_predictor
 from scheduler_service.sim.costs import StepCosts
-from scheduler_service.sim.generate import generate, parse_synthetic, with_acceptance
-from scheduler_service.sim.oracle import simulated_policy
-from scheduler_service.sim.results import summarise
-from scheduler_service.sim.simulator import Trace
-from scheduler_service.sim.simulator import simulate as run
-from scheduler_service.sim.worker import UNBOUNDED, Fleet
-from scheduler_service.sim.workload import MOST_DRAFT, Job, WorkloadError, read_workload
+
+if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
+    from rich.progress import Progress, TaskID
+
+    from scheduler_service.core.policies import Policy
+    from scheduler_service.sim.simulator import Trace
+    from scheduler_service.sim.worker import Fleet
+    from scheduler_service.sim.workload import Job
 
 SYNTHETIC = "synthetic"
 MOST_MS = 1e6  # for each --t-... flag
@@ -67,19 +65,27 @@ def simulate(
     ] = PredictorKind.ONLINE,
     plan_lag: Annotated[int, typer.Option(min=0, max=1, help="1: plans see a step late, as live.")] = 0,
     seed: Annotated[int, typer.Option(help="Of all random draws.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=writable)] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", callback=writable)] = None,
 ) -> None:
     """Compare policies on a workload, under a virtual clock."""
+    from scheduler_service.sim.results import summarise
+    from scheduler_service.sim.worker import UNBOUNDED, Fleet
+    from scheduler_service.sim.workload import MOST_DRAFT, WorkloadError
+
     costs = StepCosts(
         t_draft_ms, t_verify_ms, t_verify_slope, t_token_ms, t_prefill_ms_per_token, t_resume_ms, t_offload_ms_per_token
     )
     if not all(time_ms <= MOST_MS for time_ms in asdict(costs).values()):
         raise typer.BadParameter(f"must be at most {MOST_MS:g}", param_hint="--t-...")
+    try:
+        draft = parse_draft_len(draft_len, MOST_DRAFT)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--draft-len") from None
     fleet = Fleet(
         slots=slots,
         workers=workers,
-        draft_len=parse_draft_len(draft_len, MOST_DRAFT),
+        draft_len=draft,
         costs=costs,
         kv_budget_tokens=kv_budget_tokens or UNBOUNDED,
         plan_lag=plan_lag,
@@ -117,15 +123,21 @@ def simulate(
         html_file.write_text(render(about | machine.facts(), results, traces), encoding="utf-8")
 
 
-def _jobs(workload: str, fleet: Fleet, seed: int) -> Sequence[Job]:
+def _jobs(workload: str, fleet: "Fleet", seed: int) -> "Sequence[Job]":
+    from scheduler_service.sim.generate import generate, parse_synthetic, with_acceptance
+    from scheduler_service.sim.workload import read_workload
+
     kind, _, settings = workload.partition(":")
     if kind == SYNTHETIC:
         return generate(parse_synthetic(settings), seed, fleet)
     return with_acceptance(read_workload(Path(workload)), max(1, fleet.reference_draft), seed)
 
 
-def _policies(names: str, settings: Sequence[str], jobs: Sequence[Job], draft_len: int) -> dict[str, Policy]:
+def _policies(names: str, settings: Sequence[str], jobs: "Sequence[Job]", draft_len: int) -> "dict[str, Policy]":
     """The policies, by the text that named each. Raises ValueError."""
+    from scheduler_service.core.policies import POLICIES
+    from scheduler_service.sim.oracle import simulated_policy
+
     policies: dict[str, Policy] = {}
     used: set[str] = set()
     for text in filter(None, (part.strip() for part in names.split(","))):
@@ -141,8 +153,15 @@ def _policies(names: str, settings: Sequence[str], jobs: Sequence[Job], draft_le
     return policies
 
 
-def _run(jobs: Sequence[Job], policies: dict[str, Policy], fleet: Fleet, predictor: PredictorKind) -> dict[str, Trace]:
+def _run(
+    jobs: "Sequence[Job]", policies: "dict[str, Policy]", fleet: "Fleet", predictor: PredictorKind
+) -> "dict[str, Trace]":
     """Runs each policy with its own predictor, which learns only from the requests that ended under that policy."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from scheduler_service.sim.simulator import simulate as run
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     traces: dict[str, Trace] = {}
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -153,11 +172,13 @@ def _run(jobs: Sequence[Job], policies: dict[str, Policy], fleet: Fleet, predict
     return traces
 
 
-def _advance(bar: Progress, task: TaskID, ended: int) -> None:
+def _advance(bar: "Progress", task: "TaskID", ended: int) -> None:
     bar.update(task, completed=ended)
 
 
 def _print(results: dict[str, dict[str, float]]) -> None:
+    from rich.table import Table
+
     table = Table(box=None, header_style="bold")
     for title in ("policy", "ended", "failed", "mean s", "rel.", "median s", "p99 s", "ttft s", "paused"):
         table.add_column(title, justify="left" if title == "policy" else "right")

@@ -2,14 +2,13 @@
 
 import asyncio
 import fcntl
+import json
 import os
-import random
-import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from platformdirs import user_data_dir
@@ -17,20 +16,17 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from laps_sd import targets
 from laps_sd.client import Client
+from laps_sd.options import Options
+from laps_sd.ports import HOST, StackError, claim_ports
 from laps_sd.redis_server import check_reachable, find_server, server_command
 from laps_sd.supervise import Child, Command, leashed
 from protos.errors import NotServing
 
-HOST = "127.0.0.1"
 SCHEDULER = "scheduler"
 POLL_S = 0.05
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 WORKER_DRAIN_S = 5.0
 DRAIN_SLACK_S = 5.0
-
-# Below the ports that systems give to outgoing connections (Linux: from 32768). Otherwise a connection could take the
-# port of a child while that child is down. The child's own clients, which try again and again, would be the first.
-_ANY_PORT, _PORT_TRIALS = range(20_000, 32_768), 64
 
 Emit = Callable[[bytes], object]
 
@@ -42,43 +38,6 @@ _WORKER_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-class StackError(Exception):
-    """The stack cannot start; the message says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The flags of `laps-sd up`. Port 0 is any free port."""
-
-    model: str = "smollm2-135m"
-    schedulers: int = 1
-    workers: int = 1
-    devices: int = 1  # that one worker uses together
-    slots: int = 4
-    kv_tokens: int | None = None
-    host_kv_tokens: int | None = None
-    policy: str = "default"
-    policy_set: tuple[str, ...] = ()
-    drafter: str = "default"
-    draft_len: int | None = 4  # None: the scheduler chooses it for each request and round
-    device: str = "auto"
-    dtype: str = "auto"
-    redis: str | None = None
-    data_dir: Path | None = None
-    grpc_port: int = 50051
-    http_port: int = 8080
-    drain_s: float = 30.0
-    max_backlog_s: str = "inf"  # seconds of work that may wait; inf: no bound
-    tenants: Path | None = None  # file with their weights and bounds; None: equal weights, no bounds
-    api_keys: Path | None = None  # None: a client needs no key
-    certs: Path | None = None  # folder made by `laps-sd certs`, for mutual TLS; None: plaintext, on loopback
-    metrics_targets: Path | None = None  # file that tells Prometheus where all metrics are; None: the gateway's alone
-    event_log: Path | None = None  # file in which the scheduler writes every event and plan
-    max_requests: int | None = None  # that the gateway serves at once; None: the gateway's default
-    log_level: str = "info"
-    pace: str | None = None  # the worker's --pace, JSON; None: as fast as the machine is
 
 
 def to_stderr(line: bytes) -> None:
@@ -204,7 +163,8 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
     if options.schedulers > 1:
         arguments.append("--standby")
     # Not a flag, since every user of the machine can list flags, and the URL may hold a password.
-    return Command(SCHEDULER, arguments, {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url})
+    environment = _further(options, "scheduler") | {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url}
+    return Command(SCHEDULER, arguments, environment)
 
 
 def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:
@@ -228,7 +188,7 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
         # torchrun's processes would outlive a torchrun that is killed, so each ends with torchrun (`leashed`).
         torchrun = _python("torch.distributed.run", "--standalone", "--nproc-per-node", options.devices, "--no-python")
         arguments = [*torchrun, *leashed(arguments, parent=0)]
-    environment = {**_WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
+    environment = {**_WORKER_ENVIRONMENT, **_further(options, "worker"), "OMP_NUM_THREADS": str(threads)}
     # A worker that dies after it has attached may have died of a request. The scheduler finds out which, so that is
     # no reason to give up.
     return Command(name, arguments, environment, stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S, up=b'"event": "attached"')
@@ -242,7 +202,16 @@ def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler:
         arguments += ["--max-requests", str(options.max_requests)]
     if options.api_keys is not None:
         arguments += ["--api-keys", str(options.api_keys)]
-    return Command("gateway", arguments, stop_s=options.drain_s + DRAIN_SLACK_S)
+    return Command("gateway", arguments, _further(options, "gateway"), stop_s=options.drain_s + DRAIN_SLACK_S)
+
+
+def _further(options: Options, service: str) -> dict[str, str]:
+    """What laps-sd.toml says of a service and no option of ours does, as variables. The environment's count more."""
+    told = {
+        f"LAPS_SD_{service.upper()}_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+        for name, value in options.services.get(service, {}).items()
+    }
+    return {name: value for name, value in told.items() if name not in os.environ}
 
 
 def with_metrics(services: Sequence[Command], ports: Sequence[int], file: Path) -> list[Command]:
@@ -259,34 +228,6 @@ def _tls(options: Options, service: str) -> list[str]:
         return []
     folder = options.certs / service
     return ["--tls.ca", f"{folder}/ca.crt", "--tls.cert", f"{folder}/tls.crt", "--tls.key", f"{folder}/tls.key"]
-
-
-def claim_ports(*ports: int) -> list[int]:
-    """These ports, with free ones in place of 0. They are chosen once, so that a child that is started again has the
-    same port as before.
-
-    Raises StackError if one is taken.
-    """
-    with ExitStack() as probes:
-        claimed = []
-        for port in ports:
-            probe = probes.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            claimed.append(_bind(probe, [port] if port else random.sample(_ANY_PORT, _PORT_TRIALS)))
-        return claimed
-
-
-def _bind(probe: socket.socket, ports: Iterable[int]) -> int:
-    """The first of them that is free. Raises StackError."""
-    for port in ports:
-        try:
-            probe.bind((HOST, port))
-            probe.listen()  # until then SO_REUSEADDR lets another probe have the same port
-        except OSError as error:
-            reason = f"cannot listen on {HOST}:{port}: {error.strerror}"
-        else:
-            return port
-    raise StackError(f"{reason}; stop what runs there or choose another port")
 
 
 @contextmanager

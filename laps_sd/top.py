@@ -5,7 +5,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -13,25 +13,16 @@ from rich.live import Live
 
 from laps_sd import terminal
 from laps_sd.client import Client
-from laps_sd.generate import ApiKey, Ca, Server
 from laps_sd.top_frame import Frame
 from laps_sd.top_view import view
 from protos.errors import NotServing, RequestError
 from protos.v1 import inference_pb2
 
-MOST_LISTED = 256  # requests of one page: the server lists no more
 
-
-def top(
-    server: Server = "127.0.0.1:50051",
-    api_key: ApiKey = None,
-    ca: Ca = None,
-    every_s: Annotated[float, typer.Option(min=0.05, help="Between frames; rates are over that time.")] = 1.0,
-    requests: Annotated[int, typer.Option(min=0, max=MOST_LISTED, help="So many are listed.")] = 20,
-    once: Annotated[bool, typer.Option("--once", help="One frame, with rates, and no more.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each frame.")] = False,
+def watch(
+    server: str, api_key: str | None, ca: Path | None, every_s: float, requests: int, *, once: bool, as_json: bool
 ) -> None:
-    """Watch a running service: its queues, requests, workers, rates. A key needs the right `admin`. Ctrl-C ends it."""
+    """Frames on stdout until Ctrl-C, or one of them. Raises typer.Exit(1) if the server refuses."""
     try:
         client = Client(server, api_key=api_key, ca=ca)
         asyncio.run(_watch(client, terminal.console(), every_s, requests, once=once, as_json=as_json))

@@ -8,6 +8,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp
 
+from protos.bounds import LogLevel
 from protos.channels import is_loopback as is_loopback
 from protos.tls import Tls
 
@@ -21,7 +22,7 @@ class ServiceSettings(BaseSettings):
     tls: Tls = Field(default_factory=Tls, description="mutual TLS with the other services")
     insecure: bool = Field(False, description="bind where others can connect, unauthenticated: closed networks only")
     reflection: bool = Field(True, description="serve the interface's description to anybody who asks")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_level: LogLevel = "info"
     metrics_prefix: str = Field(
         "laps_sd_", pattern="^[a-zA-Z_:][a-zA-Z0-9_:]*$", description="of every metric; vllm: for dashboards of vLLM"
     )

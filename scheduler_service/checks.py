@@ -10,17 +10,15 @@ from protos.idempotence import ID_RULE, REQUEST_ID
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
-from scheduler_service.store.rounds import MAX_TOKENS
+from scheduler_service.reports import MAX_DRAFT
 
 MAX_SLOTS = 1024
 MAX_COST_S = 1e4  # of each cost in a worker's profile
 MIN_VERIFY_S = 1e-6
 MAX_SKEW_S = 24 * 3600  # between the clocks of two leaders
-MAX_DRAFT = 255  # drafts of a round: a stored round counts them in one byte
 MAX_LOGIT_CHANGE = 100.0  # of penalties and bias: more changes no text, and far more would overflow
 MAX_LOGPROBS = 20
 MAX_TIMEOUT_S = 1e9
-_ENDINGS = (types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_LENGTH, types_pb.FINISH_REASON_ERROR)
 
 
 def hello(message: worker_pb.Hello) -> None:
@@ -52,41 +50,6 @@ def cost(message: worker_pb.CostProfile) -> None:
             raise BadInput("cost", f"{field.name} of {seconds} s is no duration up to {MAX_COST_S:g} s")
     if message.verify_s < MIN_VERIFY_S:  # the service of a request is divided by it
         raise BadInput("cost", f"verify_s must be at least {MIN_VERIFY_S:g} s")
-
-
-def report(message: worker_pb.StepReport) -> None:
-    if message.HasField("cost"):
-        cost(message.cost)
-    if len({row.request_id for row in message.rows}) < len(message.rows):
-        raise BadInput("rows", "a request has more than one")
-    for row in message.rows:
-        tokens = len(row.tokens)
-        if row.tokens_per_round:
-            _several_rounds(row)
-        elif row.skipped and row.tokens:
-            raise BadInput("rows", "a request that was skipped has tokens of no round")
-        else:
-            _round(tokens, row.drafted, row.accepted)
-        if row.HasField("logprobs") and len(row.logprobs.tokens) not in (0, tokens):
-            raise BadInput("rows", f"{len(row.logprobs.tokens)} log-probabilities of {tokens} tokens")
-        if row.finish and row.finish not in _ENDINGS:
-            raise BadInput("rows", f"finish {row.finish} is not a worker's to say")
-
-
-def _several_rounds(row: worker_pb.Row) -> None:
-    of_each = row.tokens_per_round, row.drafted_per_round, row.accepted_per_round
-    sums = len(row.tokens), row.drafted, row.accepted
-    if len(set(map(len, of_each))) > 1 or tuple(map(sum, of_each)) != sums:
-        raise BadInput("rows", "tokens, drafted or accepted are not the sums of their rounds")
-    for tokens, drafted, accepted in zip(*of_each, strict=True):
-        _round(tokens, drafted, accepted)
-
-
-def _round(tokens: int, drafted: int, accepted: int) -> None:
-    if not accepted <= drafted <= MAX_DRAFT:
-        raise BadInput("rows", f"{accepted} accepted of {drafted} drafted, of at most {MAX_DRAFT}")
-    if tokens > MAX_TOKENS:
-        raise BadInput("rows", f"{tokens} tokens in a round, of at most {MAX_TOKENS}")
 
 
 def submit(message: gateway_pb.Submit, context_tokens: int) -> None:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 from redis.asyncio import ConnectionPool
 
+from protos.bounds import DraftLen, Port
 from protos.settings import ServiceSettings, is_loopback
 from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.core.types import Bounds
@@ -25,7 +26,7 @@ class Settings(ServiceSettings):
         frozen=True,
     )
 
-    port: int = Field(50052, ge=0, le=65535, description="serves workers and gateways alike; 0: any free port")
+    port: Port = Field(50052, description="serves workers and gateways alike; 0: any free port")
     gateway_names: list[str] = Field(["gateway"], description="in a gateway's certificate, under TLS; []: any name")
     worker_names: list[str] = Field(["worker"], description="in a worker's certificate, under TLS; []: any name")
     standby: bool = Field(False, description="lead only while no other scheduler does; else: at once, instead of it")
@@ -38,7 +39,7 @@ class Settings(ServiceSettings):
     policy: str = "default"
     policy_set: list[str] = Field(default=[], description="name=value, as often as needed")
     predictor: PredictorKind = Field(PredictorKind.ONLINE, description="of output lengths and acceptance, or none")
-    draft_len: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
+    draft_len: DraftLen | Literal["auto"] = Field(
         4, description="tokens proposed per round; auto: as many as pay, by request and round"
     )
     prefill_chunk: int = Field(256, ge=1, le=2**31, description="tokens of prompt computed in one round")
@@ -70,9 +71,7 @@ class Settings(ServiceSettings):
         3, ge=1, description="a request that was alone on so many workers in a row when they died is ended"
     )
     keep_s: int = Field(600, ge=1, le=365 * 86_400, description="how long an ended request can still be asked for")
-    metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="/metrics, /health, /live, on --host; 0: any free"
-    )
+    metrics_port: Port | None = Field(None, description="/metrics, /health, /live, on --host; 0: any free")
     event_log: Path | None = Field(None, description="append every event and plan here, as JSON lines")
 
     @field_validator("redis_url")

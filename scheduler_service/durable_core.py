@@ -36,13 +36,14 @@ from scheduler_service.learning import Learning
 from scheduler_service.ledger import Ledger, Tracked
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.persister import Persister
+from scheduler_service.reports import Output
 from scheduler_service.session import Sessions
 from scheduler_service.store import Stored, Write
 from scheduler_service.store.rounds import LoggedRound, encode
 from scheduler_service.timelines import Timelines
 
-Rows = Mapping[str, worker_pb.Row]
-NO_ROWS: Rows = {}
+Outputs = Mapping[str, Output]
+NO_OUTPUTS: Outputs = {}
 
 
 class DurableCore:
@@ -79,14 +80,14 @@ class DurableCore:
 
     def apply(self, event: Event) -> None:
         """Change the core, and store what came of it."""
-        self._store(self.observe(event), NO_ROWS)
+        self._store(self.observe(event), NO_OUTPUTS)
 
-    def step_done(self, step: StepDone, rows: Rows, worker: str) -> None:
-        """The report of a round. `rows`: those of the report, by request id. A row to which the core answers with no
-        effect was stale, and its tokens are dropped."""
+    def step_done(self, step: StepDone, outputs: Outputs) -> None:
+        """The report of a round. `outputs`: its rows by request id. A row to which the core answers with no effect was
+        stale, and its tokens are dropped."""
         effects = self.observe(step)
         self._counters.step_done(step, effects)
-        self._store(effects, rows, worker)
+        self._store(effects, outputs, step.worker)
 
     def submit(self, submit: gateway_pb.Submit, model: str, outbox: GatewayOutbox) -> None:
         """A new request, followed by that gateway. `model`: fingerprint of the one that it runs on. Raises QueueIsFull,
@@ -137,32 +138,31 @@ class DurableCore:
             self._event_log.plan(worker, plan)
         return plan
 
-    def _store(self, effects: Sequence[Effect], rows: Rows, worker: str | None = None) -> None:
+    def _store(self, effects: Sequence[Effect], outputs: Outputs, worker: str | None = None) -> None:
         if effects:
             writes: list[Write] = []
             for effect in effects:
                 if isinstance(effect, WentOn):
-                    writes += [self._write_round(id, rows[id]) for id in effect.ids]
+                    writes += [self._write_round(id, outputs[id]) for id in effect.ids]
                 else:
-                    writes.append(self._write(effect, rows.get(effect.record.request.id), worker or ""))
+                    writes.append(self._write(effect, outputs.get(effect.record.request.id), worker or ""))
             self._persister.put(writes, worker)
 
-    def _write_round(self, id: str, row: worker_pb.Row) -> Write:
+    def _write_round(self, id: str, output: Output) -> Write:
         """Of a request of which nothing else has changed since its record was written. Called for most rows: arguments
         with names would cost more."""
         tracked = self._ledger.live[id]
-        start, log = len(tracked.output), _take(tracked, row)
-        return Write(tracked.written, None, start, log, None, True, len(tracked.output) - start)
+        return Write(tracked.written, None, output[0].start, _take(tracked, output), None, True, output[0].new)
 
-    def _write(self, effect: Changed | Advanced | Ended, row: worker_pb.Row | None, worker: str) -> Write:
+    def _write(self, effect: Changed | Advanced | Ended, output: Output | None, worker: str) -> Write:
         record = effect.record
         tracked = self._ledger.live[record.request.id]
         start, log, ending = None, b"", None
-        if row is not None and row.tokens and not isinstance(effect, Changed) and effect.start is not None:
-            start, log = row.start, _take(tracked, row)
+        if output is not None and output[1] and not isinstance(effect, Changed) and effect.start is not None:
+            start, log = output[0].start, _take(tracked, output)
         if isinstance(effect, Ended):
             self._timelines.ended(effect, self.clock(), worker)
-            ending = self._end(effect, tracked, row).SerializeToString()
+            ending = self._end(effect, tracked, output[2] if output else None).SerializeToString()
         else:
             self._timelines.changed(record, self.clock(), worker)
         tracked.written = record
@@ -187,18 +187,16 @@ class DurableCore:
         return translate.to_ending(record, ended.finish, self.clock(), message)
 
 
-def _take(tracked: Tracked, row: worker_pb.Row) -> bytes:
+def _take(tracked: Tracked, output: Output) -> bytes:
     """The row's tokens become output. Returns its rounds as they are stored."""
-    tokens = row.tokens[:]
+    row, tokens, sent = output
     tracked.output += tokens
-    if not row.tokens_per_round:
-        logprobs = row.logprobs.SerializeToString() if row.HasField("logprobs") else b""
+    if not row.each:
+        logprobs = sent.logprobs.SerializeToString() if sent.HasField("logprobs") else b""
         return _log(tracked, LoggedRound(row.start, tuple(tokens), row.drafted, row.accepted, logprobs))
     log, at = b"", 0
-    for count, drafted, accepted in zip(
-        row.tokens_per_round, row.drafted_per_round, row.accepted_per_round, strict=True
-    ):
-        logprobs = common_pb.Logprobs(tokens=row.logprobs.tokens[at : at + count]).SerializeToString()
+    for count, drafted, accepted in row.each:
+        logprobs = common_pb.Logprobs(tokens=sent.logprobs.tokens[at : at + count]).SerializeToString()
         log += _log(tracked, LoggedRound(row.start + at, tuple(tokens[at : at + count]), drafted, accepted, logprobs))
         at += count
     return log

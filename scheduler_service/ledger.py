@@ -202,6 +202,8 @@ class Ledger:
                 continue  # another request of that id was there first
             if verdict is Verdict.EXISTS:
                 await self._exists(id, tracked)
+            elif write.brief:
+                self._relay_rounds(id, tracked, write)
             else:
                 self._relay(id, tracked, write)
         oldest = self._clock() - ENDED_KEPT_S
@@ -238,14 +240,14 @@ class Ledger:
             self._ended[id] = (self._clock(), tracked)
 
     def _relay_rounds(self, id: str, tracked: Tracked, write: Write) -> None:
-        at = 0
-        while at < len(write.log):
+        at, size = 0, len(write.log)
+        while at < size:
             round, encoded = tracked.rounds.pop(0)
             tracked.log.append(round.start, encoded)
             at += len(encoded)
             for outbox, joined in tracked.followers.items():
                 if joined:
-                    outbox.round(id, round, write.ending if at == len(write.log) else None)
+                    outbox.round(id, round, write.ending if at == size else None)
 
     async def _exists(self, id: str, tracked: Tracked) -> None:
         """A request of that id ended before this one came. If it is the same one, it was sent again because its answer

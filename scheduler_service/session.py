@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protos.link.v1 import worker_link_pb2 as pb
+from scheduler_service.core.types import StepDone
 
 
 @dataclass(slots=True, eq=False)
@@ -67,16 +68,23 @@ class WorkerSession:
         self.owed_s = self.owed_s + seconds if owes else 0.0
         return self.owed_s
 
-    def count(self, report: pb.StepReport, ended: int) -> None:
-        """Take note of a report that has rows, with which so many requests end."""
+    def count(self, report: pb.StepReport, step: StepDone) -> int:
+        """Take note of a report that has rows. Returns how many requests end with it. `step`: the same for the core."""
+        ended, tokens, stuck = 0, 0, not step.partial
+        for row in step.rounds:
+            ended += row.finish is not None
+            tokens += row.new
+            stuck = stuck and row.skipped
         self.rounds += max(report.step - self.seen_step, 0)
         self.seen_step = report.step
-        self.stuck = not report.partial and all(row.skipped for row in report.rows)
+        self.stuck = stuck
         self.owed_s = 0.0
         self.spares -= ended
+        self.tokens += tokens
         self.forward_s += report.draft_s + report.verify_s
         self.other_s += report.other_s
         self.idle_s += report.idle_s
+        return ended
 
     @property
     def idle_share(self) -> float:

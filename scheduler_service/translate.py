@@ -15,16 +15,9 @@ from scheduler_service.core.types import (
     Record,
     Request,
     RequestClass,
-    Round,
-    StepDone,
     WorkerUp,
 )
 
-_FINISH = {
-    types_pb.FINISH_REASON_STOP: Finish.STOP,
-    types_pb.FINISH_REASON_LENGTH: Finish.LENGTH,
-    types_pb.FINISH_REASON_ERROR: Finish.ERROR,
-}
 _STATE = {
     State.WAITING: status_pb.REQUEST_STATE_WAITING,
     State.RUNNING: status_pb.REQUEST_STATE_RUNNING,
@@ -76,39 +69,6 @@ def to_cost(cost: worker_pb.CostProfile) -> CostProfile:
         verify_token_s=cost.verify_token_s,
         offload_block_s=cost.offload_block_s,
     )
-
-
-def to_step_done(worker: str, report: worker_pb.StepReport) -> StepDone:
-    return StepDone(
-        worker=worker,
-        rounds=tuple(map(_to_round, report.rows)),
-        free_blocks=report.free_blocks,
-        duration_s=report.draft_s + report.verify_s + report.other_s,
-        plan=report.command_seq,
-        partial=report.partial,
-    )
-
-
-def _to_round(row: worker_pb.Row) -> Round:
-    return Round(  # made for every row: arguments with names cost three times as much
-        row.request_id,
-        row.placement,
-        row.start,
-        len(row.tokens),
-        row.drafted,
-        row.accepted,
-        row.prefilled,
-        row.prefill_owed,
-        row.blocks,
-        _FINISH.get(row.finish),
-        row.skipped != worker_pb.SKIP_UNSPECIFIED,
-        _each(row) if row.tokens_per_round else (),
-    )
-
-
-def _each(row: worker_pb.Row) -> tuple[tuple[int, int, int], ...]:
-    """Tokens, drafted and accepted of every round of a row."""
-    return tuple(zip(row.tokens_per_round, row.drafted_per_round, row.accepted_per_round, strict=True))
 
 
 def list_runs(plan: Plan, command: worker_pb.StepCommand) -> None:

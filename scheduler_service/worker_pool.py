@@ -8,13 +8,14 @@ import structlog
 from protos.errors import BadInput
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as pb
-from scheduler_service import translate
+from scheduler_service import checks, reports, translate
 from scheduler_service.config import Settings
 from scheduler_service.core import placement
-from scheduler_service.core.types import CostChanged, Draining, Obeyed, WorkerDown
+from scheduler_service.core.types import CostChanged, Draining, Obeyed, StepDone, WorkerDown
 from scheduler_service.durable_core import DurableCore
 from scheduler_service.ledger import Ledger
 from scheduler_service.outbox import Outboxes
+from scheduler_service.reports import Output
 from scheduler_service.session import Sessions, WorkerSession
 
 STEP_SLACK = 10.0  # a report may take this many times the expected round, beside the settings' step_timeout_s
@@ -87,34 +88,41 @@ class WorkerPool:
     # ---- what they say ----
 
     def report(self, session: WorkerSession, report: pb.StepReport, received_at: float) -> None:
-        """Take in a report, and have the next command sent. `received_at`: time.perf_counter()."""
+        """Take in a report, and have the next command sent. `received_at`: time.perf_counter(). Raises BadInput, and
+        then nothing has changed."""
         if (report.session, report.epoch) != (session.id, self.epoch) or session.closed.is_set():
             return
+        if report.HasField("cost"):
+            checks.cost(report.cost)
+        step, outputs = reports.read(session.worker, report)
         if report.draining and not self._core.fleet.workers[session.worker].draining:
             self._log.info("worker_draining", worker=session.worker)
             self._durable.apply(Draining(session.worker))
             self.sessions.wake_all()
-        if report.rows:
-            self._step_done(session, report, received_at)
+        if outputs:
+            self._step_done(session, report, step, outputs, received_at)
         else:
             self._report_without_rows(session, report)
 
-    def _step_done(self, session: WorkerSession, report: pb.StepReport, received_at: float) -> None:
-        step = translate.to_step_done(session.worker, report)
-        ended = sum([round.finish is not None for round in step.rounds])
-        session.count(report, ended)
+    def _step_done(
+        self,
+        session: WorkerSession,
+        report: pb.StepReport,
+        step: StepDone,
+        outputs: dict[str, Output],
+        received_at: float,
+    ) -> None:
+        ended = session.count(report, step)
         if report.HasField("cost"):
             self._durable.observe(CostChanged(session.worker, translate.to_cost(report.cost)))
-        if self._urgent(session, report, ended):
+        if self._urgent(session, outputs, ended):
             session.reported_at = received_at
             session.wake.set()
         else:
             session.wake_in_time()
-        rows = {round.id: row for round, row in zip(step.rounds, report.rows, strict=True)}
-        session.tokens += sum([round.new for round in step.rounds])
-        self._durable.step_done(step, rows, session.worker)
+        self._durable.step_done(step, outputs)
 
-    def _urgent(self, session: WorkerSession, report: pb.StepReport, ended: int) -> bool:
+    def _urgent(self, session: WorkerSession, outputs: dict[str, Output], ended: int) -> bool:
         """Whether the report needs its command at once: without one the worker would soon stand still or run vacant
         slots beside waiting requests, or somebody waits there for memory or, as a suspect, for an empty worker.
 
@@ -126,7 +134,7 @@ class WorkerPool:
             or lag >= self._settings.max_lag // 2
             or fleet.isolation.suspects
             or (session.spares <= ended and fleet.crowded)  # as many may end in the next round
-            or any(row.skipped == pb.SKIP_NO_BLOCKS for row in report.rows)
+            or any(row.skipped == pb.SKIP_NO_BLOCKS for _, _, row in outputs.values())
         )
 
     def _report_without_rows(self, session: WorkerSession, report: pb.StepReport) -> None:

@@ -4,11 +4,12 @@ import math
 import os
 import socket
 from dataclasses import astuple
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
+from protos.bounds import DraftLen, DrainS, Dtype, HostKvTokens, KvTokens, Port, Slots
 from protos.settings import Addresses, ServiceSettings
 from worker_service.engine.types import CostProfile
 
@@ -37,15 +38,15 @@ class Settings(ServiceSettings):
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1, description="unique in a service"
     )
     device: str = Field("auto", description="auto, cpu or cuda")
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    slots: int = Field(4, ge=1, le=1024, description="requests that run in one step")
-    kv_tokens: int = Field(32_768, ge=2, description="tokens of all requests together whose KV fits into memory")
-    host_kv_tokens: int | None = Field(
-        None, ge=0, description="more, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
+    dtype: Dtype = "auto"
+    slots: Slots = Field(4, description="requests that run in one step")
+    kv_tokens: KvTokens = Field(32_768, description="tokens of all requests together whose KV fits into memory")
+    host_kv_tokens: HostKvTokens | None = Field(
+        None, description="more, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
     )
     block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
     drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
-    max_draft: int = Field(8, ge=0, le=64, description="most tokens drafted for a request in one step")
+    max_draft: DraftLen = Field(8, description="most tokens drafted for a request in one step")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
     pace: Annotated[CostProfile, AfterValidator(_possible)] | None = Field(
         None, description='JSON: be as fast as this cost profile, {"verify_s": 0.013, ...}, not faster; for comparisons'
@@ -56,12 +57,12 @@ class Settings(ServiceSettings):
     warm_up_timeout_s: float = Field(
         900.0, gt=0, description="as step_timeout_s, for the warm-up: its first passes may compile"
     )
-    drain_s: float = Field(
-        5.0, ge=0, description="how long running requests may go on after SIGTERM before they move elsewhere"
+    drain_s: DrainS = Field(
+        5.0, description="how long running requests may go on after SIGTERM before they move elsewhere"
     )
-    health_port: int = Field(0, ge=0, le=65535, description="port of grpc.health.v1; 0: any free one")
-    metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="serves /metrics, /health and /live, on --host; 0: any free one"
+    health_port: Port = Field(0, description="port of grpc.health.v1; 0: any free one")
+    metrics_port: Port | None = Field(
+        None, description="serves /metrics, /health and /live, on --host; 0: any free one"
     )
 
     @property

@@ -88,7 +88,9 @@ class Generation(Body):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    request_id: str | None = Field(None, description="an id of the client's own; X-Request-Id does the same")
+    request_id: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="an id of the client's own; X-Request-Id does the same"
+    )
     class_: Literal["interactive", "default", "batch"] = Field("default", alias="class", description="how urgent it is")
     predicted_tokens: Positive | None = Field(None, description="the client's guess of the answer's length in tokens")
     timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="the answer must be whole by then")

@@ -5,24 +5,20 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laps_sd import machine, terminal
-from laps_sd.compare import identity, live, prompts
-from laps_sd.compare.design import BASE, Cell, Drawn, Run, Settings, check_load, runs
-from laps_sd.compare.folder import Folder, OtherSettings, runs_of, settings_of
-from laps_sd.compare.pace import for_worker, pace_of
-from laps_sd.compare.replay import write_recordings
-from laps_sd.compare.work import Work
-from laps_sd.generate import INTERRUPTED
-from laps_sd.loadtest.plan import BOUNDS
-from laps_sd.stack import Options
-from laps_sd.up import Dtype, check_drafter
-from scheduler_service.core.policies import make_policy, policy_name
-from scheduler_service.sim.oracle import parts
-from worker_service.prompts import PromptError
+from laps_sd import terminal
+from laps_sd.interrupt import INTERRUPTED
+from laps_sd.options import Options, check_drafter
+from laps_sd.outputs import writable
+from laps_sd.own_prompts import BOUNDS
+from protos.bounds import Dtype
+
+if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
+    from laps_sd.compare.design import Cell, Settings
+    from laps_sd.compare.folder import Folder
 
 MAX_TOKENS = ",".join(map(str, BOUNDS))
 QUICK_REQUESTS, QUICK_TAUGHT = 36, 48
@@ -63,7 +59,7 @@ def compare(
     model: Annotated[str, typer.Option(help="As in `laps-sd pull`.")] = "smollm2-135m",
     drafter: Annotated[str, typer.Option(metavar="none|ngram|PATH|default", help="As of `laps-sd up`.")] = "default",
     draft_len: Annotated[int, typer.Option(min=0, max=64, help="Tokens drafted per round, the same for all.")] = 4,
-    dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where it is native.")] = Dtype.auto,
+    dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where it is native.")] = "auto",
     pace: Annotated[
         str | None,
         typer.Option(
@@ -91,13 +87,20 @@ def compare(
             help="Write the requests as they went under fcfs, for `laps-sd simulate`.",
         ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=writable)] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", callback=writable)] = None,
 ) -> None:
     """Run the live stack under one policy after the other, with the same requests at the same times, and compare.
 
     Each run is a service of its own: Redis, scheduler, worker, gateway. All predictors were taught the same answers.
     """
+    from laps_sd.compare import identity, live, prompts
+    from laps_sd.compare.design import BASE, Cell, Drawn, Settings, check_load, runs
+    from laps_sd.compare.folder import Folder, OtherSettings
+    from laps_sd.compare.pace import for_worker, pace_of
+    from laps_sd.compare.work import Work
+    from worker_service.prompts import PromptError
+
     bounds, many = _numbers(max_tokens, "--max-tokens"), _numbers(slots, "--slots")
     try:
         loads = [check_load(text.strip()) for text in load.split(",")]
@@ -106,11 +109,15 @@ def compare(
         device = pace_of(pace) if pace is not None else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--policies, --load, --also, --pace") from None
+    try:
+        found_drafter = check_drafter(drafter)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--drafter") from None
     options = Options(
         model=model,
-        drafter=check_drafter(drafter),
+        drafter=found_drafter,
         draft_len=draft_len,
-        dtype=dtype.value,
+        dtype=dtype,
         max_backlog_s="inf",
         pace=for_worker(device) if device else None,
     )
@@ -123,7 +130,7 @@ def compare(
         raise typer.BadParameter(str(error), param_hint="--workload") from None
     settings = Settings(
         model=model,
-        dtype=dtype.value,
+        dtype=dtype,
         drafter=drafter,
         draft_len=draft_len,
         requests=requests or (QUICK_REQUESTS if quick else 1100),
@@ -163,8 +170,8 @@ def compare(
 
 
 def tell(
-    folder: Folder,
-    settings: Settings,
+    folder: "Folder",
+    settings: "Settings",
     about: dict[str, Any],
     *,
     tolerant: bool,
@@ -173,6 +180,10 @@ def tell(
     recordings: Path | None,
 ) -> None:
     """Prints and writes the figures of all runs in the folder, not only of those asked for. `about`: its prompts."""
+    from laps_sd import machine
+    from laps_sd.compare.design import BASE, Run
+    from laps_sd.compare.folder import runs_of, settings_of
+    from laps_sd.compare.replay import write_recordings
     from laps_sd.compare.show import shown  # they load numpy
     from laps_sd.compare.summary import summarise
 
@@ -223,12 +234,17 @@ def _without_place(word: str) -> str:
 
 def _canonical(text: str) -> str:
     """A policy's own name, never `default`, and its settings. Raises ValueError."""
+    from scheduler_service.core.policies import make_policy, policy_name
+    from scheduler_service.sim.oracle import parts
+
     name, settings = parts(text.strip())
     return ":".join([policy_name(make_policy(name, settings)), *settings])
 
 
-def _extra(text: str) -> tuple[str, Cell]:
+def _extra(text: str) -> "tuple[str, Cell]":
     """`sjf@2:0.85`. Raises ValueError."""
+    from laps_sd.compare.design import Cell, check_load
+
     name, _, place = text.partition("@")
     slots, _, load = place.partition(":")
     if not (name and slots.isdecimal() and int(slots)):

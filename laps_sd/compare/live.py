@@ -19,8 +19,9 @@ from laps_sd.loadtest.record import Record
 from laps_sd.loadtest.results import summarise
 from laps_sd.loadtest.show import Bar
 from laps_sd.loadtest.target import Server
-from laps_sd.stack import Options, Stack
-from laps_sd.up import run_stack
+from laps_sd.options import Options
+from laps_sd.serve import run_stack
+from laps_sd.stack import Stack
 from protos.times import milliseconds
 from protos.v1 import status_pb2
 from scheduler_service.sim.costs import StepCosts

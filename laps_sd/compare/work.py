@@ -11,7 +11,7 @@ import typer
 from laps_sd.compare import live
 from laps_sd.compare.design import BASE, Drawn, Run, Settings, due
 from laps_sd.compare.folder import Folder, runs_of, write
-from laps_sd.stack import Options
+from laps_sd.options import Options
 from scheduler_service.sim.oracle import parts
 
 ATTEMPTS = 2  # at a run, if the first was disturbed

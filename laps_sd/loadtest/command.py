@@ -1,6 +1,5 @@
 """`laps-sd loadtest`: reads flags, writes table, JSON and report. Nothing is sent or computed here."""
 
-import asyncio
 import json
 import math
 import sys
@@ -8,23 +7,23 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from laps_sd import machine, terminal
-from laps_sd.client import Client
-from laps_sd.generate import INTERRUPTED, ApiKey, Ca
+from laps_sd import terminal
+from laps_sd.generate import ApiKey, Ca
 from laps_sd.generate import Server as ServerOption
-from laps_sd.loadtest import drivers as fleet
-from laps_sd.loadtest.plan import Planned, arrivals, clipped, own, plan, repeated, rescaled, synthetic
-from laps_sd.loadtest.record import Record
-from laps_sd.loadtest.results import detail, parse_slos, summarise
-from laps_sd.loadtest.show import LATE, Bar, table
-from laps_sd.loadtest.target import Refused, Served, Server, Target
-from laps_sd.loadtest.timeline import Timeline
-from protos.errors import RequestError
-from scheduler_service.sim.workload import Job, WorkloadError, read_workload
+from laps_sd.interrupt import INTERRUPTED
+from laps_sd.outputs import writable
+
+if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
+    from laps_sd.client import Client
+    from laps_sd.loadtest.plan import Planned
+    from laps_sd.loadtest.record import Record
+    from laps_sd.loadtest.target import Served, Server, Target
+    from laps_sd.loadtest.timeline import Timeline
+    from scheduler_service.sim.workload import Job
 
 REQUESTS = 100  # default without a file
 MAX_TOKENS = 128  # default where nothing else bounds an answer
@@ -91,9 +90,9 @@ def loadtest(
     api_key: ApiKey = None,
     ca: Ca = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and synthetic prompts.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=writable)] = None,
     with_detail: Annotated[bool, typer.Option("--detail", help="Every request in the JSON.")] = False,
-    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", callback=writable)] = None,
 ) -> None:
     """Put a server under load and measure it, with the names and definitions of `vllm bench serve`.
 
@@ -101,6 +100,17 @@ def loadtest(
     """
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in locals().items()}
     del settings["api_key"]
+    import asyncio
+
+    from laps_sd import machine
+    from laps_sd.client import Client
+    from laps_sd.loadtest import drivers as fleet
+    from laps_sd.loadtest.plan import Planned, arrivals, clipped, plan, rescaled
+    from laps_sd.loadtest.results import detail, parse_slos, summarise
+    from laps_sd.loadtest.show import LATE, table
+    from laps_sd.loadtest.target import Refused, Server
+    from protos.errors import RequestError
+
     if workload is None and rate is None and concurrency is None:
         raise typer.BadParameter("give --workload, --rate or --concurrency", param_hint="--rate")
     if (openai is None) != (model is None):
@@ -116,8 +126,6 @@ def loadtest(
     if html_file:
         with terminal.importing_report():
             from laps_sd.loadtest.report import render
-    for file in filter(None, (json_file, html_file)):
-        _check_writable(file)
 
     jobs = _jobs(workload, rate, requests, concurrency, prompt_tokens, max_tokens, seed)
     jobs = rescaled(jobs, speed=speed, length_scale=length_scale if workload else 1.0, spread_s=spread_s, seed=seed)
@@ -179,8 +187,11 @@ def _jobs(
     prompt_tokens: int | None,
     max_tokens: int | None,
     seed: int,
-) -> list[Job]:
+) -> "list[Job]":
     """The jobs in order of arrival. A file that is too short is repeated, unless its arrival times are used."""
+    from laps_sd.loadtest.plan import own, repeated, synthetic
+    from scheduler_service.sim.workload import WorkloadError, read_workload
+
     if workload is None and prompt_tokens is not None:
         return synthetic(requests or REQUESTS, prompt_tokens, max_tokens or MAX_TOKENS)
     if workload is None:
@@ -196,14 +207,17 @@ def _jobs(
 
 
 async def _run(
-    server: Server,
-    planned: Callable[[int], tuple[list[Planned], int]],
+    server: "Server",
+    planned: "Callable[[int], tuple[list[Planned], int]]",
     context_tokens: int | None,
-    stats: Client | None,
+    stats: "Client | None",
     concurrency: int | None,
     drivers: int,
-) -> tuple[Served, list[Record], Timeline, int]:
+) -> "tuple[Served, list[Record], Timeline, int]":
     """Who served, the records, the server's own figures, and how many requests were clipped."""
+    from laps_sd.loadtest import drivers as fleet
+    from laps_sd.loadtest.show import Bar
+
     async with AsyncExitStack() as stack:
         if stats is not None:
             await stack.enter_async_context(stats)
@@ -220,8 +234,11 @@ async def _run(
     return served, records, timeline, cut
 
 
-async def _about(target: Target, stats: Client | None) -> tuple[Served, int]:
+async def _about(target: "Target", stats: "Client | None") -> "tuple[Served, int]":
     """Who serves, and its context in tokens: 0 if it does not say."""
+    from laps_sd.loadtest.target import Served
+    from protos.errors import RequestError
+
     at = target.server.at
     if stats is None:
         return Served(at, target.server.model or ""), target.context_tokens
@@ -230,14 +247,6 @@ async def _about(target: Target, stats: Client | None) -> tuple[Served, int]:
     except RequestError as error:
         return Served(at, "", f"not told ({error.code.name})"), target.context_tokens
     return Served(at, said.model, said.policy), said.context_tokens
-
-
-def _check_writable(file: Path) -> None:
-    """Raises typer.BadParameter now, not after the run."""
-    try:
-        file.touch()
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint="--json, --html") from None
 
 
 def _without_key(words: Sequence[str]) -> list[str]:

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, cycle, islice
 from random import Random
 
-from laps_sd.own_prompts import texts
+from laps_sd.own_prompts import BOUNDS, texts
 from scheduler_service.sim.workload import Job
 
-# Round numbers, as clients give them, small ones more often: DECISIONS.md, "A comparison bounds answers".
-BOUNDS = (16, 16, 16, 16, 32, 32, 32, 64, 64, 128, 256, 512)
 CHARACTERS_A_TOKEN = 4  # about; only the server knows
 CONTEXT_SHARE = 0.5  # of the context, which an output keeps if prompt and output do not fit together
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import psutil
 
+from laps_sd.options import Options
 from laps_sd.schedbench.gateways import Gateway, fill
 from laps_sd.schedbench.peers import running, start, stop
 from laps_sd.schedbench.processes import Processes, started, until, used_s
 from laps_sd.schedbench.workers import Worker
-from laps_sd.stack import Options
 from protos.times import milliseconds
 
 LONGEST_OF = 8  # draws: a queue as it is after a while, when shorter requests have gone first

@@ -1,6 +1,5 @@
 """`laps-sd bench scheduler`: its flags, what it prints and the record it writes. Nothing is measured here."""
 
-import asyncio
 import itertools
 import json
 import platform
@@ -8,14 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
 from laps_sd import terminal
-from laps_sd.redis_server import NoServer
-from laps_sd.schedbench import against, cells, packing, stalls
-from laps_sd.schedbench.cells import Shape
-from laps_sd.stack import Options
-from laps_sd.supervise import GaveUp
+from laps_sd.options import Options
 
 SLOTS = 32
 SHAPE = {name: f"{{{name}:,}}" for name in ("workers", "waiting", "tenants", "gateways")}
@@ -100,6 +94,15 @@ def scheduler(
     At capacity: commands, rows and tokens for each second of the scheduler's CPU time. At half of it: how long a
     worker waits for its command. Every combination of --workers, --waiting, --tenants and --gateways is a cell.
     """
+    import asyncio  # `--help` needs none of these
+
+    from rich.table import Column, Table
+
+    from laps_sd.redis_server import NoServer
+    from laps_sd.schedbench import against, cells, packing, stalls
+    from laps_sd.schedbench.cells import Shape
+    from laps_sd.supervise import GaveUp
+
     shapes = [
         Shape(workers=count, waiting=many, tenants=who, gateways=doors)
         for many, doors, who, count in itertools.product(

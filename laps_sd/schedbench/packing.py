@@ -9,11 +9,11 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+from laps_sd.options import Options
 from laps_sd.schedbench.gateways import Gateway
 from laps_sd.schedbench.peers import running, start
 from laps_sd.schedbench.processes import started, used_s
 from laps_sd.schedbench.workers import Request, Worker
-from laps_sd.stack import Options
 from protos.link.v1 import gateway_link_pb2
 from protos.link.v1 import worker_link_pb2 as pb
 

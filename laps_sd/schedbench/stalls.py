@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from laps_sd.client import Client
+from laps_sd.options import Options
+from laps_sd.ports import HOST, claim_ports
 from laps_sd.schedbench import watched
 from laps_sd.schedbench.cells import CALM
 from laps_sd.schedbench.gateways import Gateway, fill
 from laps_sd.schedbench.peers import Start, running, start, stop
 from laps_sd.schedbench.processes import Processes, children, serving, started, under, until
 from laps_sd.schedbench.workers import CONTEXT_TOKENS, MODEL, Worker
-from laps_sd.stack import HOST, Options, claim_ports, gateway_command
+from laps_sd.stack import gateway_command
 from protos.link.v1 import common_pb2
 from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.serving import channel

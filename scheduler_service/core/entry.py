@@ -32,6 +32,8 @@ class Entry:
     length: Length = field(init=False)  # what is believed of its output: `expect`
     forecast: Forecast = field(init=False)  # of what remains of it, by that belief
     remaining_tokens: float = 0.0  # of output still to come, by that forecast
+    rounds_counted: int = 0  # request-rounds that remain of it, as `Load` counts them: believed when it was last ranked
+    prefill_counted: int = 0  # the same of `prefill_owed`
     perceptible: bool = False
     overdue: bool = False  # overtaken as often as the policy allows
     preemptions: int = 0

@@ -81,7 +81,7 @@ class Fleet:
         self.isolation.leave(entry)
         self.refit.leave(entry.request.id)
         entry.of_class.leave()
-        self.load.release(entry.request)
+        self.load.release(entry)
         if self.overtaking:
             self.overtaking.ended(entry.request)
         return Ended(entry.record(), finish, start, reason)

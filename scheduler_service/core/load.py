@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler_service.core.entry import Entry, Worker
-from scheduler_service.core.types import CostProfile, Request, RequestClass, StepDone
+from scheduler_service.core.types import CostProfile, RequestClass, StepDone
 
 HALF_LIFE_S = 30.0  # of what is known about the pace
 SOME = 128  # requests over which means are taken: few enough to follow what is asked for
@@ -38,7 +38,6 @@ class Load:
         self.by_class = {klass: Sum() for klass in RequestClass}
         self.mean_rounds = self.mean_prefill = 0.0  # of the work of the last requests that came
         self._came = 0
-        self._work: dict[str, tuple[int, int]] = {}  # rounds and prefill of each live request
         self._nominal: Pace | None = None  # of all workers, by their costs
         self._nominal_s = self._elapsed_s = 1.0  # by the costs, and by the clock, of rounds with no slot vacant
 
@@ -48,7 +47,6 @@ class Load:
         of_class = self.by_class[request.klass]
         of_class.requests += 1
         of_class.tokens += request.most_tokens
-        self._work[request.id] = 0, 0
         self._came = min(self._came + 1, SOME)
         self.mean_rounds += (rounds - self.mean_rounds) / self._came
         self.mean_prefill += (entry.prefill_owed - self.mean_prefill) / self._came
@@ -56,26 +54,20 @@ class Load:
 
     def update(self, entry: Entry, rounds: int) -> None:
         """What remains of it now. `rounds`: request-rounds, as believed."""
-        request = entry.request
-        before, work = self._work[request.id], (rounds, entry.prefill_owed)
-        if work != before:
-            of_class = self.by_class[request.klass]
-            of_class.rounds += work[0] - before[0]
-            of_class.prefill += work[1] - before[1]
-            self._work[request.id] = work
+        prefill = entry.prefill_owed
+        if rounds != entry.rounds_counted or prefill != entry.prefill_counted:
+            of_class = self.by_class[entry.request.klass]
+            of_class.rounds += rounds - entry.rounds_counted
+            of_class.prefill += prefill - entry.prefill_counted
+            entry.rounds_counted, entry.prefill_counted = rounds, prefill
 
-    def rounds(self, id: str) -> int:
-        """Request-rounds that remain of it, as believed when its claim was last looked at."""
-        return self._work[id][0]
-
-    def release(self, request: Request) -> None:
-        """Raises KeyError unless it is live: each reservation is given back once."""
-        rounds, prefill = self._work.pop(request.id)
-        of_class = self.by_class[request.klass]
+    def release(self, entry: Entry) -> None:
+        """It is live no longer."""
+        of_class = self.by_class[entry.request.klass]
         of_class.requests -= 1
-        of_class.tokens -= request.most_tokens
-        of_class.rounds -= rounds
-        of_class.prefill -= prefill
+        of_class.tokens -= entry.request.most_tokens
+        of_class.rounds -= entry.rounds_counted
+        of_class.prefill -= entry.prefill_counted
 
     # ---- how fast work gets done ----
 

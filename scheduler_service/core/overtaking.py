@@ -55,14 +55,15 @@ class Overtaking:
         """Requests of a worker that ran: the rounds that each is believed to need still, and how many it ran. `beside`:
         others that ran there and are not reported yet."""
         together = Counter([request.klass for request, *_ in ran]) + Counter([request.klass for request in beside])
+        known, shared = self._remaining, self._shared
         for request, remaining, count in ran:
             klass, id = request.klass, request.id
             self._served[klass] += count
-            self._shared[id] += count * together[klass]
-            before = self._remaining[id]
+            shared[id] += count * together[klass]
+            before = known[id]
             if remaining != before:
                 self._ahead[klass] += remaining - before
-                self._remaining[id] = remaining
+                known[id] = remaining
 
     def ended(self, request: Request) -> None:
         klass = request.klass

@@ -114,7 +114,7 @@ def _best(fleet: Fleet, worker: Worker, limit: int) -> list[Key]:
     suspects = fleet.isolation.suspects
     offered = [] if worker.draining else _first(fleet, worker, fleet.unplaced, limit + len(suspects))
     best = sorted(_first(fleet, worker, worker.ranking, limit + len(suspects)) + offered)
-    return [key for key in best if key[-1] not in suspects][:limit]
+    return [key for key in best if key[-1] not in suspects][:limit] if suspects else best[:limit]
 
 
 def _first(fleet: Fleet, worker: Worker, ranking: FairRanking, limit: int) -> list[Key]:

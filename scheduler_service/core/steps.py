@@ -26,7 +26,7 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     if not step.partial:
         stopped |= unreported
     if fleet.overtaking:
-        served = [(entry.request, fleet.load.rounds(id), len(row.each) or 1) for id, (entry, row) in ran.items()]
+        served = [(entry.request, entry.rounds_counted, len(row.each) or 1) for entry, row in ran.values()]
         fleet.overtaking.served(served, [fleet.entries[id].request for id in beside])
     charge(fleet.classes, ran.values(), known.round_s / known.slots, known.cost.prefill_token_s)
     went_on: list[str] = []

@@ -74,7 +74,6 @@ async def _read(leader: Leader, session: WorkerSession, stream: Stream[pb.FromWo
             message = await stream.read()
         if not isinstance(message, pb.FromWorker):
             return  # it hung up without a goodbye: it may have died
-        checks.report(message.report)
         leader.workers.report(session, message.report, time.perf_counter())
         if message.report.leaving:
             session.leaving = True

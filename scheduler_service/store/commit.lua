@@ -28,7 +28,7 @@ for i, change in ipairs(cmsgpack.unpack(ARGV[8])) do
   local id, arrival, create, before, after, output, level, score, with_kv, ended, fields = unpack(change)
   local hash, log = ARGV[6] .. id, ARGV[7] .. id
   local stored = redis.call('HMGET', hash, 'arrival', 'emitted', 'ending')
-  local known = arrivals[hash] or stored[1]
+  local known = arrivals[hash] or tonumber(stored[1]) -- it tells requests of the same id apart
   -- A record without its arrival was set aside, or has lost it: no request may mix with it.
   local unreadable = not known and (stored[3] or (create and stored[2]))
   local taken = unreadable or (known and known ~= arrival) or ((stored[3] or lengths[hash] == 'over') and not again)

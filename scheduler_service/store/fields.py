@@ -11,7 +11,6 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -170,17 +169,6 @@ COUNTED = Field("counted", "emitted", int, _count, None)
 def of_request(request: Request) -> list[Value]:
     """What never changes of it: names and values in turn."""
     return REQUEST.encode(request)
-
-
-def of_arrival(request: Request) -> str:
-    """Tells a request from any other of the same id."""
-    return _text(request.arrival)
-
-
-@lru_cache(maxsize=1 << 14, typed=True)
-def _text(arrival: float) -> str:
-    """It goes with every write of a request, and to write a float costs much."""
-    return repr(arrival)
 
 
 def of_record(record: Record) -> list[Value]:

@@ -149,8 +149,19 @@ def _change(write: Write) -> tuple[Any, ...]:
     record, ended, submitted = write.record, write.ending is not None, write.submit is not None
     if write.brief:  # most writes are
         request = record.request
-        arrival, emitted = fields.of_arrival(request), write.emitted
-        return request.id, arrival, False, write.start, emitted, write.log, record.level, "", True, False, ()
+        return (
+            request.id,
+            request.arrival,
+            False,
+            write.start,
+            write.emitted,
+            write.log,
+            record.level,
+            "",
+            True,
+            False,
+            (),
+        )
     pairs = fields.of_record(record)
     if write.submit is not None:
         pairs += [*fields.of_request(record.request), "submit", write.submit, "model", write.model]
@@ -158,7 +169,7 @@ def _change(write: Write) -> tuple[Any, ...]:
         pairs += ["ending", write.ending]
     start = record.emitted if write.start is None else write.start
     with_kv = record.state is not State.WAITING and not ended
-    what = (record.request.id, fields.of_arrival(record.request), submitted, start, record.emitted, write.log)
+    what = (record.request.id, record.request.arrival, submitted, start, record.emitted, write.log)
     return (*what, record.level, repr(record.key), with_kv, ended, pairs)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.keys import Right, new_key
-from laps_sd.certs import REDIS_USER, make_certs
+from laps_sd.authority import REDIS_USER, make_certs
 from laps_sd.client import Client
 from protos.errors import NotServing, Unauthenticated
 from tests.conftest import redis_server

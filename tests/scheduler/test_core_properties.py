@@ -44,8 +44,8 @@ def reserved(core: Core) -> dict[RequestClass, Sum]:
         one = sums[entry.request.klass]
         one.requests += 1
         one.tokens += entry.request.most_tokens
-        one.prefill += core.fleet.load._work[entry.request.id][1]
-        one.rounds += core.fleet.load._work[entry.request.id][0]
+        one.prefill += entry.prefill_counted
+        one.rounds += entry.rounds_counted
     return sums
 
 

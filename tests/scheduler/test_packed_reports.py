@@ -13,7 +13,7 @@ from protos.errors import BadInput
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.v1 import types_pb2
-from scheduler_service import checks, translate
+from scheduler_service import reports
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import Plan, Round, StepDone, Submitted
 from scheduler_service.leader import Leader
@@ -69,8 +69,9 @@ def report(**figures: object) -> pb.StepReport:
 
 
 def test_a_row_of_several_rounds_reaches_the_core_with_each_of_them() -> None:
-    checks.report(report())
-    (own,) = translate.to_step_done("w", report()).rounds
+    step, outputs = reports.read("w", report())
+    (own,) = step.rounds
+    assert outputs["a"][1] == [1, 2, 3]
     assert (own.new, own.drafted, own.accepted, own.count) == (3, 4, 1, 2)
     assert own.each == ((2, 2, 1), (1, 2, 0))
 
@@ -87,7 +88,7 @@ def test_a_row_of_several_rounds_reaches_the_core_with_each_of_them() -> None:
 )
 def test_rounds_that_do_not_make_up_the_row_are_refused(figures: dict[str, list[int]]) -> None:
     with pytest.raises(BadInput, match="rows"):
-        checks.report(report(**figures))
+        reports.read("w", report(**figures))
 
 
 def test_a_request_without_a_row_goes_on_if_the_report_is_partial() -> None:

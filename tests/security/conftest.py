@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from laps_sd.certs import make_certs
+from laps_sd.authority import make_certs
 
 
 @pytest.fixture(scope="session")

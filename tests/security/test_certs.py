@@ -5,9 +5,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer.testing import CliRunner
 
-from laps_sd.certs import make_certs
+from laps_sd.authority import make_certs
 from laps_sd.cli import app
 
 
@@ -51,11 +53,39 @@ def test_the_acl_file_holds_no_password(certs: Path) -> None:
     assert password not in (certs / "redis" / "users.acl").read_text()
 
 
-def test_without_openssl_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_are_made_without_any_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
-    code, output = invoke(tmp_path / "certs")
-    assert code == 1
-    assert "openssl" in output
+    assert invoke(tmp_path)[0] == 0
+
+
+def test_a_service_is_its_name_signed_by_the_authority_for_what_it_does(tmp_path: Path) -> None:
+    make_certs(tmp_path, ["gw.example", "10.0.0.3"], days=30)
+    authority = x509.load_pem_x509_certificate((tmp_path / "ca" / "ca.crt").read_bytes())
+    worker = x509.load_pem_x509_certificate((tmp_path / "worker" / "tls.crt").read_bytes())
+    worker.verify_directly_issued_by(authority)
+    assert worker.subject.rfc4514_string() == "CN=worker"
+    names = worker.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["worker", "gw.example", "localhost"]
+    assert [*map(str, names.get_values_for_type(x509.IPAddress))] == ["10.0.0.3", "127.0.0.1", "::1"]
+    purposes = worker.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(purposes) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert (worker.not_valid_after_utc - worker.not_valid_before_utc).days == 30
+
+
+def test_an_authority_that_cannot_be_used_is_a_sentence_and_stays(tmp_path: Path) -> None:
+    make_certs(tmp_path)
+    (tmp_path / "ca" / "ca.key").write_text("no key")
+    code, output = invoke(tmp_path)
+    assert (code, output.count("\n")) == (1, 1)
+    assert "no usable PEM" in output
+    assert (tmp_path / "ca" / "ca.key").read_text() == "no key"
+
+
+def test_a_host_that_is_no_name_is_a_sentence_and_changes_no_certificate(certs: Path) -> None:
+    before = (certs / "gateway" / "tls.crt").read_bytes()
+    code, output = invoke(certs, "--host", "größe")
+    assert (code, output.count("\n")) == (1, 1)
+    assert (certs / "gateway" / "tls.crt").read_bytes() == before
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:

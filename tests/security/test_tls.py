@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from laps_sd.certs import make_certs
+from laps_sd.authority import make_certs
 from protos.link.v1 import gateway_link_pb2_grpc
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
 from protos.tls import Files, PeerNames, Tls
@@ -96,7 +96,7 @@ async def test_an_expired_certificate_gets_nobody_in_on_either_side(certs: Path,
 async def test_a_certificate_of_another_name_is_not_the_schedulers(
     certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laps_sd.certs.LOCAL_NAMES", ())
+    monkeypatch.setattr("laps_sd.authority.LOCAL_NAMES", ())
     make_certs(certs, ["elsewhere.example"])
     async with serving(tls(certs / "scheduler")) as target:
         assert await status(target, tls(certs / "gateway").channel_credentials()) is grpc.StatusCode.UNAVAILABLE

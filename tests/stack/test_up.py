@@ -113,7 +113,7 @@ def test_a_taken_port_is_said_before_anything_starts() -> None:
 
 
 def test_free_ports_are_all_different(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("laps_sd.stack._ANY_PORT", range(20_000, 20_064))  # few: it would soon draw one twice
+    monkeypatch.setattr("laps_sd.ports._ANY_PORT", range(20_000, 20_064))  # few: it would soon draw one twice
     assert len(set(claim_ports(*[0] * 30))) == 30
 
 

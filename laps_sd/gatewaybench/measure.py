@@ -1,0 +1,125 @@
+"""What the gateway costs: time added to a first token, CPU for each relayed chunk, memory for each open stream. The
+gateway, the scheduler's stub and the clients are processes of their own."""
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import psutil
+
+from laps_sd.gatewaybench.load import Reader, connect, open_streams
+from laps_sd.ports import HOST, claim_ports
+from laps_sd.schedbench.processes import children, serving, used_s
+from laps_sd.supervise import Command
+from protos.serving import address
+
+SERVICE = "laps_sd.v1.Inference"
+ENDLESS = 8000  # tokens: no stream ends while it is measured
+UP_S = 30.0
+SETTLE_S = 1.0
+PROBE_EVERY_S = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`streams` are open, each gets `rounds_per_s` rounds of `tokens_per_round` tokens. `many`: opened for memory."""
+
+    streams: int = 200
+    rounds_per_s: float = 20.0
+    tokens_per_round: int = 2
+    many: int = 2000
+    seconds: float = 10.0
+
+
+async def measure(load: Load, model: Path) -> dict[str, Any]:
+    """Raises ConnectionError, or a group with GaveUp."""
+    async with _gateway(load.rounds_per_s, load.tokens_per_round, load.many, model) as (port, gateway):
+        streams = await open_streams(port, load.streams, ENDLESS)
+        await asyncio.sleep(SETTLE_S)
+        busy = await _under_load(load, port, gateway, streams)
+        _hang_up(streams)
+    async with _gateway(1.0, load.tokens_per_round, load.many, model) as (port, gateway):
+        return busy | await _many(load, port, gateway)
+
+
+async def _under_load(load: Load, port: int, gateway: psutil.Process, streams: Sequence[Reader]) -> dict[str, Any]:
+    """The streams are read while further requests, one after the other, ask for a single token."""
+    begun_s, used, events = time.perf_counter(), used_s(gateway), sum(each.events for each in streams)
+    ttfts_s, problems = [], 0
+    while time.perf_counter() < begun_s + load.seconds:
+        probe = await connect(port, 1)
+        probe.ask()
+        await asyncio.wait_for(probe.over, UP_S)
+        problems += bool(probe.problem)
+        ttfts_s.append(probe.ttft_s)
+        await asyncio.sleep(PROBE_EVERY_S)
+    wall_s = time.perf_counter() - begun_s
+    relayed = sum(each.events for each in streams) - events
+    cpu_s = used_s(gateway) - used
+    percentiles = quantiles(ttfts_s, n=100)
+    return {
+        "streams": load.streams,
+        "probes": len(ttfts_s),
+        "added_ttft_p50_ms": percentiles[49] * 1000,
+        "added_ttft_p99_ms": percentiles[98] * 1000,
+        "chunks_per_s": relayed / wall_s,
+        "gateway_busy": cpu_s / wall_s,
+        "chunks_per_cpu_s": relayed / cpu_s,
+        "problems": problems + sum(bool(each.problem) for each in streams),
+    }
+
+
+async def _many(load: Load, port: int, gateway: psutil.Process) -> dict[str, Any]:
+    """Memory of streams that are open at once; then all of them end."""
+    warm = await open_streams(port, 50, ENDLESS)  # what the first streams cost once
+    _hang_up(warm)
+    await asyncio.sleep(SETTLE_S)
+    before = gateway.memory_info().rss
+    tokens = load.tokens_per_round * 20
+    readers = await open_streams(port, load.many, tokens)
+    open_at_once = sum(not each.over.done() for each in readers)
+    memory = gateway.memory_info().rss - before
+    await asyncio.wait([each.over for each in readers], timeout=60 + tokens)
+    whole = sum(each.over.done() and not each.problem for each in readers)
+    return {"many": load.many, "open_at_once": open_at_once, "whole": whole, "bytes_per_stream": memory / load.many}
+
+
+def _hang_up(readers: Sequence[Reader]) -> None:
+    for reader in readers:
+        reader.hang_up()
+
+
+@asynccontextmanager
+async def _gateway(
+    rounds_per_s: float, tokens_per_round: int, many: int, model: Path
+) -> AsyncIterator[tuple[int, psutil.Process]]:
+    """A gateway of the stub, ready: its HTTP port and its process."""
+    grpc_port, http_port = claim_ports(0, 0)
+    stub = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "laps_sd.gatewaybench.stub", "--model", str(model)),
+        *("--rounds-per-s", str(rounds_per_s), "--tokens-per-round", str(tokens_per_round)),
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert stub.stdout is not None
+        said = await asyncio.wait_for(stub.stdout.readline(), UP_S)
+        if not re.fullmatch(rb"\d+\n", said):
+            raise ConnectionError("the stub of a scheduler did not start")
+        flags = ["--host", HOST, "--grpc-port", str(grpc_port), "--http-port", str(http_port), "--log-level", "warning"]
+        flags += ["--scheduler", address(HOST, int(said)), "--max-requests", str(2 * many), "--drain-s", "0"]
+        command = Command("gateway", [sys.executable, "-P", "-m", "gateway", *flags])
+        async with children(command) as (child,):
+            await serving(address(HOST, grpc_port), SERVICE)
+            yield http_port, psutil.Process(child.pid)
+    finally:
+        if stub.returncode is None:
+            stub.kill()
+            await stub.wait()

@@ -1,0 +1,134 @@
+"""A scheduler without workers or Redis, over real gRPC: it accepts every request, sends its first round at once and the
+others at a steady pace, for several requests in one message, as a real one does after a worker's step. A program:
+`python -m laps_sd.gatewaybench.stub`. Nothing is measured here."""
+
+import argparse
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tokenizers import Tokenizer
+
+from protos.link.v1 import common_pb2, gateway_link_pb2_grpc
+from protos.link.v1 import gateway_link_pb2 as pb
+from protos.serving import BEAT_S, LINK_MESSAGE_BYTES, options
+from protos.v1 import types_pb2
+
+CONTEXT_TOKENS = 8192
+STEP = 32  # requests whose rounds go in one message: the slots of a worker
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@dataclass(slots=True)
+class Live:
+    submit: pb.Submit
+    sent: int = 0
+
+
+class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
+    """Calls other than Link are answered with UNIMPLEMENTED."""
+
+    def __init__(
+        self, model: common_pb2.ModelInfo, words: list[int], rounds_per_s: float, tokens_per_round: int
+    ) -> None:
+        self._model, self._words = model, words
+        self._rounds_per_s, self._tokens = rounds_per_s, tokens_per_round
+        self._live: dict[str, Live] = {}
+
+    async def Link(self, requests: AsyncIterator[pb.FromGateway], context: Any) -> None:  # type: ignore[override] # noqa: N802
+        writing = asyncio.Lock()  # grpc takes one write at a time
+
+        async def send(message: pb.ToGateway) -> None:
+            async with writing:
+                await context.write(message)
+
+        await send(pb.ToGateway(serving=pb.Serving(ready=True, model=self._model)))
+        async with asyncio.TaskGroup() as tasks:
+            beating = [tasks.create_task(self._beat(send)), tasks.create_task(self._step(send))]
+            async for message in requests:
+                await self._take(message, send)
+            for task in beating:
+                task.cancel()
+
+    async def _take(self, message: pb.FromGateway, send: Any) -> None:
+        if message.HasField("submit"):
+            id = message.submit.request_id
+            self._live[id] = live = Live(message.submit)
+            await send(pb.ToGateway(accepted=[id], deltas=[self._round(id, live)]))
+        elif message.HasField("cancel"):
+            self._live.pop(message.cancel.request_id, None)
+        elif message.HasField("follow") and message.follow.request_id in self._live:
+            self._live[message.follow.request_id].sent = message.follow.offset
+
+    async def _beat(self, send: Any) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await send(pb.ToGateway())
+
+    async def _step(self, send: Any) -> None:
+        """A round of every live request each 1 / rounds_per_s seconds, the messages evenly spread over that time."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + 1 / self._rounds_per_s, loop.time() - 1 / self._rounds_per_s)
+            groups = self._groups()
+            for number, ids in enumerate(groups):
+                await asyncio.sleep(due + number / len(groups) / self._rounds_per_s - loop.time())
+                deltas = [self._round(id, self._live[id]) for id in ids if id in self._live]
+                await send(pb.ToGateway(deltas=deltas))
+            await asyncio.sleep(max(0.0, due - loop.time()))
+
+    def _groups(self) -> list[list[str]]:
+        ids = list(self._live)
+        return [ids[start : start + STEP] for start in range(0, len(ids), STEP)]
+
+    def _round(self, id: str, live: Live) -> pb.Delta:
+        most = live.submit.limits.max_tokens
+        count = min(self._tokens, most - live.sent)
+        tokens = [self._words[(live.sent + i) % len(self._words)] for i in range(count)]
+        delta = pb.Delta(request_id=id, start=live.sent, tokens=tokens, drafted=count, accepted=count - 1)
+        live.sent += count
+        if live.sent >= most:
+            delta.ending.finish_reason = types_pb2.FINISH_REASON_LENGTH
+            del self._live[id]
+        return delta
+
+
+def model_of(folder: Path) -> common_pb2.ModelInfo:
+    """What a worker of the model in this folder would say of it, as far as a gateway reads it."""
+    data = (folder / "tokenizer.json").read_bytes()
+    size = Tokenizer.from_str(data.decode()).get_vocab_size()
+    return common_pb2.ModelInfo(
+        name="stub",
+        fingerprint="stub",
+        context_tokens=CONTEXT_TOKENS,
+        vocab_size=size,
+        tokenizer_json=gzip.compress(data, mtime=0),
+        chat_template=TEMPLATE,
+    )
+
+
+async def serve(folder: Path, rounds_per_s: float, tokens_per_round: int) -> None:
+    """Prints the port once it is bound, and serves until it is killed."""
+    model = model_of(folder)
+    tokenizer = Tokenizer.from_str(gzip.decompress(model.tokenizer_json).decode())
+    words = list(tokenizer.encode("The sky is blue because air scatters short waves more than long ones. ").ids)
+    server = grpc.aio.server(options=options(LINK_MESSAGE_BYTES))
+    stub = Stub(model, words, rounds_per_s, tokens_per_round)  # type: ignore[abstract]  # of the stubs alone
+    gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(stub, server)
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    await server.start()
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--model", type=Path, required=True)
+    flags.add_argument("--rounds-per-s", type=float, required=True)
+    flags.add_argument("--tokens-per-round", type=int, required=True)
+    given = flags.parse_args()
+    asyncio.run(serve(given.model, given.rounds_per_s, given.tokens_per_round))

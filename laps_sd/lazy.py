@@ -1,0 +1,73 @@
+"""Commands that are loaded when they are called, and errors of usage as one sentence. No command lives here."""
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from laps_sd.config_file import CONFIG
+
+
+class Later(TyperCommand):
+    """Stands for the command at `place` in lists of commands, which so need none of its imports."""
+
+    place = ""  # MODULE:FUNCTION
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
+        return self._command().make_context(info_name, args, *rest, **extra)
+
+    def _command(self) -> Any:
+        module, _, function = self.place.partition(":")
+        try:
+            found = getattr(import_module(module), function)
+        except ModuleNotFoundError as error:
+            raise typer.TyperException(f"{self.name} needs the package {error.name}, which is not here") from error
+        alone = typer.Typer(add_completion=False)
+        alone.command(self.name, help=found.__doc__)(found)
+        return typer.main.get_command(alone)
+
+
+def add_commands(app: typer.Typer, commands: dict[str, tuple[str, str]]) -> None:
+    """`commands`: by name where each is, MODULE:FUNCTION, and one line for lists of commands."""
+    for name, (place, line) in commands.items():
+        app.command(name, help=line, cls=type("Later", (Later,), {"place": place}))(_nothing)
+
+
+def _nothing() -> None:
+    """A stand-in does nothing."""
+
+
+class Program(TyperGroup):
+    """The whole command line: what is wrong with a command is one sentence on stderr, and exit code 2."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        run: Any = super().main
+        if not standalone_mode:
+            return run(*args, standalone_mode=False, **extra)
+        try:
+            code = run(*args, standalone_mode=False, **extra)
+        except typer.TyperException as error:
+            if message := _sentence(error):
+                typer.echo(f"laps-sd: {message}", err=True)
+            code = error.exit_code
+        except typer.Abort:
+            code = 1
+        sys.exit(code)
+
+
+def _sentence(error: typer.TyperException) -> str:
+    """What is wrong, and where the value comes from if not from a flag. Empty where help was printed instead."""
+    words = " ".join(error.format_message().replace("Value error, ", "", 1).split())
+    context, param = getattr(error, "ctx", None), getattr(error, "param", None)
+    if not (context and param):
+        return words
+    match context.get_parameter_source(param.name):
+        case source if source and source.name == "ENVIRONMENT":
+            variables = [param.envvar] if isinstance(param.envvar, str) else param.envvar
+            return f"{words} (from the environment: {next(name for name in variables if name in os.environ)})"
+        case source if source and source.name == "DEFAULT_MAP":
+            return f"{words} (from {context.params.get('config') or CONFIG})"
+    return words

@@ -1,0 +1,53 @@
+"""A stack that runs until it has done its work or a signal comes, and what its failures say. Which processes a stack
+has, and their order, is in stack.py."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import typer
+
+from laps_sd.options import Options
+from laps_sd.ports import StackError
+from laps_sd.redis_server import NoServer
+from laps_sd.stack import Emit, Stack, run, to_stderr
+from laps_sd.supervise import BAD_SETTINGS, GaveUp
+from protos.errors import NotServing
+from protos.serving import stop_signals
+
+
+def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]], emit: Emit = to_stderr) -> bool:
+    """Starts the stack, runs `use` until it returns or a signal comes, stops the stack. Returns False after a signal.
+
+    Failures of the stack are printed to stderr. Raises typer.Exit after them: 2 where starting again is of no use.
+    """
+    finished, code = False, 0
+    try:
+        finished = asyncio.run(_until_signal(run(options, use, emit)))
+    except* (StackError, NoServer, GaveUp, NotServing, OSError) as failures:
+        for failure in failures.exceptions:
+            typer.echo(f"laps-sd: {failure}", err=True)
+            code = max(code, BAD_SETTINGS if getattr(failure, "hopeless", False) else 1)
+    if code:
+        raise typer.Exit(code)
+    return finished
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> bool:
+    """The first signal cancels `work`, which then ends in good order; a second signal cuts that short.
+
+    Returns whether `work` ended by itself.
+    """
+    task = asyncio.create_task(work)
+    async with stop_signals() as stopping:
+        while not task.done():
+            signalled = asyncio.create_task(stopping.wait())
+            await asyncio.wait((task, signalled), return_when=asyncio.FIRST_COMPLETED)
+            signalled.cancel()
+            if stopping.is_set():
+                stopping.clear()
+                task.cancel()
+    if task.cancelled():
+        return False
+    task.result()
+    return True

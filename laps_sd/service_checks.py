@@ -1,0 +1,71 @@
+"""What each service would say of its settings: they are read here as it will read them, from the command line and the
+environment that it will get. So no bound is declared twice, and no process is started for nothing."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliApp
+
+from gateway.config import Settings as Gateway
+from laps_sd.checks import Wrong, flag
+from laps_sd.flags import flags_of
+from laps_sd.options import Options
+from laps_sd.stack import gateway_command, scheduler_command, worker_command
+from laps_sd.supervise import Command
+from scheduler_service.config import Settings as Scheduler
+from worker_service.config import Settings as Worker
+
+# Names of services' settings that follow from an option of another name.
+_OPTION_OF = {"max_draft": "draft_len", "redis_url": "redis", "tls": "certs", "policy-set": "policy_set"}
+_NOWHERE = "127.0.0.1:1"  # in place of a scheduler, which nobody looks for yet
+
+
+def check_services(options: Options) -> None:
+    """Raises Wrong with the first thing that a service would refuse."""
+    one = replace(options, devices=1)  # else the command is torchrun's
+    _check(options, "scheduler", Scheduler, scheduler_command(one, 1, one.redis or "unix:///redis.sock"))
+    _check(options, "worker", Worker, worker_command(one, 0, _NOWHERE, Path("model")))
+    _check(options, "gateway", Gateway, gateway_command(one, one.grpc_port, one.http_port, _NOWHERE))
+
+
+def _check(options: Options, service: str, settings: type[BaseSettings], command: Command) -> None:
+    program, flags = command.arguments[:4], command.arguments[4:]  # python -P -m MODULE
+    for name in options.services.get(service, {}):
+        if name not in settings.model_fields:
+            raise Wrong(f"[{service}] {name}", f"no such setting; `{' '.join(program)} --help` lists them")
+        if any(word.partition(".")[0] == flag(name) for word in flags):
+            raise Wrong(f"[{service}] {name}", "`laps-sd up` sets this itself")
+    with _environment(command.environment):
+        try:
+            CliApp.run(settings, cli_args=list(flags))
+        except ValidationError as error:
+            raise _told(service, error) from None
+
+
+def _told(service: str, error: ValidationError) -> Wrong:
+    """The first problem, under the name that somebody gave the setting."""
+    first = error.errors(include_input=False)[0]  # an input may be a password
+    words = first["msg"].removeprefix("Value error, ")
+    name = str(first["loc"][0]) if first["loc"] else ""
+    if not name:  # a setting that is checked together with others names itself
+        name, _, words = words.partition(": ")
+    option = _OPTION_OF.get(name, name)
+    return Wrong(flag(option) if option in flags_of(Options) else f"[{service}] {name}", words)
+
+
+@contextmanager
+def _environment(added: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

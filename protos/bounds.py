@@ -1,0 +1,15 @@
+"""Bounds of settings that the command line and the services share, each declared once. No service is imported for
+them, so that `laps-sd up --help` can tell them too."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from annotated_types import Ge, Interval
+
+Port = Annotated[int, Interval(ge=0, le=65535)]  # 0: any free one
+Slots = Annotated[int, Interval(ge=1, le=1024)]
+KvTokens = Annotated[int, Ge(192)]  # what a worker's warm-up needs for one request
+HostKvTokens = Annotated[int, Ge(0)]
+DraftLen = Annotated[int, Interval(ge=0, le=64)]
+DrainS = Annotated[float, Ge(0)]
+Dtype: TypeAlias = Literal["auto", "float32", "bfloat16"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]

@@ -1,0 +1,122 @@
+"""Our own paths: why a request waits, its end, and its stream taken up again."""
+
+import asyncio
+import json
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from laps_sd.client import Client
+from protos.v1 import status_pb2
+from tests.gateway.harness import TOKENIZER, WAIT_S, ending, ids
+from tests.gateway.openai.harness import CHAT, Door, door, events
+
+TEXT = "the quick brown fox jumps"
+
+
+async def broken_off(at: Door) -> str:
+    """Streams a detached request by HTTP, hangs up after some events, and returns the text so far. The last event's id
+    is a number of tokens, and the scheduler has the whole answer."""
+    body = CHAT | {"request_id": "r", "on_disconnect": "detach", "stream": True}
+    tokens, text = ids(TEXT), ""
+    opening = asyncio.create_task(
+        at.http.send(at.http.build_request("POST", "/v1/chat/completions", json=body), stream=True)
+    )
+    submit = await at.link.accept()
+    at.scheduler.submitted["r"] = submit
+    for i, token in enumerate(tokens[:5]):
+        await at.link.delta(submit, i, [token])
+    answer = await asyncio.wait_for(opening, WAIT_S)
+    lines, last = answer.aiter_lines(), 0
+    async for line in lines:
+        if line.startswith("id: "):
+            last = int(line.removeprefix("id: "))
+        elif line.startswith("data: "):
+            text += json.loads(line.removeprefix("data: "))["choices"][0]["delta"]["content"]
+            if last == 5:
+                break
+    await answer.aclose()
+    return text
+
+
+async def go_on(at: Door) -> None:
+    """The scheduler answers the follow of whoever resumes."""
+    follow = await at.link.next("follow")
+    tokens = ids(TEXT)
+    await at.link.send(
+        deltas=[
+            {"request_id": "r", "start": i, "tokens": [token], **({"ending": ending()} if i == len(tokens) - 1 else {})}
+            for i, token in enumerate(tokens)
+            if i >= follow.offset
+        ]
+    )
+
+
+async def test_a_stream_that_broke_goes_on_by_http_behind_the_last_event() -> None:
+    async with door() as at:
+        begun = await broken_off(at)
+        task = asyncio.create_task(at.http.get("/v1/requests/r/stream", headers={"last-event-id": "5"}))
+        await go_on(at)
+        *said, last, done = events(await asyncio.wait_for(task, WAIT_S))
+        assert begun + "".join(each["choices"][0]["delta"].get("content", "") for each in said) == TEXT
+        assert (done, last["usage"]["completion_tokens"]) == ("[DONE]", len(ids(TEXT)))
+
+
+async def test_a_stream_that_broke_goes_on_by_grpc() -> None:
+    async with door() as at, Client(at.gateway.grpc) as client:
+        begun = await broken_off(at)
+
+        async def rest() -> str:
+            return "".join([chunk.text async for chunk in client.resume("r", offset=5)])
+
+        task = asyncio.create_task(rest())
+        await go_on(at)
+        assert begun + await asyncio.wait_for(task, WAIT_S) == TEXT
+
+
+async def test_a_stream_can_be_taken_up_as_a_completion_from_any_token() -> None:
+    async with door() as at:
+        await broken_off(at)
+        task = asyncio.create_task(at.http.get("/v1/requests/r/stream?offset=3&as=completion"))
+        await go_on(at)
+        said = events(await asyncio.wait_for(task, WAIT_S))[:-2]
+        assert "".join(each["choices"][0]["text"] for each in said) == TEXT.removeprefix(
+            str(TOKENIZER.decode(ids(TEXT)[:3]))
+        )
+
+
+async def test_events_have_ids_only_where_the_request_runs_on() -> None:
+    async with door() as at:
+        answer, _ = await at.answered(CHAT | {"stream": True}, "jumps")
+        assert "id: " not in answer.text
+        answer, _ = await at.answered(CHAT | {"stream": True, "on_disconnect": "detach"}, "jumps")
+        assert answer.text.count("id: ") == len(events(answer)) - 1
+
+
+async def test_why_a_request_waits() -> None:
+    async with door() as at:
+        at.scheduler.known["r"] = status_pb2.RequestStatus(
+            request_id="r",
+            state=status_pb2.REQUEST_STATE_WAITING,
+            position=3,
+            queue_level=1,
+            submit_time=Timestamp(seconds=1),
+        )
+        said = (await at.http.get("/v1/requests/r")).json()
+        assert (said["state"], said["position"], said["queue_level"]) == ("waiting", 3, 1)
+        assert said["why"].startswith("it has not run yet: 3 requests are served before it")
+        assert (said["submit_time"], said["estimated_start_time"]) == ("1970-01-01T00:00:01Z", None)
+
+
+async def test_an_unknown_request_is_404_whatever_is_asked_of_it() -> None:
+    async with door() as at:
+        for verb, path in (("GET", ""), ("DELETE", ""), ("GET", "/stream")):
+            answer = await at.http.request(verb, f"/v1/requests/nobody{path}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "request_not_found")
+
+
+async def test_a_bad_offset_is_named() -> None:
+    async with door() as at:
+        answer = await at.http.get("/v1/requests/r/stream?offset=-1")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "offset")
+        answer = await at.http.get("/v1/requests/r/stream", headers={"last-event-id": "x"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "last-event-id")

@@ -1,0 +1,213 @@
+"""What is wrong with a body is a 400 that names the field; nothing that is sent makes a 500."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.gateway.openai.harness import CHAT, COMPLETION, HELLO, door
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+# A field of a chat, its value, and the param of the error where it is another name.
+BAD: list[tuple[str, Any] | tuple[str, Any, str]] = [
+    ("messages", []),
+    ("messages", "hi"),
+    ("messages", [7], "messages[0]"),
+    ("messages", [{"role": "user"}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+    ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": ["a"]}], "messages[0].content[0]"),
+    ("messages", [{"role": "nobody", "content": "a"}]),
+    ("messages", [*HELLO, {"role": "system", "content": "late"}]),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 10**400),
+    ("max_tokens", 1.5),
+    ("max_tokens", "5"),
+    ("max_tokens", True),
+    ("max_completion_tokens", 0),
+    ("temperature", -1),
+    ("temperature", 3),
+    ("temperature", "hot"),
+    ("temperature", 1e300),
+    ("temperature", 10**400),
+    ("top_p", 0),
+    ("top_k", -2),
+    ("top_k", 10**9),
+    ("presence_penalty", 9),
+    ("repetition_penalty", 0),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"99999": 1}),
+    ("logit_bias", {"1": 101}),
+    ("logit_bias", {"1": "x"}),
+    ("logit_bias", []),
+    ("stop", 5),
+    ("stop", ["a"] * 9),
+    ("stop", [""]),
+    ("stop", ["a", 1], "stop[1]"),
+    ("seed", 2**63),
+    ("seed", 0.5),
+    ("n", 0),
+    ("n", 17),
+    ("n", "2"),
+    ("stream", "yes"),
+    ("stream_options", {"include_usage": True}),
+    ("logprobs", 3),
+    ("top_logprobs", 2),
+    ("predicted_tokens", 0),
+    ("class", "urgent"),
+    ("timeout_s", 0),
+    ("timeout_s", -1),
+    ("on_disconnect", "explode"),
+    ("request_id", "a b"),
+    ("request_id", ""),
+    ("model", 5),
+    ("response_format", "json"),
+    ("response_format", {}, "response_format.type"),
+    ("response_format", {"type": "json_schema"}),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": []}}, "response_format.json_schema.schema"),
+    ("structured_outputs", {}),
+    ("structured_outputs", {"regex": "a", "choice": ["b"]}),
+    ("structured_outputs", {"choice": [1]}, "structured_outputs.choice[0]"),
+    ("tool_choice", "required"),
+    ("tools", [{"type": "function"}], "tools[0].function"),
+    ("tools", [{"type": "function", "function": {"name": "a b"}}], "tools[0].function.name"),
+]
+UNSUPPORTED: list[tuple[str, Any] | tuple[str, Any, str]] = [
+    ("audio", {}),
+    ("best_of", 2),
+    ("function_call", "auto"),
+    ("functions", [{}]),
+    ("guided_json", {}),
+    ("messages", [{"role": "tool", "content": "a", "tool_call_id": "b"}], "messages[0].role"),
+    ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+    ("min_p", 0.1),
+    ("modalities", ["text", "audio"]),
+    ("prediction", {}),
+    ("priority", 1),
+    ("response_format", {"type": "structural_tag"}),
+    ("store", True),
+    ("structured_outputs", {"structural_tag": "x"}),
+    ("suffix", "x"),
+    ("tools", [TOOL], "tool_choice"),
+    ("web_search_options", {}),
+]
+
+
+async def test_a_bad_field_is_named() -> None:
+    async with door() as at:
+        for field, value, *param in BAD:
+            error = await at.refused(CHAT | {field: value})
+            told = (error["status"], error["type"], error["param"], error["code"])
+            assert told == (400, "invalid_request_error", (param or [field])[0], "invalid_value"), (field, value, error)
+            assert error["message"].startswith(f"{told[2]}: ")
+        assert at.link.received.empty()
+
+
+async def test_what_would_change_the_answer_and_is_not_there_is_refused() -> None:
+    async with door() as at:
+        for field, value, *param in UNSUPPORTED:
+            error = await at.refused(CHAT | {field: value})
+            told = (error["status"], error["param"], error["code"])
+            assert told == (400, (param or [field])[0], "unsupported_parameter"), (field, value, error)
+        error = await at.refused(COMPLETION | {"echo": True, "logprobs": 1}, "/v1/completions")
+        assert (error["param"], error["code"]) == ("echo", "unsupported_parameter")
+        assert at.link.received.empty()
+
+
+async def test_what_asks_for_nothing_is_taken() -> None:
+    nothing = {
+        "best_of": 1,
+        "min_p": 0,
+        "store": False,
+        "modalities": ["text"],
+        "service_tier": "auto",
+        "functions": [],
+        "tools": [],
+        "logit_bias": {},
+        "stop": [],
+        "n": 1.0,
+        "reasoning_effort": "low",
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": True,
+    }
+    async with door() as at:
+        answer, _ = await at.answered(CHAT | nothing | dict.fromkeys(("seed", "tool_choice", "guided_json", "top_p")))
+        assert answer.status_code == 200
+
+
+async def test_unknown_fields_are_ignored_and_counted() -> None:
+    async with door() as at:
+        answer, _ = await at.answered(CHAT | {"nobody_knows": 1, "nor_this": {}, "user": "me"})
+        assert answer.status_code == 200
+        metrics = (await at.http.get("/metrics")).text
+        assert 'laps_sd_http_ignored_fields_total{model_name="tiny",path="/v1/chat/completions"} 2.0' in metrics
+
+
+async def test_a_prompt_beyond_the_context_has_openais_code() -> None:
+    async with door() as at:
+        for body, param in (
+            (CHAT | {"messages": [{"role": "user", "content": "x" * 100}]}, "messages"),
+            (CHAT | {"max_tokens": 60}, "max_tokens"),
+            (CHAT | {"max_completion_tokens": 60}, "max_completion_tokens"),
+        ):
+            error = await at.refused(body)
+            told = (error["status"], error["param"], error["code"])
+            assert told == (400, param, "context_length_exceeded")
+        error = await at.refused(COMPLETION | {"prompt": [40] * 99}, "/v1/completions")
+        assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+
+
+async def test_another_model_is_not_found() -> None:
+    async with door() as at:
+        error = await at.refused(CHAT | {"model": "gpt-4o"})
+        assert (error["status"], error["code"]) == (404, "model_not_found")
+        error = await at.refused({"messages": HELLO})
+        assert (error["status"], error["param"]) == (400, "model")
+
+
+RAW = [
+    b"",
+    b"{",
+    b"nonsense",
+    b"[]",
+    b"null",
+    b'"a"',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"model": "tiny", "messages": [{"role": "user", "content": "\xff"}]}',
+    b'{"model": "tiny", "temperature": NaN}',
+    b'{"model": "tiny", "temperature": -Infinity}',
+    b'{"model": "tiny", "seed": ' + b"9" * 5000 + b"}",
+    b'{"model": "tiny", "messages": 1e999, "prompt": 1e999, "tokens": 1e999}',
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+async def test_bytes_that_are_no_body_are_400(path: str) -> None:
+    async with door() as at:
+        for raw in RAW:
+            answer = await at.http.post(path, content=raw)
+            assert answer.status_code == 400, (raw[:60], answer.text)
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+            assert len(answer.content) < 2000  # whatever was sent, little of it comes back
+
+
+async def test_the_last_of_two_equal_names_counts() -> None:
+    async with door() as at:
+        raw = json.dumps(CHAT).encode()[:-1] + b', "model": "other"}'
+        answer = await at.http.post("/v1/chat/completions", content=raw)
+        assert answer.status_code == 404
+
+
+async def test_an_id_of_another_request_is_a_conflict_that_is_not_tried_again() -> None:
+    async with door() as at:
+        task = at.asked(CHAT | {"request_id": "r"})
+        submit = await at.link.accept()
+        answer = await at.http.post("/v1/chat/completions", json=CHAT | {"request_id": "r", "top_p": 0.5})
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (409, "false")
+        await at.say(submit, "a")
+        assert (await task).status_code == 200

@@ -1,0 +1,125 @@
+"""The command line as a whole: what its help needs, what it says of wrong input, and how Ctrl-C ends it."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import version
+
+import pytest
+from typer.testing import CliRunner
+
+from laps_sd import cli
+from laps_sd.interrupt import INTERRUPTED
+
+TABLES = {"": cli.COMMANDS, "key ": cli.KEY_COMMANDS, "bench ": cli.BENCH_COMMANDS}
+NAMES = [prefix + name for prefix, table in TABLES.items() for name in table]
+HEAVY = {
+    *("torch", "transformers", "sklearn", "scipy", "numpy", "matplotlib", "grpc", "google", "redis", "structlog"),
+    *("pydantic_settings", "starlette", "uvicorn", "httpx2", "tokenizers", "cryptography", "jinja2", "asyncio"),
+}
+# All of them in one process: the helps of all commands together may load no more than one may.
+HELPS = """
+import sys
+from typer.testing import CliRunner
+from laps_sd.cli import app
+for name in sys.argv[1:]:
+    result = CliRunner().invoke(app, [*name.split(), "--help"])
+    assert result.exit_code == 0, (name, result.output, result.exception)
+    heavy = {module.partition(".")[0] for module in sys.modules} & HEAVY
+    assert not heavy, f"laps-sd {name} --help loads {heavy}"
+"""
+
+
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+
+
+def test_no_help_loads_what_a_service_needs() -> None:
+    ended = python(HELPS.replace("HEAVY", repr(HEAVY)), "", *NAMES)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_is_where_the_table_says(name: str) -> None:
+    group, _, word = name.rpartition(" ")
+    module, _, function = TABLES[f"{group} ".lstrip()][word][0].partition(":")
+    assert getattr(import_module(module), function).__doc__
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"laps-sd {version('laps-sd')}\n")
+
+
+def test_completion_knows_commands_and_flags() -> None:
+    asked = {"_LAPS_SD_COMPLETE": "complete_bash", "COMP_CWORD": "2", "COMP_WORDS": "laps-sd up --kv"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "laps_sd"], env={**os.environ, **asked}, capture_output=True, text=True
+    )
+    assert ended.stdout.split() == ["--kv-tokens"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["uq"], "laps-sd: No such command 'uq'.\n"),
+        (["generate"], "laps-sd: Missing argument 'prompt'.\n"),
+        (["up", "--slots", "many"], "laps-sd: Invalid value for '--slots': Input should be a valid integer"),
+        (["up", "--slot", "2"], "laps-sd: No such option: --slot"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(words: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(sentence)
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+
+
+# Ctrl-C at a chosen moment of a command: while a module is loaded, and while it is loaded in a destructor's stead.
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["laps-sd", "up", "--grpc-port", "0", "--http-port", "0"]
+from laps_sd.__main__ import main
+main()
+"""
+INTERRUPTED_DESTRUCTOR = """
+import os, signal
+from laps_sd.interrupt import quietly
+class Short:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+quietly(Short)
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["laps_sd.cli", "typer", "laps_sd.up", "pydantic", "laps_sd.service_checks", "redis"]
+)
+def test_ctrl_c_while_modules_are_loaded_leaves_no_traceback(module: str) -> None:
+    ended = python(INTERRUPTED_IMPORT.format(module=module))
+    assert (ended.returncode, ended.stdout) == (INTERRUPTED, "")
+    assert ended.stderr.count("\n") <= 1, ended.stderr
+
+
+def test_ctrl_c_in_a_destructor_leaves_no_traceback() -> None:
+    ended = python(INTERRUPTED_DESTRUCTOR)
+    assert (ended.returncode, ended.stderr) == (INTERRUPTED, "")
+
+
+def test_a_program_that_is_run_for_a_command_ends_as_quietly() -> None:
+    command = [sys.executable, "-m", "laps_sd.interrupt", "tests.stack.interrupts_itself"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.count("\n")) == (INTERRUPTED, 1)
+
+
+@pytest.mark.parametrize("flag", ["--json", "--html"])
+def test_a_file_that_cannot_be_written_is_told_before_the_work(flag: str) -> None:
+    result = CliRunner().invoke(cli.app, ["simulate", "--workload", "/no/such", flag, "/no/such/folder/file"])
+    assert result.exit_code == 2
+    assert f"'{flag}': /no/such/folder/file cannot be written: No such file or directory\n" in result.stderr
