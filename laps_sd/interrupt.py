@@ -6,6 +6,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
 
@@ -15,9 +16,22 @@ def quietly(program: Callable[[], object]) -> None:
     sys.unraisablehook = _told_unless_interrupted
     try:
         program()
-    except KeyboardInterrupt:
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # it was told already
+            _leave()
+        raise
+    except BaseException as error:
+        if not _stems_from_ctrl_c(error):
+            raise
         os.write(2, b"interrupted\n")
         _leave()
+
+
+def _stems_from_ctrl_c(error: BaseException | None) -> bool:
+    """Some modules, when they are interrupted while they load, say that they cannot be loaded."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _told_unless_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -29,7 +43,11 @@ def _told_unless_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _leave() -> None:
-    """At once: a second Ctrl-C could interrupt what modules do at the end of a process."""
+    """At once: a second Ctrl-C could interrupt what modules do at the end of a process. And where the first came while
+    a dataclass was made, Python would end with the signal itself, not with 130."""
+    with suppress(OSError, ValueError):  # nobody reads any more
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(INTERRUPTED)
 
 

@@ -27,7 +27,7 @@ def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
     except* (StackError, NoServer, GaveUp, NotServing, OSError) as failures:
         for failure in failures.exceptions:
             typer.echo(f"laps-sd: {failure}", err=True)
-            code = max(code, BAD_SETTINGS if getattr(failure, "hopeless", False) else 1)
+            code = max(code, BAD_SETTINGS if isinstance(failure, (StackError, GaveUp)) and failure.hopeless else 1)
     if code:
         raise typer.Exit(code)
     return finished
