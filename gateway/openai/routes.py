@@ -5,7 +5,7 @@ import time
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -18,7 +18,7 @@ from gateway.openai.fields import Body, Chat, Completion, Detokenize, Tokenize
 from gateway.openai.generating import Generating, generated, resumed
 from gateway.openai.parse import parse, unknown
 from gateway.text import TextModel
-from protos.errors import BadInput, UnknownModel
+from protos.errors import BadInput, Cancelled, UnknownModel
 from protos.v1.inference_pb2 import GetRequestRequest
 
 SomeBody = TypeVar("SomeBody", bound=Body)
@@ -100,7 +100,11 @@ class Doors:
         return _json(openapi.document())
 
     async def _body(self, kind: type[SomeBody], asked: Request) -> SomeBody:
-        body = parse(kind, await asked.body())
+        try:
+            raw = await asked.body()
+        except ClientDisconnect:
+            raise Cancelled("the client hung up before its body was whole") from None
+        body = parse(kind, raw)
         if ignored := unknown(body):
             self._metrics.ignored_fields[asked.url.path] += len(ignored)
         return body
