@@ -19,7 +19,7 @@ from laps_sd.client import Client
 from laps_sd.options import Options
 from laps_sd.ports import HOST, StackError, claim_ports
 from laps_sd.redis_server import check_reachable, find_server, server_command
-from laps_sd.supervise import Child, Command, leashed
+from laps_sd.supervise import BAD_SETTINGS, Child, Command, leashed
 from protos.errors import NotServing
 
 SCHEDULER = "scheduler"
@@ -43,6 +43,12 @@ _WORKER_ENVIRONMENT = {
 def to_stderr(line: bytes) -> None:
     sys.stderr.buffer.write(line)
     sys.stderr.buffer.flush()
+
+
+class NoModel(StackError):
+    """The model cannot be had. There is no message: `laps-sd pull` has said why, on stderr."""
+
+    hopeless = True
 
 
 class Stack:
@@ -140,8 +146,10 @@ async def find_model(model: str) -> Path:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if process.returncode == BAD_SETTINGS:
+        raise NoModel
     if process.returncode:
-        raise StackError("no model, no service")  # pull has printed the reason on stderr
+        raise StackError("no model, no service")
     return Path(output.decode().strip())
 
 
