@@ -38,8 +38,8 @@ SCHEDULES ?= 50000
 FIRST ?= 0
 
 .PHONY: demo demo-picture test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak \
-    bench bench-quick bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture protos protos-check \
-    protos-reference audit audit-here env clean
+    bench bench-quick bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture \
+    protos protos-check protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -61,6 +61,7 @@ help:
 	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/benchmarks.md (15 minutes; AGAINST=...)"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
+	@echo "make wheels build the wheels of the service and of the client alone: dist"
 	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
 	@echo "make protos regenerate the code of the .proto files"
@@ -203,5 +204,11 @@ protos-reference: $(BUF)
 $(BUF):
 	npm install --silent --no-save --prefix build/buf @bufbuild/buf@1.75.0
 
+# From their sdists, so that nothing stale of an earlier build gets in. Nothing is uploaded.
+wheels: env
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist deploy/client
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist deploy/client/gathered deploy/client/*.egg-info

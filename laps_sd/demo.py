@@ -17,14 +17,12 @@ from rich.live import Live
 from rich.text import Text
 
 from laps_sd import terminal
-from laps_sd.client import Client
-from laps_sd.completion import Collector, request_state
+from laps_sd.client import AsyncClient, Collector, RequestError
 from laps_sd.demo_view import Answer, Run, asked_for, streams, tell
 from laps_sd.options import Device, Options
 from laps_sd.serve import run_stack
 from laps_sd.stack import Stack
 from protos.bounds import Dtype
-from protos.errors import RequestError
 from scheduler_service.core.policies import make_policy, policy_name
 
 ANSWER_TIMEOUT_S = 300.0
@@ -118,7 +116,7 @@ def _tell_answers(console: Console, run: Run) -> None:
         console.print(Text(f"{answer.state:>7} | {answer.prompt} | {text}"), soft_wrap=True)
 
 
-async def _stream(client: Client, answer: Answer) -> None:
+async def _stream(client: AsyncClient, answer: Answer) -> None:
     answer.collector = Collector()  # its clock starts now
     try:
         messages = [{"role": "user", "content": answer.prompt}]
@@ -132,7 +130,7 @@ async def _stream(client: Client, answer: Answer) -> None:
         answer.error, answer.state = f"{error.code.name}: {error.message}", "failed"
 
 
-async def _show_live(console: Console, client: Client, answers: list[Answer]) -> None:
+async def _show_live(console: Console, client: AsyncClient, answers: list[Answer]) -> None:
     running = asyncio.gather(*(_stream(client, answer) for answer in answers))
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while not running.done():
@@ -143,12 +141,12 @@ async def _show_live(console: Console, client: Client, answers: list[Answer]) ->
     console.print(streams(answers, console.width))
 
 
-async def _refresh_state(client: Client, answer: Answer) -> None:
+async def _refresh_state(client: AsyncClient, answer: Answer) -> None:
     if answer.collector.request_id and answer.state in ("running", "paused"):
         with suppress(RequestError):
             status = await client.status(answer.collector.request_id)
-            if answer.state in ("running", "paused") and (state := request_state(status)) in ("running", "paused"):
-                answer.state = state
+            if answer.state in ("running", "paused") and status.state in ("running", "paused"):
+                answer.state = status.state
 
 
 def draw(picture: Path, runs: Sequence[Run]) -> None:

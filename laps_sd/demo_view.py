@@ -8,10 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from laps_sd.completion import Collector, Completion
+from laps_sd.client import Collector, Completion, Stats
 from laps_sd.tables import Column, FittedTable
-from protos.times import milliseconds
-from protos.v1 import status_pb2
 
 _COLORS = {"waiting": "dim", "running": "green", "paused": "yellow", "done": "bold", "failed": "red"}
 
@@ -29,7 +27,7 @@ class Answer:
 
     @property
     def latency_s(self) -> float:
-        return self.completion.timings_ms["e2el"] / 1e3 if self.completion is not None else float("nan")
+        return self.completion.timings_ms.e2el / 1e3 if self.completion is not None else float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Run:
 
     policy: str
     answers: Sequence[Answer]
-    stats: status_pb2.StatsResponse
+    stats: Stats
 
     @property
     def mean_s(self) -> float:
@@ -112,7 +110,7 @@ def _statistics(shown: Sequence[Run], base: Sequence[Run]) -> FittedTable:
         accepted = _share(done.spec_decode.num_accepted_tokens, done.spec_decode.num_draft_tokens)
         rounds = answer.collector.final.rounds if answer.collector.final is not None else 0
         row = [answer.prompt, str(len(done.token_ids)), accepted, str(rounds), str(done.preemptions)]
-        row += [f"{done.timings_ms['queue'] / 1e3:.2f}"]
+        row += [f"{done.timings_ms.queue / 1e3:.2f}"]
         row += [f"{fmean(run.answers[i].latency_s for run in side):.2f}" for side in (shown, base) if side]
         rows.append(row)
     return FittedTable(columns, rows)
@@ -123,7 +121,7 @@ def _totals(run: Run) -> str:
     if not done:
         return "no answer was finished"
     tokens = sum(len(answer.token_ids) for answer in done)
-    seconds = max(answer.timings_ms["e2el"] for answer in done) / 1e3
+    seconds = max(answer.timings_ms.e2el for answer in done) / 1e3
     accepted = sum(answer.spec_decode.num_accepted_tokens for answer in done)
     drafted = sum(answer.spec_decode.num_draft_tokens for answer in done)
     preempted, preemptions = sum(a.preemptions > 0 for a in done), sum(a.preemptions for a in done)
@@ -134,10 +132,10 @@ def _totals(run: Run) -> str:
     )
 
 
-def _scheduling(stats: status_pb2.StatsResponse) -> str:
+def _scheduling(stats: Stats) -> str:
     outside = max((worker.outside_forward_share for worker in stats.workers), default=0.0)
     idle = max((worker.idle_share for worker in stats.workers), default=0.0)
-    p50_ms, p99_ms = milliseconds(stats.report_to_command_p50), milliseconds(stats.report_to_command_p99)
+    p50_ms, p99_ms = (1e3 * one.total_seconds() for one in (stats.report_to_command_p50, stats.report_to_command_p99))
     return (
         f"report to command: p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms; "
         f"the model waited {idle:.1%} of the time, {outside:.1%} was outside forward passes"

@@ -135,14 +135,14 @@ def _jobs(workload: str, fleet: "Fleet", seed: int) -> "Sequence[Job]":
 
 def _policies(names: str, settings: Sequence[str], jobs: "Sequence[Job]", draft_len: int) -> "dict[str, Policy]":
     """The policies, by the text that named each. Raises ValueError."""
-    from scheduler_service.core.policies import POLICIES
+    from scheduler_service.core.policies import find_policy
     from scheduler_service.sim.oracle import simulated_policy
 
     policies: dict[str, Policy] = {}
     used: set[str] = set()
     for text in filter(None, (part.strip() for part in names.split(","))):
         name, *own = text.split(":")
-        known = {field.name for field in fields(POLICIES[name])} if name in POLICIES else set()
+        known = set() if name == "oracle" else {field.name for field in fields(find_policy(name))}
         shared = [setting for setting in settings if setting.partition("=")[0].strip().replace("-", "_") in known]
         used |= set(shared)
         policies[text] = simulated_policy(name, [*shared, *own], jobs, draft_len)

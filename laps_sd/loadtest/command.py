@@ -18,7 +18,7 @@ from laps_sd.interrupt import INTERRUPTED
 from laps_sd.outputs import writable
 
 if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
-    from laps_sd.client import Client
+    from laps_sd.client import AsyncClient
     from laps_sd.loadtest.plan import Planned
     from laps_sd.loadtest.record import Record
     from laps_sd.loadtest.target import Served, Server, Target
@@ -103,13 +103,12 @@ def loadtest(
     import asyncio
 
     from laps_sd import machine
-    from laps_sd.client import Client
+    from laps_sd.client import AsyncClient, RequestError
     from laps_sd.loadtest import drivers as fleet
     from laps_sd.loadtest.plan import Planned, arrivals, clipped, plan, rescaled
     from laps_sd.loadtest.results import detail, parse_slos, summarise
     from laps_sd.loadtest.show import LATE, table
     from laps_sd.loadtest.target import Refused, Server
-    from protos.errors import RequestError
 
     if workload is None and rate is None and concurrency is None:
         raise typer.BadParameter("give --workload, --rate or --concurrency", param_hint="--rate")
@@ -152,7 +151,7 @@ def loadtest(
         temperature=temperature,
     )
     try:
-        stats = Client(stats_server or server, api_key=api_key, ca=ca) if openai is None else None
+        stats = AsyncClient(stats_server or server, api_key=api_key, ca=ca) if openai is None else None
         served, records, timeline, cut = asyncio.run(_run(asked, planned, context_tokens, stats, concurrency, drivers))
     except (Refused, RequestError, fleet.DriverFailed, TimeoutError, OSError) as error:
         words = f"{error.code.name}: {error.message}" if isinstance(error, RequestError) else str(error)
@@ -210,7 +209,7 @@ async def _run(
     server: "Server",
     planned: "Callable[[int], tuple[list[Planned], int]]",
     context_tokens: int | None,
-    stats: "Client | None",
+    stats: "AsyncClient | None",
     concurrency: int | None,
     drivers: int,
 ) -> "tuple[Served, list[Record], Timeline, int]":
@@ -234,10 +233,10 @@ async def _run(
     return served, records, timeline, cut
 
 
-async def _about(target: "Target", stats: "Client | None") -> "tuple[Served, int]":
+async def _about(target: "Target", stats: "AsyncClient | None") -> "tuple[Served, int]":
     """Who serves, and its context in tokens: 0 if it does not say."""
+    from laps_sd.client import RequestError
     from laps_sd.loadtest.target import Served
-    from protos.errors import RequestError
 
     at = target.server.at
     if stats is None:
