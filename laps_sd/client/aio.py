@@ -145,5 +145,5 @@ class AsyncClient(Base):
         """Seconds until the next attempt, at the next target. Raises the RequestError that ends the call."""
         self._at = at + 1
         if (pause_s := attempts.pause_s(error)) is None:
-            raise self._failure(error, await asyncio.to_thread(self._cause, error, at)) from error
+            raise self._failure(attempts, error, await asyncio.to_thread(self._cause, error, at)) from error
         return pause_s

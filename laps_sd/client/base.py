@@ -16,7 +16,9 @@ from laps_sd.client.server import find_server
 from laps_sd.client.wire import (
     PUBLIC_MESSAGE_BYTES,
     BadInput,
+    BeyondEnd,
     DeadlinePassed,
+    Lost,
     NotServing,
     RequestError,
     inference_pb2,
@@ -106,9 +108,13 @@ class Base:
         targets = self._server.targets
         return find_cause(self._server, targets[at % len(targets)]) if of_the_connection(error) else None
 
-    def _failure(self, error: grpc.RpcError, cause: Cause | None) -> RequestError:
+    def _failure(self, attempts: Attempts, error: grpc.RpcError, cause: Cause | None) -> RequestError:
         """What the caller is told."""
         told = request_error(error)
+        if (
+            isinstance(told, BeyondEnd) and attempts.begun
+        ):  # the offset is the client's own: these tokens were delivered
+            return Lost(told.message)
         if cause is not None:
             return type(told)(cause.words)
         if isinstance(told, DeadlinePassed) and of_the_connection(error):
