@@ -108,6 +108,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             finally:
                 await asyncio.gather(server.stop(STOP_GRACE_S), admin.stop(0), ports.stop())
                 await link.scheduler.flush(STOP_GRACE_S)
+                await front.close()
                 linking.cancel()
                 measuring.cancel()
     finally:

@@ -19,6 +19,7 @@ from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.shares import Shares
 from gateway.stream import Stream
+from gateway.structure import Structures
 from gateway.text import TextModel
 from gateway.tracing import CallSpan, operation, traced
 from protos.errors import BadInput, DeadlinePassed, NotServing, QueueFull, RequestError, UnknownRequest
@@ -39,6 +40,7 @@ class Front:
         self._settings, self._link, self._metrics, self._tracing = settings, link, metrics, tracing
         self._streams = Shares(settings.max_requests, "streams of this gateway", RETRY_AFTER_MS)
         self._encoders: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant, while in use
+        self._structures = Structures()
         self._running: dict[object, asyncio.Task[Any] | None] = {}  # each open stream, and the task that reads it
         self._stalled = 0  # streams among them that were cut off and wait for their client to read the last chunk
         self._idle = asyncio.Event()
@@ -78,6 +80,7 @@ class Front:
                         timeout_s=_until(deadline),
                         max_input_bytes=self._settings.max_input_bytes,
                         encoders=self._encoders_of_caller(),
+                        structures=self._structures,
                         default_max_tokens=default_max_tokens,
                     )
             except TimeoutError:
@@ -217,6 +220,10 @@ class Front:
                 self._over = True  # these streams wait for the scheduler, or for a client that does not read
                 for task in set(filter(None, self._running.values())):
                     task.cancel()
+
+    async def close(self) -> None:
+        """End what was started beside this process."""
+        await self._structures.close()
 
     async def _idle_within(self, timeout_s: float) -> bool:
         try:

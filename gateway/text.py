@@ -33,6 +33,8 @@ class TextModel:
         self.fingerprint = info.fingerprint
         self.context_tokens = info.context_tokens
         self.vocab_size = info.vocab_size
+        self.eos_ids = list(info.eos_ids)
+        self.tokenizer_json = info.tokenizer_json  # compressed by gzip
         self._special_tokens = dict(info.special_tokens)
         try:
             self._tokenizer = Tokenizer.from_str(gzip.decompress(info.tokenizer_json).decode())

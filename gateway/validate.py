@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
+from gateway.structure import Structures
 from gateway.text import BadChat, TextModel
 from protos.errors import BadInput, ContextExceeded
 from protos.idempotence import ID_RULE, REQUEST_ID
@@ -32,15 +33,18 @@ async def submission(
     timeout_s: float,
     max_input_bytes: int,
     encoders: asyncio.Semaphore,
+    structures: Structures,
     default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
 ) -> gateway_link_pb2.Submit:
-    """The submission of a request that may live `timeout_s` seconds. `encoders` bounds how many long inputs
-    of the tenant are encoded at a time. `default_max_tokens`: None: as many as the context has room for. Raises
-    BadInput."""
+    """The submission of a request that may live `timeout_s` seconds. `encoders` bounds how many long inputs and
+    structures of the tenant are worked on at a time. `default_max_tokens`: None: as many as the context has room for.
+    Raises BadInput; NotServing where `structures` does."""
     deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
     prompt = await encode_input(request, model, max_input_bytes, encoders)
     check_room(request.WhichOneof("input") or "", prompt, model.context_tokens)
+    if request.HasField("structure"):
+        await structures.check(request.structure, model, encoders)
     request_id = request.request_id or uuid.uuid4().hex
     submit = gateway_link_pb2.Submit(
         request_id=request_id,
@@ -86,6 +90,8 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
         raise BadInput("stop", f"{len(request.stop)} strings; at most {MAX_STOPS}")
     if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in request.stop):
         raise BadInput("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
+    if request.ignore_eos and request.HasField("structure"):
+        raise BadInput("ignore_eos", "an output with a structure ends where the structure does; leave one of them out")
     if request.priority not in types_pb2.Priority.values():
         raise BadInput("priority", f"unknown value {request.priority}")
     if request.on_disconnect not in types_pb2.OnDisconnect.values():
@@ -213,4 +219,5 @@ def sampling(request: inference_pb2.GenerateRequest, request_id: str) -> common_
         frequency_penalty=request.frequency_penalty,
         logit_bias=[common_pb2.LogitBias(token=token, bias=bias) for token, bias in sorted(request.logit_bias.items())],
         logprobs=request.logprobs if request.HasField("logprobs") else None,
+        structure=request.structure if request.HasField("structure") else None,
     )

@@ -9,12 +9,14 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from platformdirs import user_data_dir
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from laps_sd import targets
+from laps_sd.child_logs import as_entry
 from laps_sd.client import AsyncClient, NotServing
 from laps_sd.options import Options
 from laps_sd.ports import HOST, StackError, claim_ports
@@ -37,6 +39,11 @@ _WORKER_ENVIRONMENT = {
 }
 
 
+def _emit_entry(emit: Emit, child: str, line: bytes) -> None:
+    if line.strip():
+        emit(as_entry(child, line))
+
+
 def to_stderr(line: bytes) -> None:
     sys.stderr.buffer.write(line)
     sys.stderr.buffer.flush()
@@ -50,7 +57,7 @@ class Stack:
 
     def __init__(self, commands: list[Command], grpc: str, http: str, ca: Path | None, emit: Emit) -> None:
         self.grpc, self.http, self.ca = grpc, http, ca
-        self.children = [Child(command, emit) for command in commands]
+        self.children = [Child(command, partial(_emit_entry, emit, command.name)) for command in commands]
 
     def client(self) -> AsyncClient:
         return AsyncClient(self.grpc, ca=self.ca)
@@ -172,7 +179,14 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
     environment = {**_WORKER_ENVIRONMENT, **_further(options, "worker"), "OMP_NUM_THREADS": str(threads)}
     # A worker that dies after it has attached may have died of a request. The scheduler finds out which, so that is
     # no reason to give up.
-    return Command(name, arguments, environment, stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S, up=b'"event": "attached"')
+    return Command(
+        name,
+        arguments,
+        environment,
+        stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S,
+        up=b'"event": "attached"',
+        refused=b"exitcode  : 2 " if options.devices > 1 else None,  # torchrun's own exit code is 1 then
+    )
 
 
 def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler: str) -> Command:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as pb
+from protos.structure import grammar
 from protos.v1 import types_pb2
 from worker_service.engine.types import Admission, CostProfile, Finish, Held, Limits, Logprob, Row, Run, Sampling, Skip
 from worker_service.models import LoadedModel
@@ -35,19 +36,25 @@ def to_command(message: pb.StepCommand) -> Command:
 
 
 def _to_admission(message: pb.Admit) -> Admission:
-    limits = message.limits
+    limits, form, error = message.limits, "", ""
+    if message.sampling.HasField("structure"):
+        try:
+            form = grammar(message.sampling.structure)
+        except ValueError as problem:  # the gateway refuses it; one of a later version may know more
+            error = f"structure: {problem}"
     return Admission(
         request_id=message.request_id,
         placement=message.placement,
         tokens=list(message.tokens),
         prompt_len=message.prompt_len,
-        sampling=_to_sampling(message.sampling),
+        sampling=_to_sampling(message.sampling, form),
         limits=Limits(limits.max_tokens, limits.min_tokens, tuple(limits.stop), limits.ignore_eos),
         salt=message.tenant,
+        error=error,
     )
 
 
-def _to_sampling(message: common_pb.Sampling) -> Sampling:
+def _to_sampling(message: common_pb.Sampling, form: str) -> Sampling:
     return Sampling(
         temperature=message.temperature,
         top_p=message.top_p,
@@ -57,6 +64,7 @@ def _to_sampling(message: common_pb.Sampling) -> Sampling:
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
+        grammar=form,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 

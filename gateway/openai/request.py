@@ -44,7 +44,7 @@ class Asked:
 
     def renamed(self, error: BadInput) -> BadInput:
         """The same error, in the names of this door."""
-        return type(error)(self.names.get(error.field, error.field), error.problem)
+        return type(error)(self.names.get(error.field.partition(".")[0], error.field), error.problem)
 
 
 def of_chat(body: Chat, request_id: str) -> Asked:

@@ -41,12 +41,12 @@ class Load:
 
 async def measure(load: Load, model: Path) -> dict[str, Any]:
     """Raises ConnectionError, or a group with GaveUp."""
-    async with _gateway(load.rounds_per_s, load.tokens_per_round, load.many, model) as (port, gateway):
+    async with gateway_of_stub(load.rounds_per_s, load.tokens_per_round, load.many, model) as (port, gateway):
         streams = await open_streams(port, load.streams, ENDLESS)
         await asyncio.sleep(SETTLE_S)
         busy = await _under_load(load, port, gateway, streams)
         _hang_up(streams)
-    async with _gateway(1.0, load.tokens_per_round, load.many, model) as (port, gateway):
+    async with gateway_of_stub(1.0, load.tokens_per_round, load.many, model) as (port, gateway):
         return busy | await _many(load, port, gateway)
 
 
@@ -98,7 +98,7 @@ def _hang_up(readers: Sequence[Reader]) -> None:
 
 
 @asynccontextmanager
-async def _gateway(
+async def gateway_of_stub(
     rounds_per_s: float, tokens_per_round: int, many: int, model: Path
 ) -> AsyncIterator[tuple[int, psutil.Process]]:
     """A gateway of the stub, ready: its HTTP port and its process."""

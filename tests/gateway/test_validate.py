@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from gateway import validate
+from gateway.structure import Structures
 from gateway.text import TextModel
 from protos.errors import BadInput
 from protos.v1 import inference_pb2
+from protos.v1.types_pb2 import Structure
 from tests.gateway.harness import CONTEXT_TOKENS, ids, model_info, stack
 
 MODEL = TextModel(model_info())
@@ -61,6 +63,10 @@ BAD = [
     ({"prompt": "a", "stop": [""]}, "stop: each string must have 1 to 128"),
     ({"prompt": "a", "stop": ["x" * 129]}, "stop: each string must have 1 to 128"),
     ({"prompt": "a", "predicted_tokens": 0}, "predicted_tokens: must be at least 1"),
+    (
+        {"prompt": "a", "ignore_eos": True, "structure": Structure(regex="a")},
+        "ignore_eos: an output with a structure ends",
+    ),
     ({"prompt": "a", "priority": 9}, "priority: unknown value 9"),
     ({"prompt": "a", "on_disconnect": 9}, "on_disconnect: unknown value 9"),
     ({"prompt": "a", "request_id": "x" * 129}, "request_id: must have 1 to 128"),
@@ -73,7 +79,13 @@ async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -
     request = inference_pb2.GenerateRequest(**fields)
     with pytest.raises(BadInput) as refusal:
         await validate.submission(
-            request, MODEL, tenant="t", timeout_s=1, max_input_bytes=4000, encoders=asyncio.Semaphore()
+            request,
+            MODEL,
+            tenant="t",
+            timeout_s=1,
+            max_input_bytes=4000,
+            encoders=asyncio.Semaphore(),
+            structures=Structures(),
         )
     assert refusal.value.message.startswith(message)
 

@@ -4,7 +4,7 @@ from protos.idempotence import content, same
 from protos.link.v1.common_pb2 import Limits, LogitBias, Logprobs, Sampling
 from protos.link.v1.gateway_link_pb2 import Ending, Submit
 from protos.v1 import types_pb2
-from protos.v1.types_pb2 import Logprob
+from protos.v1.types_pb2 import Choice, Logprob, Structure
 
 SUBMIT = bytes.fromhex(
     "0a03722d31120601ac02f0a2041a300d0000003f150000803e1807208080808080808080402d0000c03f35000000bf3d0000403f4207080915"
@@ -53,6 +53,13 @@ def test_the_same_submission_sent_again_is_known() -> None:
     assert same(Submit.FromString(SUBMIT), again)
     again.prompt.append(5)
     assert not same(Submit.FromString(SUBMIT), again)
+
+
+def test_a_structure_is_stored_and_one_stored_without_has_none() -> None:
+    assert not Submit.FromString(SUBMIT).sampling.HasField("structure")
+    submit = Submit(sampling=Sampling(structure=Structure(choice=Choice(texts=["yes", "no"]))))
+    assert Submit.FromString(content(submit)) == submit
+    assert not same(submit, Submit(sampling=Sampling()))
 
 
 def test_a_stored_ending_is_read() -> None:

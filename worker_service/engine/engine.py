@@ -1,7 +1,7 @@
 """The engine: admitted requests, and steps of draft and verify over them. No threads, no RPC, no clock but a stopwatch,
 and no order of its own: each step is given a schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ from worker_service.engine.planning import Planner, Work
 from worker_service.engine.request import EngineRequest
 from worker_service.engine.sampling import logprobs, verify
 from worker_service.engine.stop import StopStrings
+from worker_service.engine.structure import Asked, Forbidden, StructureError, Structures
 from worker_service.engine.target import Target
 from worker_service.engine.types import Admission, Finish, Held, Row, Run, Skip, StepResult
 
@@ -55,6 +56,7 @@ class Engine:
         self._eos_ids, self._context_tokens = eos_ids, context_tokens
         self._planner = Planner(self.host, max_draft, max_prefill)
         self._hooks = tuple(hooks)
+        self._structures = Structures(self._tokenizer, self.target.vocab_size, eos_ids)
         self._requests: dict[str, EngineRequest] = {}
 
     @property
@@ -86,16 +88,18 @@ class Engine:
         name = admission.request_id
         known = self._requests.pop(name, None)
         self.drafter.forget(name)
+        output, grammar = admission.tokens[admission.prompt_len :], admission.sampling.grammar
         request = self._requests[name] = EngineRequest(
             admission,
             kv=KV(self.pool, admission.salt),
-            stops=StopStrings(self._tokenizer, admission.limits.stop, admission.tokens[admission.prompt_len :]),
+            stops=StopStrings(self._tokenizer, admission.limits.stop, output),
             eos_ids=self._eos_ids,
             context_tokens=self._context_tokens,
+            matcher=self._structures.matcher(grammar, output) if grammar else None,
         )
         if known:
             request.keep(known)
-        request.error = self._problem(request)
+        request.error = request.error or self._problem(request)
 
     def _problem(self, request: EngineRequest) -> str:
         """Why it cannot be run; empty if it can."""
@@ -152,10 +156,13 @@ class Engine:
             self._draft(plan.work)
             verify_begun = perf_counter()
             draft_s = verify_begun - draft_begun
+            asked = _asked(plan.work)
+            masks = self._structures.begin(asked) if asked else None  # they need no logits: made during the pass
             passed = self.target.forward([work.sequence for work in plan.work]) if plan.work else None
             verify_s = perf_counter() - verify_begun
             if passed is not None:
-                rows += self._verify(plan.work, *passed)
+                forbidden = self._structures.take(masks, asked) if masks else {}
+                rows += self._verify(plan.work, *passed, forbidden)
             other_s = perf_counter() - begun - draft_s - verify_s
         return StepResult(tuple(rows), self.pool.free_blocks, draft_s, verify_s, other_s)
 
@@ -166,44 +173,65 @@ class Engine:
         return request.row(request.output_tokens)
 
     def _draft(self, works: Sequence[Work]) -> None:
-        """One call of the drafter for all; KV that was reserved for more drafts than there are is given back."""
+        """What a grammar forces is drafted; for all other requests the drafter is called once. KV that was reserved for
+        more drafts than there are is given back."""
         drafting = [work for work in works if work.draft_len]
-        if not drafting:
-            return
-        asks = [Ask(work.request.id, work.request.tokens, work.draft_len, work.request.salt) for work in drafting]
-        for work, drafts in zip(drafting, self.drafter.propose(asks), strict=True):
-            # A draft model may have more ids than the target, as in drafting/model.py.
-            work.drafts = list(takewhile(lambda token: token < self.vocab_size, drafts[: work.draft_len]))
+        for work in drafting:
+            if matcher := work.request.matcher:
+                work.drafts = self._known(matcher.forced(work.draft_len))
+        free = [work for work in drafting if not work.drafts]
+        asks = [Ask(work.request.id, work.request.tokens, work.draft_len, work.request.salt) for work in free]
+        for work, drafts in zip(free, self.drafter.propose(asks) if asks else (), strict=True):
+            work.drafts = self._known(drafts[: work.draft_len])
+            if matcher := work.request.matcher:
+                work.drafts = self._known(matcher.prune(work.drafts, work.draft_len))
+        for work in drafting:
             kv = work.request.kv
             kv.truncate(kv.length - work.draft_len + len(work.drafts))
 
-    def _verify(self, works: Sequence[Work], logits: torch.Tensor, hidden: torch.Tensor) -> list[Row]:
+    def _known(self, drafts: Sequence[int]) -> list[int]:
+        """Those before the first one that the target does not have: drafters and tokenizers may have more ids."""
+        return list(takewhile(lambda token: token < self.vocab_size, drafts))
+
+    def _verify(
+        self,
+        works: Sequence[Work],
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        forbidden: Mapping[str, Forbidden],
+    ) -> list[Row]:
         """Keep the drafts that the target agrees with, and its own token after them.
 
         `logits`: [num_logits of all works, vocabulary]; `hidden`: [the same, hidden size]; both in the works' order.
+        `forbidden`: by request, what its structure rules out.
         """
         rows, begin = [], 0
         for work in works:
             end = begin + work.num_logits
-            rows.append(self._accept(work, logits[begin:end], hidden[begin:end]))
+            rows.append(self._accept(work, logits[begin:end], hidden[begin:end], forbidden.get(work.request.id)))
             begin = end
         return rows
 
-    def _accept(self, work: Work, logits: torch.Tensor, hidden: torch.Tensor) -> Row:
+    def _accept(self, work: Work, logits: torch.Tensor, hidden: torch.Tensor, forbidden: Forbidden | None) -> Row:
         """As _verify, for one request."""
         request, sampling, start = work.request, work.request.sampling, work.request.output_tokens
         sampled: list[int] = []
         raw: torch.Tensor | None = None
-        if work.num_logits:
+        if isinstance(forbidden, StructureError):
+            request.error = str(forbidden)
+        elif work.num_logits:
             if sampling.logprobs is not None:
                 raw = logits.log_softmax(-1)  # before the hooks, which may write into the logits
-            context = LogitsContext(request.tokens, work.drafts, start, sampling, request.limits, self._eos_ids)
+            context = LogitsContext(
+                request.tokens, work.drafts, start, sampling, request.limits, self._eos_ids, forbidden
+            )
             for hook in self._hooks:
                 logits = hook(logits, context)
             sampled = verify(logits, work.drafts, sampling, start)
             if not sampled:
                 request.error = "logits: with bias and penalties they are not finite, so no token can be drawn"
-                request.finish = Finish.ERROR
+        if request.error:
+            request.finish = Finish.ERROR
         emitted = request.extend(sampled)
         request.kv.truncate(len(request.tokens) - 1)
         request.kv.publish(request.tokens)
@@ -219,3 +247,12 @@ class Engine:
             prefilled=work.prefilled,
             logprobs=() if raw is None else logprobs(raw, emitted, sampling.logprobs or 0),
         )
+
+
+def _asked(works: Sequence[Work]) -> dict[str, Asked]:
+    """The masks that a step needs."""
+    return {
+        work.request.id: Asked(work.request.matcher, work.drafts)
+        for work in works
+        if work.request.matcher and work.num_logits
+    }

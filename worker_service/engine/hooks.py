@@ -19,10 +19,18 @@ class LogitsContext:
     sampling: Sampling
     limits: Limits
     eos_ids: frozenset[int]
+    forbidden: torch.Tensor | None = None  # bool [n, vocabulary]: what the structure of the output rules out
 
 
 # Maps float32 logits [n, vocabulary] to logits of the same shape. It may write in place.
 LogitsHook = Callable[[torch.Tensor, LogitsContext], torch.Tensor]
+
+
+def follow_structure(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
+    """Only tokens that the structure allows can be drawn. Their probabilities keep their proportions."""
+    if context.forbidden is not None:
+        logits.masked_fill_(context.forbidden.to(logits.device), -math.inf)
+    return logits
 
 
 def bias(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
@@ -63,4 +71,6 @@ def suppress_eos(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
     return logits
 
 
-HOOKS: tuple[LogitsHook, ...] = (suppress_eos, bias, penalise)  # in this order, as in vLLM
+# The structure comes first: what it forbids no bias brings back, and temperature, top-k and top-p, which come after all
+# hooks, choose among what it allows. The others are in vLLM's order.
+HOOKS: tuple[LogitsHook, ...] = (follow_structure, suppress_eos, bias, penalise)

@@ -54,12 +54,15 @@ class Planner:
         over: list[EngineRequest] = []
         skipped: list[EngineRequest] = []
         budget = self._max_prefill
-        for run in {run.request_id: run for run in schedule}.values():
+        able = [
+            (run, request)
+            for run in {run.request_id: run for run in schedule}.values()
+            if (request := requests.get(run.request_id)) is not None and request.runnable(run.prefill_tokens)
+        ]
+        # One whose grammar is still being compiled is waited for only where there is nothing else to do.
+        for run, request in [(run, request) for run, request in able if request.ready] or able:
             if len(work) == slots or len(skipped) == slots:
                 break
-            request = requests.get(run.request_id)
-            if request is None or not request.runnable(run.prefill_tokens):
-                continue
             if request.error or request.remaining_tokens <= 0:
                 over.append(request)
                 continue

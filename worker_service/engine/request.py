@@ -6,6 +6,7 @@ from typing import Any
 
 from worker_service.engine.kv import KV
 from worker_service.engine.stop import StopStrings
+from worker_service.engine.structure import Matcher
 from worker_service.engine.types import Admission, Finish, Held, Row
 
 
@@ -21,21 +22,35 @@ class EngineRequest:
     """Tokens are the truth; `kv` holds the first `kv.length` of them, never the last, and none while `saved` does."""
 
     def __init__(
-        self, admission: Admission, *, kv: KV, stops: StopStrings, eos_ids: frozenset[int], context_tokens: int
+        self,
+        admission: Admission,
+        *,
+        kv: KV,
+        stops: StopStrings,
+        eos_ids: frozenset[int],
+        context_tokens: int,
+        matcher: Matcher | None = None,
     ) -> None:
+        """`stops` and `matcher` have seen the tokens of output that exist."""
         self.id, self.placement = admission.request_id, admission.placement
         self.tokens, self.prompt_len = list(admission.tokens), admission.prompt_len
         self.sampling, self.limits, self.salt = admission.sampling, admission.limits, admission.salt
         self.kv = kv
+        self.matcher = matcher  # of the structure that it must have, if any
         self.saved: Saved | None = None
         self.finish: Finish | None = None
-        self.error = ""  # why it cannot be run
+        self.error = admission.error  # why it cannot be run
         self._stops, self._eos_ids = stops, eos_ids
         self._max_tokens = min(self.limits.max_tokens, context_tokens - self.prompt_len)
 
     @property
     def output_tokens(self) -> int:
         return max(len(self.tokens) - self.prompt_len, 0)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step with it would not wait for its grammar."""
+        return self.matcher is None or self.matcher.ready
 
     @property
     def remaining_tokens(self) -> int:
@@ -75,7 +90,8 @@ class EngineRequest:
 
     def _ending(self, token: int) -> Finish | None:
         stopped = self._stops.push(token)  # always: it must see every token
-        if token in self._eos_ids and not self.limits.ignore_eos:
+        complete = self.matcher is not None and self.matcher.push(token)
+        if complete or (token in self._eos_ids and not self.limits.ignore_eos):
             return Finish.STOP
         if stopped and self.output_tokens >= self.limits.min_tokens:
             return Finish.STOP

@@ -8,7 +8,7 @@ from enum import Enum
 class Finish(Enum):
     """Why a request has ended."""
 
-    STOP = "stop"  # an end-of-sequence id or a stop string
+    STOP = "stop"  # an end-of-sequence id, a stop string, or a structure that can go no further
     LENGTH = "length"  # max_tokens, or the model's context is full
     ERROR = "error"  # the request cannot be run; its row says why
 
@@ -32,6 +32,7 @@ class Sampling:
     presence_penalty: float = 0.0  # taken from the logits of tokens that are in the output
     frequency_penalty: float = 0.0  # taken from them once for each time that the token is in the output
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and what is added to their logits
+    grammar: str = ""  # what the output must look like, in llguidance's form; empty: any text
     logprobs: int | None = None  # rows tell each token's log-probability, and those of this many likeliest tokens
 
 
@@ -56,6 +57,7 @@ class Admission:
     sampling: Sampling
     limits: Limits
     salt: str = ""  # KV of equal beginnings of texts is shared among requests of equal salt, and no others
+    error: str = ""  # why it cannot be run, if that is known already
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Of one emitted token, in the model's own distribution: before bias, penalties, temperature, top-k and top-p."""
+    """Of one emitted token, in the model's own distribution: before the structure, bias, penalties and temperature."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens, best first

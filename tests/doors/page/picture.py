@@ -11,7 +11,7 @@ from tests.doors.page.browser import programs, run
 from tests.e2e.stack import running_stack
 
 OUT = Path("docs/live-page.png")
-LOAD = ("--rate", "1.6", "--requests", "500")
+LOAD = ("--concurrency", "10", "--requests", "500")  # so many wait or run at any time
 COLORS = 128  # of the palette: a quarter of the bytes, and nobody sees it
 
 

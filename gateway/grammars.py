@@ -1,0 +1,70 @@
+"""`python -m gateway.grammars`: compiles grammars, one a line, and says what is wrong with each. gateway/structure.py
+starts it, in a process of its own: some small grammars take llguidance minutes, gigabytes or the whole stack, and
+nothing stops a thread."""
+
+import json
+import math
+import random
+import resource
+import sys
+import time
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MEMORY_BYTES = 4 << 30
+STACK_BYTES = 1 << 20  # half of what llguidance's own threads have in a worker
+ERROR_CHARS = 1000  # errors quote the grammar
+CPU_S = 2  # for one grammar; the kernel ends the process at the next whole second
+WALK_TOKENS = 24
+IMPOSSIBLE = "no text can have this structure"
+
+
+def problem(tokenizer: LLTokenizer, grammar: str) -> str:
+    """What is wrong with it; empty if nothing is. A text is drawn from it too: some trouble shows in masks alone."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    chosen = random.Random(0)
+    for _ in range(WALK_TOKENS):
+        if matcher.is_stopped():
+            break
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        tokens = np.flatnonzero(bits)
+        if not len(tokens):
+            return IMPOSSIBLE
+        matcher.consume_token(int(chosen.choice(tokens)))
+    if not matcher.is_error():
+        return ""
+    error = matcher.get_error()
+    if error.startswith("NoExtension"):
+        return IMPOSSIBLE
+    return " ".join(error.removesuffix("<non-verbose/>").split())[:ERROR_CHARS]
+
+
+def main() -> None:
+    """The first line describes the model; each line after it is a grammar. Each is answered by a line."""
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    _limit(resource.RLIMIT_STACK, STACK_BYTES)
+    model = json.loads(sys.stdin.readline())
+    try:
+        tokenizer = LLTokenizer(model["tokenizer"], n_vocab=model["vocab_size"], eos_token=model["eos_ids"] or None)
+    except Exception as error:
+        _answer(f"llguidance cannot use this model's tokenizer: {error}")
+        return
+    _answer("")
+    for line in sys.stdin:
+        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + CPU_S)
+        _answer(problem(tokenizer, json.loads(line)))
+
+
+def _limit(what: int, value: int) -> None:
+    _, most = resource.getrlimit(what)
+    resource.setrlimit(what, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+
+
+def _answer(text: str) -> None:
+    sys.stdout.write(json.dumps(text) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

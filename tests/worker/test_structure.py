@@ -1,0 +1,456 @@
+"""Structured output in the engine: every text has its structure, and is the one that the target itself would draw."""
+
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import validate
+from llguidance import LLMatcher, LLTokenizer
+from scipy.stats import chisquare
+
+from protos.structure import grammar
+from protos.v1.types_pb2 import Choice, Structure
+from tests.worker.harness import CLEAR, Driver, Tiny
+from tests.worker.test_drafters import make
+from worker_service.engine import structure as module
+from worker_service.engine.drafting.drafter import NoDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
+from worker_service.engine.sampling import draw
+from worker_service.engine.structure import Asked, Matcher, StructureError
+from worker_service.engine.types import Finish, Limits, Run, Sampling
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 500},
+        "ok": {"type": "boolean"},
+        "colour": {"enum": ["red", "green"]},
+    },
+    "required": ["name", "age", "ok", "colour"],
+    "additionalProperties": False,
+}
+KINDS = {
+    "json_schema": Structure(json_schema=json.dumps(SCHEMA)),
+    "json_object": Structure(json_object=True),
+    "regex": Structure(regex="[a-f]{3,9}[0-9]{1,4}"),
+    "choice": Structure(choice=Choice(texts=["red", "reddish", "grün 😀", 'a "quote"\n'])),
+    "lark": Structure(lark='start: "(" x ")" | "{" x "}"\nx: /[0-9]{1,3}/ ("+" x)?'),
+}
+LIMITS = Limits(max_tokens=90)
+PROMPT = "A short request overtakes"
+
+
+def text_of(tiny: Tiny, tokens: list[int]) -> str:
+    return str(tiny.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def has(kind: str, text: str) -> bool:
+    """Whether a whole text has the structure of KINDS[kind], by other means than llguidance."""
+    match kind:
+        case "json_schema":
+            validate(json.loads(text), SCHEMA)
+            return " " not in text.replace(json.loads(text)["name"], "")
+        case "json_object":
+            return isinstance(json.loads(text), dict)
+        case "regex":
+            return re.fullmatch("[a-f]{3,9}[0-9]{1,4}", text) is not None
+        case "choice":
+            return text in KINDS["choice"].choice.texts
+    number = r"[0-9]{1,3}(\+[0-9]{1,3})*"
+    return re.fullmatch(rf"\({number}\)|\{{{number}\}}", text) is not None
+
+
+def answer(tiny: Tiny, own: Sampling, limits: Limits = LIMITS, **engine: Any) -> Driver:
+    driver = Driver(tiny.engine(**engine))
+    driver.admit("r", tiny.prompt(PROMPT), limits, own)
+    driver.finish_all()
+    return driver
+
+
+def error(driver: Driver) -> str:
+    assert driver.finished["r"] is Finish.ERROR
+    return driver.rows[-1].error
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_ends_by_itself_has_its_structure(tiny: Tiny, kind: str, temperature: float) -> None:
+    driver = Driver(tiny.engine())
+    for seed in range(8):
+        own = Sampling(temperature=temperature, seed=seed, grammar=grammar(KINDS[kind]))
+        driver.admit(str(seed), tiny.prompt(PROMPT[seed:]), LIMITS, own)
+    driver.finish_all()
+    whole = [name for name, finish in driver.finished.items() if finish is Finish.STOP]
+    assert all(has(kind, text_of(tiny, driver.outputs[name])) for name in whole)
+    assert set(driver.finished.values()) <= {Finish.STOP, Finish.LENGTH}
+    assert len(whole) == 8 or kind in ("json_object", "lark")  # a random model may never close these
+
+
+SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=5), Sampling(temperature=0.8, top_p=0.9, top_k=20, seed=1)]
+EVERY = [replace(own, grammar=grammar(kind)) for own in SAMPLINGS for kind in KINDS.values()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: Tiny) -> list[list[int]]:
+    """The outputs one by one, without drafts."""
+    return [answer(tiny, own, drafter=NoDrafter()).outputs["r"] for own in EVERY]
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "head", "model"])
+def test_no_drafter_changes_a_structured_output(
+    tiny: Tiny, undisturbed: list[list[int]], drafter: str, tmp_path: Path
+) -> None:
+    driver = Driver(tiny.engine(drafter=make(drafter, tiny, tmp_path)))
+    for i, own in enumerate(EVERY):
+        driver.admit(str(i), tiny.prompt(PROMPT), LIMITS, own)
+    driver.finish_all(draft_len=lambda n: n % 6)
+    assert [driver.outputs[str(i)] for i in range(len(EVERY))] == undisturbed
+    assert 0 < sum(row.accepted for row in driver.rows) < sum(row.drafted for row in driver.rows)
+
+
+@settings(max_examples=6, deadline=None)
+@given(random=st.randoms(use_true_random=False))
+def test_preemption_that_keeps_offloads_or_drops_and_replay_leave_a_structured_output_unchanged(
+    tiny: Tiny, undisturbed: list[list[int]], random: Random
+) -> None:
+    driver = Driver(tiny.engine(blocks=30, host_blocks=15))
+    for i, own in enumerate(EVERY):
+        driver.admit(str(i), tiny.prompt(PROMPT), LIMITS, own)
+    driver.disturb(random, actions=40, slots=6)
+    driver.finish_in_little_memory()
+    assert [driver.outputs[str(i)] for i in range(len(EVERY))] == undisturbed
+    driver.forget_all()
+
+
+# Grammar: few texts, some the beginning of others, and more than one way to write them in tokens.
+FEW = grammar(Structure(regex="(the|one)( one)?"))
+SHAPES = [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 3}]
+ANSWERS = 800
+
+
+@pytest.fixture(scope="module")
+def ll_tokenizer(tiny: Tiny) -> LLTokenizer:
+    return LLTokenizer(tiny.tokenizer.backend_tokenizer.to_str(), eos_token=[tiny.eos])
+
+
+def allowed(tokenizer: LLTokenizer, form: str, output: list[int], vocabulary: int) -> torch.Tensor:
+    """The mask after `output`, by a matcher of its own: bool [vocabulary]."""
+    matcher = LLMatcher(tokenizer, form)
+    assert matcher.consume_tokens(output)
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    return torch.from_numpy(bits[:vocabulary].astype(bool))
+
+
+def masked(tiny: Tiny, tokenizer: LLTokenizer, output: list[int]) -> torch.Tensor:
+    """The target's logits after `output`, those of all tokens that FEW forbids -inf."""
+    with torch.inference_mode():
+        logits = tiny.model(torch.tensor([[*tiny.prompt(PROMPT), *output]])).logits[0, -1]
+    return logits.masked_fill(~allowed(tokenizer, FEW, output, len(logits)), -torch.inf)
+
+
+def exact(tiny: Tiny, tokenizer: LLTokenizer, own: Sampling) -> dict[tuple[int, ...], float]:
+    """The probability of every whole output, with the textbook filters written plainly."""
+    texts: dict[tuple[int, ...], float] = {}
+
+    def follow(output: list[int], chance: float) -> None:
+        if output and (output[-1] == tiny.eos or not follows(output)):
+            texts[tuple(output)] = chance
+            return
+        p = (masked(tiny, tokenizer, output).double() / own.temperature).softmax(-1).tolist()
+        order = sorted((token for token, value in enumerate(p) if value), key=lambda token: -p[token])
+        kept = order[: own.top_k or len(p)]
+        total = sum(p[token] for token in kept)
+        nucleus = [kept[i] for i in range(len(kept)) if sum(p[token] for token in kept[:i]) < own.top_p * total]
+        norm = sum(p[token] for token in nucleus)
+        for token in nucleus:
+            follow([*output, token], chance * p[token] / norm)
+
+    def follows(output: list[int]) -> bool:
+        matcher = LLMatcher(tokenizer, FEW)
+        matcher.consume_tokens(output)
+        return not matcher.is_stopped()
+
+    follow([], 1.0)
+    return texts
+
+
+def pvalue(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
+    """Of a chi-square test. Texts too rare for the approximation are pooled."""
+    assert counts.keys() <= expected.keys()
+    common = [text for text, p in expected.items() if p * ANSWERS >= 5]
+    observed = [counts[text] for text in common]
+    wanted = [expected[text] * ANSWERS for text in common]
+    if (rest := ANSWERS - sum(wanted)) > 1e-6:
+        observed, wanted = [*observed, ANSWERS - sum(observed)], [*wanted, rest]
+    return float(chisquare(observed, [w * sum(observed) / sum(wanted) for w in wanted]).pvalue)
+
+
+def sampled(tiny: Tiny, own: Sampling) -> Counter[tuple[int, ...]]:
+    engine = tiny.engine(blocks=2000)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for begin in range(0, ANSWERS, 200):
+        driver = Driver(engine)
+        for seed in range(begin, begin + 200):
+            driver.admit(str(seed), tiny.prompt(PROMPT), LIMITS, replace(own, seed=seed, grammar=FEW))
+        while live := driver.live:
+            driver.step((Run(name, 3, 64) for name in live), slots=200)
+        counts.update(map(tuple, driver.outputs.values()))
+        driver.forget_all()
+        assert sum(row.accepted for row in driver.rows)
+    return counts
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_outputs_follow_the_targets_own_distribution_under_the_mask(
+    tiny: Tiny, ll_tokenizer: LLTokenizer, shape: dict[str, float]
+) -> None:
+    own = Sampling(**({"temperature": 1.0} | shape))  # type: ignore[arg-type]
+    counts, expected = sampled(tiny, own), exact(tiny, ll_tokenizer, own)
+    assert len(expected) > 3
+    assert pvalue(counts, expected) > 1e-3
+    hotter = exact(tiny, ll_tokenizer, replace(own, temperature=1.5 * own.temperature))
+    assert own.top_k or pvalue(counts, hotter) < 1e-3  # the test has the power to tell them apart
+
+
+def test_each_token_is_the_plain_draw_from_the_masked_logits(tiny: Tiny, ll_tokenizer: LLTokenizer) -> None:
+    for seed in range(8):
+        own = Sampling(temperature=1.0, seed=seed, grammar=FEW)
+        output = answer(tiny, own).outputs["r"]
+        for i, token in enumerate(output):
+            assert token == draw(masked(tiny, ll_tokenizer, output[:i]), own, i)
+
+
+AMBIGUOUS = grammar(Structure(lark='start: a\na: ("x" | "foo") (c | "x") | "a"\nb: c | "b"\nc: (a b)+ | "c"'))
+
+
+@pytest.mark.parametrize("form", [AMBIGUOUS, grammar(KINDS["json_schema"]), FEW], ids=["lark", "schema", "regex"])
+def test_masks_follow_from_the_tokens_alone(tiny: Tiny, ll_tokenizer: LLTokenizer, form: str) -> None:
+    """Not from drafts that were tried before: llguidance's own rollback would fail here for the first grammar."""
+    structures = tiny.engine()._structures
+    size, random = tiny.model.config.vocab_size, Random(0)
+    for _ in range(8):
+        matcher, output = structures.matcher(form, []), []
+        for _ in range(12):
+            asked = {"r": Asked(matcher, matcher.prune(drafts_from(random, size), 4))}
+            forbidden = structures.take(structures.begin(asked), asked)["r"]
+            assert isinstance(forbidden, torch.Tensor)
+            text = list(output)
+            for j in range(len(asked["r"].drafts) + 1):
+                assert torch.equal(~forbidden[j], allowed(ll_tokenizer, form, text, size))
+                text += asked["r"].drafts[j : j + 1]
+            choices = torch.nonzero(~forbidden[0])[:, 0].tolist()
+            output.append(random.choice([token for token in choices if token != tiny.eos] or [tiny.eos]))
+            if matcher.push(output[-1]):
+                break
+
+
+def drafts_from(random: Random, size: int) -> list[int]:
+    return [random.randrange(size) for _ in range(4)]
+
+
+def small_schemas(depth: int = 2) -> st.SearchStrategy[dict[str, Any]]:
+    leaf = st.one_of(
+        st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 5)),
+        st.builds(lambda n: {"type": "integer", "minimum": -n, "maximum": n}, st.integers(0, 300)),
+        st.just({"type": "boolean"}),
+        st.just({"type": "null"}),
+        st.builds(lambda values: {"enum": values}, st.lists(st.sampled_from(["é", "a b", 3, None]), min_size=1)),
+    )
+    if not depth:
+        return leaf
+    inner = small_schemas(depth - 1)
+    objects = st.builds(
+        lambda properties, optional: {
+            "type": "object",
+            "properties": properties,
+            "required": sorted(set(properties) - set(optional)),
+            "additionalProperties": False,
+        },
+        st.dictionaries(st.sampled_from(["id", "name", "ä"]), inner, max_size=3),
+        st.lists(st.sampled_from(["id", "name", "ä"])),
+    )
+    arrays = st.builds(lambda items, n: {"type": "array", "items": items, "maxItems": n}, inner, st.integers(0, 2))
+    return st.one_of(leaf, objects, arrays, st.builds(lambda a, b: {"anyOf": [a, b]}, inner, inner))
+
+
+@settings(max_examples=12, deadline=None)
+@given(schema=small_schemas(), seed=st.integers(0, 2**64 - 1))
+def test_what_small_schemas_give_is_valid(tiny: Tiny, schema: dict[str, Any], seed: int) -> None:
+    own = Sampling(temperature=1.0, seed=seed, grammar=grammar(Structure(json_schema=json.dumps(schema))))
+    driver = answer(tiny, own, Limits(max_tokens=300))
+    assert driver.finished["r"] is Finish.STOP
+    validate(json.loads(text_of(tiny, driver.outputs["r"])), schema)
+
+
+def test_what_a_grammar_forces_is_drafted_and_accepted(tiny: Tiny) -> None:
+    """With a drafter that has nothing to offer."""
+    driver = answer(tiny, Sampling(grammar=grammar(KINDS["json_schema"])), drafter=NoDrafter())
+    drafted, accepted = (sum(getattr(row, name) for row in driver.rows) for name in ("drafted", "accepted"))
+    assert drafted == accepted > len(driver.outputs["r"]) / 2
+
+
+class Wild(NoDrafter):
+    """Drafts the same token again and again."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def propose(self, asks: Any) -> list[list[int]]:
+        return [[self.token] * ask.draft_len for ask in asks]
+
+
+@pytest.mark.parametrize("which", ["forbidden", "eos"])
+def test_drafts_that_cannot_be_accepted_are_not_verified(tiny: Tiny, which: str) -> None:
+    token = tiny.eos if which == "eos" else tiny.prompt("z")[0]
+    driver = answer(tiny, Sampling(grammar=grammar(Structure(regex="[ab]+"))), drafter=Wild(token))
+    assert not sum(row.drafted for row in driver.rows)
+
+
+def test_an_output_ends_only_where_its_structure_may(tiny: Tiny) -> None:
+    eager = Sampling(logit_bias=((tiny.eos, 100.0),), grammar=grammar(Structure(regex="[ab]{4,9}")))
+    output = answer(tiny, eager).outputs["r"]
+    assert len(text_of(tiny, output)) in (4, 5)  # a last token may be "ab"
+    assert output[-1] == tiny.eos
+
+
+def test_an_output_ends_with_the_token_after_which_nothing_can_follow(tiny: Tiny) -> None:
+    driver = answer(tiny, Sampling(grammar=grammar(KINDS["json_schema"])), Limits(max_tokens=60, min_tokens=59))
+    assert driver.finished["r"] is Finish.STOP  # the structure is whole: there is no 59th token to come
+    assert text_of(tiny, driver.outputs["r"]).endswith("}")
+    assert tiny.eos not in driver.outputs["r"]
+
+
+def test_a_structure_that_may_go_on_goes_on_until_min_tokens(tiny: Tiny) -> None:
+    eager = Sampling(logit_bias=((tiny.eos, 100.0),), grammar=grammar(Structure(regex="[ab]+")))
+    driver = answer(tiny, eager, Limits(max_tokens=60, min_tokens=12))
+    assert len(driver.outputs["r"]) == 13
+    assert driver.outputs["r"][-1] == tiny.eos
+
+
+def test_a_stop_string_ends_a_structured_output(tiny: Tiny) -> None:
+    driver = answer(tiny, Sampling(grammar=grammar(KINDS["json_schema"])), Limits(max_tokens=60, stop=('"age"',)))
+    assert driver.finished["r"] is Finish.STOP
+    assert text_of(tiny, driver.outputs["r"]).endswith('"age":') or text_of(tiny, driver.outputs["r"]).endswith('"age"')
+
+
+def test_log_probabilities_stay_the_models_own(tiny: Tiny) -> None:
+    driver = answer(tiny, Sampling(logprobs=2, grammar=FEW))
+    output = driver.outputs["r"]
+    with torch.inference_mode():
+        logits = tiny.model(torch.tensor([[*tiny.prompt(PROMPT), *output]])).logits[0]
+    own = logits[-len(output) - 1 : -1].log_softmax(-1)
+    given = [logprob for row in driver.rows for logprob in row.logprobs]
+    for row, token, logprob in zip(own, output, given, strict=True):
+        assert abs(float(row[token]) - logprob.logprob) < CLEAR
+        assert logprob.top[0][0] == int(row.argmax())
+
+
+def test_a_bad_grammar_ends_its_request_alone(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine())
+    driver.admit("bad", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=grammar(Structure(lark="start: nothing"))))
+    driver.admit("good", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=grammar(KINDS["choice"])))
+    driver.admit("plain", tiny.prompt(PROMPT), LIMITS)
+    driver.finish_all()
+    assert driver.finished["bad"] is Finish.ERROR
+    assert next(row.error for row in driver.rows if row.error).startswith("structure: ")
+    assert has("choice", text_of(tiny, driver.outputs["good"]))
+    assert driver.outputs["plain"] == answer(tiny, Sampling()).outputs["r"]
+
+
+def test_tokens_that_the_grammar_forbids_end_a_request_that_is_rebuilt_with_them(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine())
+    driver.admit("r", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=grammar(KINDS["choice"])))
+    driver.outputs["r"] = tiny.prompt("zzz")
+    driver.readmit("r", 3)
+    driver.finish_all()
+    assert error(driver).startswith("structure: ")
+
+
+def test_a_tokenizer_that_llguidance_cannot_use_refuses_structures_alone(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> LLTokenizer:
+        raise ValueError("what is this?")
+
+    monkeypatch.setattr(module, "LLTokenizer", refuse)
+    assert answer(tiny, Sampling()).finished["r"] is not Finish.ERROR
+    assert "cannot use this model's tokenizer: what is this?" in error(answer(tiny, Sampling(grammar=FEW)))
+
+
+def test_masks_that_fail_end_the_requests_that_wait_for_them(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*args: object) -> None:
+        raise RuntimeError("panicked")
+
+    monkeypatch.setattr(module.Structures, "_fill", panic)
+    driver = Driver(tiny.engine())
+    driver.admit("r", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=FEW))
+    driver.admit("plain", tiny.prompt(PROMPT), LIMITS)
+    driver.finish_all()
+    assert driver.finished == {"r": Finish.ERROR, "plain": driver.finished["plain"]}
+    assert "panicked" in next(row.error for row in driver.rows if row.error)
+
+
+def test_a_grammar_on_which_llguidance_never_returns_ends_its_request(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, never: threading.Event
+) -> None:
+    monkeypatch.setattr(module, "COMPILE_S", 0.0)
+    monkeypatch.setattr(module.Structures, "_build", lambda *args: never.wait())
+    assert "was not compiled within" in error(answer(tiny, Sampling(grammar=FEW)))
+    monkeypatch.setattr(module, "MASKS_S", 0.0)
+    monkeypatch.setattr(module.Structures, "_masks", lambda *args: never.wait())
+    assert "the masks of this step failed" in error(answer(tiny, Sampling(grammar=FEW)))
+
+
+def test_nobody_waits_while_a_grammar_is_compiled(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, never: threading.Event
+) -> None:
+    build: Callable[..., LLMatcher] = module.Structures._build
+
+    def slow(*args: Any) -> LLMatcher:
+        never.wait()
+        return build(*args)
+
+    monkeypatch.setattr(module.Structures, "_build", slow)
+    driver = Driver(tiny.engine())
+    driver.admit("r", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=grammar(KINDS["choice"])))
+    driver.admit("plain", tiny.prompt(PROMPT), LIMITS)
+    while "plain" not in driver.finished:
+        rows = driver.step([Run("r", 4, 64), Run("plain", 4, 64)])
+        assert [row.request_id for row in rows] == ["plain"]
+    never.set()
+    driver.finish_all()
+    assert has("choice", text_of(tiny, driver.outputs["r"]))
+
+
+@pytest.fixture
+def never() -> Iterator[threading.Event]:
+    """An event that comes after the test, so that no thread stays."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_matcher_in_an_error_drafts_nothing(tiny: Tiny) -> None:
+    matcher: Matcher = tiny.engine()._structures.matcher(grammar(Structure(lark="start: nothing")), [])
+    with pytest.raises(StructureError, match="unknown name"):
+        matcher.copy()
+    assert matcher.forced(4) == matcher.prune([5, 6], 4) == []
+
+
+def test_an_ngram_drafter_still_helps_where_nothing_is_forced(tiny: Tiny) -> None:
+    lists = Structure(regex="(red |green ){30}")
+    driver = answer(tiny, Sampling(grammar=grammar(lists)), Limits(max_tokens=200), drafter=NgramDrafter())
+    drafted, accepted = (sum(getattr(row, name) for row in driver.rows) for name in ("drafted", "accepted"))
+    assert accepted > drafted / 2 > 20

@@ -1,0 +1,200 @@
+"""Structured output: which tokens a request's grammar allows at each position, and which it forces. Nothing is drawn or
+masked here: hooks.py does that.
+
+Grammars are llguidance's (https://github.com/guidance-ai/llguidance). What a matcher says follows from the output's
+tokens alone, so a request can be rebuilt anywhere. A matcher is therefore only ever given tokens that count; drafts are
+tried on copies of it. Rolling back is not an option: after a rollback llguidance 1.9 allows other tokens than before
+where a grammar is ambiguous, and the text would depend on the drafts.
+"""
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import takewhile
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+T = TypeVar("T")
+
+COMPILE_S = 20.0  # the gateway has refused whatever takes more than a fraction of this
+MASKS_S = 5.0  # of one step; llguidance bounds its own work to some 20 ms a mask
+_KEPT = 64  # compiled grammars
+_THREADS = 4  # at most, for the masks of a step
+# A state of a lexer takes 1 to 2 kB.
+_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+class StructureError(Exception):
+    """A request's grammar cannot be followed; the message says why. It ends that request alone."""
+
+
+class Matcher:
+    """How far the output of one request has come in its grammar."""
+
+    def __init__(self, building: "Future[LLMatcher]", eos_ids: frozenset[int]) -> None:
+        self._building, self._eos_ids = building, eos_ids
+
+    @property
+    def ready(self) -> bool:
+        """Whether its grammar is compiled, so that nothing below waits."""
+        return self._building.done()
+
+    def copy(self) -> LLMatcher:
+        """Of its state, to try tokens on. Waits until its grammar is compiled. Raises StructureError."""
+        return self._own().deep_copy()
+
+    def push(self, token: int) -> bool:
+        """Add a token of output; returns whether the structure is complete and can go no further."""
+        matcher = self._own()
+        return matcher.consume_token(token) and matcher.is_stopped()
+
+    def forced(self, limit: int) -> list[int]:
+        """At most `limit` tokens that come next whatever the model prefers."""
+        return self.copy().compute_ff_tokens()[:limit] if self._follows else []
+
+    def prune(self, drafts: Sequence[int], limit: int) -> list[int]:
+        """The drafts before the first one that the grammar forbids or that ends the output, and then the tokens that
+        they force: at most `limit` in all."""
+        if not self._follows:
+            return []
+        trial = self.copy()
+        text = list(takewhile(lambda token: token not in self._eos_ids, drafts))
+        kept = text[: trial.try_consume_tokens(text)]
+        return (kept + trial.compute_ff_tokens() if kept else kept)[:limit]
+
+    @property
+    def _follows(self) -> bool:
+        """Whether it is compiled and nothing is wrong with it. What is wrong is told by the masks."""
+        return self.ready and self._building.exception() is None and not self._building.result().is_error()
+
+    def _own(self) -> LLMatcher:
+        try:
+            matcher = self._building.result(COMPILE_S)
+        except TimeoutError:
+            raise StructureError(f"structure: its grammar was not compiled within {COMPILE_S:g} s") from None
+        except BaseException as error:  # a panic of native code is no Exception
+            raise StructureError(f"structure: {error}") from error
+        if matcher.is_error():
+            raise StructureError(f"structure: {matcher.get_error()}")
+        return matcher
+
+
+class Asked(NamedTuple):
+    """The masks that one request needs for a round: one for the position after its tokens and one after each draft."""
+
+    matcher: Matcher
+    drafts: Sequence[int]
+
+
+Forbidden = torch.Tensor | StructureError  # bool [drafts + 1, vocabulary], or why there is none
+
+
+class Structures:
+    """The grammars of one engine's requests. They are compiled, and masks are made, beside the model's thread."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        """`tokenizer`: of the tokenizers library. `vocab_size`: the width of logits, which may exceed its tokens."""
+        self._vocab_size, self._eos_ids = vocab_size, eos_ids
+        size = max(vocab_size, tokenizer.get_vocab_size())
+        self._words = -(-size // 32)
+        self._tokenizer = self._unusable = None
+        try:
+            self._tokenizer = LLTokenizer(_text(tokenizer), n_vocab=size, eos_token=sorted(eos_ids) or None)
+        except Exception as error:  # of a kind that llguidance does not know: all other requests are served
+            self._unusable = str(error)
+        self._executor: LLExecutor | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._bits = np.empty((0, self._words), np.int32)  # grows to the largest step
+
+    def matcher(self, grammar: str, output: Sequence[int]) -> Matcher:
+        """Begin to compile, and to follow the tokens that exist."""
+        return Matcher(_beside(partial(self._build, grammar, list(output))), self._eos_ids)
+
+    def _build(self, grammar: str, output: list[int]) -> LLMatcher:
+        if self._tokenizer is None:
+            raise StructureError(f"llguidance cannot use this model's tokenizer: {self._unusable}")
+        known = self._compiled.pop(grammar, None) or LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        self._compiled[grammar] = known
+        if len(self._compiled) > _KEPT:
+            self._compiled.popitem(last=False)
+        matcher = known.deep_copy()
+        matcher.consume_tokens(output)
+        return matcher
+
+    def begin(self, asked: Mapping[str, Asked]) -> "Future[dict[str, Forbidden]]":
+        """Compute the masks of a step, of requests by name; they do not depend on the forward pass."""
+        return _beside(partial(self._masks, dict(asked)))
+
+    def take(self, masks: "Future[dict[str, Forbidden]]", asked: Mapping[str, Asked]) -> dict[str, Forbidden]:
+        """The masks that `begin` began. They can be used until the next step begins."""
+        try:
+            return masks.result(MASKS_S + COMPILE_S)
+        except BaseException as error:  # a panic of native code is no Exception
+            self._bits = np.empty((0, self._words), np.int32)  # the other one may still be written
+            problem = StructureError(f"structure: the masks of this step failed: {error or type(error).__name__}")
+            return dict.fromkeys(asked, problem)
+
+    def _masks(self, asked: dict[str, Asked]) -> dict[str, Forbidden]:
+        result: dict[str, Forbidden] = {}
+        trials: dict[str, tuple[LLMatcher, int, list[int]]] = {}
+        rows = 0
+        for name, (matcher, drafts) in asked.items():
+            try:
+                trials[name] = matcher.copy(), rows, list(drafts)
+                rows += len(drafts) + 1
+            except StructureError as error:
+                result[name] = error
+        if rows > len(self._bits):
+            self._bits = np.empty((rows, self._words), np.int32)
+        self._fill(list(trials.values()), rows)
+        forbidden = torch.from_numpy(
+            np.unpackbits(~self._bits[:rows].view(np.uint8), axis=1, count=self._vocab_size, bitorder="little").view(
+                bool
+            )
+        )
+        for name, (trial, begin, drafts) in trials.items():
+            failed = trial.is_error()
+            result[name] = (
+                StructureError(f"structure: {trial.get_error()}")
+                if failed
+                else forbidden[begin : begin + len(drafts) + 1]
+            )
+        return result
+
+    def _fill(self, trials: Sequence[tuple[LLMatcher, int, list[int]]], rows: int) -> None:
+        """Write the bits of what is allowed. Beyond a draft that a mask forbids nothing is written, or ever read."""
+        if self._executor is None:
+            self._executor = LLExecutor(min(_THREADS, os.cpu_count() or 1))
+        place = self._bits.ctypes.data, 4 * self._words, rows
+        if drafting := [trial for trial in trials if trial[2]]:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafting, *place)
+        if plain := [(trial, row) for trial, row, drafts in trials if not drafts]:
+            self._executor.unsafe_compute_mask_ptr(plain, *place)
+
+
+def _beside(work: Callable[[], T]) -> "Future[T]":
+    """Do it in a thread of its own: a daemon, so that a grammar on which llguidance never returns stands in nobody's
+    way, nor in that of the process's end."""
+    result: Future[T] = Future()
+
+    def settle() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # a panic of native code is no Exception
+            result.set_exception(error)
+
+    threading.Thread(target=settle, daemon=True).start()
+    return result
+
+
+def _text(tokenizer: Any) -> str:
+    """The tokenizer as JSON, without truncation or padding."""
+    data = json.loads(tokenizer.to_str())
+    return json.dumps(data | {"truncation": None, "padding": None})
