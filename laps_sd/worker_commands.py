@@ -7,10 +7,12 @@ from typing import Annotated, Any
 import typer
 
 # The flags, --help too, are those of the worker's program.
-ALL_FLAGS: dict[str, Any] = {
+_ALL_FLAGS: dict[str, Any] = {
     "add_help_option": False,
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
 }
+distill = typer.Typer(add_completion=False)
+engine = typer.Typer(add_completion=False)
 
 
 def pull(
@@ -34,7 +36,8 @@ def pull(
     _run("worker_service.pull", "--list" if model is None else model)
 
 
-def distill(context: typer.Context) -> None:
+@distill.command("distill", **_ALL_FLAGS)
+def _distill(context: typer.Context) -> None:
     """Make a draft head for a target model from prompts: generate, train, evaluate. Interrupt and repeat it freely.
 
     Needs --target M --prompts FILE... --out DIR; `laps-sd distill --help` lists the rest.
@@ -42,7 +45,8 @@ def distill(context: typer.Context) -> None:
     _run("worker_service.distill", *context.args)
 
 
-def engine(context: typer.Context) -> None:
+@engine.command("engine", **_ALL_FLAGS)
+def _engine(context: typer.Context) -> None:
     """The engine, with and without speculation, beside transformers and other engines, on the same prompts in one run.
 
     `laps-sd bench engine --help` lists its flags.
@@ -52,7 +56,7 @@ def engine(context: typer.Context) -> None:
 
 def _run(module: str, *arguments: str) -> None:
     """Ends this command with the program's exit code."""
-    process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
+    process = subprocess.Popen([sys.executable, "-P", "-m", "laps_sd.interrupt", module, *arguments])
     while True:
         try:
             raise typer.Exit(process.wait())
