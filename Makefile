@@ -37,13 +37,14 @@ BUF ?= build/buf/node_modules/.bin/buf
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick \
-    bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture protos protos-check \
+.PHONY: demo demo-picture test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak \
+    bench bench-quick bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture protos protos-check \
     protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
+	@echo "make demo   the stack on the real model: twelve prompts, first come first served, then by our policy"
+	@echo "make demo-picture  the README's picture of it, from a run on this machine"
 	@echo "make test   all tests but the long ones below, against a real Redis and the real model"
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
@@ -76,6 +77,11 @@ $(VENV)/.installed: pyproject.toml
 demo: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/laps-sd demo --model $(MODEL)
+
+# The README's picture, from a run on this machine: its numbers are that run's.
+demo-picture: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/laps-sd demo --model $(MODEL) --svg docs/demo.svg
 
 test: env
 	$(BIN)/laps-sd pull $(MODEL)

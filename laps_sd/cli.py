@@ -14,7 +14,7 @@ COMMANDS = {
     "up": ("laps_sd.up:up", "Run the whole stack on this machine until SIGTERM or Ctrl-C."),
     "demo": (
         "laps_sd.demo_command:demo",
-        "Bring up two workers of two slots, stream twelve prompts at once, show what happened.",
+        "Stream twelve prompts at once, first come, first served and under our policy; compare.",
     ),
     "simulate": ("laps_sd.simulate:simulate", "Compare policies on a workload, under a virtual clock."),
     "loadtest": ("laps_sd.loadtest.command:loadtest", "Put a server under load and measure it."),

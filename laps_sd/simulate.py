@@ -1,8 +1,6 @@
 """`laps-sd simulate`: reads flags, writes table, JSON and report. The simulator itself is scheduler_service/sim."""
 
 import json
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from laps_sd import terminal
+from laps_sd import machine, terminal
 from laps_sd.draft_len import parse_draft_len
 from laps_sd.outputs import writable
 from scheduler_service.predictor import PredictorKind, make_predictor
@@ -117,8 +115,12 @@ def simulate(
         body = {"policies": results, "settings": settings}
         json_file.write_text(json.dumps(body, indent=1) + "\n")
     if html_file:
-        command = shlex.join(["laps-sd", *sys.argv[1:]])
-        html_file.write_text(render(command, results, traces), encoding="utf-8")
+        about = {
+            "model": "none: a worker with given costs",
+            "policies": ", ".join(results),
+            "workload": workload,
+        }
+        html_file.write_text(render(about | machine.facts(), results, traces), encoding="utf-8")
 
 
 def _jobs(workload: str, fleet: "Fleet", seed: int) -> "Sequence[Job]":

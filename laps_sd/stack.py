@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,8 @@ from laps_sd.ports import HOST, StackError, claim_ports
 from laps_sd.redis_server import check_reachable, find_server, server_command
 from laps_sd.supervise import Child, Command, leashed
 
+SCHEDULER = "scheduler"
+POLL_S = 0.05
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 WORKER_DRAIN_S = 5.0
 DRAIN_SLACK_S = 5.0
@@ -73,6 +75,22 @@ class Stack:
             with attempt:
                 async with self.client() as client:
                     await client.ready(READY_TIMEOUT_S)
+
+    async def order_by(self, policy: str) -> None:
+        """Starts the schedulers anew with another policy, while workers keep their model. Returns when the service goes
+        by it. The policy must not be the one that it has, and Stats must need no key. Raises TimeoutError."""
+        async with self.client() as client, asyncio.timeout(READY_TIMEOUT_S):
+            now = before = (await client.stats()).policy
+            for child in self.children:
+                if child.name == SCHEDULER:
+                    words = list(child.command.arguments)
+                    words[words.index("--policy") + 1] = policy
+                    child.replace(replace(child.command, arguments=words))
+            while now == before:
+                await asyncio.sleep(POLL_S)
+                with suppress(NotServing):
+                    now = (await client.stats()).policy
+            await client.ready(READY_TIMEOUT_S)
 
     async def stop(self) -> None:
         """Stops the gateway first, which lets its requests end, then the workers, the schedulers and Redis."""
@@ -152,7 +170,7 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
         arguments.append("--standby")
     # Not a flag, since every user of the machine can list flags, and the URL may hold a password.
     environment = _further(options, "scheduler") | {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url}
-    return Command("scheduler", arguments, environment)
+    return Command(SCHEDULER, arguments, environment)
 
 
 def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:

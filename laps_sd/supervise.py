@@ -51,18 +51,24 @@ class Child:
     def __init__(self, command: Command, emit: Callable[[bytes], object]) -> None:
         self.name = command.name
         self.pid: int | None = None  # None while it does not run
-        self._command = command
+        self.command = command
         self._emit = emit
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._is_up = False
         self._refuses = False
         self._stopping = asyncio.Event()
+        self._replaced = asyncio.Event()
         self._ended = asyncio.Event()
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL after the command's `stop_s`. Returns when the process is gone."""
         self._stopping.set()
         await self._ended.wait()
+
+    def replace(self, command: Command) -> None:
+        """The process ends, and `command` runs in its place."""
+        self.command = command
+        self._replaced.set()
 
     async def keep_running(self) -> None:
         """Until stopped or cancelled. Raises GaveUp."""
@@ -71,9 +77,12 @@ class Child:
             while not self._stopping.is_set():
                 started = time.monotonic()
                 async with self._running() as process:
-                    await first_of(process.wait, self._stopping.wait)
+                    await first_of(process.wait, self._stopping.wait, self._replaced.wait)
                 if self._stopping.is_set():
                     return
+                if self._replaced.is_set():
+                    self._replaced.clear()
+                    continue
                 lived_s = time.monotonic() - started
                 self._report_death(process.returncode, lived_s)
                 early = lived_s < EARLY_S and not self._is_up and process.returncode not in ENDED_BY_OTHERS
@@ -92,8 +101,8 @@ class Child:
     async def _running(self) -> AsyncIterator[asyncio.subprocess.Process]:
         """The process, whose lines go to `emit`. When the block ends, the process has ended."""
         process = await asyncio.create_subprocess_exec(
-            *leashed(self._command.arguments),
-            env={**os.environ, **self._command.environment},
+            *leashed(self.command.arguments),
+            env={**os.environ, **self.command.environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -105,7 +114,7 @@ class Child:
         try:
             yield process
         finally:
-            await _end(process, self._command.stop_s)
+            await _end(process, self.command.stop_s)
             self.pid = None
             with suppress(TimeoutError):
                 await asyncio.wait_for(pump, 1.0)
@@ -116,8 +125,8 @@ class Child:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self._tail.append(line)
-                self._is_up = self._is_up or (self._command.up is not None and self._command.up in line)
-                self._refuses = self._refuses or (self._command.refused is not None and self._command.refused in line)
+                self._is_up = self._is_up or (self.command.up is not None and self.command.up in line)
+                self._refuses = self._refuses or (self.command.refused is not None and self.command.refused in line)
                 self._emit(line + b"\n")
         if rest:
             self._tail.append(rest)

@@ -43,7 +43,7 @@ def gateway(
     from laps_sd.supervise import GaveUp
     from worker_service.pull import pull
 
-    load = Load(streams, rounds_per_s, tokens_per_round, many, seconds)
+    load = Load(streams, rounds_per_s, tokens_per_round, many, seconds=seconds)
     try:
         figures = asyncio.run(measure(load, Path(pull(model))))
     except* (ConnectionError, GaveUp, TimeoutError) as errors:

@@ -32,6 +32,23 @@ class Server:
     words: Words = field(default_factory=Words)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Who answered, as far as it says. `policy`: empty where there is none to be told, as of another system."""
+
+    at: str
+    model: str
+    policy: str = ""
+
+    def facts(self) -> dict[str, str]:
+        return {"model": self.model or "not told", "policy": self.policy or "not told", "served at": self.at}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model or 'a model not told'}{f' under {self.policy}' if self.policy else ''}, served at {self.at}"
+        )
+
+
 class Refused(Exception):
     """A request failed; the message begins with its status."""
 

@@ -170,7 +170,7 @@ class Scheduler(rpc.GatewayLinkServicer):
         return inference_pb2.ListRequestsResponse(requests=self.known.values())
 
     async def Stats(self, request: inference_pb2.StatsRequest, context: Any) -> status_pb.StatsResponse:  # noqa: N802
-        return status_pb.StatsResponse(policy="laps-sd", waiting=3)
+        return status_pb.StatsResponse(policy="laps-sd", model="tiny", waiting=3)
 
 
 @asynccontextmanager

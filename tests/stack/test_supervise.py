@@ -52,6 +52,14 @@ async def test_a_child_that_dies_is_started_again() -> None:
         assert b'"child": "small", "code": -9' in lines[1]
 
 
+async def test_a_replaced_child_ends_and_runs_the_other_command() -> None:
+    child, lines = child_of(SLEEPS)
+    async with kept(child):
+        await until(lambda: lines == [b"up\n"])
+        child.replace(Command("small", [sys.executable, "-c", SLEEPS.replace("up", "other")]))
+        await until(lambda: lines == [b"up\n", b"other\n"])  # and nothing tells of a death
+
+
 async def test_a_child_that_is_killed_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "MAX_EARLY_DEATHS", 2)
     child, lines = child_of(SLEEPS)
