@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,7 @@ INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
 
 def quietly(program: Callable[[], object]) -> None:
     """Run the program; a KeyboardInterrupt that it does not handle itself ends the process."""
+    signals = _noticed()
     sys.unraisablehook = _told_unless_interrupted
     try:
         program()
@@ -21,17 +23,26 @@ def quietly(program: Callable[[], object]) -> None:
             _leave()
         raise
     except BaseException as error:
-        if not _stems_from_ctrl_c(error):
+        if not (isinstance(error, KeyboardInterrupt) or _came(signals)):
             raise
         os.write(2, b"interrupted\n")
         _leave()
 
 
-def _stems_from_ctrl_c(error: BaseException | None) -> bool:
-    """Some modules, when they are interrupted while they load, say that they cannot be loaded."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
+def _noticed() -> int:
+    """A pipe that gets the number of each signal, until asyncio takes signals over. Some modules, when they are
+    interrupted while they load, go on, and say later that they cannot be loaded."""
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return reader
+
+
+def _came(signals: int) -> bool:
+    with suppress(BlockingIOError):
+        return signal.SIGINT in os.read(signals, 1 << 16)
+    return False
 
 
 def _told_unless_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:

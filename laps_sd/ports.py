@@ -13,11 +13,7 @@ _ANY_PORT, _PORT_TRIALS = range(20_000, 32_768), 64
 
 
 class StackError(Exception):
-    """The stack cannot start; the message says why and what to do. `hopeless`: starting again is of no use."""
-
-    def __init__(self, message: str, *, hopeless: bool = False) -> None:
-        super().__init__(message)
-        self.hopeless = hopeless
+    """The stack cannot start; the message says why and what to do."""
 
 
 def claim_ports(*ports: int) -> list[int]:

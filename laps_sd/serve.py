@@ -26,8 +26,9 @@ def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
         finished = asyncio.run(_until_signal(run(options, use, emit)))
     except* (StackError, NoServer, GaveUp, NotServing, OSError) as failures:
         for failure in failures.exceptions:
-            typer.echo(f"laps-sd: {failure}", err=True)
-            code = max(code, BAD_SETTINGS if isinstance(failure, (StackError, GaveUp)) and failure.hopeless else 1)
+            if words := str(failure):
+                typer.echo(f"laps-sd: {words}", err=True)
+            code = max(code, BAD_SETTINGS if getattr(failure, "hopeless", False) else 1)
     if code:
         raise typer.Exit(code)
     return finished

@@ -53,6 +53,12 @@ def to_stderr(line: bytes) -> None:
     sys.stderr.buffer.flush()
 
 
+class NoModel(StackError):
+    """The model cannot be had. There is no message: `laps-sd pull` has said why, on stderr."""
+
+    hopeless = True
+
+
 class Stack:
     """Running processes, in the order in which they start.
 
@@ -80,9 +86,9 @@ class Stack:
 
     async def order_by(self, policy: str) -> None:
         """Starts the schedulers anew with another policy, while workers keep their model. Returns when the service goes
-        by it. The policy must not be the one that it has, and Stats must need no key. Raises TimeoutError."""
+        by it. Stats must need no key. Raises TimeoutError, NotServing."""
         async with self.client() as client, asyncio.timeout(READY_TIMEOUT_S):
-            now = before = (await client.stats()).policy
+            now = before = (await client.stats()).epoch  # each leader has a higher one
             for child in self.children:
                 if child.name == SCHEDULER:
                     words = list(child.command.arguments)
@@ -91,7 +97,7 @@ class Stack:
             while now == before:
                 await asyncio.sleep(POLL_S)
                 with suppress(NotServing):
-                    now = (await client.stats()).policy
+                    now = (await client.stats()).epoch
             await client.ready(READY_TIMEOUT_S)
 
     async def stop(self) -> None:
@@ -151,8 +157,10 @@ async def find_model(model: str) -> Path:
     finally:
         if process.returncode is None:
             await end(process, PULL_END_S, signal.SIGINT)  # so that nothing half-made stays in the cache
+    if process.returncode == BAD_SETTINGS:
+        raise NoModel
     if process.returncode:
-        raise StackError("no model, no service", hopeless=process.returncode == BAD_SETTINGS)  # pull has said why
+        raise StackError("no model, no service")
     return Path(output.decode().strip())
 
 

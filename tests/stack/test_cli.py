@@ -136,12 +136,14 @@ def program():
 quietly(program)
 """
 INTERRUPTED_LIBRARY = """
+import os, signal
 from laps_sd.interrupt import quietly
 def program():
     try:
-        raise KeyboardInterrupt
-    except KeyboardInterrupt as cause:
-        raise ModuleNotFoundError("could not be loaded") from cause
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+    raise ModuleNotFoundError("could not be loaded")
 quietly(program)
 """
 
