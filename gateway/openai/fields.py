@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_CHOICES = 16  # of one prompt
-MAX_PROMPTS = 64  # of one body
+MAX_ANSWERS = 128  # to one body: prompts times choices
 MAX_LOGPROBS = 20
 UINT32 = 2**32 - 1
 INT64 = 2**63
