@@ -37,13 +37,14 @@ BUF ?= build/buf/node_modules/.bin/buf
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak bench bench-quick \
-    bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture protos protos-check \
-    protos-reference audit audit-here env clean
+.PHONY: demo demo-picture test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak \
+    bench bench-quick bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture protos protos-check \
+    protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   the stack on the real model: twelve prompts streamed, then down again"
+	@echo "make demo   the stack on the real model: twelve prompts, first come first served, then by our policy"
+	@echo "make demo-picture  the README's picture of it, from a run on this machine"
 	@echo "make test   all tests but the long ones below, against a real Redis and the real model"
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
@@ -60,6 +61,7 @@ help:
 	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/benchmarks.md (15 minutes; AGAINST=...)"
 	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
+	@echo "make wheels build the wheels of the service and of the client alone: dist"
 	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
 	@echo "make protos regenerate the code of the .proto files"
@@ -75,6 +77,11 @@ $(VENV)/.installed: pyproject.toml
 demo: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/laps-sd demo --model $(MODEL)
+
+# The README's picture, from a run on this machine: its numbers are that run's.
+demo-picture: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/laps-sd demo --model $(MODEL) --svg docs/demo.svg
 
 test: env
 	$(BIN)/laps-sd pull $(MODEL)
@@ -197,5 +204,11 @@ protos-reference: $(BUF)
 $(BUF):
 	npm install --silent --no-save --prefix build/buf @bufbuild/buf@1.75.0
 
+# From their sdists, so that nothing stale of an earlier build gets in. Nothing is uploaded.
+wheels: env
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist deploy/client
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist deploy/client/gathered deploy/client/*.egg-info

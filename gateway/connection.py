@@ -21,6 +21,7 @@ from protos.v1 import inference_pb2, status_pb2
 
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 0.3
+START_S = 10.0  # services that start together find each other within this; a gateway that starts alone says so then
 GREETING_TIMEOUT_S = 5.0  # from dialling to the scheduler's first message
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -56,6 +57,7 @@ class Connection:
         self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
         self._stub: Stub | None = None  # of the scheduler that leads; None: not connected
         self._upward: Upward | None = None  # messages to be sent; None: not connected
+        self._was_up = self._told = False  # ever; of this outage
         self._stuck = asyncio.Event()  # more messages than may wait
         self._log = structlog.get_logger()
 
@@ -131,8 +133,10 @@ class Connection:
             await asyncio.sleep(BACKOFF_MIN_S)
 
     def _log_failure(self, state: RetryCallState) -> None:
+        """One line for each outage. That a scheduler is not there yet is none."""
         error = state.outcome.exception() if state.outcome else None
-        if state.attempt_number == 1:  # one line for each outage
+        if not self._told and (self._was_up or (state.seconds_since_start or 0.0) > START_S):
+            self._told = True
             reason = version.reason(error, "gateway") if isinstance(error, grpc.aio.AioRpcError) else str(error)
             self._log.warning("not_linked", schedulers=list(self._schedulers), reason=reason)
 
@@ -160,6 +164,7 @@ class Connection:
             if not isinstance(message, gateway_link_pb2.ToGateway):
                 raise LinkDown(f"the scheduler closed the link: {await call.details()}")
             self._stub, self._upward = stub, asyncio.Queue(self._queue_size)
+            self._was_up, self._told = True, False
             self._log.info("scheduler_linked", scheduler=scheduler)
             await self._on_up()
             await self._on_message(message)

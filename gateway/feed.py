@@ -100,7 +100,7 @@ class Feed:
             acts = tuple(own for act in acts for own in (self._step(Step.ASK) if act is Act.FOLLOW else (act,)))
         self.life = life
         if error is not None:
-            self._fail(error)
+            self.fail(error)
         if life.accepted or not life.live:
             self._decided.set()
         return self._messages(acts)
@@ -141,7 +141,7 @@ class Feed:
         acts = self._step(Step.AHEAD if expected else Step.MISS)
         self._ahead = end
         if not expected:
-            self._fail(Lost(f"output tokens {self.received} to {start} are missing"))
+            self.fail(Lost(f"output tokens {self.received} to {start} are missing"))
         return acts
 
     def _step(self, step: Step) -> tuple[Act, ...]:
@@ -167,7 +167,8 @@ class Feed:
                 return pb.FromGateway(follow=pb.Follow(request_id=id, offset=BEYOND))
         return None
 
-    def _fail(self, error: RequestError) -> None:
+    def fail(self, error: RequestError) -> None:
+        """The client is told of the first such error, once it has taken what is in the buffer."""
         self._error = self._error or error
         self._decided.set()
         self._wake.set()

@@ -39,12 +39,16 @@ class Stream:
         self._feed, self._link, self._metrics = feed, link, metrics
         self._offset, self._timeout_s, self._stalled_s = offset, timeout_s, stalled_s
         self._count_stalled = count_stalled
-        self._deadline = asyncio.get_running_loop().time() + timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + timeout_s
+        self._expiry = self._loop.call_at(self._deadline, lambda: feed.fail(self._too_late()))
+        self._patience: asyncio.TimerHandle | None = None
+        self._written_since: float | None = None
+        self._cut = False  # the client read too little for too long
 
     async def accepted(self) -> None:
         """Return once the request is durable. Raises RequestError if it never will be."""
-        async with self._until_deadline():
-            await self._feed.until_accepted()
+        await self._feed.until_accepted()
 
     async def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """The chunks; the last one has `final`. The text before `offset` is made too: the rest depends on it. Raises
@@ -52,8 +56,7 @@ class Stream:
         limits = self._feed.submit.limits
         detokenizer = self.model.detokenizer(limits.stop, limits.min_tokens)
         while self.answer.ending is None:
-            async with self._until_deadline():
-                batch = await self._link.take(self._feed)
+            batch = await self._link.take(self._feed)
             self.answer.add(batch)
             await detokenizer.push_in_turns(batch.skip(self._offset))
             if not batch.tokens and batch.ending is None:
@@ -80,38 +83,42 @@ class Stream:
         block waits. If that lasts too long the stream is left. The client hears of it when it reads again: no error can
         overtake the chunk, and the chunk cannot be taken back. Raises QueueFull, or DeadlinePassed if the deadline
         passed meanwhile."""
-        loop, cut = asyncio.get_running_loop(), False
-
-        def cut_off() -> None:
-            nonlocal cut
-            if cut := self._link.leave(self._feed):
-                self._count_stalled(1)
-
-        patience = loop.call_at(min(loop.time() + self._stalled_s, self._deadline), cut_off)
+        self._written_since = self._loop.time()
+        if self._patience is None:  # one timer serves many chunks: most are written at once
+            self._patience = self._loop.call_at(self._patient_until(), self._lose_patience)
         try:
             yield
         finally:
-            patience.cancel()
-            if cut:
+            self._written_since = None
+            if self._cut:
                 self._count_stalled(-1)
-        if cut and loop.time() < self._deadline:
+        if self._cut and self._loop.time() < self._deadline:
             more = f"Resume goes on from token {chunk.offset + len(chunk.token_ids)}"
             raise QueueFull(f"nothing was read for {self._stalled_s:g} s; {more}, if it was to run on")
-        if cut:
+        if self._cut:
             raise self._too_late()
+
+    def _patient_until(self) -> float:
+        return min((self._written_since or self._loop.time()) + self._stalled_s, self._deadline)
+
+    def _lose_patience(self) -> None:
+        """The write that is under way may have begun after the timer did."""
+        self._patience = None
+        if self._written_since is None:
+            return
+        if self._loop.time() < (until := self._patient_until()):
+            self._patience = self._loop.call_at(until, self._lose_patience)
+        elif self._link.leave(self._feed):
+            self._cut = True
+            self._count_stalled(1)
 
     def close(self) -> dict[str, Any]:
         """The client takes no more. Returns a summary for the log."""
+        self._expiry.cancel()
+        if self._patience is not None:
+            self._patience.cancel()
         self._link.leave(self._feed)
         return self.answer.summary()
-
-    @asynccontextmanager
-    async def _until_deadline(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                yield
-        except TimeoutError:
-            raise self._too_late() from None
 
     def _too_late(self) -> DeadlinePassed:
         return DeadlinePassed(f"not finished within {self._timeout_s:g} s")

@@ -9,11 +9,11 @@ request and the client reads. Before that nothing comes for this stream, after t
 """
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
 
-class Life(Enum):
+class Life(StrEnum):
     # The scheduler has not acknowledged the request: it may not know it, and it may refuse it.
     SUBMITTED = "submitted"
     SUBMITTED_CANCELLING = "submitted_cancelling"  # to be cancelled once acknowledged: the id may yet be another's
@@ -41,7 +41,7 @@ class Life(Enum):
         return self in (Life.SUBMITTED, Life.SUBMITTED_CANCELLING, Life.ACCEPTED, Life.CANCELLING)
 
 
-class Event(Enum):
+class Event(StrEnum):
     # From the scheduler.
     ACCEPT = "accept"
     REFUSE = "refuse"  # for good; a refusal for now leads to LINK after a while
@@ -57,7 +57,7 @@ class Event(Enum):
     GIVE_UP = "give_up"  # the client is told to try again; the request itself runs on
 
 
-class Flow(Enum):
+class Flow(StrEnum):
     FLOWING = "flowing"  # what comes continues the buffer
     FILLING = "filling"  # a follow is under way: what comes ahead of its answer is dropped, for the answer repeats it
     BEHIND = "behind"  # the buffer is full: what comes is dropped, and followed again once the client has read
@@ -66,7 +66,7 @@ class Flow(Enum):
     COMPLETE = "complete"  # the end is in the buffer
 
 
-class Step(Enum):
+class Step(StrEnum):
     # A delta arrives.
     NEXT = "next"  # tokens that continue the buffer
     FILL = "fill"  # the same; with them the buffer is full, or the follow has brought as many as it asked for
@@ -79,7 +79,7 @@ class Step(Enum):
     ASK = "ask"  # LIFE wants the stream followed
 
 
-class Act(Enum):
+class Act(StrEnum):
     SUBMIT = "submit"
     CANCEL = "cancel"
     FOLLOW = "follow"  # ask for the output from where the buffer ends. In LIFE: do what FLOW answers to ASK

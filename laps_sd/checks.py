@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from shutil import which
 
-from laps_sd.options import Options
+from laps_sd.options import DRAFTERS, Options
 from laps_sd.ports import StackError, claim_ports
 
 _GPUS = ("nvidia*", "dxg", "kfd")  # in /dev: NVIDIA's, Windows' in its Linux, AMD's
@@ -34,7 +34,12 @@ def check_machine(options: Options) -> None:
             raise Wrong(flag(name), str(error)) from None
     if options.certs is not None and not options.certs.is_dir():
         raise Wrong("--certs", f"{options.certs} is no directory; `laps-sd certs` makes one")
+    if options.metrics_targets is not None and not os.access(options.metrics_targets.absolute().parent, os.W_OK):
+        raise Wrong("--metrics-targets", f"{options.metrics_targets} cannot be written")
     _check_policy(options)
+    _check_model(options.model)
+    if options.drafter not in DRAFTERS:
+        _check_drafter(Path(options.drafter))
 
 
 def flag(name: str) -> str:
@@ -49,6 +54,37 @@ def _check_policy(options: Options) -> None:
     except ValueError as error:
         name, _, problem = str(error).partition(": ")
         raise Wrong(flag(name), problem) from None
+
+
+def _check_model(model: str) -> None:
+    """What a folder or a file shows at once. Whether a model of a hub is there, and what can be served, comes later."""
+    from worker_service.catalogue import CATALOGUE  # these are light
+    from worker_service.hub import parse_name
+    from worker_service.model_files import ModelError, check_files
+
+    path = Path(model).expanduser()
+    try:
+        if path.is_dir() and model not in CATALOGUE:
+            check_files(path)
+        elif path.is_file() and (path.suffix != ".gguf" or path.open("rb").read(4) != b"GGUF"):
+            raise ModelError(f"{path} is no GGUF file")
+        elif not path.exists() and model not in CATALOGUE and parse_name(model) is None:
+            raise ModelError(f"{model!r} does not exist, and is neither {', '.join(CATALOGUE)} nor OWNER/NAME of a hub")
+    except (ModelError, OSError) as error:
+        raise Wrong("--model", str(error)) from None
+
+
+def _check_drafter(folder: Path) -> None:
+    """A draft head, or a small model."""
+    from worker_service.model_files import ModelError, check_files, check_weights
+
+    try:
+        if (folder / "head.json").is_file():
+            check_weights(folder / "head.safetensors")
+        else:
+            check_files(folder)
+    except ModelError as error:
+        raise Wrong("--drafter", f"neither a draft head nor a model: {error}") from None
 
 
 def _has_gpu() -> bool:

@@ -1,31 +1,35 @@
-"""`laps-sd demo`: runs the stack on the real model, sends twelve prompts at once, shows their streams and figures."""
+"""`laps-sd demo`: runs the stack on the real model, and sends twelve prompts at once under one policy after the other.
+What is shown of it is made in demo_view.py."""
 
 import asyncio
+import io
+import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
 from platformdirs import user_log_dir
-from rich.console import Console, Group
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from laps_sd import terminal
-from laps_sd.client import Client
-from laps_sd.completion import Collector, Completion, request_state
+from laps_sd.client import AsyncClient, Collector, RequestError
+from laps_sd.demo_view import Answer, Run, asked_for, streams, tell
 from laps_sd.options import Device, Options
 from laps_sd.serve import run_stack
 from laps_sd.stack import Stack
 from protos.bounds import Dtype
-from protos.errors import RequestError
-from protos.times import milliseconds
-from protos.v1 import status_pb2
+from scheduler_service.core.policies import make_policy, policy_name
 
 ANSWER_TIMEOUT_S = 300.0
 REFRESH_S = 0.2
+BASE = "fcfs"
+MOST_ONCE_S = 20.0  # if one run of each policy takes longer, there is no second: the demo stays short
+PICTURE_WIDTH = 100  # characters
 
 # Short and long; chat, code and reasoning. Some answers repeat themselves: there n-gram drafts are accepted.
 PROMPTS = (
@@ -44,41 +48,35 @@ PROMPTS = (
 )
 
 
-@dataclass(slots=True)
-class Answer:
-    """One request as its client sees it. `state` comes from the server, which is asked at every refresh."""
-
-    prompt: str
-    max_tokens: int
-    state: str = "waiting"
-    collector: Collector = field(default_factory=Collector)
-    completion: Completion | None = None
-    error: str = ""
-
-    @property
-    def rounds(self) -> int:
-        return self.collector.final.rounds if self.collector.final is not None else 0
-
-
-def run_demo(model: str, policy: str, device: Device, dtype: Dtype) -> None:
-    """Shows it on the terminal. Raises typer.Exit."""
+def run_demo(model: str, policy: str, device: Device, dtype: Dtype, picture: Path | None) -> None:
+    """Shows it on the terminal; `picture`: a file for what it told. Raises typer.Exit, typer.BadParameter."""
+    try:
+        alone = policy_name(make_policy(policy, ())) == BASE
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--policy") from None
     console = terminal.console()
     started = time.monotonic()
-    answers = [Answer(prompt, max_tokens) for prompt, max_tokens in PROMPTS]
-    stats = status_pb2.StatsResponse()
+    runs: list[Run] = []
     options = Options(
-        model=model, policy=policy, device=device, dtype=dtype, workers=2, slots=2, grpc_port=0, http_port=0
+        model=model, policy=BASE, device=device, dtype=dtype, workers=2, slots=2, grpc_port=0, http_port=0
     )
 
     async def show(stack: Stack) -> None:
         with console.status("starting Redis, scheduler, two workers, gateway"):
             await stack.ready()
-        console.print(
-            f"ready after {time.monotonic() - started:.1f} s: {len(answers)} prompts at once, {policy}, 2 x 2 slots"
-        )
-        await (_show_live if console.is_terminal else _show_lines)(console, stack.grpc, answers)
-        async with Client(stack.grpc) as client:
-            stats.CopyFrom(await client.stats())
+        ready_s = time.monotonic() - started
+        console.print(f"ready after {ready_s:.1f} s: {len(PROMPTS)} prompts at once, 2 x 2 slots", highlight=False)
+        runs.append(await _run(console, stack, "first come, first served"))
+        if alone:
+            return
+        await stack.order_by(policy)
+        runs.append(await _run(console, stack, "the same again, ordered"))
+        if time.monotonic() - started - ready_s > MOST_ONCE_S:
+            return
+        with console.status("both once more, fcfs last: the machine's speed may change"):
+            runs.append(await _run(None, stack))
+            await stack.order_by(BASE)
+            runs.append(await _run(None, stack))
 
     log_file = Path(user_log_dir("laps-sd", ensure_exists=True), "demo.log")
     with log_file.open("wb", buffering=0) as log:
@@ -86,15 +84,39 @@ def run_demo(model: str, policy: str, device: Device, dtype: Dtype) -> None:
     if not finished:
         console.print("interrupted; the stack is down")
         raise typer.Exit(130)
-    console.print(_statistics(answers), _totals(answers), _scheduling(stats), sep="\n", highlight=False)
+    if not console.is_terminal:
+        _tell_answers(console, asked_for(runs)[0])
+    tell(console, runs)
     console.print(
         f"the stack is down again; all in all {time.monotonic() - started:.1f} s; its logs: {log_file}", highlight=False
     )
-    if any(answer.completion is None for answer in answers):
+    if picture is not None:
+        draw(picture, runs)
+    if not all(run.finished for run in runs):
         raise typer.Exit(1)
 
 
-async def _stream(client: Client, answer: Answer) -> None:
+async def _run(console: Console | None, stack: Stack, title: str = "") -> Run:
+    """All prompts at once. `console`: a terminal, on which their streams are shown."""
+    answers = [Answer(prompt, max_tokens) for prompt, max_tokens in PROMPTS]
+    async with stack.client() as client:
+        policy = (await client.stats()).policy
+        if console is not None and console.is_terminal:
+            console.print(f"\n[bold]{title}[/] ({policy})", highlight=False)
+            await _show_live(console, client, answers)
+        else:
+            await asyncio.gather(*(_stream(client, answer) for answer in answers))
+        return Run(policy, answers, await client.stats())
+
+
+def _tell_answers(console: Console, run: Run) -> None:
+    """A line for each, for programs that read them."""
+    for answer in run.answers:
+        text = answer.error or " ".join("".join(answer.collector.text).split())
+        console.print(Text(f"{answer.state:>7} | {answer.prompt} | {text}"), soft_wrap=True)
+
+
+async def _stream(client: AsyncClient, answer: Answer) -> None:
     answer.collector = Collector()  # its clock starts now
     try:
         messages = [{"role": "user", "content": answer.prompt}]
@@ -108,97 +130,30 @@ async def _stream(client: Client, answer: Answer) -> None:
         answer.error, answer.state = f"{error.code.name}: {error.message}", "failed"
 
 
-async def _show_lines(console: Console, target: str, answers: list[Answer]) -> None:
-    async def one(client: Client, answer: Answer) -> None:
-        await _stream(client, answer)
-        text = answer.error or " ".join("".join(answer.collector.text).split())
-        console.print(Text(f"{answer.state:>7} | {answer.prompt} | {text}"), soft_wrap=True)
-
-    async with Client(target) as client:
-        await asyncio.gather(*(one(client, answer) for answer in answers))
-
-
-async def _show_live(console: Console, target: str, answers: list[Answer]) -> None:
-    async with Client(target) as client:
-        streams = asyncio.gather(*(_stream(client, answer) for answer in answers))
-        with Live(console=console, auto_refresh=False, transient=True) as live:
-            while not streams.done():
-                live.update(_streams(answers, console.width), refresh=True)
-                await asyncio.wait([streams], timeout=REFRESH_S)
-                await asyncio.gather(*(_refresh_state(client, answer) for answer in answers))
-        await streams
-    console.print(_streams(answers, console.width))
+async def _show_live(console: Console, client: AsyncClient, answers: list[Answer]) -> None:
+    running = asyncio.gather(*(_stream(client, answer) for answer in answers))
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while not running.done():
+            live.update(streams(answers, console.width), refresh=True)
+            await asyncio.wait([running], timeout=REFRESH_S)
+            await asyncio.gather(*(_refresh_state(client, answer) for answer in answers))
+    await running
+    console.print(streams(answers, console.width))
 
 
-async def _refresh_state(client: Client, answer: Answer) -> None:
+async def _refresh_state(client: AsyncClient, answer: Answer) -> None:
     if answer.collector.request_id and answer.state in ("running", "paused"):
         with suppress(RequestError):
             status = await client.status(answer.collector.request_id)
-            if answer.state in ("running", "paused") and (state := request_state(status)) in ("running", "paused"):
-                answer.state = state
+            if answer.state in ("running", "paused") and status.state in ("running", "paused"):
+                answer.state = status.state
 
 
-_COLORS = {"waiting": "dim", "running": "green", "paused": "yellow", "done": "bold", "failed": "red"}
-
-
-def _streams(answers: list[Answer], width: int) -> Table:
-    """`width`: of the terminal, in characters. Only as much of the end of each answer is shown as fits."""
-    tail_characters = max(10, (width - 20) * 3 // 5 - 1)
-    table = Table(box=None, expand=True, pad_edge=False)
-    table.add_column("state", width=8)
-    table.add_column("tokens", justify="right", width=6)
-    table.add_column("prompt", ratio=2, no_wrap=True)
-    table.add_column("answer, its end", ratio=3, no_wrap=True)
-    for answer in answers:
-        tail = " ".join("".join(answer.collector.text).split())[-tail_characters:]
-        state = Text(answer.state, style=_COLORS[answer.state])
-        table.add_row(state, str(len(answer.collector.token_ids)), Text(answer.prompt), Text(answer.error or tail))
-    return table
-
-
-def _statistics(answers: list[Answer]) -> Table:
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    table.add_column("prompt", no_wrap=True, max_width=26)
-    for name in ("tokens", "accepted", "rounds", "preempted", "queue s", "latency s"):
-        table.add_column(name, justify="right", min_width=len(name))
-    for answer in answers:
-        if (done := answer.completion) is None:
-            table.add_row(Text(answer.prompt), Text(answer.error or "unfinished"))
-            continue
-        times = (f"{done.timings_ms[name] / 1e3:.2f}" for name in ("queue", "e2el"))
-        accepted = _share(done.spec_decode.num_accepted_tokens, done.spec_decode.num_draft_tokens)
-        table.add_row(
-            Text(answer.prompt), str(len(done.token_ids)), accepted, str(answer.rounds), str(done.preemptions), *times
-        )
-    return table
-
-
-def _totals(answers: list[Answer]) -> Group:
-    done = [answer.completion for answer in answers if answer.completion is not None]
-    if not done:
-        return Group("no answer was finished")
-    tokens = sum(len(answer.token_ids) for answer in done)
-    seconds = max(answer.timings_ms["e2el"] for answer in done) / 1e3
-    mean_ms = sum(answer.timings_ms["e2el"] for answer in done) / len(done)
-    accepted = sum(answer.spec_decode.num_accepted_tokens for answer in done)
-    drafted = sum(answer.spec_decode.num_draft_tokens for answer in done)
-    preempted, preemptions = sum(a.preemptions > 0 for a in done), sum(a.preemptions for a in done)
-    return Group(
-        f"{len(done)} of {len(answers)} finished: {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tokens/s; "
-        f"drafts {accepted} of {drafted} accepted ({_share(accepted, drafted)})",
-        f"mean latency {mean_ms:.0f} ms; {preempted} preempted and resumed, {preemptions} times in all",
-    )
-
-
-def _scheduling(stats: status_pb2.StatsResponse) -> str:
-    outside = max((worker.outside_forward_share for worker in stats.workers), default=0.0)
-    idle = max((worker.idle_share for worker in stats.workers), default=0.0)
-    p50_ms, p99_ms = milliseconds(stats.report_to_command_p50), milliseconds(stats.report_to_command_p99)
-    return (
-        f"report to command: p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms; "
-        f"the model waited {idle:.1%} of the time, {outside:.1%} was outside forward passes"
-    )
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else "-"
+def draw(picture: Path, runs: Sequence[Run]) -> None:
+    """The answers of the policy that was asked for, and all figures, as an SVG that asks no other host for fonts."""
+    console = Console(width=PICTURE_WIDTH, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(streams(asked_for(runs)[0].answers, PICTURE_WIDTH))
+    console.print()
+    tell(console, runs)
+    form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    picture.write_text(console.export_svg(title="make demo", code_format=form) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from laps_sd.config_file import CONFIG
 class Later(TyperCommand):
     """Stands for the command at `place` in lists of commands, which so need none of its imports."""
 
-    place = ""  # MODULE:FUNCTION
+    place = ""  # MODULE:FUNCTION, or MODULE:APP of a Typer with one command
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         return self._command().make_context(info_name, args, *rest, **extra)
@@ -25,8 +25,10 @@ class Later(TyperCommand):
             found = getattr(import_module(module), function)
         except ModuleNotFoundError as error:
             raise typer.TyperException(f"{self.name} needs the package {error.name}, which is not here") from error
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
         alone = typer.Typer(add_completion=False)
-        alone.command(self.name, help=found.__doc__)(found)
+        alone.command(self.name)(found)
         return typer.main.get_command(alone)
 
 

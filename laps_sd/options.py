@@ -14,11 +14,12 @@ from protos.bounds import DrainS, Dtype, HostKvTokens, KvTokens, LogLevel, Port,
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 AtLeastOne = Annotated[int, Ge(1)]
+DRAFTERS = ("none", "ngram", "default")  # beside folders
 
 
 def check_drafter(drafter: str) -> str:
     """The absolute path of a folder, or none, ngram, default. Raises ValueError."""
-    if drafter in ("none", "ngram", "default"):
+    if drafter in DRAFTERS:
         return drafter
     folder = Path(drafter).expanduser()
     if not folder.is_dir():

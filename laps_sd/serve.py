@@ -7,12 +7,12 @@ from typing import Any
 
 import typer
 
+from laps_sd.client import NotServing
 from laps_sd.options import Options
 from laps_sd.ports import StackError
 from laps_sd.redis_server import NoServer
 from laps_sd.stack import Emit, Stack, run, to_stderr
 from laps_sd.supervise import BAD_SETTINGS, GaveUp
-from protos.errors import NotServing
 from protos.serving import stop_signals
 
 

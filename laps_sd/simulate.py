@@ -1,8 +1,6 @@
 """`laps-sd simulate`: reads flags, writes table, JSON and report. The simulator itself is scheduler_service/sim."""
 
 import json
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from laps_sd import terminal
+from laps_sd import machine, terminal
 from laps_sd.draft_len import parse_draft_len
 from laps_sd.outputs import writable
 from scheduler_service.predictor import PredictorKind, make_predictor
@@ -117,8 +115,12 @@ def simulate(
         body = {"policies": results, "settings": settings}
         json_file.write_text(json.dumps(body, indent=1) + "\n")
     if html_file:
-        command = shlex.join(["laps-sd", *sys.argv[1:]])
-        html_file.write_text(render(command, results, traces), encoding="utf-8")
+        about = {
+            "model": "none: a worker with given costs",
+            "policies": ", ".join(results),
+            "workload": workload,
+        }
+        html_file.write_text(render(about | machine.facts(), results, traces), encoding="utf-8")
 
 
 def _jobs(workload: str, fleet: "Fleet", seed: int) -> "Sequence[Job]":
@@ -133,14 +135,14 @@ def _jobs(workload: str, fleet: "Fleet", seed: int) -> "Sequence[Job]":
 
 def _policies(names: str, settings: Sequence[str], jobs: "Sequence[Job]", draft_len: int) -> "dict[str, Policy]":
     """The policies, by the text that named each. Raises ValueError."""
-    from scheduler_service.core.policies import POLICIES
+    from scheduler_service.core.policies import find_policy
     from scheduler_service.sim.oracle import simulated_policy
 
     policies: dict[str, Policy] = {}
     used: set[str] = set()
     for text in filter(None, (part.strip() for part in names.split(","))):
         name, *own = text.split(":")
-        known = {field.name for field in fields(POLICIES[name])} if name in POLICIES else set()
+        known = set() if name == "oracle" else {field.name for field in fields(find_policy(name))}
         shared = [setting for setting in settings if setting.partition("=")[0].strip().replace("-", "_") in known]
         used |= set(shared)
         policies[text] = simulated_policy(name, [*shared, *own], jobs, draft_len)

@@ -7,21 +7,24 @@ import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from platformdirs import user_data_dir
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from laps_sd import targets
-from laps_sd.client import Client
+from laps_sd.child_logs import as_entry
+from laps_sd.client import AsyncClient, NotServing
 from laps_sd.options import Options
 from laps_sd.ports import HOST, StackError, claim_ports
 from laps_sd.redis_server import check_reachable, find_server, server_command
 from laps_sd.supervise import Child, Command, leashed
-from protos.errors import NotServing
 
+SCHEDULER = "scheduler"
+POLL_S = 0.05
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 WORKER_DRAIN_S = 5.0
 DRAIN_SLACK_S = 5.0
@@ -38,6 +41,11 @@ _WORKER_ENVIRONMENT = {
 }
 
 
+def _emit_entry(emit: Emit, child: str, line: bytes) -> None:
+    if line.strip():
+        emit(as_entry(child, line))
+
+
 def to_stderr(line: bytes) -> None:
     sys.stderr.buffer.write(line)
     sys.stderr.buffer.flush()
@@ -51,10 +59,10 @@ class Stack:
 
     def __init__(self, commands: list[Command], grpc: str, http: str, ca: Path | None, emit: Emit) -> None:
         self.grpc, self.http, self.ca = grpc, http, ca
-        self.children = [Child(command, emit) for command in commands]
+        self.children = [Child(command, partial(_emit_entry, emit, command.name)) for command in commands]
 
-    def client(self) -> Client:
-        return Client(self.grpc, ca=self.ca)
+    def client(self) -> AsyncClient:
+        return AsyncClient(self.grpc, ca=self.ca)
 
     async def ready(self) -> None:
         """Returns when a warmed worker serves. Raises NotServing."""
@@ -67,6 +75,22 @@ class Stack:
             with attempt:
                 async with self.client() as client:
                     await client.ready(READY_TIMEOUT_S)
+
+    async def order_by(self, policy: str) -> None:
+        """Starts the schedulers anew with another policy, while workers keep their model. Returns when the service goes
+        by it. The policy must not be the one that it has, and Stats must need no key. Raises TimeoutError."""
+        async with self.client() as client, asyncio.timeout(READY_TIMEOUT_S):
+            now = before = (await client.stats()).policy
+            for child in self.children:
+                if child.name == SCHEDULER:
+                    words = list(child.command.arguments)
+                    words[words.index("--policy") + 1] = policy
+                    child.replace(replace(child.command, arguments=words))
+            while now == before:
+                await asyncio.sleep(POLL_S)
+                with suppress(NotServing):
+                    now = (await client.stats()).policy
+            await client.ready(READY_TIMEOUT_S)
 
     async def stop(self) -> None:
         """Stops the gateway first, which lets its requests end, then the workers, the schedulers and Redis."""
@@ -102,6 +126,8 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
         commands = [*redis, *services]
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
         stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit)
+        about = {"model": str(model), "workers": options.workers, "policy": options.policy}
+        emit(json.dumps({"service": "up", **about, "event": "starting", "level": "info"}).encode() + b"\n")
         async with asyncio.TaskGroup() as tasks:
             for child in stack.children:
                 tasks.create_task(child.keep_running(), name=child.name)
@@ -146,7 +172,7 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
         arguments.append("--standby")
     # Not a flag, since every user of the machine can list flags, and the URL may hold a password.
     environment = _further(options, "scheduler") | {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url}
-    return Command("scheduler", arguments, environment)
+    return Command(SCHEDULER, arguments, environment)
 
 
 def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:
@@ -173,7 +199,14 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
     environment = {**_WORKER_ENVIRONMENT, **_further(options, "worker"), "OMP_NUM_THREADS": str(threads)}
     # A worker that dies after it has attached may have died of a request. The scheduler finds out which, so that is
     # no reason to give up.
-    return Command(name, arguments, environment, stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S, up=b'"event": "attached"')
+    return Command(
+        name,
+        arguments,
+        environment,
+        stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S,
+        up=b'"event": "attached"',
+        refused=b"exitcode  : 2 " if options.devices > 1 else None,  # torchrun's own exit code is 1 then
+    )
 
 
 def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler: str) -> Command:

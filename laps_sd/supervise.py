@@ -24,19 +24,25 @@ TAIL_LINES = 60  # torchrun prints forty lines of its own after the error that m
 
 
 class GaveUp(Exception):
-    """A child does not come up; the message ends with its last lines."""
+    """A child does not come up; the message ends with its last lines. `hopeless`: it refuses its settings."""
+
+    def __init__(self, message: str, *, hopeless: bool = False) -> None:
+        super().__init__(message)
+        self.hopeless = hopeless
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
     """`environment`: added to this process's. `stop_s`: seconds between SIGTERM and SIGKILL. `up`: text of the line
-    that the child prints once it has come up; no later death is an early one."""
+    that the child prints once it has come up; no later death is an early one. `refused`: text of the line by which a
+    program between us and the child tells that the child refused its settings."""
 
     name: str
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     stop_s: float = 5.0
     up: bytes | None = None
+    refused: bytes | None = None
 
 
 class Child:
@@ -45,17 +51,24 @@ class Child:
     def __init__(self, command: Command, emit: Callable[[bytes], object]) -> None:
         self.name = command.name
         self.pid: int | None = None  # None while it does not run
-        self._command = command
+        self.command = command
         self._emit = emit
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._is_up = False
+        self._refuses = False
         self._stopping = asyncio.Event()
+        self._replaced = asyncio.Event()
         self._ended = asyncio.Event()
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL after the command's `stop_s`. Returns when the process is gone."""
         self._stopping.set()
         await self._ended.wait()
+
+    def replace(self, command: Command) -> None:
+        """The process ends, and `command` runs in its place."""
+        self.command = command
+        self._replaced.set()
 
     async def keep_running(self) -> None:
         """Until stopped or cancelled. Raises GaveUp."""
@@ -64,14 +77,19 @@ class Child:
             while not self._stopping.is_set():
                 started = time.monotonic()
                 async with self._running() as process:
-                    await first_of(process.wait, self._stopping.wait)
+                    await first_of(process.wait, self._stopping.wait, self._replaced.wait)
                 if self._stopping.is_set():
                     return
+                if self._replaced.is_set():
+                    self._replaced.clear()
+                    continue
                 lived_s = time.monotonic() - started
                 self._report_death(process.returncode, lived_s)
                 early = lived_s < EARLY_S and not self._is_up and process.returncode not in ENDED_BY_OTHERS
                 early_deaths = early_deaths + 1 if early else 0
-                if process.returncode == BAD_SETTINGS or early_deaths == MAX_EARLY_DEATHS:
+                if process.returncode == BAD_SETTINGS or self._refuses:
+                    raise GaveUp(f"{self.name} refuses its settings (exit code 2): {self._reason()}", hopeless=True)
+                if early_deaths == MAX_EARLY_DEATHS:
                     raise GaveUp(self._last_words(process.returncode, early_deaths))
                 backoff_s = min(FIRST_BACKOFF_S * 2**early_deaths, MAX_BACKOFF_S)
                 with suppress(TimeoutError):
@@ -83,8 +101,8 @@ class Child:
     async def _running(self) -> AsyncIterator[asyncio.subprocess.Process]:
         """The process, whose lines go to `emit`. When the block ends, the process has ended."""
         process = await asyncio.create_subprocess_exec(
-            *leashed(self._command.arguments),
-            env={**os.environ, **self._command.environment},
+            *leashed(self.command.arguments),
+            env={**os.environ, **self.command.environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -96,7 +114,7 @@ class Child:
         try:
             yield process
         finally:
-            await _end(process, self._command.stop_s)
+            await _end(process, self.command.stop_s)
             self.pid = None
             with suppress(TimeoutError):
                 await asyncio.wait_for(pump, 1.0)
@@ -107,7 +125,8 @@ class Child:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self._tail.append(line)
-                self._is_up = self._is_up or (self._command.up is not None and self._command.up in line)
+                self._is_up = self._is_up or (self.command.up is not None and self.command.up in line)
+                self._refuses = self._refuses or (self.command.refused is not None and self.command.refused in line)
                 self._emit(line + b"\n")
         if rest:
             self._tail.append(rest)
@@ -116,6 +135,11 @@ class Child:
     def _report_death(self, code: int | None, lived_s: float) -> None:
         event = {"service": "up", "child": self.name, "code": code, "lived_s": round(lived_s, 1), "event": "child_died"}
         self._emit(json.dumps(event).encode() + b"\n")
+
+    def _reason(self) -> str:
+        """The last line that is no entry of a log: a program that refuses its settings says why in such a line."""
+        said = [line for line in self._tail if line.strip() and not line.startswith((b"{", b"  ", b"="))]
+        return said[-1].decode(errors="replace") if said else "it does not say why"
 
     def _last_words(self, code: int | None, early_deaths: int) -> str:
         times = "" if early_deaths < MAX_EARLY_DEATHS else f" {early_deaths} times, each in its first {EARLY_S:g} s"

@@ -12,11 +12,9 @@ from rich.console import Console
 from rich.live import Live
 
 from laps_sd import terminal
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient, NotServing, RequestError, RequestPage
 from laps_sd.top_frame import Frame
 from laps_sd.top_view import view
-from protos.errors import NotServing, RequestError
-from protos.v1 import inference_pb2
 
 
 def watch(
@@ -24,7 +22,7 @@ def watch(
 ) -> None:
     """Frames on stdout until Ctrl-C, or one of them. Raises typer.Exit(1) if the server refuses."""
     try:
-        client = Client(server, api_key=api_key, ca=ca)
+        client = AsyncClient(server, api_key=api_key, ca=ca, max_retries=0)  # it asks again by itself
         asyncio.run(_watch(client, terminal.console(), every_s, requests, once=once, as_json=as_json))
     except RequestError as error:
         typer.echo(f"laps-sd: {error.code.name}: {error.message}", err=True)
@@ -33,7 +31,9 @@ def watch(
         return
 
 
-async def _watch(client: Client, console: Console, every_s: float, requests: int, *, once: bool, as_json: bool) -> None:
+async def _watch(
+    client: AsyncClient, console: Console, every_s: float, requests: int, *, once: bool, as_json: bool
+) -> None:
     live = console.is_terminal and not (once or as_json)
     async with client:
         with _screen(console) if live else _lines(console, as_json) as show:
@@ -46,7 +46,7 @@ async def _watch(client: Client, console: Console, every_s: float, requests: int
                         return
 
 
-async def frames(client: Client, every_s: float, requests: int) -> AsyncIterator[Frame | NotServing]:
+async def frames(client: AsyncClient, every_s: float, requests: int) -> AsyncIterator[Frame | NotServing]:
     """One at once, then one every `every_s` seconds. A server that cannot be reached gives a NotServing instead of a
     frame; every other error is raised. `requests`: so many are listed, 0 lists none."""
     clock = asyncio.get_running_loop().time
@@ -54,7 +54,7 @@ async def frames(client: Client, every_s: float, requests: int) -> AsyncIterator
     while True:
         try:
             stats, now = await client.stats(), clock()
-            listed = await client.list_requests(requests) if requests else inference_pb2.ListRequestsResponse()
+            listed = await client.list_requests(requests) if requests else RequestPage()
         except NotServing as error:
             before = None
             yield error

@@ -1,25 +1,21 @@
 """What `laps-sd top` shows of one moment: the server's words, and the rates that follow from two of them. Asks nobody,
 draws nothing."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
-
-from protos.times import seconds
-from protos.v1 import inference_pb2, status_pb2
+from laps_sd.client import RequestPage, Stats
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """What the server said at one moment, and what it said `seconds` earlier, from which the rates follow."""
 
-    stats: status_pb2.StatsResponse
-    before: status_pb2.StatsResponse | None = None
+    stats: Stats
+    before: Stats | None = None
     seconds: float = 0.0
-    listed: inference_pb2.ListRequestsResponse = field(default_factory=inference_pb2.ListRequestsResponse)
+    listed: RequestPage = field(default_factory=RequestPage)
 
     def rate(self, counter: str, worker: str | None = None) -> float | None:
         """Growth of a counter per second, of one worker or of the service. None: not known, because this is the first
@@ -52,29 +48,19 @@ class Frame:
         return {**_plain(self.stats), "requests": requests, "acceptance": self.acceptance, "rates": rates}
 
 
-def _of(stats: status_pb2.StatsResponse | None, worker: str | None) -> Any:
+def _of(stats: Stats | None, worker: str | None) -> Any:
     """The whole, or the part of `worker`; None if there is no such part."""
     if stats is None or worker is None:
         return stats
     return next((status for status in stats.workers if status.worker_id == worker), None)
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    """Every field by its name: numbers as numbers, enums by name, times in seconds. protobuf's own JSON writes long
-    numbers as text and leaves zeros out."""
-
-    def value(kind: Any, given: Any) -> Any:
-        if isinstance(given, Duration | Timestamp):
-            return seconds(given)
-        if kind.message_type:
-            return _plain(given)
-        return kind.enum_type.values_by_number[given].name if kind.enum_type else given
-
-    plain: dict[str, Any] = {}
-    for kind in message.DESCRIPTOR.fields:
-        given = getattr(message, kind.name)
-        if kind.is_repeated:
-            plain[kind.name] = [value(kind, each) for each in given]
-        else:
-            plain[kind.name] = None if kind.has_presence and not message.HasField(kind.name) else value(kind, given)
-    return plain
+def _plain(value: Any) -> Any:
+    """As JSON has it: times in seconds, those of the clock since the Unix epoch."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return value.total_seconds() if isinstance(value, timedelta) else value

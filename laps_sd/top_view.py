@@ -5,12 +5,9 @@ from itertools import chain
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from laps_sd.completion import request_state
+from laps_sd.client import NotServing, RequestPage, RequestStatus, Stats, Worker
 from laps_sd.tables import Bar, Cell, Column, FittedTable, Phrases
 from laps_sd.top_frame import Frame
-from protos.errors import NotServing
-from protos.times import milliseconds, seconds
-from protos.v1 import inference_pb2, status_pb2
 
 MOST_TENANTS = 10  # shown at most
 BAR_WIDTH = 16
@@ -30,8 +27,8 @@ def view(frame: Frame | NotServing) -> RenderableType:
 
 def _summary(frame: Frame) -> Group:
     stats = frame.stats
-    p50_ms, p99_ms = milliseconds(stats.report_to_command_p50), milliseconds(stats.report_to_command_p99)
-    predictor = status_pb2.PredictorState.Name(stats.predictor.state).removeprefix("PREDICTOR_STATE_").lower()
+    p50_ms, p99_ms = (1e3 * one.total_seconds() for one in (stats.report_to_command_p50, stats.report_to_command_p99))
+    predictor = stats.predictor.state
     return Group(
         Phrases(f"{stats.model or 'no worker'} under {stats.policy}", f"lengths predicted: {predictor}"),
         Phrases(
@@ -49,7 +46,7 @@ def _summary(frame: Frame) -> Group:
     )
 
 
-def _queues(stats: status_pb2.StatsResponse) -> FittedTable:
+def _queues(stats: Stats) -> FittedTable:
     """Live requests by level; the lowest levels are left out while they are empty."""
     lengths = list(stats.queue_lengths)
     while len(lengths) > 1 and not lengths[-1]:
@@ -61,7 +58,7 @@ def _queues(stats: status_pb2.StatsResponse) -> FittedTable:
     )
 
 
-def _tenants(stats: status_pb2.StatsResponse) -> FittedTable:
+def _tenants(stats: Stats) -> FittedTable:
     return FittedTable(
         [
             Column("tenant", left=True, most=NAME_WIDTH),
@@ -93,7 +90,7 @@ def _workers(frame: Frame) -> FittedTable:
     )
 
 
-def _worker(frame: Frame, worker: status_pb2.WorkerStatus) -> tuple[Cell, ...]:
+def _worker(frame: Frame, worker: Worker) -> tuple[Cell, ...]:
     used = 1 - worker.free_blocks / worker.blocks if worker.blocks else None
     return (
         worker.worker_id,
@@ -106,7 +103,7 @@ def _worker(frame: Frame, worker: status_pb2.WorkerStatus) -> tuple[Cell, ...]:
     )
 
 
-def _requests(listed: inference_pb2.ListRequestsResponse) -> FittedTable:
+def _requests(listed: RequestPage) -> FittedTable:
     """Output so far, and the whole output as the scheduler believes now."""
     return FittedTable(
         [
@@ -124,11 +121,11 @@ def _requests(listed: inference_pb2.ListRequestsResponse) -> FittedTable:
     )
 
 
-def _request(status: status_pb2.RequestStatus, listed: inference_pb2.ListRequestsResponse) -> tuple[Cell, ...]:
+def _request(status: RequestStatus, listed: RequestPage) -> tuple[Cell, ...]:
     expected = max(1, status.predicted_tokens)
-    known = status.HasField("estimated_end_time")
-    remaining_s = seconds(status.estimated_end_time) - seconds(listed.read_time) if known else None
-    state = request_state(status)
+    end, now = status.estimated_end_time, listed.read_time
+    remaining_s = (end - now).total_seconds() if end is not None and now is not None else None
+    state = status.state or "-"
     return (
         status.request_id[:12],
         Text(state, style=COLORS.get(state, "")),

@@ -2,15 +2,9 @@
 
 import subprocess
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-# The flags, --help too, are those of the worker's program.
-ALL_FLAGS: dict[str, Any] = {
-    "add_help_option": False,
-    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-}
 
 
 def pull(
@@ -34,25 +28,9 @@ def pull(
     _run("worker_service.pull", "--list" if model is None else model)
 
 
-def distill(context: typer.Context) -> None:
-    """Make a draft head for a target model from prompts: generate, train, evaluate. Interrupt and repeat it freely.
-
-    Needs --target M --prompts FILE... --out DIR; `laps-sd distill --help` lists the rest.
-    """
-    _run("worker_service.distill", *context.args)
-
-
-def engine(context: typer.Context) -> None:
-    """The engine, with and without speculation, beside transformers and other engines, on the same prompts in one run.
-
-    `laps-sd bench engine --help` lists its flags.
-    """
-    _run("worker_service.bench", *context.args)
-
-
 def _run(module: str, *arguments: str) -> None:
     """Ends this command with the program's exit code."""
-    process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
+    process = subprocess.Popen([sys.executable, "-P", "-m", "laps_sd.interrupt", module, *arguments])
     while True:
         try:
             raise typer.Exit(process.wait())

@@ -73,7 +73,7 @@ async def serve(settings: Settings) -> None:
         tasks: list[Callable[[], Awaitable[object]]] = [
             stopping.wait,
             lambda: hold(settings, store, server, slot),
-            lambda: garbage.search_all_when_idle(slot.is_idle),
+            lambda: garbage.search(slot.is_idle),
         ]
         metrics = Metrics(lambda: slot.leader, settings.metrics_prefix)
         try:
@@ -154,7 +154,6 @@ def main() -> int:
     started = time.monotonic()
     if settings.redis_in_the_clear:
         log.warning("redis_in_the_clear", advice="use rediss:// for a Redis on another machine")
-    garbage.only_young_objects()
     try:
         asyncio.run(serve(settings))
     except (StoreUnavailable, Fenced, OSError) as error:

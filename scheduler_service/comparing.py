@@ -19,8 +19,9 @@ from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.side_by_side import ANSWER, QUESTION, Answer, Question
 
 COMMAND = (sys.executable, "-m", "scheduler_service.sim.side_by_side")
-DEADLINE_S = 60.0  # for one comparison, the start of the process included
+DEADLINE_S = 120.0  # for one comparison, the start of the process included
 KEPT_S = 20.0  # so long a comparison is new
+SHARE = 10  # one that takes long is made so much more rarely
 LEAST = 8  # requests; fewer say nothing
 OTHERS = ("fcfs", "sjf", "srpt-length", "las", "laps-sd", "gittins", "oracle")
 
@@ -56,7 +57,7 @@ class Comparing:
         self._settings, self._fleet, self._history, self._clock = settings, fleet, history, clock
         self._command, self._deadline_s = command, deadline_s
         self._asked = asyncio.Event()
-        self._tried_at = 0.0
+        self._old_at = 0.0  # when the last one is no longer new
 
     @property
     def computing(self) -> bool:
@@ -69,7 +70,7 @@ class Comparing:
 
     def ask(self) -> None:
         """Somebody wants to see one. A new one is made if the last was tried a while ago."""
-        if self._clock() - self._tried_at >= KEPT_S and self._fleet.workers and self.ended >= LEAST:
+        if self._clock() >= self._old_at and self._fleet.workers and self.ended >= LEAST:
             self._asked.set()
 
     async def run(self) -> None:
@@ -77,12 +78,14 @@ class Comparing:
         log = structlog.get_logger()
         while True:
             await self._asked.wait()
+            began_at = self._clock()
             try:
                 self.newest, self.problem = await self._compare(), ""
             except (OSError, ValueError, ComparisonFailed) as error:  # a timeout is an OSError
                 self.problem = str(error) or "the simulation took too long"
                 log.warning("comparison_failed", reason=self.problem)
-            self._tried_at = self._clock()
+            now = self._clock()
+            self._old_at = now + max(KEPT_S, SHARE * (now - began_at))
             self._asked.clear()
 
     async def _compare(self) -> Comparison:

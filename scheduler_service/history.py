@@ -9,7 +9,7 @@ from scheduler_service.round_log import RoundLog
 from scheduler_service.sim.workload import Job
 
 KEPT_S = 600.0  # since their end
-MOST_REQUESTS = 512
+MOST_REQUESTS = 256
 MOST_TOKENS = 100_000  # of output, of all of them: so the rounds take some megabytes at most
 LOGPROBS_WEIGHT = 64  # stored with its log-probabilities a token takes up to as many times the memory
 

@@ -33,6 +33,7 @@ from scheduler_service.learning import Learning
 from scheduler_service.ledger import Ledger
 from scheduler_service.other_model import OtherModel
 from scheduler_service.outbox import Outboxes
+from scheduler_service.pace import Turns
 from scheduler_service.persister import Persister
 from scheduler_service.recovery import Recovery
 from scheduler_service.requests import Requests
@@ -70,6 +71,7 @@ class Leader:
         self.over = asyncio.Event()  # it leads no longer: all of its streams end
         self.epoch = 0
         self._highest_epoch = 0  # that any worker has obeyed
+        self.turns = Turns()  # of the event loop
         self.sessions, self.outboxes, self.counters = Sessions(), Outboxes(), Counters()
         self.timelines = Timelines(tracing)
         self.learning = Learning(settings.predictor, self.core, store, trainer)

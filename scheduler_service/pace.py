@@ -1,6 +1,8 @@
-"""Questions that cost the event loop time, one at a time: all of them together take a fifth of it at most."""
+"""How long work holds the event loop. Of reports, commands and submissions a few are handled in one of its turns.
+Questions are answered one at a time, and all of them together take a fifth of its time at most."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,6 +11,7 @@ from protos.errors import QueueFull
 PAUSE = 4.0  # times what the last answer took
 MAX_PAUSE_S = 1.0
 MAX_WAITING = 64
+IN_A_TURN = 4  # reports, commands and submissions: each takes up to a millisecond
 
 
 class Pace:
@@ -33,3 +36,33 @@ class Pace:
                 self._free_at = now() + min(PAUSE * (now() - began), MAX_PAUSE_S)
         finally:
             self._waiting -= 1
+
+
+class Turns:
+    """Lets IN_A_TURN pieces of work be done in one turn of the event loop, after which the loop looks at its sockets.
+    Others wait for a later turn, in their order."""
+
+    def __init__(self) -> None:
+        self._left = IN_A_TURN
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def room(self) -> None:
+        """Returns when one piece of work may be done, which has to follow at once."""
+        loop = asyncio.get_running_loop()
+        if self._left == IN_A_TURN:
+            loop.call_soon(self._begin)  # called in the next turn
+        if self._left:
+            self._left -= 1
+        else:
+            self._waiting.append(turn := loop.create_future())
+            await turn
+
+    def _begin(self) -> None:
+        """A turn has begun. Those that may go on now do so in the next one."""
+        self._left = IN_A_TURN
+        while self._waiting and self._left:
+            if not (turn := self._waiting.popleft()).done():  # else its task was cancelled
+                turn.set_result(None)
+                self._left -= 1
+        if self._left < IN_A_TURN:
+            asyncio.get_running_loop().call_soon(self._begin)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Protocol
@@ -16,6 +16,7 @@ from scheduler_service.store import LostWrites, Store, StoreFull, StoreRefuses, 
 Batch = Sequence[Write]
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 MAX_WRITES_PER_COMMIT = 256  # the scheduler and Redis do nothing else while they handle one commit
+MAX_WHOLE = 64  # whole requests rewritten at once: each is decoded, and has all of its output
 BEAT_S = 0.25  # an empty commit after so long without one shows that the leader lives, and whether the store lost any
 REFUSED_S = 5.0  # after so long without a commit a refusal of the store is no passing trouble
 RETRY_S, MAX_RETRY_S = 0.05, 0.25  # pauses between attempts: each is twice as long as the one before
@@ -149,9 +150,18 @@ class Persister:
         """The store was restarted, or somebody deleted keys. As long as this leader lives it writes all of it again."""
         structlog.get_logger().error("store_lost_writes", what=lost)
         whole = iter(self._ledger.everything())
-        follows, part = self._commits, list(islice(whole, MAX_WRITES_PER_COMMIT))
-        while next_part := list(islice(whole, MAX_WRITES_PER_COMMIT)):
+        follows, part = self._commits, await _some(whole)
+        while next_part := await _some(whole):
             self._parts -= 1
             await self._store.rewrite(self._epoch, self._parts, follows, part)
             follows, part = self._parts, next_part
         await self._store.rewrite(self._epoch, self._commits, follows, part)
+
+
+async def _some(whole: Iterator[Write]) -> list[Write]:
+    """The next MAX_WHOLE. Each is decoded when it is asked for; other tasks run in between."""
+    some = []
+    for write in islice(whole, MAX_WHOLE):
+        some.append(write)
+        await asyncio.sleep(0)
+    return some

@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from protos import tracing
 from protos.link.v1 import worker_link_pb2
 from protos.observed import observed
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals, trace
@@ -25,6 +26,7 @@ from worker_service.model_files import ModelError, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load
 from worker_service.pace import Pace, PacedRunner
 from worker_service.runner import Runner
+from worker_service.stays import Stays
 from worker_service.watchdog import Watchdog
 from worker_service.wire import of_model
 
@@ -47,6 +49,8 @@ async def serve(settings: Settings, group: Group | None) -> None:
         log.info("listening", health=address(settings.host, port))
         attached: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         metrics = Metrics(settings.blocks, settings.metrics_prefix)
+        traces = tracing.make("worker", settings.otlp_endpoint, settings.trace_ratio)
+        stays = Stays(traces, settings.worker_id)
 
         async def stop() -> None:
             await stopping.wait()
@@ -56,17 +60,25 @@ async def serve(settings: Settings, group: Group | None) -> None:
 
         try:
             async with observed(settings, settings.metrics_port, metrics, metrics.lag, lambda: server.ready):
-                await first_of(lambda: work(settings, group, server, attached, metrics), stop)
+                await first_of(lambda: work(settings, group, server, attached, metrics, stays), stop)
         finally:
             await server.stop(0)
+            if traces is not None:
+                traces.close()
     log.info("stopped")
 
 
 async def work(
-    settings: Settings, group: Group | None, server: Server, attached: "asyncio.Future[Link]", metrics: Metrics
+    settings: Settings,
+    group: Group | None,
+    server: Server,
+    attached: "asyncio.Future[Link]",
+    metrics: Metrics,
+    stays: Stays,
 ) -> None:
     """Load the model, warm up, and serve the scheduler until cancelled. `attached` gets the link once there is one."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
+    log.info("loading", model=settings.model)
     model = await asyncio.to_thread(load_share, settings, group)
     check_kv_tokens(settings.kv_tokens, model.context_tokens)
     context_tokens = min(model.context_tokens, settings.kv_tokens)
@@ -76,6 +88,7 @@ async def work(
     else:
         runner = Runner(engine, settings.slots, settings.threads)
     metrics.serve(model.name, runner.tally)
+    log.info("warming_up")
     runner.start()
     ended = asyncio.wrap_future(runner.ended)
     watchdog = asyncio.create_task(Watchdog(runner, settings.step_timeout_s, settings.warm_up_timeout_s).run())
@@ -96,6 +109,7 @@ async def work(
                 max_draft=settings.max_draft,
             ),
             on_attached=server.set_ready,
+            stays=stays,
         )
         attached.set_result(link)
         await first_of(link.run, lambda: asyncio.shield(ended))

@@ -18,6 +18,7 @@ from protos.tls import Tls
 from worker_service.engine.types import Held
 from worker_service.reporting import Report
 from worker_service.runner import Runner, TooManyCommandsError
+from worker_service.stays import Stays
 from worker_service.wire import of_cost, of_held, of_report, to_command
 
 HEARTBEAT_S = 1.0
@@ -48,13 +49,15 @@ class Link:
         runner: Runner,
         hello: pb.Hello,
         on_attached: Callable[[bool], Awaitable[None]],
+        stays: Stays | None = None,
     ) -> None:
         """`schedulers`: HOST:PORT of each; one of them leads. `runner` must be warmed. `hello`: the worker's id, model
         and sizes; what differs from session to session is filled in here. `on_attached` is told True at every welcome,
-        and False when that session has ended."""
+        and False when that session has ended. `stays` is told of every command and report; None: nobody is."""
         self._schedulers, self._tls = deque(schedulers), tls
         self._runner = runner
         self._hello, self._on_attached = hello, on_attached
+        self._stays = stays or Stays(None, hello.worker_id)
         self._max_epoch = 0  # of the highest leader ever obeyed
         self._reports: asyncio.Queue[pb.StepReport] | None = None  # of the session, while there is one
         self._draining = False
@@ -155,6 +158,7 @@ class Link:
         finally:
             self._reports = None
             await asyncio.wrap_future(self._runner.detach())
+            self._stays.detached()
             await self._on_attached(False)
             with suppress(*_CONNECTION_ERRORS):
                 await self._close(call, reports)
@@ -174,6 +178,7 @@ class Link:
                 self._log.warning("command_refused", epoch=command.epoch, session=command.session)
                 continue
             self._max_epoch = command.epoch
+            self._stays.commanded(command)
             self._runner.post(to_command(command))
 
     async def _write(self, call: _Call, session: str, epoch: int, reports: asyncio.Queue[pb.StepReport]) -> None:
@@ -186,6 +191,7 @@ class Link:
                 report = pb.StepReport()
             if report.session:
                 last = report
+                self._stays.reported(report)
                 if self._draining and not report.rows:
                     self._drained.set()  # the newest command lists nobody
             else:

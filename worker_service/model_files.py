@@ -23,12 +23,52 @@ def default_cache() -> Path:
 
 def check_directory(path: Path) -> None:
     """Raises ModelError unless `path` holds a causal LM that transformers knows, its weights and a fast tokenizer."""
-    kind = _kind(path)
+    files = _weights(path)
+    _check_kind(_kind(path), str(path))
+    for file in files:
+        check_weights(file)
+
+
+def check_files(path: Path) -> None:
+    """As check_directory, but for the architecture: no library is loaded, so a wrong folder is told at once."""
+    for file in _weights(path):
+        check_weights(file)
+
+
+def _weights(path: Path) -> list[Path]:
+    """The files of weights. Raises ModelError unless `path` holds a config, a fast tokenizer and weights."""
+    _kind(path)
     if not (path / TOKENIZER).is_file():
         raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there (save_pretrained)")
-    if not any(path.glob("*.safetensors")):
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
         raise ModelError(f"{path} has no *.safetensors; save the model's weights there (save_pretrained)")
-    _check_kind(kind, str(path))
+    return files
+
+
+def check_weights(file: Path) -> None:
+    """Raises ModelError unless the file is as long as its header says, which tells where each tensor lies."""
+    if problem := _problem(file):
+        raise ModelError(f"cannot load {file}: it {problem}")
+
+
+def _problem(file: Path) -> str:
+    """Of a safetensors file; empty if there is none."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            size = os.fstat(opened.fileno()).st_size
+            if not 2 <= length <= size - 8:
+                return "is no safetensors file"
+            header = json.loads(opened.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        if 8 + length + max(ends, default=0) != size:
+            return "is broken off or longer than its header says; fetch it again"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return "is no safetensors file"
+    return ""
 
 
 def check_config(path: Path, name: str) -> None:

@@ -3,6 +3,7 @@ looks. A viewer that reads slowly skips frames. What is in a frame is the busine
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,6 +17,7 @@ from protos.serving import trace
 from protos.v1 import inference_pb2
 
 EVERY_S = 0.25
+SHARE = 10  # an answer that takes long is asked for so much more rarely: the scheduler has other work
 MOST_VIEWERS = 32
 VIEW_S = 300.0  # then the browser connects again, by itself: its key may have been revoked, and its cookie is renewed
 RETRY = "retry: 1000\n\n"  # milliseconds, after which a browser whose stream broke connects again
@@ -23,7 +25,7 @@ RETRY = "retry: 1000\n\n"  # milliseconds, after which a browser whose stream br
 
 class Feed:
     def __init__(self, front: Front, every_s: float = EVERY_S) -> None:
-        self._front, self._every_s = front, every_s
+        self._front, self._every_s, self._clock = front, every_s, time.monotonic
         self._viewers = 0
         self._producer: asyncio.Task[None] | None = None
         self._newest: str | None = None
@@ -67,11 +69,12 @@ class Feed:
     async def _produce(self) -> None:
         frames = Frames()
         while not self._front.draining:
+            asked_at = self._clock()
             self._newest = await self._frame(frames)
             self._number += 1
             async with self._news:
                 self._news.notify_all()
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(max(self._every_s, SHARE * (self._clock() - asked_at)))
         async with self._news:
             self._news.notify_all()
 

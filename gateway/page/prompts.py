@@ -49,6 +49,8 @@ async def read_prompt(request: Request) -> inference_pb2.GenerateRequest:
     text, tokens = (body.get("prompt"), body.get("max_tokens", DEFAULT_TOKENS)) if isinstance(body, dict) else ("", 0)
     if not (isinstance(text, str) and text.strip()):
         raise BadInput("prompt", "write something")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise BadInput("prompt", "holds half a character")
     if len(text) > MOST_CHARACTERS:
         raise BadInput("prompt", f"{len(text)} characters, of at most {MOST_CHARACTERS}")
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= MOST_TOKENS:

@@ -5,7 +5,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -83,7 +83,7 @@ class Pages:
         try:
             key = (await request.json())["key"]
             cookie = self._sessions.login(str(key))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError, ClientDisconnect):
             raise BadInput("key", "missing") from None
         answer = JSONResponse({"open": True})
         answer.raw_headers += set_cookie(request, cookie)

@@ -24,6 +24,10 @@ class Streaming:
         self._headers = [(b"content-type", media_type.encode()), (b"cache-control", b"no-store"), *headers]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await send({"type": "http.response.body"})
+            return
         await first_of(lambda: _gone(receive), lambda: self._answer(send))
 
     async def _answer(self, send: Send) -> None:

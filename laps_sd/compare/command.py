@@ -13,14 +13,14 @@ from laps_sd import terminal
 from laps_sd.interrupt import INTERRUPTED
 from laps_sd.options import Options, check_drafter
 from laps_sd.outputs import writable
+from laps_sd.own_prompts import BOUNDS
 from protos.bounds import Dtype
 
 if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
     from laps_sd.compare.design import Cell, Settings
     from laps_sd.compare.folder import Folder
 
-# Round numbers, as clients give them, small ones more often: DECISIONS.md, "A comparison bounds answers".
-MAX_TOKENS = "16,16,16,16,32,32,32,64,64,128,256,512"
+MAX_TOKENS = ",".join(map(str, BOUNDS))
 QUICK_REQUESTS, QUICK_TAUGHT = 36, 48
 
 
@@ -180,7 +180,7 @@ def tell(
     recordings: Path | None,
 ) -> None:
     """Prints and writes the figures of all runs in the folder, not only of those asked for. `about`: its prompts."""
-    from laps_sd.compare import identity
+    from laps_sd import machine
     from laps_sd.compare.design import BASE, Run
     from laps_sd.compare.folder import runs_of, settings_of
     from laps_sd.compare.replay import write_recordings
@@ -197,8 +197,8 @@ def tell(
         "command": shlex.join(["laps-sd", *map(_without_place, sys.argv[1:])]),
         "prompts": about,
         "settings": settings_of(folder.path),
-        "machine": identity.machine(),
-        "versions": identity.versions(),
+        "machine": machine.machine(),
+        "versions": machine.versions(),
         "capacity": {
             Run.of_json(run["run"]).name: run["results"]["request_throughput"]
             for run in found
@@ -216,7 +216,9 @@ def tell(
     if html_file:
         from laps_sd.compare.page import html  # it loads matplotlib
 
-        html_file.write_text(html(summary), encoding="utf-8")
+        policies = dict.fromkeys(name for cell in summary["cells"] for name in cell["policies"])
+        about = {"model": settings.model, "policies": ", ".join(policies)}
+        html_file.write_text(html(summary, about | machine.facts()), encoding="utf-8")
     if recordings:
         left_out = {each["run"] for each in summary["left_out"]}
         base = [run for run in found if run["run"]["policy"] == BASE]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient, Stats
 from laps_sd.compare.host import Conditions, watched
 from laps_sd.compare.pace import MOST_LATE_S, MOST_LATE_SHARE, latest_s
 from laps_sd.loadtest import drivers
@@ -22,8 +22,6 @@ from laps_sd.loadtest.target import Server
 from laps_sd.options import Options
 from laps_sd.serve import run_stack
 from laps_sd.stack import Stack
-from protos.times import milliseconds
-from protos.v1 import status_pb2
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.fields import expected_row
 from scheduler_service.sim.recording import Recording, explained_lengths, fitted, read_events
@@ -43,7 +41,7 @@ class Measured:
     """What a run gave. `stats`: the server's, at its end. `cold`: the predictor had learned nothing at its start."""
 
     records: list[Record]
-    stats: status_pb2.StatsResponse
+    stats: Stats
     conditions: Conditions
     recording: Recording
     cold: bool
@@ -75,7 +73,7 @@ def _measure(
             server = Server(stack.grpc, timeout_s=TIMEOUT_S)
             await drivers.run(server, warm_up(lesson, options.slots))
             async with stack.client() as client:
-                cold = (await client.stats()).predictor.state != status_pb2.PREDICTOR_STATE_WARM
+                cold = (await client.stats()).predictor.state != "warm"
                 with Bar(len(plan)) as bar:
                     async with watched() as conditions:
                         records, _ = await drivers.run(server, plan, concurrency=concurrency, watch=bar.watch)
@@ -92,7 +90,7 @@ def _measure(
     return measured[0]
 
 
-async def learned(client: Client) -> None:
+async def learned(client: AsyncClient) -> None:
     """Returns when the predictor has been fitted to most of the ended requests, or after LEARNING_S. The predictor is
     fitted while the service runs, and not after it ended."""
     with suppress(TimeoutError):
@@ -169,8 +167,8 @@ def as_json(measured: Measured, plan: Sequence[Planned], pace: StepCosts | None 
         "scheduler": {
             "idle_share": worker.idle_share,
             "outside_forward_share": worker.outside_forward_share,
-            "report_to_command_p50_ms": milliseconds(stats.report_to_command_p50),
-            "report_to_command_p99_ms": milliseconds(stats.report_to_command_p99),
+            "report_to_command_p50_ms": stats.report_to_command_p50.total_seconds() * 1e3,
+            "report_to_command_p99_ms": stats.report_to_command_p99.total_seconds() * 1e3,
         },
         "predictor": {
             "finished": stats.predictor.finished,

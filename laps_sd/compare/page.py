@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 import jinja2
-import markupsafe
 from matplotlib.figure import Figure
 
 from laps_sd.compare.design import BASE
@@ -33,29 +32,25 @@ SOURCES = {
 }
 LEAST_OF_ORACLE = 0.85  # goal in all other cells: share of what the oracle gains in the simulator
 
-_PAGE = jinja2.Template(
-    """<!doctype html><html lang="en"><meta charset="utf-8"><title>LAPS-SD: policies compared</title>
-<style>{{ style }}</style><h1>Policies compared on the live service</h1><p><code>{{ summary.command }}</code></p>
-{% for cell in summary.cells %}<h2>{{ cell.name }}</h2><p>{{ cell.requests }} requests a policy</p>
-<table><tr>{% for name in headings %}<th>{{ name }}</th>{% endfor %}</tr>
+_BODY = jinja2.Template(
+    """{% for cell in summary.cells %}<h2>{{ cell.name }}</h2><p>{{ cell.requests }} requests a policy</p>
+<div class="wide"><table><tr>{% for name in headings %}<th>{{ name }}</th>{% endfor %}</tr>
 {% for row in rows(cell) %}<tr>{% for value in row %}<td>{{ value }}</td>{% endfor %}</tr>
-{% endfor %}</table>{% endfor %}
-<ul>{% for sentence in sentences(summary) %}<li>{{ sentence }}</li>{% endfor %}</ul>
-{% for title, svg in plots %}<h2>{{ title }}</h2>{{ svg }}{% endfor %}</html>""",
+{% endfor %}</table></div>{% endfor %}
+<ul>{% for sentence in sentences(summary) %}<li>{{ sentence }}</li>{% endfor %}</ul>""",
     autoescape=True,
 )
 
 
-def html(summary: Summary) -> str:
-    page: str = _PAGE.render(
+def html(summary: Summary, facts: Mapping[str, str]) -> str:
+    """The page. `facts`: what it was made of, by name."""
+    body = _BODY.render(
         summary=summary,
-        style=markupsafe.Markup(drawing.STYLE),
-        headings=HEADINGS,
-        rows=rows,
+        headings=[name.replace("simulated ms", "simulated mean").removesuffix(" ms") for name in HEADINGS],
+        rows=lambda cell: rows(cell, drawing.duration),
         sentences=sentences,
-        plots=[(title, markupsafe.Markup(svg[svg.index("<svg") :])) for title, _, svg in plots(summary)],
     )
-    return page
+    return drawing.page("LAPS-SD: policies compared on the live service", facts, body, list(_figures(summary)))
 
 
 def headlines(summary: Summary) -> Iterator[str]:
@@ -117,9 +112,14 @@ def _gain(cell: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, str, bo
 
 def plots(summary: Summary) -> Iterator[tuple[str, str, str]]:
     """Title, file name and SVG of each."""
-    yield f"Mean latency over that of {BASE}", "ratios.svg", _svg(_ratios(summary))
-    yield "How many ended within a time", "latencies.svg", _svg(_shares(summary))
-    yield "Predicted by the simulator, and measured", "predicted.svg", _svg(_predicted(summary))
+    for name, (title, figure) in zip(("ratios", "latencies", "predicted"), _figures(summary), strict=True):
+        yield title, f"{name}.svg", _svg(figure)
+
+
+def _figures(summary: Summary) -> Iterator[tuple[str, Figure]]:
+    yield f"Mean latency over that of {BASE}", _ratios(summary)
+    yield "How many ended within a time", _shares(summary)
+    yield "Predicted by the simulator, and measured", _predicted(summary)
 
 
 def _ratios(summary: Summary) -> Figure:
@@ -146,7 +146,7 @@ def _ratios(summary: Summary) -> Figure:
     axis.set_xticks(range(len(cells)), [cell["name"].replace(", ", "\n") for cell in cells])
     axis.set_ylabel(f"mean latency over that of {BASE}")
     axis.set_ylim(bottom=0)
-    axis.legend(frameon=False, ncols=3)
+    drawing.legend(axis, columns=4)
     return figure
 
 
@@ -161,7 +161,7 @@ def _shares(summary: Summary) -> Figure:
         axis.set_xscale("log")
         axis.set_title(cell["name"], loc="left", fontsize="medium")
         axis.set_xlabel("seconds from arrival to end")
-        axis.legend(frameon=False, fontsize="small")
+        drawing.legend(axis, columns=3)
     for axis in axes[len(cells) :]:
         axis.set_axis_off()
     return figure
@@ -182,7 +182,7 @@ def _predicted(summary: Summary) -> Figure:
     axis.set_yscale("log")
     axis.set_xlabel("mean latency measured, s")
     axis.set_ylabel("predicted, s")
-    axis.legend(frameon=False, fontsize="small")
+    drawing.legend(axis, columns=3)
     return figure
 
 

@@ -1,6 +1,6 @@
 """A comparison on the terminal: a table for each cell, then remarks. Computes no statistics."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Group
@@ -42,16 +42,16 @@ HEADINGS = (
 )
 
 
-def rows(cell: Mapping[str, Any]) -> Iterator[list[str]]:
-    """The rows of a cell's table; the oracle's is the last."""
+def rows(cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".format) -> Iterator[list[str]]:
+    """The rows of a cell's table; the oracle's is the last. `duration`: how milliseconds are written."""
     for name, row in cell["policies"].items():
         yield [
             name,
-            *(f"{row['e2el_ms'][kind]:,.0f}" for kind in ("mean", "p50", "p95", "p99")),
-            f"{row['ttft_ms']['mean']:,.0f}",
+            *(duration(row["e2el_ms"][kind]) for kind in ("mean", "p50", "p95", "p99")),
+            duration(row["ttft_ms"]["mean"]),
             "1" if name == BASE else span(row) if "ratio" in row else "",
             f"{row['predicted_ratio']:.3f}" if "ratio" in row else "",
-            f"{row['predicted_mean_ms']:,.0f}",
+            duration(row["predicted_mean_ms"]),
             f"{row['equal_speed_ratio']:.3f}" if "equal_speed_ratio" in row else "",
             f"{row['preemptions_per_request']:.2f}",
             f"{row['busy_share']:.0%}",
@@ -60,4 +60,4 @@ def rows(cell: Mapping[str, Any]) -> Iterator[list[str]]:
     if oracle := cell["oracle"]:
         empty = [""] * 6
         ratio = f"{oracle['predicted_ratio']:.3f}"
-        yield [ORACLE, *empty, "", f"{oracle['predicted_mean_ms']:,.0f}", ratio, "", "", ""]
+        yield [ORACLE, *empty, "", duration(oracle["predicted_mean_ms"]), ratio, "", "", ""]

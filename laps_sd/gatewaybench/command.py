@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from laps_sd import terminal
+from laps_sd.outputs import writable
 
 # What is said of each figure, how it is written, and its goal.
 FIGURES = {
@@ -29,10 +30,12 @@ def gateway(
     many: Annotated[int, typer.Option(min=1, help="Open at once, for memory and errors.")] = 2000,
     seconds: Annotated[float, typer.Option(min=1, help="Of the load.")] = 10.0,
     model: Annotated[str, typer.Option(help="Whose tokenizer the gateway gets.")] = "smollm2-135m",
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", callback=writable, help="Write the figures there.")
+    ] = None,
 ) -> None:
     """What the gateway costs over HTTP, between a scheduler and clients that cost next to nothing."""
-    import asyncio
+    import asyncio  # `--help` needs none of these
 
     from rich.table import Table
 
@@ -40,7 +43,7 @@ def gateway(
     from laps_sd.supervise import GaveUp
     from worker_service.pull import pull
 
-    load = Load(streams, rounds_per_s, tokens_per_round, many, seconds)
+    load = Load(streams, rounds_per_s, tokens_per_round, many, seconds=seconds)
     try:
         figures = asyncio.run(measure(load, Path(pull(model))))
     except* (ConnectionError, GaveUp, TimeoutError) as errors:

@@ -30,23 +30,25 @@ PROBE_EVERY_S = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`streams` are open, each gets `rounds_per_s` rounds of `tokens_per_round` tokens. `many`: opened for memory."""
+    """`streams` are open, each gets `rounds_per_s` rounds of `tokens_per_round` tokens. `many`: opened for memory; each
+    of these lasts `many_s`."""
 
     streams: int = 200
     rounds_per_s: float = 20.0
     tokens_per_round: int = 2
     many: int = 2000
+    many_s: int = 20
     seconds: float = 10.0
 
 
 async def measure(load: Load, model: Path) -> dict[str, Any]:
     """Raises ConnectionError, or a group with GaveUp."""
-    async with _gateway(load.rounds_per_s, load.tokens_per_round, load.many, model) as (port, gateway):
+    async with gateway_of_stub(load.rounds_per_s, load.tokens_per_round, load.many, model) as (port, gateway):
         streams = await open_streams(port, load.streams, ENDLESS)
         await asyncio.sleep(SETTLE_S)
         busy = await _under_load(load, port, gateway, streams)
         _hang_up(streams)
-    async with _gateway(1.0, load.tokens_per_round, load.many, model) as (port, gateway):
+    async with gateway_of_stub(1.0, load.tokens_per_round, load.many, model) as (port, gateway):
         return busy | await _many(load, port, gateway)
 
 
@@ -79,15 +81,15 @@ async def _under_load(load: Load, port: int, gateway: psutil.Process, streams: S
 
 async def _many(load: Load, port: int, gateway: psutil.Process) -> dict[str, Any]:
     """Memory of streams that are open at once; then all of them end."""
-    warm = await open_streams(port, 50, ENDLESS)  # what the first streams cost once
+    warm = await open_streams(port, min(50, load.many), ENDLESS)  # what the first streams cost once
     _hang_up(warm)
     await asyncio.sleep(SETTLE_S)
     before = gateway.memory_info().rss
-    tokens = load.tokens_per_round * 20
+    tokens = load.tokens_per_round * (load.many_s + 1)  # one round at once, then one a second
     readers = await open_streams(port, load.many, tokens)
     open_at_once = sum(not each.over.done() for each in readers)
     memory = gateway.memory_info().rss - before
-    await asyncio.wait([each.over for each in readers], timeout=60 + tokens)
+    await asyncio.wait([each.over for each in readers], timeout=UP_S + 3 * load.many_s)
     whole = sum(each.over.done() and not each.problem for each in readers)
     return {"many": load.many, "open_at_once": open_at_once, "whole": whole, "bytes_per_stream": memory / load.many}
 
@@ -98,7 +100,7 @@ def _hang_up(readers: Sequence[Reader]) -> None:
 
 
 @asynccontextmanager
-async def _gateway(
+async def gateway_of_stub(
     rounds_per_s: float, tokens_per_round: int, many: int, model: Path
 ) -> AsyncIterator[tuple[int, psutil.Process]]:
     """A gateway of the stub, ready: its HTTP port and its process."""

@@ -30,7 +30,7 @@ class Live:
 
 
 class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
-    """Calls other than Link are answered with UNIMPLEMENTED."""
+    """It remembers no request that has ended, and has no figures."""
 
     def __init__(
         self, model: common_pb2.ModelInfo, words: list[int], rounds_per_s: float, tokens_per_round: int
@@ -53,6 +53,12 @@ class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
                 await self._take(message, send)
             for task in beating:
                 task.cancel()
+
+    async def GetRequest(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await context.abort(grpc.StatusCode.NOT_FOUND, "unknown")
+
+    async def GetSubmission(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await context.abort(grpc.StatusCode.NOT_FOUND, "unknown")
 
     async def _take(self, message: pb.FromGateway, send: Any) -> None:
         if message.HasField("submit"):

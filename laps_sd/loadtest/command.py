@@ -2,11 +2,10 @@
 
 import json
 import math
-import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,14 +18,15 @@ from laps_sd.interrupt import INTERRUPTED
 from laps_sd.outputs import writable
 
 if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
-    from laps_sd.client import Client
+    from laps_sd.client import AsyncClient
     from laps_sd.loadtest.plan import Planned
     from laps_sd.loadtest.record import Record
-    from laps_sd.loadtest.target import Server, Target
+    from laps_sd.loadtest.target import Served, Server, Target
     from laps_sd.loadtest.timeline import Timeline
     from scheduler_service.sim.workload import Job
 
 REQUESTS = 100  # default without a file
+MAX_TOKENS = 128  # default where nothing else bounds an answer
 FELL_BEHIND = 3  # exit code: the driver did not keep to its schedule, though there are figures
 
 
@@ -34,7 +34,7 @@ def loadtest(
     server: ServerOption = "127.0.0.1:50051",
     workload: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON Lines or CSV (also .gz). Default: synthetic prompts of equal length."),
+        typer.Option(metavar="FILE", help="JSON Lines or CSV (also .gz). Default: our own prompts, short and long."),
     ] = None,
     rate: Annotated[
         float | None, typer.Option(min=1e-6, help="Arrivals a second, in place of the file's; inf: all at once.")
@@ -58,8 +58,16 @@ def loadtest(
     context_tokens: Annotated[
         int | None, typer.Option(min=2, help="Longer requests are clipped. Default: the server's.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a synthetic prompt, without a file.")] = 64,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Where the file fixes no output length.")] = 128,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Without a file: synthetic prompts and answers of equal lengths.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Where nothing else fixes an output length. Default: 128; our own prompts have bounds from 16 to 512.",
+        ),
+    ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Texts as they are, without the chat template.")] = False,
     temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
@@ -94,13 +102,13 @@ def loadtest(
     del settings["api_key"]
     import asyncio
 
-    from laps_sd.client import Client
+    from laps_sd import machine
+    from laps_sd.client import AsyncClient, RequestError
     from laps_sd.loadtest import drivers as fleet
     from laps_sd.loadtest.plan import Planned, arrivals, clipped, plan, rescaled
     from laps_sd.loadtest.results import detail, parse_slos, summarise
     from laps_sd.loadtest.show import LATE, table
     from laps_sd.loadtest.target import Refused, Server
-    from protos.errors import RequestError
 
     if workload is None and rate is None and concurrency is None:
         raise typer.BadParameter("give --workload, --rate or --concurrency", param_hint="--rate")
@@ -118,7 +126,7 @@ def loadtest(
         with terminal.importing_report():
             from laps_sd.loadtest.report import render
 
-    jobs = _jobs(workload, rate, requests, concurrency, prompt_tokens, max_tokens)
+    jobs = _jobs(workload, rate, requests, concurrency, prompt_tokens, max_tokens, seed)
     jobs = rescaled(jobs, speed=speed, length_scale=length_scale if workload else 1.0, spread_s=spread_s, seed=seed)
     if warmup >= len(jobs):
         raise typer.BadParameter(f"leaves none of {len(jobs)} requests to be counted", param_hint="--warmup")
@@ -130,7 +138,7 @@ def loadtest(
 
     def planned(context: int) -> tuple[list[Planned], int]:
         fitting, cut = clipped(jobs, context) if context else (jobs, 0)
-        return plan(fitting, due_s, max_tokens=max_tokens, ignore_eos=ignore_eos, warmup=warmup), cut
+        return plan(fitting, due_s, max_tokens=max_tokens or MAX_TOKENS, ignore_eos=ignore_eos, warmup=warmup), cut
 
     asked = Server(
         at=openai or server,
@@ -143,8 +151,8 @@ def loadtest(
         temperature=temperature,
     )
     try:
-        stats = Client(stats_server or server, api_key=api_key, ca=ca) if openai is None else None
-        records, timeline, cut = asyncio.run(_run(asked, planned, context_tokens, stats, concurrency, drivers))
+        stats = AsyncClient(stats_server or server, api_key=api_key, ca=ca) if openai is None else None
+        served, records, timeline, cut = asyncio.run(_run(asked, planned, context_tokens, stats, concurrency, drivers))
     except (Refused, RequestError, fleet.DriverFailed, TimeoutError, OSError) as error:
         words = f"{error.code.name}: {error.message}" if isinstance(error, RequestError) else str(error)
         typer.echo(f"laps-sd: {words or type(error).__name__}", err=True)
@@ -153,16 +161,16 @@ def loadtest(
         raise typer.Exit(INTERRUPTED) from None
 
     results = summarise(records, slos, ours=openai is None) | {"clipped": cut, "warmup": warmup}
-    terminal.console().print(table(results))
+    terminal.console().print(f"{served}; {len(records):,} requests", "", table(results), sep="\n", highlight=False)
     if timeline.missing:
         typer.echo(f"laps-sd: no figures of the server's own: {timeline.missing}", err=True)
     if json_file:
-        body = results | {"settings": settings, "timeline": timeline.samples}
+        body = results | {"served_by": asdict(served), "settings": settings, "timeline": timeline.samples}
         body |= {"requests": [detail(record) for record in records]} if with_detail else {}
         json_file.write_text(json.dumps(body, indent=1) + "\n")
     if html_file:
-        command = shlex.join(["laps-sd", *_without_key(sys.argv[1:])])
-        html_file.write_text(render(command, results, records, timeline.samples), encoding="utf-8")
+        about = served.facts() | machine.facts(_without_key(sys.argv[1:]))
+        html_file.write_text(render(about, results, records, timeline.samples), encoding="utf-8")
     if not results["kept_up"]:
         typer.echo(f"laps-sd: {LATE}", err=True)
         raise typer.Exit(FELL_BEHIND)
@@ -175,15 +183,19 @@ def _jobs(
     rate: float | None,
     requests: int | None,
     concurrency: int | None,
-    prompt_tokens: int,
-    max_tokens: int,
+    prompt_tokens: int | None,
+    max_tokens: int | None,
+    seed: int,
 ) -> "list[Job]":
     """The jobs in order of arrival. A file that is too short is repeated, unless its arrival times are used."""
-    from laps_sd.loadtest.plan import repeated, synthetic
+    from laps_sd.loadtest.plan import own, repeated, synthetic
     from scheduler_service.sim.workload import WorkloadError, read_workload
 
+    if workload is None and prompt_tokens is not None:
+        return synthetic(requests or REQUESTS, prompt_tokens, max_tokens or MAX_TOKENS)
     if workload is None:
-        return synthetic(requests or REQUESTS, prompt_tokens, max_tokens)
+        jobs = own(requests or REQUESTS, seed)
+        return jobs if max_tokens is None else [replace(job, max_tokens=max_tokens) for job in jobs]
     try:
         jobs = read_workload(workload, arrivals=rate is None and concurrency is None, lengths=False)
     except WorkloadError as error:
@@ -197,11 +209,11 @@ async def _run(
     server: "Server",
     planned: "Callable[[int], tuple[list[Planned], int]]",
     context_tokens: int | None,
-    stats: "Client | None",
+    stats: "AsyncClient | None",
     concurrency: int | None,
     drivers: int,
-) -> "tuple[list[Record], Timeline, int]":
-    """The records, the server's own figures, and how many requests were clipped."""
+) -> "tuple[Served, list[Record], Timeline, int]":
+    """Who served, the records, the server's own figures, and how many requests were clipped."""
     from laps_sd.loadtest import drivers as fleet
     from laps_sd.loadtest.show import Bar
 
@@ -210,24 +222,30 @@ async def _run(
             await stack.enter_async_context(stats)
         async with fleet.target(server) as target:
             await target.ready()
-            requests, cut = planned(context_tokens or await _context_tokens(target, stats))
+            served, context = await _about(target, stats)
+            requests, cut = planned(context_tokens or context)
             if any(not request.prompt for request in requests):
                 server = replace(server, words=await target.words())
         bar = stack.enter_context(Bar(len(requests)))
         records, timeline = await fleet.run(
             server, requests, concurrency=concurrency, drivers=drivers, stats=stats, watch=bar.watch
         )
-    return records, timeline, cut
+    return served, records, timeline, cut
 
 
-async def _context_tokens(target: "Target", stats: "Client | None") -> int:
-    """Of the server; 0 if it does not say."""
-    from protos.errors import RequestError
+async def _about(target: "Target", stats: "AsyncClient | None") -> "tuple[Served, int]":
+    """Who serves, and its context in tokens: 0 if it does not say."""
+    from laps_sd.client import RequestError
+    from laps_sd.loadtest.target import Served
 
-    with suppress(RequestError):
-        if stats is not None:
-            return (await stats.stats()).context_tokens
-    return target.context_tokens
+    at = target.server.at
+    if stats is None:
+        return Served(at, target.server.model or ""), target.context_tokens
+    try:
+        said = await stats.stats()
+    except RequestError as error:
+        return Served(at, "", f"not told ({error.code.name})"), target.context_tokens
+    return Served(at, said.model, said.policy), said.context_tokens
 
 
 def _without_key(words: Sequence[str]) -> list[str]:

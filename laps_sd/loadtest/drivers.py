@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import asdict
 from typing import Any, Self, TypeVar
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from laps_sd.loadtest.driver import drive
 from laps_sd.loadtest.openai import OpenAI
 from laps_sd.loadtest.plan import Planned, Words
@@ -129,7 +129,7 @@ async def run(
     *,
     concurrency: int | None = None,
     drivers: int = 1,
-    stats: Client | None = None,
+    stats: AsyncClient | None = None,
     watch: Callable[[Callable[[], Tally]], None] = lambda tally: None,
 ) -> tuple[list[Record], Timeline]:
     """Send `plan` and wait for every answer; meanwhile ask `stats`, a client, for the server's own figures.

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, cycle, islice
+from itertools import accumulate, chain, cycle, islice
 from random import Random
 
+from laps_sd.own_prompts import BOUNDS, texts
 from scheduler_service.sim.workload import Job
 
+CHARACTERS_A_TOKEN = 4  # about; only the server knows
 CONTEXT_SHARE = 0.5  # of the context, which an output keeps if prompt and output do not fit together
 
 # One token each in common vocabularies. `Words` holds what they are in the server's.
@@ -67,6 +69,28 @@ def arrivals(
     return list(accumulate(gaps, initial=0.0))
 
 
+def own(count: int, seed: int = 0) -> list[Job]:
+    """Jobs with the project's own prompts, one of each kind in turn. Their answers end by themselves or at a bound that
+    is drawn from BOUNDS, so that they are short and long."""
+    rng = Random(f"prompts {seed}")
+    kinds: dict[str, list[str]] = {}
+    for kind, text in texts():
+        kinds.setdefault(kind, []).append(text)
+    mixed = chain.from_iterable(zip(*(rng.sample(some, len(some)) for some in kinds.values()), strict=True))
+    return [
+        Job(
+            f"{index:07d}",
+            arrival_s=0.0,
+            prompt_tokens=len(text) // CHARACTERS_A_TOKEN,
+            output_tokens=0,
+            category=category,
+            prompt=text,
+            max_tokens=rng.choice(BOUNDS),
+        )
+        for index, (category, text) in enumerate(islice(zip(cycle(kinds), cycle(mixed), strict=False), count))
+    ]
+
+
 def synthetic(count: int, prompt_tokens: int, output_tokens: int) -> list[Job]:
     """Jobs of equal lengths, without texts."""
     return [Job(f"{index:07d}", 0.0, prompt_tokens, output_tokens) for index in range(count)]
@@ -112,6 +136,9 @@ def clipped(jobs: Sequence[Job], context_tokens: int) -> tuple[list[Job], int]:
             cut += 1
         elif job.output_tokens >= context_tokens:
             job = replace(job, output_tokens=int(CONTEXT_SHARE * context_tokens))
+            cut += 1
+        elif job.max_tokens is not None and job.max_tokens >= context_tokens:
+            job = replace(job, max_tokens=int(CONTEXT_SHARE * context_tokens))
             cut += 1
         fitting.append(job)
     return fitting, cut

@@ -5,50 +5,43 @@ from itertools import pairwise
 from typing import Any
 
 import jinja2
-import markupsafe
 from matplotlib.figure import Figure
 
 from laps_sd.loadtest.record import Record
 from laps_sd.loadtest.show import KINDS, LATE, TITLES, figures
 from scheduler_service.sim import drawing
 
-_PAGE = jinja2.Template(
-    """<!doctype html><html lang="en"><meta charset="utf-8"><title>LAPS-SD load test</title>
-<style>{{ style }}.late{color:#b00;font-weight:bold}</style>
-<h1>Load test</h1><p><code>{{ command }}</code></p>
-{% if not results.kept_up %}<p class="late">{{ late }}.</p>{% endif %}
-<table><tr><th>ms</th>{% for column in columns %}<th>{{ column }}</th>{% endfor %}</tr>
+_BODY = jinja2.Template(
+    """{% if not results.kept_up %}<p class="bad">{{ late }}.</p>{% endif %}
+<div class="wide"><table><tr><th></th>{% for column in columns %}<th>{{ column }}</th>{% endfor %}</tr>
 {% for name, title in times.items() %}<tr><td>{{ title }}</td>
-{% for column in columns %}<td>{{ "{:,.1f}".format(results[column ~ "_" ~ name ~ "_ms"]) }}</td>{% endfor %}</tr>
-{% endfor %}</table>
-<table>{% for title, value in figures.items() %}<tr><td>{{ title }}</td><td>{{ value }}</td></tr>{% endfor %}</table>
-{% for title, svg in plots %}<h2>{{ title }}</h2>{{ svg }}{% endfor %}
-<p>Latency counts from the time a request was to arrive, whenever it was sent.</p></html>""",
+{% for column in columns %}<td>{{ duration(results[column ~ "_" ~ name ~ "_ms"]) }}</td>{% endfor %}</tr>
+{% endfor %}</table></div>
+<div class="wide"><table>
+{% for title, value in figures.items() %}<tr><td>{{ title }}</td><td>{{ value }}</td></tr>
+{% endfor %}</table></div>
+<p>Latency counts from the time a request was to arrive, whenever it was sent.</p>""",
     autoescape=True,
 )
 
 
 def render(
-    command: str, results: Mapping[str, Any], records: Sequence[Record], timeline: Sequence[Mapping[str, Any]]
+    facts: Mapping[str, str],
+    results: Mapping[str, Any],
+    records: Sequence[Record],
+    timeline: Sequence[Mapping[str, Any]],
 ) -> str:
-    """The page. `command`: printed on it, so that the run can be repeated. `timeline`: `Timeline.samples`."""
+    """The page. `facts`: what it was made of, by name. `timeline`: `Timeline.samples`."""
     done = [record for record in records if record.measured and record.completed]
     plots = []
     if done:
         plots += [("How many ended within a time", _shares(done)), ("Latency against output length", _by_length(done))]
     if len(timeline) > 1:
         plots.append(("The server's queue over time", _over_time(timeline)))
-    page: str = _PAGE.render(
-        style=markupsafe.Markup(drawing.STYLE),
-        command=command,
-        results=results,
-        late=LATE,
-        columns=KINDS,
-        times=TITLES,
-        figures=figures(results),
-        plots=[(title, markupsafe.Markup(drawing.svg(figure))) for title, figure in plots],
+    body = _BODY.render(
+        results=results, late=LATE, columns=KINDS, times=TITLES, figures=figures(results), duration=drawing.duration
     )
-    return page
+    return drawing.page("LAPS-SD load test", facts, body, plots)
 
 
 def _shares(done: Sequence[Record]) -> Figure:
@@ -58,7 +51,7 @@ def _shares(done: Sequence[Record]) -> Figure:
     axis.set_xscale("log")
     axis.set_xlabel("seconds after arrival")
     axis.set_ylabel("share of requests")
-    axis.legend(frameon=False)
+    drawing.legend(axis)
     return figure
 
 
@@ -71,7 +64,7 @@ def _by_length(done: Sequence[Record]) -> Figure:
     axis.set_xlabel("output tokens")
     axis.set_ylabel("seconds from arrival to end")
     axis.set_ylim(bottom=0)
-    axis.legend(frameon=False)
+    drawing.legend(axis)
     return figure
 
 
@@ -82,7 +75,7 @@ def _over_time(timeline: Sequence[Mapping[str, Any]]) -> Figure:
     for state in ("waiting", "running", "paused"):
         states.plot(times_s, [sample[state] for sample in timeline], label=state)
     states.set_ylabel("requests")
-    states.legend(frameon=False, ncols=3, loc="upper right")
+    drawing.legend(states)
     rates, shares = [], []
     for before, after in pairwise(timeline):
         grown = {name: after[name] - before[name] for name in after if name.startswith(("num_", "pre", "t_s"))}

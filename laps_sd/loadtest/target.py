@@ -8,12 +8,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Self
 
-from laps_sd.client import HTTPS, Client
-from laps_sd.completion import finish_reason
+from laps_sd.client import HTTPS, AsyncClient, RequestError
 from laps_sd.loadtest.plan import Planned, Words
 from laps_sd.loadtest.record import Record
-from protos.errors import RequestError
-from protos.times import milliseconds
 
 FEW_WORDS, MORE_WORDS = 8, 40
 
@@ -33,6 +30,23 @@ class Server:
     chat: bool = True  # use the model's chat template, but never for synthetic prompts
     temperature: float = 0.0
     words: Words = field(default_factory=Words)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Who answered, as far as it says. `policy`: empty where there is none to be told, as of another system."""
+
+    at: str
+    model: str
+    policy: str = ""
+
+    def facts(self) -> dict[str, str]:
+        return {"model": self.model or "not told", "policy": self.policy or "not told", "served at": self.at}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model or 'a model not told'}{f' under {self.policy}' if self.policy else ''}, served at {self.at}"
+        )
 
 
 class Refused(Exception):
@@ -84,7 +98,7 @@ class Grpc(Target):
         scheme = HTTPS if self.server.at.startswith(HTTPS) else ""
         ca = Path(self.server.ca) if self.server.ca else None
         self._clients = [
-            Client(scheme + one, api_key=self.server.api_key, ca=ca)
+            AsyncClient(scheme + one, api_key=self.server.api_key, ca=ca, max_retries=0)  # it measures what happens
             for one in self.server.at.removeprefix(HTTPS).split(",")
         ]
         for client in self._clients:
@@ -114,7 +128,7 @@ class Grpc(Target):
             "seed": abs(planned.index),
             "predicted_tokens": planned.predicted_tokens,
             "stop": planned.stop,
-            "priority": f"PRIORITY_{planned.klass.upper()}",
+            "priority": planned.klass,
         }
 
     async def answer(self, request: dict[str, Any], record: Record, clock: Clock) -> None:
@@ -125,20 +139,19 @@ class Grpc(Target):
                     record.outputs.append((clock(), len(chunk.token_ids)))
                 record.request_id = chunk.request_id
                 record.rounds += [(round.tokens, round.drafted, round.accepted) for round in chunk.rounds]
-                if chunk.HasField("final"):
-                    final = chunk.final
+                final = chunk.final
         except RequestError as error:
             raise Refused(f"{error.code.name}: {error.message}") from error
         if final is None:
             raise Refused("DATA_LOSS: the stream ended before the answer did")
         record.input_tokens, record.output_tokens = final.usage.prompt_tokens, final.usage.completion_tokens
-        record.queue_ms, record.preemptions = milliseconds(final.queue_time), final.preemptions
+        record.queue_ms, record.preemptions = final.queue_time.total_seconds() * 1e3, final.preemptions
         spec = final.spec_decode
         record.drafts, record.drafted, record.accepted = (
             spec.num_drafts,
             spec.num_draft_tokens,
             spec.num_accepted_tokens,
         )
-        record.finish_reason = finish_reason(final)
+        record.finish_reason = final.finish_reason or ""
         if record.finish_reason == "cancelled":
             raise Refused("CANCELLED: somebody ended it")

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from laps_sd.client import Client
-from protos.errors import RequestError
+from laps_sd.client import AsyncClient, RequestError
 
 EVERY_S = 0.5
 MOST = 2000  # samples; then every other one is dropped, and they are taken half as often
@@ -20,7 +19,7 @@ class Timeline:
         self.samples: list[dict[str, Any]] = []
         self.missing = ""
 
-    async def watch(self, client: Client, clock: Callable[[], float]) -> None:
+    async def watch(self, client: AsyncClient, clock: Callable[[], float]) -> None:
         """Samples until it is cancelled or the server refuses Stats. `clock`: seconds after the start."""
         every_s = EVERY_S
         while True:

@@ -1,5 +1,5 @@
 """For how long the event loops of a scheduler and of a gateway are held at most, while what is hard on them happens:
-many streams link again, workers come and go, questions are asked, garbage is collected. Watching is in watched.py."""
+many streams link again, workers come and go, questions are asked. Watching is in watched.py."""
 
 import asyncio
 import gzip
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from laps_sd.options import Options
 from laps_sd.ports import HOST, claim_ports
 from laps_sd.schedbench import watched
@@ -26,7 +26,7 @@ from laps_sd.stack import gateway_command
 from protos.link.v1 import common_pb2
 from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.serving import channel
-from protos.v1 import inference_pb2, types_pb2
+from protos.v1 import inference_pb2
 
 PUBLIC = "laps_sd.v1.Inference"
 VOCABULARY = 128_000  # with its tokenizer of 3 MB, as those of large models
@@ -61,18 +61,9 @@ class Watch:
         self.words = [sys.executable, "-P", watched.__file__, str(file)]
         self.figures = watched.Figures(file)
 
-    async def collect(self) -> None:
-        """A full garbage collection. Raises ConnectionError if the loop does not come to it."""
-        self.figures.values[watched.COLLECT] = 1.0
-
-        async def collected() -> bool:
-            return not self.figures.values[watched.COLLECT]
-
-        await until(collected, "a loop has had no turn")
-
     def held(self) -> dict[str, Any]:
         """For how long the service's event loop was held at most since the figures were reset."""
-        names = ("turn_ms", "turn_cpu_ms", "call_cpu_ms", "collected_ms")
+        names = ("turn_ms", "turn_cpu_ms", "call_cpu_ms", "collected_cpu_ms")
         longest_ms = {name: 1000 * seconds for name, seconds in zip(names, self.figures.values, strict=False)}
         return longest_ms | {"call": self.figures.name}
 
@@ -149,7 +140,7 @@ async def _with_gateway(
     gateways = [Gateway(processes.target, 0, number, 1, scale.gateways) for number in range(1, scale.gateways)]
     async with relay.serving(relay_port), children(command), running(workers, gateways) as begin:
         await serving(f"{HOST}:{grpc_port}", PUBLIC)
-        async with Client(f"{HOST}:{grpc_port}") as client:
+        async with AsyncClient(f"{HOST}:{grpc_port}") as client:
             for number in range(scale.streams):
                 begin(_stream(client, number))
             round_s = await _rounds(workers, scale)
@@ -158,7 +149,7 @@ async def _with_gateway(
                 worker.round_s = round_s / CALM
             start(workers)
             stalls = []
-            for event, happens in _events(processes.target, relay, late, watches, begin).items():
+            for event, happens in _events(processes.target, relay, late, begin).items():
                 for watch in watches:
                     watch.figures.reset()
                 await happens()
@@ -168,13 +159,13 @@ async def _with_gateway(
     return stalls
 
 
-async def _stream(client: Client, number: int) -> None:
+async def _stream(client: AsyncClient, number: int) -> None:
     chunks = client.generate(
         "word-1 word-2",
         max_tokens=MAX_TOKENS,
         ignore_eos=True,
         request_id=f"stream-{number}",
-        on_disconnect=types_pb2.ON_DISCONNECT_DETACH,
+        on_disconnect="detach",
     )
     async for _ in chunks:
         pass
@@ -193,9 +184,7 @@ async def _rounds(workers: Sequence[Worker], scale: Scale) -> float:
     return (time.perf_counter() - began_s) / scale.rounds
 
 
-def _events(
-    target: str, relay: Relay, late: Worker, watches: Sequence[Watch], begin: Start
-) -> dict[str, Callable[[], Awaitable[object]]]:
+def _events(target: str, relay: Relay, late: Worker, begin: Start) -> dict[str, Callable[[], Awaitable[object]]]:
     """What is hard on the loops, in the order in which it is done: a worker must have attached to be lost."""
     attached: list[asyncio.Task[None]] = []
 
@@ -211,7 +200,9 @@ def _events(
         async with channel(target) as link:
             for _ in range(QUESTIONS // 10):
                 await GatewayLinkStub(link).Stats(inference_pb2.StatsRequest())
-                await GatewayLinkStub(link).ListRequests(inference_pb2.ListRequestsRequest(page_size=256))
+                for page in ("", "9000"):
+                    asked = inference_pb2.ListRequestsRequest(page_size=256, page_token=page)
+                    await GatewayLinkStub(link).ListRequests(asked)
 
     async def ask_requests() -> None:
         async with channel(target) as link:
@@ -227,5 +218,4 @@ def _events(
         "a worker is lost": leave,
         "Stats": ask_stats,
         "GetRequest": ask_requests,
-        "garbage collection": lambda: asyncio.gather(*(watch.collect() for watch in watches)),
     }

@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Doubles in FILE, all in seconds but the last: the longest turn on the clock and in CPU time of its thread, the longest
-# call in CPU time, the longest garbage collection. The reader sets COLLECT to 1 to have a full garbage collection, as
-# the service would have one sooner or later. It is 0 again once that is done.
-TURN_S, TURN_CPU_S, CALL_CPU_S, COLLECTED_S, COLLECT = range(5)
-NAME = slice(5 * struct.calcsize("d"), 160)  # bytes in FILE: of the longest call
+# Doubles in FILE, in seconds: the longest turn on the clock and in CPU time of its thread, the longest
+# call and the longest garbage collection in CPU time.
+TURN_S, TURN_CPU_S, CALL_CPU_S, COLLECTED_CPU_S = range(4)
+NAME = slice(4 * struct.calcsize("d"), 160)  # bytes in FILE: of the longest call
 
 
 class Figures:
@@ -41,7 +40,7 @@ class Figures:
         self._bytes[NAME] = name.encode()[:size].ljust(size, b"\0")
 
     def reset(self) -> None:
-        for place in range(COLLECT):
+        for place in range(len(self.values)):
             self.values[place] = 0.0
         self.name = ""
 
@@ -60,10 +59,6 @@ def watch_turns(figures: Figures) -> None:
 
     def timed(self: Any, timeout: float | None = None) -> Any:
         nonlocal began_s, began_cpu_s
-        if figures.values[COLLECT]:
-            if gc.isenabled():
-                gc.collect()
-            figures.values[COLLECT] = 0.0
         figures.at_least(TURN_S, time.perf_counter() - began_s)
         figures.at_least(TURN_CPU_S, time.thread_time() - began_cpu_s)
         events = select(self, timeout)
@@ -90,14 +85,14 @@ def watch_calls(figures: Figures) -> None:
 
 
 def watch_collections(figures: Figures) -> None:
-    began_s = 0.0
+    began_cpu_s = 0.0
 
     def note(phase: str, _: dict[str, int]) -> None:
-        nonlocal began_s
+        nonlocal began_cpu_s
         if phase == "start":
-            began_s = time.perf_counter()
+            began_cpu_s = time.thread_time()
         else:
-            figures.at_least(COLLECTED_S, time.perf_counter() - began_s)
+            figures.at_least(COLLECTED_CPU_S, time.thread_time() - began_cpu_s)
 
     gc.callbacks.append(note)
 

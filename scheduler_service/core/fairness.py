@@ -90,11 +90,8 @@ class Tenants:
         if tenant.requests + unseen.requests >= terms.max_requests:
             raise QueueIsFull(f"{tenant.requests} requests of this tenant are waiting or running", room_s)
         if tenant.tokens + unseen.tokens + request.most_tokens > terms.max_tokens:
-            raise QueueIsFull(
-                f"requests of this tenant may need {tenant.tokens} tokens, with this one {request.most_tokens} more; "
-                f"at most {terms.max_tokens:.0f}",
-                room_s,
-            )
+            need = f"{tenant.tokens} tokens, with this one {request.most_tokens} more; at most {terms.max_tokens:.0f}"
+            raise QueueIsFull(f"requests of this tenant may need {need}", room_s)
         return request if request.klass >= terms.best_class else replace(request, klass=terms.best_class)
 
     def find(self, name: str) -> Tenant:

@@ -1,7 +1,7 @@
 """Where live requests stand and how long they still wait, for people and for deadlines. Decides and changes nothing."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 
 from scheduler_service.core.fleet import Fleet
@@ -13,13 +13,15 @@ FEW = 64  # the same where every submission may ask
 AT_LEAST = 0.5  # of a wait as it is estimated
 
 
-def best(fleet: Fleet, count: int) -> list[str]:
-    """The ids of up to `count` live requests: those that run or are paused, then those that wait, each by claim."""
+def in_order(fleet: Fleet) -> Iterator[str]:
+    """The ids of the live requests: those that run or are paused, then those that wait, each by claim. If the fleet
+    changes meanwhile, some may be missing and some come twice."""
     begun = [entry for entry in fleet.entries.values() if entry.state is not State.WAITING]
-    ids = [entry.request.id for entry in heapq.nsmallest(count, begun, key=lambda entry: entry.key)]
-    first = (fleet.entries[key[-1]] for key in heapq.merge(*fleet.rankings()))
-    waiting = (entry.request.id for entry in first if entry.state is State.WAITING)
-    return [*ids, *islice(waiting, count - len(ids))]
+    yield from [entry.request.id for entry in sorted(begun, key=lambda entry: entry.key)]
+    for key in heapq.merge(*fleet.rankings()):
+        entry = fleet.entries.get(key[-1])
+        if entry is not None and entry.state is State.WAITING:
+            yield entry.request.id
 
 
 def position(fleet: Fleet, id: str) -> int:

@@ -113,6 +113,7 @@ async def _read(
     while isinstance(message := await stream.read(), pb.FromGateway):
         match message.WhichOneof("kind"):
             case "submit":
+                await leader.turns.room()
                 try:
                     await leader.requests.submit(message.submit, outbox)
                 except StoreUnavailable as error:

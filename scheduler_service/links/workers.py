@@ -74,6 +74,7 @@ async def _read(leader: Leader, session: WorkerSession, stream: Stream[pb.FromWo
             message = await stream.read()
         if not isinstance(message, pb.FromWorker):
             return  # it hung up without a goodbye: it may have died
+        await leader.turns.room()
         leader.workers.report(session, message.report, time.perf_counter())
         if message.report.leaving:
             session.leaving = True
@@ -86,6 +87,7 @@ async def _write(leader: Leader, session: WorkerSession, stream: Stream[pb.FromW
         try:
             async with asyncio.timeout(BEAT_S):
                 await session.wake.wait()
+                await leader.turns.room()
                 await leader.persister.room(session.worker)
         except TimeoutError:
             await stream.write(pb.ToWorker())

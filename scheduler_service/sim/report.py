@@ -1,70 +1,62 @@
 """The HTML report of a comparison: one self-contained page with plots as SVG. Needs matplotlib, of the extra `lab`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 
 import jinja2
-import markupsafe
 from matplotlib.figure import Figure
 
 from scheduler_service.sim import drawing
 from scheduler_service.sim.results import percentile
 from scheduler_service.sim.simulator import Trace
 
-SHOWN = {
-    "mean_e2el_ms": "mean latency, ms",
-    "median_e2el_ms": "median",
-    "p90_e2el_ms": "p90",
-    "p99_e2el_ms": "p99",
-    "mean_ttft_ms": "mean to first token",
-    "output_throughput": "tokens/s",
-    "preemptions_per_request": "preemptions",
-    "spec_decode_acceptance_length": "tokens a round",
+# Columns: their titles, and how their figures are written.
+SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "mean_e2el_ms": ("mean latency", drawing.duration),
+    "median_e2el_ms": ("median", drawing.duration),
+    "p90_e2el_ms": ("p90", drawing.duration),
+    "p99_e2el_ms": ("p99", drawing.duration),
+    "mean_ttft_ms": ("mean to first token", drawing.duration),
+    "output_throughput": ("tokens/s", "{:,.0f}".format),
+    "preemptions_per_request": ("preemptions a request", "{:.2f}".format),
+    "spec_decode_acceptance_length": ("tokens a round", "{:.2f}".format),
 }
-_PAGE = jinja2.Template(
-    """<!doctype html><html lang="en"><meta charset="utf-8"><title>LAPS-SD simulation</title>
-<style>{{ style }}</style>
-<h1>LAPS-SD simulation</h1><p><code>{{ command }}</code></p>
-<table><tr><th>policy</th>{% for title in shown.values() %}<th>{{ title }}</th>{% endfor %}</tr>
+_BODY = jinja2.Template(
+    """<div class="wide"><table><tr><th>policy</th>
+{% for title, _ in shown.values() %}<th>{{ title }}</th>{% endfor %}</tr>
 {% for name, row in results.items() %}<tr><td>{{ name }}</td>
-{% for key in shown %}<td>{{ "{:,.2f}".format(row[key]) }}</td>{% endfor %}</tr>{% endfor %}</table>
-{% for title, svg in plots %}<h2>{{ title }}</h2>{{ svg }}{% endfor %}</html>""",
+{% for key, (_, written) in shown.items() %}<td>{{ written(row[key]) }}</td>{% endfor %}</tr>
+{% endfor %}</table></div>""",
     autoescape=True,
 )
 
 
-def render(command: str, results: Mapping[str, Mapping[str, float]], traces: Mapping[str, Trace]) -> str:
-    """The page. `results` and `traces` by policy; `command` is shown so that the run can be repeated."""
+def render(facts: Mapping[str, str], results: Mapping[str, Mapping[str, float]], traces: Mapping[str, Trace]) -> str:
+    """The page. `facts`: what it was made of, by name. `results` and `traces` by policy."""
     traces = {name: trace for name, trace in traces.items() if trace.outcomes}
     plots = (
         []
         if not traces
         else [
-            ("Latency by policy", _bars(results)),
+            ("Latency by policy", _bars({name: results[name] for name in traces})),
             ("How many ended within a time", _shares(traces)),
             ("Latency against size", _by_size(traces)),
             ("Live requests by queue level", _levels(traces)),
         ]
     )
-    page: str = _PAGE.render(
-        style=markupsafe.Markup(drawing.STYLE),
-        command=command,
-        shown=SHOWN,
-        results=results,
-        plots=[(title, markupsafe.Markup(drawing.svg(figure))) for title, figure in plots],
-    )
-    return page
+    return drawing.page("LAPS-SD simulation", facts, _BODY.render(shown=SHOWN, results=results), plots)
 
 
 def _bars(results: Mapping[str, Mapping[str, float]]) -> Figure:
-    figure, (axis,) = drawing.figure()
-    places = range(len(results))
-    for offset, (key, label) in enumerate((("mean_e2el_ms", "mean"), ("p90_e2el_ms", "p90"), ("p99_e2el_ms", "p99"))):
-        heights = [row[key] / 1e3 for row in results.values()]
-        axis.bar([place + 0.27 * (offset - 1) for place in places], heights, 0.25, label=label)
-    axis.set_xticks(places, list(results))
-    axis.set_ylabel("seconds")
-    axis.legend(frameon=False)
+    """The mean has axes of its own: beside a p99 its differences could not be seen."""
+    figure, axes = drawing.figure(rows=3, height=1.4)
+    for axis, kind in zip(axes, ("mean", "p90", "p99"), strict=True):
+        ms = [row[f"{kind}_e2el_ms"] for row in results.values()]
+        bars = axis.bar(range(len(ms)), [each / 1e3 for each in ms], 0.6, color=[f"C{i % 10}" for i in range(len(ms))])
+        axis.bar_label(bars, [drawing.duration(each) for each in ms], fontsize="small")
+        axis.set_ylabel(f"{kind}, s")
+        axis.margins(y=0.2)
+    axes[-1].set_xticks(range(len(results)), [name.replace(":", "\n") for name in results], fontsize="small")
     return figure
 
 
@@ -76,7 +68,7 @@ def _shares(traces: Mapping[str, Trace]) -> Figure:
     axis.set_xscale("log")
     axis.set_xlabel("seconds from arrival to end")
     axis.set_ylabel("share of requests")
-    axis.legend(frameon=False)
+    drawing.legend(axis)
     return figure
 
 
@@ -96,7 +88,7 @@ def _by_size(traces: Mapping[str, Trace]) -> Figure:
     axis.set_yscale("log")
     axis.set_xlabel("output tokens")
     axis.set_ylabel("seconds from arrival to end")
-    axis.legend(frameon=False)
+    drawing.legend(axis)
     return figure
 
 
@@ -110,6 +102,6 @@ def _levels(traces: Mapping[str, Trace]) -> Figure:
         )
         axis.set_title(name, loc="left", fontsize="medium")
         if 1 < len(levels) <= 8:
-            axis.legend(frameon=False, loc="upper left", ncols=len(levels), fontsize="small")
+            drawing.legend(axis, columns=len(levels))
     axes[-1].set_xlabel("seconds")
     return figure

@@ -11,7 +11,7 @@ from typing import IO
 
 import psutil
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from laps_sd.redis_server import find_server, server_command
 from laps_sd.stack import HOST, Options, claim_ports, gateway_command, scheduler_command, worker_command
 from laps_sd.supervise import Child, Command
@@ -40,10 +40,10 @@ class Cluster:
         """Of the gateways, through their proxies."""
         return [proxy.address for proxy in self.proxies["client-gateway"]]
 
-    def client(self, first: int = 0) -> Client:
+    def client(self, first: int = 0) -> AsyncClient:
         """Of all gateways; the one of that number is asked first."""
         at = first % len(self.targets)
-        return Client(",".join(self.targets[at:] + self.targets[:at]))
+        return AsyncClient(",".join(self.targets[at:] + self.targets[:at]), max_retries=0)
 
     def named(self, prefix: str) -> list[Child]:
         return [child for name, child in self.children.items() if name.startswith(prefix)]

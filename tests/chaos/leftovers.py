@@ -6,8 +6,8 @@ from contextlib import suppress
 import psutil
 import redis.asyncio as aioredis
 
+from laps_sd.client import Stats
 from protos.errors import RequestError
-from protos.v1 import status_pb2
 from tests.chaos.cluster import Cluster
 from tests.waiting import until
 
@@ -35,7 +35,7 @@ async def leftovers(cluster: Cluster) -> list[str]:
     return found + list(_of_processes(cluster))
 
 
-def _of_scheduler(stats: status_pb2.StatsResponse, workers: int) -> list[str]:
+def _of_scheduler(stats: Stats, workers: int) -> list[str]:
     found = [f"{getattr(stats, state)} {state}" for state in ("waiting", "running", "paused") if getattr(stats, state)]
     if len(stats.workers) != workers:
         found.append(f"{len(stats.workers)} workers of {workers}")

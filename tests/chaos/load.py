@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from laps_sd.client import Client
-from laps_sd.completion import finish_reason
+from laps_sd.client import AsyncClient, Chunk
 from protos.errors import BeyondEnd, Lost, NotServing, QueueFull, RequestError
-from protos.v1 import inference_pb2, types_pb2
 from tests.chaos.book import Book, Text
 from tests.chaos.checker import CANCELLED, WHOLE, Piece, problems
 
@@ -23,7 +21,7 @@ AGAIN = (NotServing, QueueFull)  # errors that say: try the same again
 REREAD = 0.1  # share of streams that are read once more after their end
 KIND_CHARS = 60
 THINK_S = 0.5  # at most, between two streams of a client
-DETACH, CANCEL = types_pb2.ON_DISCONNECT_DETACH, types_pb2.ON_DISCONNECT_CANCEL
+DETACH, CANCEL = "detach", "cancel"
 
 
 @dataclass
@@ -38,7 +36,7 @@ class Tally:
 
 
 class Load:
-    def __init__(self, book: Book, client: Callable[[int], Client], seed: int, tally: Tally) -> None:
+    def __init__(self, book: Book, client: Callable[[int], AsyncClient], seed: int, tally: Tally) -> None:
         """`client`: of the service, the gateway of that number first. `tally` grows."""
         self.tally = tally
         self._book, self._client, self._seed = book, client, seed
@@ -87,14 +85,14 @@ class Load:
 
     # ---- sorts of clients ----
 
-    async def _whole(self, client: Client, ask: "Ask", random: Random) -> None:
+    async def _whole(self, client: AsyncClient, ask: "Ask", random: Random) -> None:
         """Reads to the end; its client resumes by itself."""
         await self._read(client, ask, DETACH)
         self._check(ask)
         if random.random() < REREAD:
             await self._reread(client, ask, random)
 
-    async def _moves(self, client: Client, ask: "Ask", random: Random) -> None:
+    async def _moves(self, client: AsyncClient, ask: "Ask", random: Random) -> None:
         """Hangs up in the middle, and reads on from elsewhere."""
         await self._read(client, ask, DETACH, most=random.randint(1, ask.tokens))
         if not ask.ended:
@@ -102,12 +100,12 @@ class Load:
                 await self._read(other, ask, DETACH)
         self._check(ask)
 
-    async def _plain(self, client: Client, ask: "Ask", random: Random) -> None:
+    async def _plain(self, client: AsyncClient, ask: "Ask", random: Random) -> None:
         """Knows nothing of resuming: if its connection breaks, the request may be cancelled."""
         await self._read(client, ask, CANCEL)
         self._check(ask, may_be_cut=True)
 
-    async def _cancels(self, client: Client, ask: "Ask", random: Random) -> None:
+    async def _cancels(self, client: AsyncClient, ask: "Ask", random: Random) -> None:
         """In the middle."""
         await self._read(client, ask, DETACH, most=random.randint(1, ask.tokens))
         if not ask.ended:
@@ -117,7 +115,7 @@ class Load:
 
     # ---- what they are made of ----
 
-    async def _read(self, client: Client, ask: "Ask", on_disconnect: Any, most: int | None = None) -> None:
+    async def _read(self, client: AsyncClient, ask: "Ask", on_disconnect: Any, most: int | None = None) -> None:
         """To the end, or to token `most`. Errors that say so are followed by another attempt under the same id."""
 
         async def attempt() -> None:
@@ -129,9 +127,7 @@ class Load:
 
         await self._again(attempt, ask)
 
-    async def _take(
-        self, stream: AsyncIterator[inference_pb2.GenerateResponse], ask: "Ask", most: int | None = None
-    ) -> None:
+    async def _take(self, stream: AsyncIterator[Chunk], ask: "Ask", most: int | None = None) -> None:
         clock = asyncio.get_running_loop().time
         last = clock()
         async with aclosing(stream):  # type: ignore[type-var]
@@ -158,7 +154,7 @@ class Load:
                 self.tally.retries += 1
                 await asyncio.sleep(error.retry_after_ms / 1000 or RETRY_S)
 
-    async def _reread(self, client: Client, ask: "Ask", random: Random) -> None:
+    async def _reread(self, client: AsyncClient, ask: "Ask", random: Random) -> None:
         """What has ended can be read again, from anywhere."""
         offset, again = random.randint(0, ask.received), Ask(ask.id, ask.text, ask.tokens)
 
@@ -207,8 +203,8 @@ class Ask:
         given = {"request_id": self.id, "max_tokens": self.tokens, "on_disconnect": on_disconnect}
         return self.text.params() | given
 
-    def add(self, chunk: inference_pb2.GenerateResponse) -> None:
-        finish = finish_reason(chunk.final) if chunk.HasField("final") else ""
+    def add(self, chunk: Chunk) -> None:
+        finish = (chunk.final.finish_reason or "") if chunk.final else ""
         self.pieces.append(Piece(chunk.offset, tuple(chunk.token_ids), chunk.text, finish))
 
     @property

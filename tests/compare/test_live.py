@@ -5,12 +5,12 @@ from itertools import accumulate, cycle
 
 import pytest
 
+from laps_sd.client import Predictor, Stats
 from laps_sd.compare.host import Conditions
 from laps_sd.compare.live import Measured, faults, learned, warm_up
 from laps_sd.compare.pace import latest_s, pace_of
 from laps_sd.loadtest.plan import Planned
 from laps_sd.loadtest.record import Record
-from protos.v1 import status_pb2
 from scheduler_service.sim.recording import Recording, Seen, Shape
 
 
@@ -18,7 +18,7 @@ def measured(*, sent_s: float = 0.0, error: str = "", seen: int = 4, cold: bool 
     """Of one request of four tokens; the scheduler saw `seen` of them."""
     record = Record(0, 0.0, 0.0, sent_s=sent_s, end_s=1.0, output_tokens=4, request_id="r", error=error)
     recording = Recording(requests={"r": Seen(8, None, seen)})
-    return Measured([record], status_pb2.StatsResponse(), Conditions(), recording, cold)
+    return Measured([record], Stats(), Conditions(), recording, cold)
 
 
 def test_an_undisturbed_run_has_no_fault() -> None:
@@ -92,10 +92,8 @@ class Service:
     def __init__(self) -> None:
         self.fitted = [0, 32, 90]
 
-    async def stats(self) -> status_pb2.StatsResponse:
-        return status_pb2.StatsResponse(
-            predictor=status_pb2.PredictorStatus(finished=100, trained_on=self.fitted.pop(0))
-        )
+    async def stats(self) -> Stats:
+        return Stats(predictor=Predictor(finished=100, trained_on=self.fitted.pop(0)))
 
 
 async def test_what_was_taught_is_fitted_before_the_service_ends() -> None:

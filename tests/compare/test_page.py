@@ -87,8 +87,10 @@ def test_a_policy_that_ran_in_fewer_repetitions_says_so(record: dict[str, object
 
 
 def test_the_html_stands_alone(record: dict[str, object]) -> None:
-    text = page.html(record)
+    text = page.html(record, {"model": "tiny", "machine": "EPYC, 2 cores"})
     assert text.count("<svg") == 3
+    assert "EPYC, 2 cores" in text
+    assert "http" not in text.replace("http://www.w3.org", "")
     assert "2 slots, burst" in text
 
 

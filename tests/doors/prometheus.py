@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from platformdirs import user_cache_path
 
-from laps_sd.stack import claim_ports
+from laps_sd.ports import claim_ports
 from tests.waiting import WAIT_S, until
 
 FETCH_S = 300.0

@@ -12,17 +12,18 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.errors import RequestError
 from tests.doors.prometheus import Prometheus, prometheus
 from tests.e2e.stack import Stack, running_stack
-from tests.observe.collector import Collector, collector
+from tests.observe.collector import Collector, attributes, collector
 from tests.observe.dashboard import concrete, expressions
 from tests.tiny_model import make_tiny_model
 from tests.waiting import WAIT_S, until
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "prometheus" / "prometheus.yml"
 SCRAPES = 8  # while requests run
+CALLER = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 MOST_REQUESTS = 12  # of the tenant; one more is refused
 
 
@@ -70,7 +71,7 @@ async def under_load(stack: Stack, running: Prometheus) -> None:
     """Short answers and long ones, more than there are slots, some of which are refused, for SCRAPES scrapes."""
     over = asyncio.Event()
 
-    async def ask(client: Client, number: int) -> None:
+    async def ask(client: AsyncClient, number: int) -> None:
         while not over.is_set():
             long = number % 2
             with suppress(RequestError):
@@ -91,7 +92,7 @@ async def under_load(stack: Stack, running: Prometheus) -> None:
     async def enough() -> bool:
         return await scrapes() >= before + SCRAPES
 
-    async with Client(stack.grpc) as client, asyncio.TaskGroup() as tasks:
+    async with AsyncClient(stack.grpc, max_retries=0) as client, asyncio.TaskGroup() as tasks:
         for number in range(MOST_REQUESTS + 4):
             tasks.create_task(ask(client, number))
         await until(enough)
@@ -120,9 +121,23 @@ async def test_each_service_tells_whether_it_lives_and_is_ready(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_trace_goes_through_the_services(scraped: tuple[Prometheus, float], traces: Collector) -> None:
-    call, queued = await traces.until(("laps-sd-gateway", "text_completion tiny"), ("laps-sd-scheduler", "queued"))
+    call, queued, stay = await traces.until(
+        ("laps-sd-gateway", "text_completion tiny"), ("laps-sd-scheduler", "queued"), ("laps-sd-worker", "worker")
+    )
     assert call.kind == call.SPAN_KIND_SERVER
     assert queued.parent_span_id
+    assert attributes(stay)["laps_sd.worker"] == "worker-0"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_over_http_the_callers_trace_goes_on(stack: Stack, traces: Collector) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    async with httpx2.AsyncClient(timeout=WAIT_S) as client:
+        url = f"http://{stack.http}/v1/chat/completions"
+        answer = await client.post(url, json=body, headers={"traceparent": CALLER})
+        assert answer.status_code == 200, answer.text
+    (call,) = await traces.until(("laps-sd-gateway", "chat tiny"))
+    assert f"00-{call.trace_id.hex()}-{call.parent_span_id.hex()}-01" == CALLER
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from tests.e2e.stack import Stack, running_stack
 from tests.tiny_model import make_tiny_model
 
@@ -25,6 +25,6 @@ async def stack(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def client(stack: Stack) -> AsyncIterator[Client]:
-    async with Client(stack.grpc) as made:
+async def client(stack: Stack) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(stack.grpc) as made:
         yield made

@@ -18,7 +18,7 @@ import psutil
 import typer
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from laps_sd.loadtest.drivers import run
 from laps_sd.loadtest.plan import arrivals, plan, synthetic
 from laps_sd.loadtest.record import Record
@@ -98,7 +98,7 @@ async def stack(policy: str, max_backlog_s: str, round_ms: float) -> AsyncIterat
                 *leashed([sys.executable, "-m", __spec__.name, WORKER, target, str(round_ms)])
             )
             try:
-                async with Client(f"127.0.0.1:{grpc_port}") as client:
+                async with AsyncClient(f"127.0.0.1:{grpc_port}") as client:
                     await client.ready(READY_S)
                 names = {"scheduler": children[-2], "gateway": children[-1], "redis": children[0]}
                 yield Stack(f"127.0.0.1:{grpc_port}", {name: psutil.Process(each.pid) for name, each in names.items()})
@@ -150,7 +150,7 @@ async def calm(where: Stack) -> float:
     """Seconds until nothing waits or runs."""
     clock = asyncio.get_running_loop().time
     began = clock()
-    async with Client(where.server.at) as client:
+    async with AsyncClient(where.server.at) as client:
 
         async def empty() -> bool:
             stats = await client.stats()

@@ -13,8 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from laps_sd.client import Client
-from laps_sd.completion import Collector, Completion
+from laps_sd.client import AsyncClient, Collector, Completion
 from protos.health import is_serving
 from tests.e2e.stack import Stack, running_stack
 from tests.waiting import WAIT_S, until
@@ -41,7 +40,7 @@ async def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> As
         yield stack
 
 
-async def all_three(client: Client, started: asyncio.Event | None = None, **more: Any) -> list[Completion]:
+async def all_three(client: AsyncClient, started: asyncio.Event | None = None, **more: Any) -> list[Completion]:
     """Two greedy requests and a seeded one at once; `started` is set when each has some tokens."""
     waiting = 3
 
@@ -61,7 +60,7 @@ async def all_three(client: Client, started: asyncio.Event | None = None, **more
 
 async def texts_around(stack: Stack, disaster: Any, **more: Any) -> None:
     """The texts with a disaster in the middle equal those without."""
-    async with Client(stack.grpc) as client:
+    async with AsyncClient(stack.grpc) as client:
         await client.ready(READY_S)
         expected = [answer.token_ids for answer in await all_three(client)]
         started = asyncio.Event()
@@ -104,15 +103,15 @@ async def test_redis_killed_mid_stream_is_only_a_pause(shared: Stack) -> None:
 
 
 async def test_a_gateway_killed_mid_stream_is_only_a_pause_for_a_detached_client(shared: Stack) -> None:
-    await texts_around(shared, shared.child("gateway").kill, on_disconnect="ON_DISCONNECT_DETACH")
+    await texts_around(shared, shared.child("gateway").kill, on_disconnect="detach")
 
 
-async def something_emitted(client: Client) -> bool:
+async def something_emitted(client: AsyncClient) -> bool:
     return (await client.stats()).output_tokens > 0
 
 
 async def test_sigterm_drains_and_leaves_no_process_behind(tiny_model: Path, tmp_path: Path) -> None:
-    async with running_stack(tiny_model, tmp_path) as stack, Client(stack.grpc) as client:
+    async with running_stack(tiny_model, tmp_path) as stack, AsyncClient(stack.grpc) as client:
         answer = asyncio.create_task(client.complete(**GREEDY))
         await until(lambda: something_emitted(client))
         children = stack.children()

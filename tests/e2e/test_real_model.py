@@ -7,8 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from laps_sd.client import Client
-from laps_sd.completion import Collector, Completion
+from laps_sd.client import AsyncClient, Collector, Completion
 from tests.e2e.stack import running_stack
 from tests.worker.harness import greedy_differences
 from worker_service.pull import resolve
@@ -37,7 +36,7 @@ async def test_twelve_prompts_at_once_give_the_text_of_transformers(tmp_path: Pa
     path = resolve(MODEL)
     # Least attained service first: a request that has not run yet preempts one that runs.
     flags = ["--workers", "2", "--slots", "2", "--policy", "las"]
-    async with running_stack(path, tmp_path, *flags) as stack, Client(stack.grpc) as client:
+    async with running_stack(path, tmp_path, *flags) as stack, AsyncClient(stack.grpc) as client:
         running = [Answer(client, *prompt) for prompt in LONG]
         await asyncio.gather(*(answer.first.wait() for answer in running))
         assert not any(answer.task.done() for answer in running)
@@ -52,7 +51,7 @@ async def test_twelve_prompts_at_once_give_the_text_of_transformers(tmp_path: Pa
     for (prompt, max_tokens), answered in zip(LONG + SHORT, answers, strict=True):
         messages = [{"role": "user", "content": prompt}]
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True).input_ids
-        assert answered.usage["prompt_tokens"] == len(ids)
+        assert answered.usage.prompt_tokens == len(ids)
         assert not greedy_differences(model, ids, answered.token_ids), prompt
         assert len(answered.token_ids) == max_tokens or answered.token_ids[-1] == tokenizer.eos_token_id
         assert answered.text == tokenizer.decode(answered.token_ids, skip_special_tokens=True)
@@ -61,11 +60,11 @@ async def test_twelve_prompts_at_once_give_the_text_of_transformers(tmp_path: Pa
 class Answer:
     """A request on its way. `first` is set when its first token is here."""
 
-    def __init__(self, client: Client, prompt: str, max_tokens: int) -> None:
+    def __init__(self, client: AsyncClient, prompt: str, max_tokens: int) -> None:
         self.first = asyncio.Event()
         self.task = asyncio.create_task(self._collect(client, prompt, max_tokens))
 
-    async def _collect(self, client: Client, prompt: str, max_tokens: int) -> Completion:
+    async def _collect(self, client: AsyncClient, prompt: str, max_tokens: int) -> Completion:
         collector = Collector()
         messages = [{"role": "user", "content": prompt}]
         async for chunk in client.generate(messages=messages, max_tokens=max_tokens, temperature=0):

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.keys import Right, new_key
 from laps_sd.authority import REDIS_USER, make_certs
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.errors import NotServing, Unauthenticated
 from tests.conftest import redis_server
 from tests.e2e.stack import running_stack
@@ -26,15 +26,15 @@ async def test_the_stack_answers_who_has_a_key_and_nobody_else(tiny_model: Path,
         flags = ["--certs", str(certs), "--api-keys", str(tmp_path / "keys"), "--redis", redis_url]
         async with running_stack(tiny_model, tmp_path, *flags) as stack:
             ca = certs / "gateway" / "ca.crt"
-            async with Client(stack.grpc, api_key=key, ca=ca) as client:
+            async with AsyncClient(stack.grpc, api_key=key, ca=ca) as client:
                 done = await client.complete("hello", max_tokens=20, ignore_eos=True, timeout_s=ANSWER_S)
                 assert len(done.token_ids) == 20
                 assert (await client.status(done.request_id)).tenant == "acme"
                 assert (await client.stats()).finished == 1
-            async with Client(stack.grpc, ca=ca) as client:
+            async with AsyncClient(stack.grpc, ca=ca) as client:
                 with pytest.raises(Unauthenticated):
                     await client.complete("hello")
-            async with Client(stack.grpc, api_key=key) as client:
+            async with AsyncClient(stack.grpc, api_key=key) as client:
                 with pytest.raises(NotServing):
                     await client.complete("hello")
             assert not any(password in word for child in stack.children() for word in child.cmdline())

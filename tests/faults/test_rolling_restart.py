@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.health import is_serving
 from tests.e2e.stack import Stack, running_stack
 from tests.e2e.test_failures import leads
@@ -17,7 +17,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.timeout(900)
 
 PROMPTS = ("Once upon a time", "The quick brown fox", "In the queue", "A short request", "Speculative decoding")
-WORDS = {"max_tokens": 400, "ignore_eos": True, "on_disconnect": "ON_DISCONNECT_DETACH"}
+WORDS = {"max_tokens": 400, "ignore_eos": True, "on_disconnect": "detach"}
 
 
 def asked(number: int) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def asked(number: int) -> dict[str, Any]:
 
 async def test_a_rolling_restart_under_load_loses_nothing(tiny_model: Path, tmp_path: Path) -> None:
     flags = ("--workers", "2", "--schedulers", "2", "--slots", "3", "--drain-s", "2")
-    async with running_stack(tiny_model, tmp_path, *flags) as stack, Client(stack.grpc) as client:
+    async with running_stack(tiny_model, tmp_path, *flags) as stack, AsyncClient(stack.grpc) as client:
         expected = [(await client.complete(**asked(number))).token_ids for number in range(len(PROMPTS))]
         over, answers = asyncio.Event(), [0] * len(PROMPTS)
 
@@ -74,7 +74,7 @@ def words_of(process: psutil.Process) -> list[str]:
         return []
 
 
-def serves_again(client: Client) -> Any:
+def serves_again(client: AsyncClient) -> Any:
     async def both() -> bool:
         try:
             return len((await client.stats()).workers) == 2

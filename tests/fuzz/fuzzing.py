@@ -10,7 +10,7 @@ from random import Random
 
 import grpc
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from laps_sd.stack import Stack
 from protos import version
 from protos.errors import RequestError, UnknownRequest
@@ -43,7 +43,7 @@ class Watch:
 
     async def calm(self) -> None:
         """Ends what inputs have begun. Raises Harm if somebody died, complained, or answers otherwise than before."""
-        async with Client(self.stack.grpc) as client:
+        async with AsyncClient(self.stack.grpc, max_retries=0) as client:
             async with asyncio.timeout(CALM_S):
                 while requests := (await client.list_requests(256)).requests:
                     for request in requests:

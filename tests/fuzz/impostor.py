@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.errors import RequestError
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
@@ -178,7 +178,7 @@ async def to_gateway(link: Link, random: Random, serving: gateway_pb.Serving) ->
 async def gateway_is_well(link: Link, target: str, serving: gateway_pb.Serving) -> tuple[int, ...]:
     """What a client gets of tokens that a scheduler of sense sends."""
     await link.say(gateway_pb.ToGateway(serving=serving))
-    async with Client(target) as client:
+    async with AsyncClient(target, max_retries=0) as client:
         await client.ready(WAIT_S)
         answer = asyncio.create_task(client.complete("The quick", max_tokens=3, request_id="canary", timeout_s=WAIT_S))
         while (message := await link.read(gateway_pb.FromGateway)).submit.request_id != "canary":
@@ -193,7 +193,7 @@ async def asking(target: str) -> None:
     """Clients whose requests the nonsense is about; whatever they are told, they ask again."""
 
     async def ask(id: str) -> None:
-        async with Client(target) as client:
+        async with AsyncClient(target, max_retries=0) as client:
             while True:
                 with suppress(RequestError):
                     await client.complete("The quick", max_tokens=5, request_id=id, timeout_s=1.0)

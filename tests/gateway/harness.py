@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from gateway.app import Gateway, running
 from gateway.config import Settings
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.link.v1 import gateway_link_pb2_grpc as rpc
@@ -170,7 +170,7 @@ class Scheduler(rpc.GatewayLinkServicer):
         return inference_pb2.ListRequestsResponse(requests=self.known.values())
 
     async def Stats(self, request: inference_pb2.StatsRequest, context: Any) -> status_pb.StatsResponse:  # noqa: N802
-        return status_pb.StatsResponse(policy="laps-sd", waiting=3)
+        return status_pb.StatsResponse(policy="laps-sd", model="tiny", waiting=3)
 
 
 @asynccontextmanager
@@ -185,13 +185,13 @@ async def gateway(*schedulers: Scheduler, **settings: Any) -> AsyncIterator[Gate
 @asynccontextmanager
 async def stack(
     *, template: str = TEMPLATE, context_tokens: int = CONTEXT_TOKENS, **settings: Any
-) -> AsyncIterator[tuple[Scheduler, Link, Client]]:
+) -> AsyncIterator[tuple[Scheduler, Link, AsyncClient]]:
     """A scheduler, its link to a ready gateway, and a client of that gateway."""
     scheduler = Scheduler()
     scheduler.serving = pb.Serving(ready=True, model=model_info(template=template, context_tokens=context_tokens))
     await scheduler.start()
     try:
-        async with gateway(scheduler, **settings) as served, Client(served.grpc) as client:
+        async with gateway(scheduler, **settings) as served, AsyncClient(served.grpc, max_retries=0) as client:
             link = await scheduler.link()
             await client.ready(WAIT_S)
             yield scheduler, link, client

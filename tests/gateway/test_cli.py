@@ -15,7 +15,7 @@ from tests.gateway.harness import WAIT_S, ending, ids, stack
 
 async def generate(server: str, *arguments: str, command: Sequence[str] = ("generate", "the fox")) -> Process:
     words = [sys.executable, "-m", "laps_sd.cli", *command, "--server", server, *arguments]
-    return await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=PIPE)
+    return await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE, stderr=PIPE)
 
 
 async def output(process: Process) -> tuple[int, str, str]:
@@ -81,8 +81,25 @@ async def test_an_error_is_one_line_and_exit_1() -> None:
 async def test_what_the_wire_cannot_carry_is_one_line_and_exit_1(bad: tuple[str, str]) -> None:
     code, out, err = await output(await generate("127.0.0.1:1", *bad))
     assert (code, out) == (1, "")
-    assert err.startswith("laps-sd: INVALID_ARGUMENT: request: ")
+    assert err.startswith(f"laps-sd: INVALID_ARGUMENT: {bad[0][2:].replace('-', '_')}: ")
     assert err.count("\n") == 1
+
+
+async def test_the_prompt_may_come_from_stdin() -> None:
+    async with stack() as (_, link, client):
+        process = await generate(client.target, "--raw", command=("generate", "-"))
+        assert process.stdin is not None
+        process.stdin.write(b"the fox")
+        process.stdin.close()
+        submit = await link.accept()
+        assert list(submit.prompt) == ids("<bos>the fox")
+        await link.delta(submit, 0, [40], ending=ending())
+        assert (await output(process))[0] == 0
+
+
+async def test_log_probabilities_that_nobody_would_see_are_refused() -> None:
+    code, _, err = await output(await generate("127.0.0.1:1", "--logprobs", "2"))
+    assert (code, "--json" in err) == (2, True)
 
 
 async def test_a_model_without_chat_template_brings_a_hint() -> None:

@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gateway.feed import BEYOND
-from laps_sd.client import SERVICE, Client
+from laps_sd.client import AsyncClient
+from laps_sd.client.base import SERVICE
 from protos.errors import Lost, NotServing
 from protos.idempotence import same
 from protos.link.v1 import gateway_link_pb2 as pb
@@ -64,7 +65,7 @@ async def test_of_two_schedulers_the_one_that_leads_is_found() -> None:
     await second.stop()
     async with gateway(second, first) as served:
         link = await first.link()
-        async with Client(served.grpc) as client:
+        async with AsyncClient(served.grpc, max_retries=0) as client:
             await client.ready(WAIT_S)
             task, submit = await begin(client, link)
             await second.start()
@@ -143,7 +144,7 @@ async def test_a_connection_in_time_ends_the_countdown() -> None:
 async def test_a_draining_gateway_stays_not_ready() -> None:
     scheduler = Scheduler()
     await scheduler.start()
-    async with gateway(scheduler) as served, Client(served.grpc) as client:
+    async with gateway(scheduler) as served, AsyncClient(served.grpc, max_retries=0) as client:
         link = await scheduler.link()
         await client.ready(WAIT_S)
         await served.drain(0)
@@ -185,7 +186,7 @@ async def test_a_gap_is_followed_once_then_data_loss() -> None:
 async def test_streams_that_outlive_the_drain_are_told_and_run_on() -> None:
     scheduler = Scheduler()
     await scheduler.start()
-    async with gateway(scheduler) as served, Client(served.grpc) as client:
+    async with gateway(scheduler) as served, AsyncClient(served.grpc, max_retries=0) as client:
         link = await scheduler.link()
         await client.ready(WAIT_S)
         task, submit = await begin(client, link)
@@ -215,7 +216,7 @@ async def test_ready_only_with_a_warmed_worker() -> None:
     scheduler = Scheduler()
     scheduler.serving = pb.Serving(ready=False)
     await scheduler.start()
-    async with gateway(scheduler) as served, Client(served.grpc) as client:
+    async with gateway(scheduler) as served, AsyncClient(served.grpc, max_retries=0) as client:
         link = await scheduler.link()
         assert await readiness(served.grpc) == HEALTH.NOT_SERVING
         assert await readiness(served.grpc, "") == HEALTH.SERVING
@@ -236,7 +237,7 @@ async def test_without_a_scheduler_every_call_is_unavailable() -> None:
 
 async def test_reflection_lists_the_service() -> None:
     async with stack() as (_, _, client):
-        stub = reflection_pb2_grpc.ServerReflectionStub(client._channel)
+        stub = reflection_pb2_grpc.ServerReflectionStub(client._channel(0))
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         call = stub.ServerReflectionInfo(iter([ask]), timeout=WAIT_S)
         answer = await call.read()
@@ -247,7 +248,7 @@ async def test_reflection_lists_the_service() -> None:
 async def test_finished_requests_are_counted() -> None:
     scheduler = Scheduler()
     await scheduler.start()
-    async with gateway(scheduler) as served, Client(served.grpc) as client:
+    async with gateway(scheduler) as served, AsyncClient(served.grpc, max_retries=0) as client:
         link = await scheduler.link()
         await client.ready(WAIT_S)
         task, submit = await begin(client, link)
@@ -284,7 +285,7 @@ async def test_sigterm_lets_running_streams_end_then_exits_0(tmp_path: Path) -> 
     )
     try:
         link = await asyncio.wait_for(scheduler.link(), 30)
-        async with Client(json.loads(ready_file.read_text())["grpc"]) as client:
+        async with AsyncClient(json.loads(ready_file.read_text())["grpc"], max_retries=0) as client:
             await client.ready(WAIT_S)
             task, submit = await begin(client, link)
             os.kill(process.pid, signal.SIGTERM)

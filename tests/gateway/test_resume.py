@@ -12,8 +12,7 @@ import pytest
 
 from gateway.feed import BEYOND
 from gateway.text import TextModel
-from laps_sd.client import Client
-from laps_sd.completion import Collector
+from laps_sd.client import AsyncClient, Collector, Usage
 from protos.errors import BeyondEnd, DuplicateRequest, NotServing, RequestError, UnknownRequest
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
@@ -25,7 +24,7 @@ from tests.waiting import until
 
 TEXT = "the naïve 狐 jumps"  # characters of several tokens
 TOKENS = ids(TEXT)
-DETACH = {"on_disconnect": "ON_DISCONNECT_DETACH"}
+DETACH = {"on_disconnect": "detach"}
 
 
 def submission(id: str = "r", **fields: Any) -> pb.Submit:
@@ -47,7 +46,7 @@ async def relay_all(link: Link, submit: pb.Submit, rounds: int = 2, **fields: An
     await link.delta(submit, len(TOKENS), ending=ending(**fields))
 
 
-async def begun(link: Link, client: Client, tokens: int, **params: Any) -> tuple["asyncio.Task[Collector]", Any]:
+async def begun(link: Link, client: AsyncClient, tokens: int, **params: Any) -> tuple["asyncio.Task[Collector]", Any]:
     """A stream of which the client has that many tokens."""
     collector = Collector()
     task = asyncio.create_task(collect(client.generate("the fox", **params), collector))
@@ -76,7 +75,7 @@ async def test_from_any_token_on_text_and_statistics_go_on_as_if_nothing_had_hap
             detokenizer.push(TOKENS[:offset])
             assert "".join(resumed.text) == detokenizer.push(TOKENS[offset:]) + detokenizer.finish()
             answer = resumed.completion()
-            assert answer.usage == {"prompt_tokens": 3, "completion_tokens": len(TOKENS)}
+            assert answer.usage == Usage(3, len(TOKENS))
             assert answer.spec_decode.num_draft_tokens == 4 * -(-len(TOKENS) // 2)
 
 
@@ -198,7 +197,7 @@ async def test_a_request_is_cancelled_when_the_last_of_its_streams_is_left() -> 
 
 async def test_nothing_is_acknowledged_before_it_is_durable() -> None:
     async with stack() as (_, link, client):
-        stub = inference_pb2_grpc.InferenceStub(client._channel)
+        stub = inference_pb2_grpc.InferenceStub(client._channel(0))
         call = stub.Generate(inference_pb2.GenerateRequest(prompt="a"), timeout=WAIT_S)
         acknowledged = asyncio.ensure_future(call.initial_metadata())
         submit = await link.next("submit")
@@ -230,7 +229,7 @@ async def test_a_detached_request_whose_client_hangs_up_unacknowledged_survives_
 
 
 @asynccontextmanager
-async def two_gateways() -> AsyncIterator[tuple[Scheduler, list[Link], list[Any], Client]]:
+async def two_gateways() -> AsyncIterator[tuple[Scheduler, list[Link], list[Any], AsyncClient]]:
     """And a client of both, the first one first."""
     scheduler = Scheduler()
     await scheduler.start()
@@ -239,9 +238,9 @@ async def two_gateways() -> AsyncIterator[tuple[Scheduler, list[Link], list[Any]
         async with gateway(scheduler) as second:
             links.append(await scheduler.link())
             for served in (first, second):
-                async with Client(served.grpc) as probe:
+                async with AsyncClient(served.grpc, max_retries=0) as probe:
                     await probe.ready(WAIT_S)
-            async with Client(f"{first.grpc},{second.grpc}") as client:
+            async with AsyncClient(f"{first.grpc},{second.grpc}", max_retries=0) as client:
                 yield scheduler, links, [first, second], client
     await scheduler.stop()
 
@@ -274,7 +273,7 @@ async def test_a_stream_that_is_looked_for_when_its_gateway_stops_is_looked_for_
         scheduler.submitted["r"], scheduler.silent = submission(), asyncio.Event()
         task = asyncio.create_task(collect(client.resume("r")))
         await asyncio.wait_for(scheduler.asked.wait(), WAIT_S)
-        stub = inference_pb2_grpc.InferenceStub(client._channel)
+        stub = inference_pb2_grpc.InferenceStub(client._channel(0))
         plain = stub.Resume(inference_pb2.ResumeRequest(request_id="r"), timeout=WAIT_S)
         scheduler.asked.clear()
         await asyncio.wait_for(scheduler.asked.wait(), WAIT_S)
@@ -304,7 +303,7 @@ async def test_a_call_that_the_other_side_cancels_is_a_broken_one() -> None:
     inference_pb2_grpc.add_InferenceServicer_to_server(proxy, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with Client(f"127.0.0.1:{port}") as client:
+    async with AsyncClient(f"127.0.0.1:{port}", max_retries=0) as client:
         assert (await client.complete("the fox", request_id="r", **DETACH)).request_id == "r"
         proxy.calls = 0
         with pytest.raises(NotServing):

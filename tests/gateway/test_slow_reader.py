@@ -11,7 +11,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.feed import BEYOND, Feed
 from gateway.stream_states import Event, Flow, Life
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2, inference_pb2_grpc
@@ -133,7 +133,7 @@ async def answering(tokens: int, **settings: Any) -> AsyncIterator[tuple[Gateway
     async with gateway(scheduler, **settings) as served:
         answers = Answering(await scheduler.link(), tokens)
         saying = asyncio.create_task(answers.run())
-        async with Client(served.grpc) as client:
+        async with AsyncClient(served.grpc, max_retries=0) as client:
             await client.ready(WAIT_S)
         yield served, answers
         saying.cancel()
@@ -160,7 +160,7 @@ async def test_a_client_that_stops_reading_costs_little_slows_nobody_and_misses_
             return feeds["slow"][0].flow is Flow.BEHIND
 
         await until(behind)
-        async with Client(served.grpc) as quick, asyncio.timeout(WAIT_S):
+        async with AsyncClient(served.grpc, max_retries=0) as quick, asyncio.timeout(WAIT_S):
             whole = await quick.complete("the", request_id="quick", max_tokens=tokens)
         assert len(whole.token_ids) == tokens
         assert len(feeds["slow"][0]._batch.tokens) < 500 + ROUND

@@ -7,8 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from laps_sd.client import Client
-from laps_sd.completion import Completion
+from laps_sd.client import AsyncClient, Completion, Usage
 from protos.errors import DeadlinePassed, Failed, QueueFull, RequestError, UnknownRequest
 from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, stack
@@ -34,7 +33,7 @@ async def test_text_streams_before_the_answer_is_whole() -> None:
         chunk = await asyncio.wait_for(first, WAIT_S)
         assert (chunk.text, list(chunk.token_ids), chunk.offset) == ("jumps", ids("jumps"), 0)
         assert chunk.request_id == submit.request_id
-        assert not chunk.HasField("final")
+        assert chunk.final is None
         await stream.aclose()
 
 
@@ -48,11 +47,11 @@ async def test_an_answer_carries_its_statistics() -> None:
         await link.delta(submit, 3, tokens[3:], drafted=4, accepted=0, ending=end)
         done = await finish(task)
         assert (done.text, done.token_ids, done.finish_reason) == ("jumps 123", tokens, "length")
-        assert done.usage == {"prompt_tokens": len(submit.prompt), "completion_tokens": len(tokens)}
+        assert done.usage == Usage(len(submit.prompt), len(tokens))
         spec = done.spec_decode
         assert (spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens) == (2, 8, 1)
         assert spec.accepted_per_round == [1, 0]
-        assert (done.timings_ms["queue"], done.preemptions) == (12.5, 2)
+        assert (done.timings_ms.queue, done.preemptions) == (12.5, 2)
 
 
 async def test_counts_that_no_worker_would_report_break_no_stream() -> None:
@@ -91,7 +90,7 @@ async def test_what_a_slow_reader_misses_grows_into_one_chunk() -> None:
     scheduler = Scheduler()
     scheduler.serving.model.context_tokens = 1_000_000
     await scheduler.start()
-    async with gateway(scheduler, max_unread_tokens=10**6) as served, Client(served.grpc) as client:
+    async with gateway(scheduler, max_unread_tokens=10**6) as served, AsyncClient(served.grpc, max_retries=0) as client:
         link = await scheduler.link()
         await client.ready(WAIT_S)
         narrow = grpc.aio.insecure_channel(
@@ -119,7 +118,7 @@ async def test_what_a_slow_reader_misses_grows_into_one_chunk() -> None:
 
 async def test_the_request_id_is_in_the_initial_metadata() -> None:
     async with stack() as (_, link, client):
-        stub = inference_pb2_grpc.InferenceStub(client._channel)
+        stub = inference_pb2_grpc.InferenceStub(client._channel(0))
         call = stub.Generate(inference_pb2.GenerateRequest(prompt="a"), timeout=WAIT_S)
         submit = await link.accept()
         assert dict(await call.initial_metadata())["x-request-id"] == submit.request_id
@@ -181,7 +180,7 @@ async def test_a_client_that_hangs_up_cancels() -> None:
 
 async def test_a_client_that_hangs_up_on_a_detached_request_leaves_it_running() -> None:
     async with stack() as (_, link, client):
-        task, _ = await begin(client, link, on_disconnect="ON_DISCONNECT_DETACH")
+        task, _ = await begin(client, link, on_disconnect="detach")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         # What the gateway says next is the next request's submission: no cancel came before it.

@@ -90,6 +90,22 @@ async def test_a_workload_is_replayed_and_written_down(tmp_path: Path) -> None:
     assert [len(submit.prompt) for submit in synthetic] == pytest.approx([30, 40], abs=8)  # of words of four tokens
 
 
+async def test_without_a_workload_prompts_of_three_kinds_are_sent_with_short_and_long_bounds(tmp_path: Path) -> None:
+    data, page = tmp_path / "out.json", tmp_path / "out.html"
+    async with answering_stack() as (server, submitted):
+        words = ["--rate", "inf", "--requests", "24", "--detail", "--json", str(data), "--html", str(page)]
+        code, out, err = await loadtest("--server", server, *words)
+    assert code in (0, FELL_BEHIND), err
+    results = json.loads(data.read_text())
+    assert {request["category"] for request in results["requests"]} == {"chat", "code", "reasoning"}
+    assert len({submit.limits.max_tokens for submit in submitted}) >= 4
+    assert not any(submit.limits.ignore_eos for submit in submitted)
+    assert results["served_by"] == {"at": server, "model": "tiny", "policy": "laps-sd"}
+    assert out.startswith(f"tiny under laps-sd, served at {server}; 24 requests")
+    for fact in ("<dt>model</dt><dd>tiny</dd>", "<dt>policy</dt><dd>laps-sd</dd>", "<dt>machine</dt>", "<dt>date</dt>"):
+        assert fact in page.read_text()
+
+
 async def test_several_drivers_share_the_requests(tmp_path: Path) -> None:
     data = tmp_path / "out.json"
     async with answering_stack() as (server, submitted):

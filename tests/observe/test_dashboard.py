@@ -9,7 +9,10 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.metrics import Metrics as Gateway
+from scheduler_service.metrics import Metrics as Scheduler
 from tests.observe.dashboard import DASHBOARD, NAME, expressions
+from worker_service.metrics import Metrics as Worker
 
 PAGE = Path(__file__).parents[2] / "deploy" / "metrics_page.py"
 
@@ -69,3 +72,35 @@ def test_panels_have_titles_of_their_own_and_lie_beside_each_other() -> None:
 
 
 PARTS = ("bucket", "sum", "count")
+
+
+def test_under_vllms_prefix_its_own_dashboards_find_what_they_ask_for() -> None:
+    """The families that vLLM's dashboards show, but for its prefix cache, which is counted otherwise here."""
+    registries = [Gateway("vllm:"), Scheduler(lambda: None, "vllm:"), Worker(1, "vllm:")]
+    names = {name for families in registries for name, *_ in families.table()}
+    assert names >= {f"vllm:{name}" for name in VLLM}
+
+
+VLLM = [
+    "e2e_request_latency_seconds",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_success_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "num_preemptions_total",
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+]

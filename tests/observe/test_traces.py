@@ -19,7 +19,7 @@ from gateway.http.access import Access, route
 from gateway.http.app import make_app
 from gateway.keys import Right
 from gateway.tracing import incoming
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos import tracing
 from protos.serving import channel
 from protos.tracing import Tracing, traceparent
@@ -50,7 +50,7 @@ async def services(store: Switch, endpoint: str, **settings: Any) -> AsyncIterat
         async with running(
             Settings(grpc_port=0, http_port=0, scheduler=target, otlp_endpoint=endpoint, **settings)
         ) as served:
-            async with Client(served.grpc) as client:
+            async with AsyncClient(served.grpc) as client:
                 await client.ready(WAIT_S)
             yield served.grpc, worker
         await worker.close()

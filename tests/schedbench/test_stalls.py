@@ -44,8 +44,7 @@ async def test_both_services_are_watched_while_streams_link_again_and_workers_co
     options = Options(max_backlog_s="inf", log_level="warning", grpc_port=0)
     scale = Scale(live=40, gateways=3, streams=8, rounds=3, slots=4, seconds=0.1)
     stalls = await measure(options, scale)
-    assert len({stall["event"] for stall in stalls}) == len(stalls) == 7
-    collection = stalls[-1]
-    assert collection["event"] == "garbage collection"
-    for held in (collection["scheduler"], collection["gateway"]):
-        assert held["turn_ms"] >= held["collected_ms"] > 0
+    assert len({stall["event"] for stall in stalls}) == len(stalls) == 6
+    for stall in stalls:
+        assert stall["scheduler"]["turn_cpu_ms"] >= stall["scheduler"]["collected_cpu_ms"] >= 0
+        assert stall["gateway"]["turn_cpu_ms"] > 0

@@ -1,6 +1,8 @@
 """Nothing that a peer asks holds the scheduler's event loop: counted in what is done between two turns of the loop."""
 
 import asyncio
+import gc
+import weakref
 from math import inf
 
 import pytest
@@ -8,12 +10,13 @@ import pytest
 from protos.errors import QueueFull
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
-from scheduler_service import insight
+from scheduler_service import garbage, insight
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.pace import MAX_WAITING, Pace
+from scheduler_service.pace import IN_A_TURN, MAX_WAITING, Pace, Turns
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.store import MemoryStore, Stored, StoreUnavailable
 from tests.scheduler.builders import FakeWorker
@@ -119,3 +122,67 @@ async def test_a_request_ends_if_its_gateway_is_lost_and_none_asks_for_it() -> N
         await worker.until("detached")
         assert list(leader.core.fleet.entries) == ["detached"]
         await worker.close()
+
+
+@pytest.mark.parametrize("idle", [True, False])
+async def test_a_cycle_of_new_objects_is_found_though_requests_are_live(
+    idle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Node:
+        itself: "Node"
+
+    monkeypatch.setattr(garbage, "EVERY_S", 0.0)
+    searching = asyncio.create_task(garbage.search(lambda: idle))
+    await asyncio.sleep(0)
+    node = Node()
+    node.itself, found = node, weakref.ref(node)
+    del node
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert found() is None
+    searching.cancel()
+    await asyncio.gather(searching, return_exceptions=True)
+    assert gc.isenabled()
+
+
+async def test_a_turn_of_the_loop_holds_few_reports() -> None:
+    turns, in_this_turn, most, done = Turns(), 0, 0, []
+
+    async def report(number: int) -> None:
+        nonlocal in_this_turn, most
+        await turns.room()
+        in_this_turn += 1
+        most = max(most, in_this_turn)
+        done.append(number)
+
+    reports = asyncio.gather(*(report(number) for number in range(5 * IN_A_TURN)))
+    while not reports.done():
+        in_this_turn = 0
+        await asyncio.sleep(0)
+    assert done == list(range(5 * IN_A_TURN))
+    assert most <= IN_A_TURN
+
+
+async def test_who_is_cancelled_while_it_waits_for_its_turn_keeps_nobody_waiting() -> None:
+    turns = Turns()
+    waiting = [asyncio.create_task(turns.room()) for _ in range(3 * IN_A_TURN)]
+    await asyncio.sleep(0)
+    for task in waiting[IN_A_TURN : 2 * IN_A_TURN]:
+        task.cancel()
+    await asyncio.gather(*waiting[2 * IN_A_TURN :])
+
+
+async def test_a_deep_page_lets_others_run_while_it_passes_over_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(_cli_parse_args=False, policy="fcfs", max_backlog_s=inf)  # type: ignore[call-arg]
+    leader = Leader(settings, MemoryStore())
+    ids = [f"{number}" for number in range(64)]
+    FakeWorker(leader.core, dict.fromkeys(ids, 10)).submit(*ids)
+    monkeypatch.setattr(insight, "COUNTED_AT_ONCE", 8)
+    asked = inference_pb.ListRequestsRequest(page_size=4, page_token="56")
+    answer = asyncio.create_task(insight.list_requests(leader, asked))
+    turns = 0
+    while not answer.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 56 // 8
+    assert len((await answer).requests) == 4

@@ -7,7 +7,7 @@ import pytest
 from protos.errors import BadInput
 from protos.v1.inference_pb2 import ListRequestsRequest
 from scheduler_service.config import Settings
-from scheduler_service.core.outlook import best, remaining_s, waits_s
+from scheduler_service.core.outlook import in_order, remaining_s, waits_s
 from scheduler_service.insight import MOST_LISTED, list_requests
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore
@@ -28,8 +28,7 @@ def test_those_that_have_begun_are_listed_before_those_that_wait() -> None:
     worker = paused_and_running()
     worker.submit("next", predicted_tokens=20)
     worker.submit("last", predicted_tokens=30)
-    assert best(worker.core.fleet, 9) == ["short", "long", "next", "last"]
-    assert best(worker.core.fleet, 3) == ["short", "long", "next"]
+    assert list(in_order(worker.core.fleet)) == ["short", "long", "next", "last"]
 
 
 def test_a_paused_request_waits_for_those_before_it() -> None:
@@ -45,7 +44,7 @@ def test_a_length_is_never_believed_below_what_there_is() -> None:
     assert worker.core.fleet.entries["a"].predicted_tokens == 5
 
 
-async def test_requests_are_listed_page_by_page_the_best_first() -> None:
+async def test_requests_are_listed_page_by_page_the_in_order_first() -> None:
     settings = Settings(_cli_parse_args=False, policy="fcfs", max_backlog_s=inf)  # type: ignore[call-arg]
     leader = Leader(settings, MemoryStore())
     ids = [f"{i:03d}" for i in range(MOST_LISTED + 10)]

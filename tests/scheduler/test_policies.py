@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_service.core.beliefs import Acceptance
-from scheduler_service.core.policies import Claim, Policy, make_policy
+from scheduler_service.core.policies import Claim, Policy, make_policy, policy_name
 from scheduler_service.core.types import View
 from tests.scheduler.builders import Seen, request
 
@@ -134,3 +134,23 @@ def test_it_becomes_perceptible_after_a_window_of_steady_rounds() -> None:
 def test_a_wrong_setting_is_refused_by_name(name: str, setting: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint.replace("(", r"\(")):
         make_policy(name, [setting] if setting else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("examples.own_policy.ShortPrompts", ["patience_s=30"], ""),
+        ("examples.own_policy.ShortPrompts", ["patience=30"], "known: patience_s"),
+        ("examples.own_policy.View", [], "is no dataclass derived from"),
+        ("examples.own_policy.Nothing", [], "cannot be imported"),
+        ("nosuch.module.Policy", [], "is its folder in PYTHONPATH"),
+    ],
+)
+def test_a_policy_may_be_a_class_from_elsewhere(name: str, settings: list[str], said: str) -> None:
+    if said:
+        with pytest.raises(ValueError, match=said):
+            make_policy(name, settings)
+    else:
+        policy = make_policy(name, settings)
+        assert policy_name(policy) == name
+        assert claim(policy, view(request=request("a", 5.0, prompt=10_000))) == (1, 0, 35.0)

@@ -73,7 +73,7 @@ async def test_streams_go_on_and_redis_holds_all_of_them_after_it_lost_its_last_
 async def test_a_redis_that_lost_everything_is_filled_again_though_nothing_happens(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
-    monkeypatch.setattr("scheduler_service.persister.MAX_WRITES_PER_COMMIT", part)
+    monkeypatch.setattr("scheduler_service.persister.MAX_WHOLE", part)
     async with scheduler(store) as (leader, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from gateway.keys import Right, new_key
 from gateway.shares import Shares
 from gateway.text import TextModel
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.errors import (
     BadInput,
     DuplicateRequest,
@@ -39,8 +39,8 @@ class Stack:
     def __init__(self, scheduler: Scheduler, link: Link, target: str, keys: dict[str, str]) -> None:
         self.scheduler, self.link, self.target, self.keys = scheduler, link, target, keys
 
-    def client(self, tenant: str | None) -> Client:
-        return Client(self.target, api_key=None if tenant is None else self.keys[tenant])
+    def client(self, tenant: str | None) -> AsyncClient:
+        return AsyncClient(self.target, api_key=None if tenant is None else self.keys[tenant], max_retries=0)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     await scheduler.start()
     async with gateway(scheduler, api_keys=tmp_path / "keys", max_requests=MAX_REQUESTS) as served:
         link = await scheduler.link()
-        async with Client(served.grpc) as anybody:
+        async with AsyncClient(served.grpc, max_retries=0) as anybody:
             await anybody.ready(WAIT_S)  # health needs no key
         yield Stack(scheduler, link, served.grpc, {tenant: key for tenant, (key, _) in made.items()})
     await scheduler.stop()
@@ -117,7 +117,7 @@ async def test_ones_own_request_can_be_asked_for_and_cancelled(stack: Stack) -> 
         assert (await stack.link.next("cancel")).request_id == id
 
 
-@pytest.mark.parametrize("call", [Client.status, Client.cancel, lambda client, id: anext(client.resume(id))])
+@pytest.mark.parametrize("call", [AsyncClient.status, AsyncClient.cancel, lambda client, id: anext(client.resume(id))])
 async def test_anothers_request_is_as_unknown_as_one_that_never_was(stack: Stack, call: Any) -> None:
     async with a_request_of(stack, "acme") as id, stack.client("other") as client:
         with pytest.raises(UnknownRequest) as refused:
@@ -283,7 +283,7 @@ async def test_a_refused_caller_costs_no_message(stack: Stack) -> None:
 async def test_neither_errors_nor_logs_hold_a_key_or_a_prompt(stack: Stack) -> None:
     guess = "laps_01234567_" + "guess" * 8
     with capture_logs() as logs:
-        async with Client(stack.target, api_key=guess) as client:
+        async with AsyncClient(stack.target, api_key=guess, max_retries=0) as client:
             with pytest.raises(Unauthenticated) as refused:
                 await client.complete("a secret prompt")
         async with stack.client("acme") as client:
@@ -299,7 +299,7 @@ async def test_neither_errors_nor_logs_hold_a_key_or_a_prompt(stack: Stack) -> N
 
 def test_a_key_is_not_sent_in_the_clear_to_another_machine() -> None:
     with pytest.raises(BadInput, match=r"api_key: 10\.0\.0\.1:50051 is another machine") as refused:
-        Client("10.0.0.1:50051", api_key="laps_key")
+        AsyncClient("10.0.0.1:50051", api_key="laps_key", max_retries=0)
     assert "laps_key" not in refused.value.message
 
 

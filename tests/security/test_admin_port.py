@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from gateway.config import Settings
 from gateway.keys import Right, new_key
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.errors import Forbidden
 from protos.v1 import status_pb2
 from tests.gateway.harness import WAIT_S, Scheduler, gateway
@@ -26,7 +26,7 @@ async def scheduler() -> Scheduler:
 
 async def test_without_an_admin_port_one_port_serves_all(scheduler: Scheduler) -> None:
     await scheduler.start()
-    async with gateway(scheduler) as served, Client(served.grpc) as client:
+    async with gateway(scheduler) as served, AsyncClient(served.grpc, max_retries=0) as client:
         await client.ready(WAIT_S)
         assert served.admin is None
         assert (await client.stats()).waiting == 3
@@ -38,12 +38,12 @@ async def test_with_one_the_public_port_serves_requests_alone(scheduler: Schedul
     scheduler.known["r"] = status_pb2.RequestStatus(request_id="r")
     async with gateway(scheduler, admin_port=0) as served:
         assert served.admin is not None
-        async with Client(served.grpc) as client:
+        async with AsyncClient(served.grpc, max_retries=0) as client:
             await client.ready(WAIT_S)
             with pytest.raises(Forbidden, match="not served on this port"):
                 await client.stats()
             assert (await client.status("r")).request_id == "r"
-        async with Client(served.admin) as client:
+        async with AsyncClient(served.admin, max_retries=0) as client:
             await client.ready(WAIT_S)
             assert (await client.stats()).waiting == 3
             assert (await client.status("r")).request_id == "r"
@@ -55,7 +55,7 @@ async def test_with_one_the_public_port_serves_requests_alone(scheduler: Schedul
 async def test_a_public_port_never_serves_figures(scheduler: Scheduler) -> None:
     await scheduler.start()
     async with gateway(scheduler, host="0.0.0.0", insecure=True) as served:
-        async with Client(f"127.0.0.1:{served.grpc.rpartition(':')[2]}") as client:
+        async with AsyncClient(f"127.0.0.1:{served.grpc.rpartition(':')[2]}", max_retries=0) as client:
             await client.ready(WAIT_S)
             with pytest.raises(Forbidden, match="not served on this port"):
                 await client.stats()

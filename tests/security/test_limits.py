@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
 from gateway.text import TextModel
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.errors import BadInput, Failed
 from protos.serving import MAX_METADATA_BYTES, channel
 from tests.gateway.harness import WAIT_S, stack
@@ -23,42 +23,42 @@ _MAX_CONCURRENT_STREAMS, _ENHANCE_YOUR_CALM = 3, 11
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
+async def client() -> AsyncIterator[AsyncClient]:
     async with stack(max_input_bytes=4096, max_requests=3) as (_, _, client):
         yield client
 
 
-async def answer(client: Client, method: str, payload: bytes, **call: object) -> tuple[grpc.StatusCode, str]:
+async def answer(client: AsyncClient, method: str, payload: bytes, **call: object) -> tuple[grpc.StatusCode, str]:
     sending = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(client.target, options=sending) as link:
         made = link.unary_unary(method)(payload, timeout=WAIT_S, **call)
         return await made.code(), await made.details()
 
 
-async def test_a_message_beyond_the_prompts_limit_is_never_read(client: Client) -> None:
+async def test_a_message_beyond_the_prompts_limit_is_never_read(client: AsyncClient) -> None:
     code, details = await answer(client, GENERATE, bytes(4096 + (64 << 10) + 1))
     assert (code, "larger than max" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
 
 
-async def test_a_small_message_that_unpacks_to_a_big_one_is_refused(client: Client) -> None:
+async def test_a_small_message_that_unpacks_to_a_big_one_is_refused(client: AsyncClient) -> None:
     code, details = await answer(client, GENERATE, bytes(50 << 20), compression=grpc.Compression.Gzip)
     assert (code, "larger than max" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
 
 
-async def test_metadata_is_bounded(client: Client) -> None:
+async def test_metadata_is_bounded(client: AsyncClient) -> None:
     code, details = await answer(client, STATS, b"", metadata=(("x", "y" * (MAX_METADATA_BYTES + 1)),))
     assert (code, "metadata" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
 
 
 @pytest.mark.parametrize("method", [GENERATE, STATS])
-async def test_bytes_that_are_no_message_are_bad_input(client: Client, method: str) -> None:
+async def test_bytes_that_are_no_message_are_bad_input(client: AsyncClient, method: str) -> None:
     assert await answer(client, method, b"\xff\xff\xff") == (
         grpc.StatusCode.INVALID_ARGUMENT,
         "request: not a message of the interface",
     )
 
 
-async def test_a_chats_messages_are_bounded(client: Client) -> None:
+async def test_a_chats_messages_are_bounded(client: AsyncClient) -> None:
     with pytest.raises(BadInput, match=r"^chat: 1025 messages; at most 1024"):
         await client.complete(messages=[{}] * 1025)
 
@@ -74,14 +74,14 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + payload
 
 
-async def connect(client: Client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(client: AsyncClient) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = client.target.partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(_PREFACE + frame(_SETTINGS))
     return reader, writer
 
 
-async def test_streams_of_one_connection_are_bounded(client: Client) -> None:
+async def test_streams_of_one_connection_are_bounded(client: AsyncClient) -> None:
     reader, writer = await connect(client)
     settings = await anext(payload async for kind, payload in frames(reader) if kind == _SETTINGS)
     values = dict(struct.iter_unpack(">HI", settings))
@@ -89,7 +89,7 @@ async def test_streams_of_one_connection_are_bounded(client: Client) -> None:
     assert values[_MAX_CONCURRENT_STREAMS] == 6
 
 
-async def test_who_pings_without_end_is_sent_away(client: Client) -> None:
+async def test_who_pings_without_end_is_sent_away(client: AsyncClient) -> None:
     reader, writer = await connect(client)
     writer.write(frame(_PING, bytes(8)) * 10)
     goaway = await anext(payload async for kind, payload in frames(reader) if kind == _GOAWAY)

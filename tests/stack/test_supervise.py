@@ -52,6 +52,14 @@ async def test_a_child_that_dies_is_started_again() -> None:
         assert b'"child": "small", "code": -9' in lines[1]
 
 
+async def test_a_replaced_child_ends_and_runs_the_other_command() -> None:
+    child, lines = child_of(SLEEPS)
+    async with kept(child):
+        await until(lambda: lines == [b"up\n"])
+        child.replace(Command("small", [sys.executable, "-c", SLEEPS.replace("up", "other")]))
+        await until(lambda: lines == [b"up\n", b"other\n"])  # and nothing tells of a death
+
+
 async def test_a_child_that_is_killed_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "MAX_EARLY_DEATHS", 2)
     child, lines = child_of(SLEEPS)
@@ -135,3 +143,12 @@ async def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     parent.kill()
     await parent.wait()
     await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_a_child_behind_another_program_is_not_tried_again_either_if_it_refuses_its_flags() -> None:
+    lines: list[bytes] = []
+    program = "print('worker: no such model'); print('  exitcode  : 2 (pid: 7)'); raise SystemExit(1)"
+    child = Child(Command("small", [sys.executable, "-c", program], refused=b"exitcode  : 2 "), lines.append)
+    with pytest.raises(GaveUp, match=r"refuses its settings .*: worker: no such model"):
+        await child.keep_running()
+    assert lines.count(b"worker: no such model\n") == 1

@@ -4,30 +4,32 @@ import asyncio
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient, NotServing, RequestPage, RequestStatus, Stats, Worker
 from laps_sd.tables import Bar, Column, FittedTable
 from laps_sd.top import frames
 from laps_sd.top_frame import Frame
 from laps_sd.top_view import view
-from protos.errors import NotServing
-from protos.times import timestamp
-from protos.v1 import inference_pb2, status_pb2
 from tests.gateway.harness import stack
 
 RUN_S = 60.0
 
 
-def stats(**fields: Any) -> status_pb2.StatsResponse:
-    return status_pb2.StatsResponse(policy="laps-sd", model="tiny", **fields)
+def stats(**fields: Any) -> Stats:
+    return Stats(policy="laps-sd", model="tiny", **fields)
 
 
-def worker(**fields: Any) -> status_pb2.WorkerStatus:
-    return status_pb2.WorkerStatus(worker_id="w", slots=4, running=3, blocks=100, free_blocks=75, **fields)
+def worker(**fields: Any) -> Worker:
+    return Worker(worker_id="w", slots=4, running=3, blocks=100, free_blocks=75, **fields)
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def text(frame: Frame | NotServing, width: int = 120) -> str:
@@ -60,11 +62,11 @@ def test_acceptance_is_that_of_late() -> None:
 
 
 def test_people_see_queues_workers_and_requests() -> None:
-    live = status_pb2.RequestStatus(
-        request_id="[red]a", state=status_pb2.REQUEST_STATE_PAUSED, queue_level=2, output_tokens=5, predicted_tokens=20,
-        rounds=3, acceptance_rate=0.5, estimated_end_time=timestamp(107.5), preemptions=4, worker_id="w",
+    live = RequestStatus(
+        request_id="[red]a", state="paused", queue_level=2, output_tokens=5, predicted_tokens=20,
+        rounds=3, acceptance_rate=0.5, estimated_end_time=at(107.5), preemptions=4, worker_id="w",
     )  # fmt: skip
-    listed = inference_pb2.ListRequestsResponse(requests=[live], read_time=timestamp(100.0))
+    listed = RequestPage(requests=[live], read_time=at(100.0))
     shown = text(Frame(stats(queue_lengths=[0, 7, 0], workers=[worker()], waiting=6), listed=listed))
     assert "6 waiting" in shown
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line}
@@ -84,15 +86,15 @@ def test_people_see_queues_workers_and_requests() -> None:
 
 
 def busy(request: str = "0123456789abcdef") -> Frame:
-    live = status_pb2.RequestStatus(
-        request_id=request, state=status_pb2.REQUEST_STATE_RUNNING, queue_level=3, output_tokens=1234,
-        predicted_tokens=2048, rounds=3, acceptance_rate=0.87, estimated_end_time=timestamp(1234.5), preemptions=17,
+    live = RequestStatus(
+        request_id=request, state="running", queue_level=3, output_tokens=1234,
+        predicted_tokens=2048, rounds=3, acceptance_rate=0.87, estimated_end_time=at(1234.5), preemptions=17,
         worker_id="worker-0",
     )  # fmt: skip
     served = worker(rounds=90_000, output_tokens=190_000, idle_share=0.12, outside_forward_share=0.34, placed=29)
     before = stats(workers=[worker()])
     now = stats(queue_lengths=[70, 3], workers=[served], waiting=66, running=4, submitted=12_345)
-    return Frame(now, before, 10.0, inference_pb2.ListRequestsResponse(requests=[live] * 2, read_time=timestamp(0.0)))
+    return Frame(now, before, 10.0, RequestPage(requests=[live] * 2, read_time=at(0.0)))
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -131,13 +133,13 @@ def test_a_program_sees_numbers_also_where_they_are_zero() -> None:
 async def test_a_server_that_comes_back_is_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [stats(finished=1), NotServing("away"), stats(finished=5), stats(finished=6)]
 
-    async def answer(_: Client) -> status_pb2.StatsResponse:
+    async def answer(_: AsyncClient) -> Stats:
         if isinstance(said := answers.pop(0), Exception):
             raise said
         return said
 
-    monkeypatch.setattr(Client, "stats", answer)
-    seen = frames(Client("127.0.0.1:1"), every_s=0.0, requests=0)
+    monkeypatch.setattr(AsyncClient, "stats", answer)
+    seen = frames(AsyncClient("127.0.0.1:1"), every_s=0.0, requests=0)
     first, away, back, again = [await anext(seen) for _ in range(4)]
     assert isinstance(away, NotServing)
     assert "away" in text(away)

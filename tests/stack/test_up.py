@@ -142,6 +142,7 @@ def test_two_stacks_never_share_the_data_of_one_redis(tmp_path: Path) -> None:
         (["--workers", "0"], "--workers"),
         (["--dtype", "int3"], "--dtype"),
         (["--certs", "/no/such"], "--certs"),
+        (["--metrics-targets", "/no/such/file"], "--metrics-targets"),
     ],
 )
 def test_wrong_flags_are_refused(flags: list[str], problem: str) -> None:

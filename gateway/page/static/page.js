@@ -12,6 +12,7 @@ const figures = {};
 let feed = null;
 let latest = null;
 let comparing = false;
+let heard = 0; // when the last frame came
 
 function figure(name, label, hint, most) {
   const value = make("dd", { class: "value" }, "–");
@@ -36,6 +37,7 @@ function showFigures(frame) {
 }
 
 function everySecond() {
+  if (feed && !document.hidden && performance.now() - heard > 4 * SECOND) connection("away", "connecting again");
   if (latest && feed?.readyState === EventSource.OPEN) {
     figures.tokens.trend.add(latest.rates.output_tokens);
     figures.live.trend.add(latest.running + latest.paused + latest.waiting);
@@ -101,10 +103,13 @@ function show(frame) {
 function follow() {
   feed?.close();
   feed = new EventSource("/page/feed");
-  feed.onmessage = (event) => show(JSON.parse(event.data));
-  feed.onerror = () => {
-    connection("away", "connecting again");
-    if (feed.readyState === EventSource.CLOSED) setTimeout(enter, 2 * SECOND); // refused: perhaps a key is needed
+  heard = performance.now();
+  feed.onmessage = (event) => {
+    heard = performance.now();
+    show(JSON.parse(event.data));
+  };
+  feed.onerror = (event) => {
+    if (event.target.readyState === EventSource.CLOSED) setTimeout(enter, 2 * SECOND); // refused: perhaps a key is needed
   };
 }
 
@@ -133,6 +138,12 @@ async function enter() {
   }
 }
 
+// A page that nobody sees asks for nothing.
+function look() {
+  if (document.hidden) feed?.close();
+  else if (feed) enter();
+}
+
 async function login(event) {
   event.preventDefault();
   const key = byId("key").value;
@@ -149,6 +160,7 @@ async function login(event) {
 
 async function logout() {
   feed?.close();
+  feed = null;
   await ask("/page/logout", {}).catch(() => {});
   await enter();
 }
@@ -170,5 +182,6 @@ byId("login").addEventListener("submit", login);
 byId("logout").addEventListener("click", logout);
 byId("copy").addEventListener("click", copy);
 watchBox();
+document.addEventListener("visibilitychange", look);
 setInterval(everySecond, SECOND);
 enter();

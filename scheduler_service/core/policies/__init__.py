@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from pkgutil import resolve_name
 
 from scheduler_service.core.policies.base import Claim, Policy
 from scheduler_service.core.policies.fcfs import Fcfs
@@ -37,21 +38,36 @@ __all__ = [
     "Policy",
     "Sjf",
     "SrptLength",
+    "find_policy",
     "make_policy",
     "policy_name",
 ]
 
 
 def policy_name(policy: Policy) -> str:
-    """Its own name; never `default`."""
-    return next(name for name, kind in POLICIES.items() if type(policy) is kind)
+    """Its own name; never `default`. Of a class from elsewhere: its dotted path."""
+    kind = type(policy)
+    return next((name for name, known in POLICIES.items() if kind is known), f"{kind.__module__}.{kind.__qualname__}")
+
+
+def find_policy(name: str) -> type[Policy]:
+    """The policy of that name, or the class at a dotted path (`module.Class`), which is imported. Raises ValueError."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if "." not in name:
+        raise ValueError(f"policy: unknown policy {name!r}; known: {', '.join(POLICIES)}, or MODULE.CLASS of your own")
+    try:
+        kind = resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"policy: {name!r} cannot be imported: {error}; is its folder in PYTHONPATH?") from error
+    if not (isinstance(kind, type) and issubclass(kind, Policy) and dataclasses.is_dataclass(kind)):
+        raise ValueError(f"policy: {name!r} is no dataclass derived from scheduler_service.core.policies.Policy")
+    return kind
 
 
 def make_policy(name: str, settings: Iterable[str] = ()) -> Policy:
     """The policy of that name with `name=value` settings. Raises ValueError that says what is wrong."""
-    if name not in POLICIES:
-        raise ValueError(f"policy: unknown policy {name!r}; known: {', '.join(POLICIES)}")
-    kind = POLICIES[name]
+    kind = find_policy(name)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     values: dict[str, object] = {}
     for setting in settings:

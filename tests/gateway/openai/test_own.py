@@ -5,7 +5,7 @@ import json
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from protos.v1 import status_pb2
 from tests.gateway.harness import TOKENIZER, WAIT_S, ending, ids
 from tests.gateway.openai.harness import CHAT, Door, door, events
@@ -62,7 +62,7 @@ async def test_a_stream_that_broke_goes_on_by_http_behind_the_last_event() -> No
 
 
 async def test_a_stream_that_broke_goes_on_by_grpc() -> None:
-    async with door() as at, Client(at.gateway.grpc) as client:
+    async with door() as at, AsyncClient(at.gateway.grpc) as client:
         begun = await broken_off(at)
 
         async def rest() -> str:

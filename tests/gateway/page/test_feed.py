@@ -67,6 +67,12 @@ async def test_a_slow_viewer_skips_frames_and_gets_the_newest() -> None:
     await scheduler.stop()
 
 
+async def test_a_question_without_a_body_gets_no_stream() -> None:
+    async with page() as (_, scheduler, _, client):
+        assert (await client.head("/page/feed")).headers["content-type"] == "text/event-stream"
+        assert scheduler.stats_asked == 0
+
+
 async def test_the_number_of_viewers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "MOST_VIEWERS", 1)
     async with page() as (_, _, _, client), watching(client) as frames:

@@ -37,6 +37,7 @@ async def test_an_answer_comes_line_by_line_with_its_rounds() -> None:
         ('{"prompt": 7}', "prompt: write something"),
         ('{"prompt": " "}', "prompt: write something"),
         ('{"prompt": "' + "a" * (prompts.MOST_CHARACTERS + 1) + '"}', "prompt: 8001 characters"),
+        ('{"prompt": "a\\ud800"}', "prompt: holds half a character"),
         ('{"prompt": "a", "max_tokens": true}', "max_tokens: must be a whole number"),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens: must be a whole number"),
     ],

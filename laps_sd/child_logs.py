@@ -1,0 +1,29 @@
+"""What children print, as entries of one log: a line that is no JSON yet, such as one of Redis, becomes an entry."""
+
+import json
+import re
+from datetime import UTC, datetime
+
+_REDIS = re.compile(r"\d+:[A-Z] \d+ \w+ \d+ [\d:.]+ (?P<mark>[.*#-]) (?P<words>.*)")
+_LEVELS = {".": "debug", "-": "debug", "*": "info", "#": "warning"}
+_ADVICE = "WARNING Memory overcommit must be enabled"  # which our Redis, that never forks for a snapshot, does not need
+
+
+def as_entry(child: str, line: bytes) -> bytes:
+    """The line, or a JSON object with the names that services use: service, event, level, timestamp; `words` is what
+    the child printed."""
+    if line.startswith(b"{"):
+        return line
+    words, level = line.decode(errors="replace").rstrip("\n"), "info"
+    if found := _REDIS.fullmatch(words):
+        words, level = found["words"], _LEVELS[found["mark"]]
+        if words.startswith(_ADVICE):
+            level = "info"
+    entry = {
+        "service": child,
+        "words": words,
+        "event": "printed",
+        "level": level,
+        "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+    }
+    return json.dumps(entry).encode() + b"\n"

@@ -1,0 +1,114 @@
+"""Whether a call that failed is made again, when, and what is asked then. No connection lives here and no clock runs:
+both clients, the synchronous and the asynchronous one, ask the same object.
+
+A call is made again when that cannot run a request twice: the server has refused it and says when to come back; nothing
+was reached; the request is detached, so that it is there under its id; or the call only asks."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from laps_sd.client.reading import chunk
+from laps_sd.client.results import Chunk
+from laps_sd.client.wire import RETRY_AFTER_KEY, Lost, NotServing, RequestError, from_code, inference_pb2, types_pb2
+
+RESUME_S = 30.0  # a broken stream of a detached request is given up after so long without a chunk
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0  # between attempts, where the server names no time
+MOST_TOLD_S = 60.0  # a server that names a longer time is not waited for
+DETAILS_KEY = "grpc-status-details-bin"  # in the trailers of every status that a gateway makes
+# A server or a proxy that stops ends calls with CANCELLED when it cannot end them in order.
+_BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_CONNECTION = (*_BROKEN, grpc.StatusCode.DEADLINE_EXCEEDED)
+_NEVER_SENT = ("failed to connect", "DNS resolution failed")  # how gRPC begins what it says then
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The attempts at one call. `request` is what the next one asks.
+
+    max_retries: of refusals that may be repeated, and of servers that were not reached.
+    patience_s: a broken call is repeated, however often, until so many seconds have passed without an answer.
+    again: whether it may be repeated although the server may have had it.
+    """
+
+    request: Any
+    max_retries: int
+    timeout_s: float | None = None
+    patience_s: float = 0.0
+    again: bool = True
+    clock: Callable[[], float] = time.monotonic
+    whole: bool = False  # the last chunk is there
+    begun: bool = False  # a chunk is there
+    _retries: int = 0
+    _pause_s: float = FIRST_PAUSE_S
+    _deadline: float | None = field(init=False, default=None)
+    _give_up: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        now = self.clock()
+        self._deadline = None if self.timeout_s is None else now + self.timeout_s
+        self._give_up = now + self.patience_s
+
+    @property
+    def remaining_s(self) -> float | None:
+        """For the next attempt; None: no deadline."""
+        return None if self._deadline is None else max(0.0, self._deadline - self.clock())
+
+    def got(self, message: inference_pb2.GenerateResponse) -> Chunk:
+        """A chunk has come. From now on the stream is continued behind it."""
+        self.request = inference_pb2.ResumeRequest(
+            request_id=message.request_id, offset=message.offset + len(message.token_ids)
+        )
+        self._give_up, self._pause_s = self.clock() + self.patience_s, FIRST_PAUSE_S
+        self.begun, self.whole = True, message.HasField("final")
+        return chunk(message)
+
+    def ended(self) -> None:
+        """The stream has ended in order. Raises Lost if the answer has not."""
+        if not self.whole:
+            where = f"after token {self.request.offset} of {self.request.request_id}, " if self.begun else ""
+            raise Lost(f"the stream ended {where}before the answer did")
+
+    def pause_s(self, error: grpc.RpcError) -> float | None:
+        """An attempt has failed: seconds until the next one. None: there is none."""
+        told_s = request_error(error).retry_after_ms / 1e3
+        pause_s = max(told_s, self._pause_s) * random.uniform(1.0, 1.2)  # so that not all come back at once
+        now, broken = self.clock(), error.code() in _BROKEN
+        if self._deadline is not None and now + pause_s >= self._deadline:
+            return None
+        if not broken or now + pause_s > self._give_up:
+            refused = not self.begun and 0 < told_s <= MOST_TOLD_S
+            never_sent = not self.begun and broken and (error.details() or "").startswith(_NEVER_SENT)
+            if self._retries >= self.max_retries or not (refused or never_sent or (broken and self.again)):
+                return None
+            self._retries += 1
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+        return pause_s
+
+
+def generating(
+    request: inference_pb2.GenerateRequest, max_retries: int, timeout_s: float | None, new_id: str
+) -> Attempts:
+    """Of a generation; a detached one is sent again under its id, which is `new_id` if the caller chose none."""
+    detached = request.on_disconnect == types_pb2.ON_DISCONNECT_DETACH
+    if detached and not request.request_id:
+        request.request_id = new_id
+    return Attempts(request, max_retries, timeout_s, RESUME_S if detached else 0.0, again=detached)
+
+
+def request_error(error: grpc.RpcError) -> RequestError:
+    """The RequestError that a status stands for."""
+    trailers = {str(key): value for key, value in error.trailing_metadata() or ()}
+    if error.code() is grpc.StatusCode.CANCELLED:
+        return NotServing("the connection was given up by the server")
+    told = str(trailers.get(RETRY_AFTER_KEY, "0"))
+    return from_code(error.code().value[0], error.details() or error.code().name, int(told) if told.isdecimal() else 0)
+
+
+def of_the_connection(error: grpc.RpcError) -> bool:
+    """Whether gRPC itself made the status: no service was reached, or the connection broke."""
+    return error.code() in _CONNECTION and not any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())

@@ -1,0 +1,63 @@
+"""Why a server could not be reached, in a sentence: a connection is tried by hand, since gRPC says only that its own
+failed. Nothing but a TLS handshake is sent."""
+
+import socket
+import ssl
+from dataclasses import dataclass
+
+from laps_sd.client.server import Server
+
+PROBE_S = 1.0  # of connecting, and of the handshake
+GRPC = ["h2"]  # what TLS is asked to carry
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """`passing`: waiting may help, since the server may still be starting."""
+
+    words: str
+    passing: bool = True
+
+
+def find_cause(server: Server, target: str) -> Cause | None:
+    """What is wrong between this machine and `target`; None: nothing is found. Takes up to a few seconds."""
+    host, _, port = target.rpartition(":")
+    host = host.strip("[]")
+    try:
+        plain = socket.create_connection((host, int(port)), timeout=PROBE_S)
+    except socket.gaierror:
+        return Cause(f"no machine is known by the name {host}")
+    except ConnectionRefusedError:
+        return Cause(f"nothing listens at {target}: is `laps-sd up` running there?")
+    except TimeoutError:
+        return Cause(f"{target} does not answer: is the machine up, and the port open in its firewall?")
+    except OSError as error:
+        return Cause(f"{target} cannot be reached: {error.strerror or error}")
+    with plain:
+        return _handshake(plain, host, target, server) if server.tls else _speaks_tls(plain, target)
+
+
+def _handshake(plain: socket.socket, host: str, target: str, server: Server) -> Cause | None:
+    context = server.ssl_context()
+    context.set_alpn_protocols(GRPC)
+    try:
+        context.wrap_socket(plain, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        by = server.ca_name or "the public authorities"
+        return Cause(f"the certificate of {target} is not one that {by} vouches for: {error.verify_message}", False)
+    except ssl.SSLError:
+        return Cause(f"{target} does not speak TLS: leave out --ca (ca=) and https://", False)
+    except OSError:
+        pass  # it hung up, and does not say why
+    return None
+
+
+def _speaks_tls(plain: socket.socket, target: str) -> Cause | None:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(GRPC)
+    try:
+        context.wrap_socket(plain).close()
+    except OSError:  # ssl.SSLError, too
+        return None
+    return Cause(f"{target} speaks TLS: pass --ca FILE (ca=) with the authority of its certificate", False)

@@ -1,0 +1,231 @@
+"""Both clients against a real port: the same answers, the same errors."""
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from laps_sd import AsyncClient, Client
+from laps_sd.authority import make_certs
+from laps_sd.client import BadInput, BeyondEnd, Chunk, DeadlinePassed, Lost, NotServing, QueueFull, RequestError
+from laps_sd.client.causes import find_cause
+from laps_sd.client.server import find_server
+from protos.v1 import inference_pb2
+from tests.client.scripted import Gateway, chunk, last, serving
+
+NOBODY = "127.0.0.1:1"
+FULL = QueueFull("full", retry_after_ms=1)
+
+
+def by_sync(method: str, *arguments: Any, **how: Any) -> Callable[..., Any]:
+    def call(target: str, **made: Any) -> Any:
+        with Client(target, **made) as client:
+            answer = getattr(client, method)(*arguments, **how)
+            return answer if answer is None or not isinstance(answer, Iterator) else list(answer)
+
+    return call
+
+
+def by_async(method: str, *arguments: Any, **how: Any) -> Callable[..., Any]:
+    async def call(target: str, **made: Any) -> Any:
+        async with AsyncClient(target, **made) as client:
+            answer = getattr(client, method)(*arguments, **how)
+            return [each async for each in answer] if hasattr(answer, "__aiter__") else await answer
+
+    return lambda target, **made: asyncio.run(call(target, **made))
+
+
+both = pytest.mark.parametrize("by", [by_sync, by_async], ids=["sync", "async"])
+
+
+@both
+def test_an_answer_comes_in_chunks_and_whole(by: Any) -> None:
+    script = [chunk(0, [1, 2], "ab"), last(2, [3], "c")]
+    with serving(Gateway(script, script)) as gateway:
+        chunks: list[Chunk] = by("generate", "x", max_tokens=3)(gateway.target)
+        assert [(each.text, each.token_ids, each.offset) for each in chunks] == [("ab", [1, 2], 0), ("c", [3], 2)]
+        answer = by("complete", messages=[{"role": "user", "content": "x"}])(gateway.target)
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("abc", [1, 2, 3], "length")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 3)
+    assert (gateway.asked[0].max_tokens, gateway.asked[1].chat.messages[0].content) == (3, "x")
+
+
+@both
+def test_a_refusal_is_repeated_as_the_service_says_and_then_raised(by: Any) -> None:
+    with serving(Gateway([FULL], [FULL], [last(0)], [FULL], [FULL])) as gateway:
+        by("complete", "x")(gateway.target)
+        assert len(gateway.asked) == 3
+        with pytest.raises(QueueFull, match="full"):
+            by("complete", "x")(gateway.target, max_retries=1)
+        assert len(gateway.asked) == 5
+
+
+@both
+def test_a_broken_stream_of_a_detached_request_goes_on_where_it_broke(by: Any) -> None:
+    script = [[chunk(0, [1, 2], "ab"), grpc.StatusCode.UNAVAILABLE], [last(2, [3], "c")]]
+    with serving(Gateway(*script)) as gateway:
+        assert by("complete", "x", on_disconnect="detach")(gateway.target).text == "abc"
+    assert gateway.asked[1] == inference_pb2.ResumeRequest(request_id="r", offset=2)
+
+
+@both
+def test_an_offset_that_the_answer_does_not_have_is_named_so(by: Any) -> None:
+    with serving(Gateway([BeyondEnd("offset: 9 is beyond the end")])) as gateway, pytest.raises(BeyondEnd):
+        by("resume", "r", 9)(gateway.target)
+
+
+@both
+def test_figures_are_typed(by: Any) -> None:
+    with serving(Gateway([grpc.StatusCode.UNAVAILABLE], [])) as gateway:
+        stats = by("stats")(gateway.target)
+    assert (stats.policy, stats.waiting) == ("fcfs", 3)
+
+
+@both
+@pytest.mark.parametrize("ask", [("complete", "x"), ("stats",), ("ready", 0.3)], ids=["complete", "stats", "ready"])
+def test_no_server_is_a_question_that_helps(by: Any, ask: Any) -> None:
+    with pytest.raises(NotServing, match=f"nothing listens at {NOBODY}: is `laps-sd up` running there"):
+        by(*ask)(NOBODY)
+
+
+@both
+def test_a_server_that_never_gets_ready_says_so_after_the_time_given(by: Any) -> None:
+    with serving(Gateway()) as gateway, pytest.raises(NotServing, match="no warmed worker"):
+        by("ready", 0.3)(gateway.target)
+
+
+@both
+def test_a_deadline_names_who_did_not_finish(by: Any) -> None:
+    with serving(Gateway([None])) as gateway, pytest.raises(DeadlinePassed, match=f"{gateway.target} did not finish"):
+        by("complete", "x", timeout_s=0.2)(gateway.target)
+
+
+@both
+def test_a_stream_that_ends_before_its_answer_is_a_loss(by: Any) -> None:
+    with serving(Gateway([chunk(0, [1])])) as gateway, pytest.raises(Lost, match="ended after token 1 of r, before"):
+        by("complete", "x")(gateway.target)
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certs")
+    make_certs(folder)
+    return folder
+
+
+def credentials(folder: Path) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials([((folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())])
+
+
+@both
+def test_each_mistake_with_tls_is_named(by: Any, certs: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    others = tmp_path_factory.mktemp("others")
+    make_certs(others)
+    gateway = certs / "gateway"
+    with serving(Gateway([last(0)]), credentials(gateway)) as served:
+        by("complete", "x")(served.target, ca=gateway / "ca.crt")
+        with pytest.raises(NotServing, match=f"{served.target} speaks TLS: pass --ca FILE"):
+            by("complete", "x")(served.target)
+        with pytest.raises(NotServing, match="speaks TLS"):
+            by("ready", 30.0)(served.target)
+        with pytest.raises(NotServing, match=r"is not one that .*ca\.crt vouches for"):
+            by("complete", "x")(served.target, ca=others / "gateway" / "ca.crt")
+    with serving(Gateway()) as plain, pytest.raises(NotServing, match="does not speak TLS: leave out --ca"):
+        by("complete", "x")(plain.target, ca=gateway / "ca.crt")
+
+
+def test_an_unknown_host_is_named() -> None:
+    cause = find_cause(find_server("nosuch.invalid:5", None, None), "nosuch.invalid:5")
+    assert cause is not None
+    assert cause.words == "no machine is known by the name nosuch.invalid"
+
+
+@pytest.mark.parametrize("made", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("server", "more", "sentence"),
+    [
+        ("127.0.0.1:99999", {}, "server: 127.0.0.1:99999: the port must be from 1 to 65535"),
+        ("127.0.0.1:0", {}, "the port must be from 1 to 65535"),
+        ("somewhere", {}, "server: 'somewhere' is not HOST:PORT"),
+        ("http://a:1", {}, "is not HOST:PORT"),
+        ("10.0.0.1:5", {"api_key": "k"}, "api_key: 10.0.0.1:5 is another machine"),
+        (NOBODY, {"api_key": "\n"}, "api_key: must be printable ASCII"),
+        (NOBODY, {"ca": __file__}, f"ca: {__file__} is no PEM file of certificates"),
+        (NOBODY, {"ca": "/nosuch"}, "ca: /nosuch cannot be read: No such file"),
+        (NOBODY, {"max_retries": "3"}, "max_retries: must be a whole number"),
+    ],
+)
+def test_what_is_wrong_with_an_address_is_said_before_anything_is_sent(
+    made: Any, server: str, more: Any, sentence: str
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        made(server, **more)
+    assert sentence in str(refused.value)
+
+
+def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_server(None, None, None).targets == ("127.0.0.1:50051",)
+    monkeypatch.setenv("LAPS_SD_SERVER", "https://far:1,far:2")
+    monkeypatch.setenv("LAPS_SD_API_KEY", "key")
+    found = find_server(None, None, None)
+    assert (found.targets, found.tls, found.metadata) == (("far:1", "far:2"), True, (("authorization", "Bearer key"),))
+    assert find_server("127.0.0.1:7", "mine", None).metadata == (("authorization", "Bearer mine"),)
+    assert "key" not in repr(found)
+
+
+def test_the_next_gateway_is_asked_when_one_is_lost() -> None:
+    with serving(Gateway([last(0)])) as gateway, Client(f"{NOBODY},{gateway.target}") as client:
+        assert client.complete("x").finish_reason == "length"
+
+
+def test_threads_share_a_client() -> None:
+    with (
+        serving(Gateway(*[[last(0)]] * 20)) as gateway,
+        Client(gateway.target) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        answers = list(pool.map(lambda _: client.complete("x"), range(20)))
+    assert len(answers) == 20
+
+
+def _in_child(client: Client, said: Any) -> None:
+    try:
+        client.stats()
+    except RuntimeError as error:
+        said.send(str(error))
+    os._exit(0)
+
+
+def test_a_client_made_before_a_fork_says_so() -> None:
+    client = Client(NOBODY)  # which has not connected yet: gRPC has no threads that a fork could lose
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_in_child, args=(client, there))
+    child.start()
+    assert here.poll(60)
+    assert "make one in the child" in here.recv()
+    child.join(60)
+
+
+def test_an_async_client_may_be_used_in_one_event_loop_after_the_other() -> None:
+    with serving(Gateway([last(0)], [last(0)])) as gateway:
+        client = AsyncClient(gateway.target)
+        for _ in range(2):
+            assert asyncio.run(client.complete("x")).finish_reason == "length"
+
+
+async def test_the_synchronous_client_used_as_the_other_one_says_which_is_meant() -> None:
+    with pytest.raises(TypeError, match="AsyncClient"):
+        async with Client(NOBODY):
+            pass
+
+
+@both
+def test_every_error_is_a_request_error(by: Any) -> None:
+    with serving(Gateway([grpc.StatusCode.INTERNAL])) as gateway, pytest.raises(RequestError):
+        by("complete", "x")(gateway.target)

@@ -1,0 +1,26 @@
+"""The bench of the gateway, small: a real gateway process, the stub of a scheduler and clients that count."""
+
+import asyncio
+from pathlib import Path
+
+from laps_sd.gatewaybench.load import Reader
+from laps_sd.gatewaybench.measure import Load, measure
+from tests.gateway.harness import TOKENIZER
+
+
+async def test_every_figure_is_measured_and_every_answer_comes_whole(tmp_path: Path) -> None:
+    TOKENIZER.save(str(tmp_path / "tokenizer.json"))
+    load = Load(streams=3, rounds_per_s=50, tokens_per_round=2, many=5, many_s=2, seconds=0.5)
+    figures = await measure(load, tmp_path)
+    assert figures["added_ttft_p50_ms"] > 0
+    assert figures["chunks_per_cpu_s"] > 0
+    assert (figures["open_at_once"], figures["whole"], figures["problems"]) == (5, 5, 0)
+
+
+async def test_events_are_counted_wherever_they_are_cut() -> None:
+    reader = Reader(1)
+    reader.connection_made(asyncio.Transport())
+    said = b'HTTP/1.1 200 OK\r\n\r\ndata: {"a":1}\n\ndata: {"b":2}\n\n'
+    for i in range(len(said)):
+        reader.data_received(said[i : i + 1])
+    assert reader.events == 2

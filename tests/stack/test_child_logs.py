@@ -1,0 +1,31 @@
+"""Every line of a child is an entry of one log: services print such entries, Redis and torch print words."""
+
+import json
+
+import pytest
+
+from laps_sd.child_logs import as_entry
+
+
+def test_an_entry_of_a_service_stays_as_it_is() -> None:
+    line = b'{"service": "worker", "event": "warmed", "level": "info"}\n'
+    assert as_entry("worker-0", line) == line
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "words"),
+    [
+        (b"7:M 22 Nov 2026 18:54:36.913 * Ready to accept connections\n", "info", "Ready to accept connections"),
+        (b"7:M 22 Nov 2026 18:54:36.913 # Can't save in background\n", "warning", "Can't save in background"),
+        (b"Traceback (most recent call last):\n", "info", "Traceback (most recent call last):"),
+    ],
+)
+def test_words_become_an_entry(line: bytes, level: str, words: str) -> None:
+    entry = json.loads(as_entry("redis", line))
+    assert (entry["service"], entry["level"], entry["words"]) == ("redis", level, words)
+    assert entry["timestamp"].endswith("Z")
+
+
+def test_what_redis_advises_at_a_healthy_start_alarms_nobody() -> None:
+    line = b"7:M 22 Nov 2026 18:54:36.913 # WARNING Memory overcommit must be enabled! Without it, ...\n"
+    assert json.loads(as_entry("redis", line))["level"] == "info"

@@ -1,0 +1,199 @@
+"""What `laps-sd up` is told, by flags, by the environment and by laps-sd.toml, and what it refuses before it starts any
+process."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from laps_sd.cli import app
+from laps_sd.options import Options
+from laps_sd.stack import claim_ports, gateway_command, worker_command
+from protos import bounds
+from tests.tiny_model import make_tiny_model
+from worker_service.engine.warm_up import WARM_UP_TOKENS
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Options]:
+    """The options that a stack would start with; none is started. The current folder is empty."""
+    options: list[Options] = []
+    monkeypatch.setattr("laps_sd.serve.run_stack", lambda given, use, **_: options.append(given))
+    monkeypatch.chdir(tmp_path)
+    return options
+
+
+def up(*flags: object, **variables: str) -> Any:
+    return CliRunner(env=variables).invoke(app, ["up", "--grpc-port", "0", "--http-port", "0", *map(str, flags)])
+
+
+def refused(*flags: object, **variables: str) -> str:
+    """The one sentence that it says."""
+    result = up(*flags, **variables)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    return str(result.stderr)
+
+
+def write(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
+
+
+def test_the_command_line_counts_more_than_the_environment_and_that_more_than_the_file(
+    started: list[Options], tmp_path: Path
+) -> None:
+    write(tmp_path / "laps-sd.toml", "workers = 2\nslots = 2\nkv_tokens = 2000\nschedulers = 2")
+    assert up("--slots", 8, LAPS_SD_SLOTS="4", LAPS_SD_WORKERS="3").exit_code == 0
+    (options,) = started
+    assert (options.slots, options.workers, options.kv_tokens, options.schedulers) == (8, 3, 2000, 2)
+
+
+def test_a_setting_may_stand_in_the_section_of_its_service(started: list[Options], tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "service.toml",
+        '[scheduler]\npolicy = "laps-sd"\npolicy_set = ["queues=3"]\ndraft_len = "auto"\n[worker]\nslots = 2\n',
+    )
+    assert up("--config", file).exit_code == 0
+    assert (started[0].policy, started[0].policy_set, started[0].slots) == ("laps-sd", ("queues=3",), 2)
+    assert started[0].draft_len is None
+
+
+def test_further_settings_of_a_service_reach_it_unless_the_environment_has_them(
+    started: list[Options], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "[gateway]\nmax_requests = 7\nstalled_s = 9\n[worker]\nblock_tokens = 32\n"
+    assert up("--config", write(tmp_path / "more.toml", text)).exit_code == 0
+    monkeypatch.setenv("LAPS_SD_GATEWAY_STALLED_S", "5")
+    gateway = gateway_command(started[0], 1, 2, "h:1").environment
+    worker = worker_command(started[0], 0, "h:1", Path("/m")).environment
+    assert (gateway["LAPS_SD_GATEWAY_MAX_REQUESTS"], worker["LAPS_SD_WORKER_BLOCK_TOKENS"]) == ("7", "32")
+    assert "LAPS_SD_GATEWAY_STALLED_S" not in gateway
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("slotz = 2", "unknown setting 'slotz'; did you mean slots?"),
+        ("slots = 2.5", "'--slots': Input should be a valid integer"),
+        ("slots = 0", "(from "),
+        ("[slots]\nn = 2", "slots is a value, no section"),
+        ("slots = 2\n[worker]\nslots = 3", "slots stands there twice, once in [worker]"),
+        ("[worker]\nblock_tokens = 0", "[worker] block_tokens: Input should be greater than or equal to 1"),
+        ("[gateway]\nnonsense = 1", "[gateway] nonsense: no such setting"),
+        ("[gateway]\nscheduler = 'h:1'", "[gateway] scheduler: `laps-sd up` sets this itself"),
+        ("this is no TOML", "Expected"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(started: list[Options], tmp_path: Path, text: str, problem: str) -> None:
+    assert problem in refused("--config", write(tmp_path / "wrong.toml", text))
+    assert not started
+
+
+def test_a_file_that_is_not_there_is_one_sentence(started: list[Options]) -> None:
+    assert "/no/such.toml: No such file or directory" in refused("--config", "/no/such.toml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--policy", "nosuch"], "'--policy': unknown policy 'nosuch'; known: fcfs"),
+        (["--policy-set", "nosuch=1"], "'--policy-set': 'nosuch=1' is not name=value with a setting of default"),
+        (["--kv-tokens", "1"], "'--kv-tokens': Input should be greater than or equal to 192"),
+        (["--slots", "1025"], "'--slots': Input should be less than or equal to 1024"),
+        (["--device", "cuda"], "'--device': this machine has no CUDA device"),
+        (["--dtype", "int3"], "'--dtype': 'int3' is not one of"),
+        (["--workers", "2", "--devices", "2"], "'--devices': goes with one worker"),
+        (["--max-backlog-s", "-1"], "'--max-backlog-s': '-1' is neither auto nor a number"),
+        (["--api-keys", "/no/such"], "'--api-keys': /no/such: No such file or directory"),
+        (["--tenants", "/no/such"], "'--tenants': /no/such: No such file or directory"),
+        (["--certs", "/no/such"], "'--certs': /no/such is no directory"),
+        (["--redis", "http://h"], "'--redis': "),
+        (["--model", "nosuch"], "'--model': 'nosuch' does not exist"),
+        (["--model", "/no/such"], "'--model': '/no/such' does not exist"),
+        (["--drafter", "/no/such"], "'--drafter': '/no/such' is none of none, ngram, default, and no directory"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(
+    started: list[Options], monkeypatch: pytest.MonkeyPatch, flags: list[str], problem: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # a machine without a GPU
+    assert problem in refused(*flags)
+    assert not started
+
+
+def test_a_wrong_variable_of_a_service_is_told_as_well(started: list[Options]) -> None:
+    problem = refused(LAPS_SD_GATEWAY_STALLED_S="-1")
+    assert "[gateway] stalled_s: Input should be greater than 0" in problem
+
+
+def test_ports_that_are_equal_or_taken_are_one_sentence(started: list[Options]) -> None:
+    (free,) = claim_ports(0)
+    assert "is --grpc-port already" in refused("--grpc-port", free, "--http-port", free)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "'--http-port': cannot listen on" in refused("--http-port", taken.getsockname()[1])
+
+
+def test_certificates_and_keys_that_cannot_be_used_are_one_sentence(started: list[Options], tmp_path: Path) -> None:
+    assert "'--certs': " in refused("--certs", tmp_path)
+    assert "'--api-keys': " in refused("--api-keys", write(tmp_path / "keys", "no key"))
+    assert "'--tenants': " in refused("--tenants", write(tmp_path / "tenants", "me weight=many"))
+
+
+def broken(folder: Path, name: str) -> None:
+    """A model's file `name` becomes something else."""
+    file = folder / name
+    match name:
+        case "model.safetensors":
+            file.write_bytes(b"trash")
+        case "tokenizer.json":
+            file.unlink()
+        case "config.json":
+            file.write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("model.safetensors", "is no safetensors file"),
+        ("tokenizer.json", "has no tokenizer.json"),
+        ("config.json", "is no JSON"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_one_sentence(
+    started: list[Options], tmp_path: Path, name: str, problem: str
+) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    assert up("--model", folder, "--drafter", folder).exit_code == 0
+    broken(folder, name)
+    assert problem in refused("--model", folder)
+    assert "neither a draft head nor a model" in refused("--drafter", folder)
+
+
+def test_weights_that_were_broken_off_are_one_sentence(started: list[Options], tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1)
+    assert "is broken off" in refused("--model", folder)
+
+
+def test_a_file_that_is_no_gguf_is_one_sentence(started: list[Options], tmp_path: Path) -> None:
+    assert "is no GGUF file" in refused("--model", write(tmp_path / "model.gguf", "trash"))
+
+
+def test_the_least_kv_memory_holds_what_a_worker_warms_up_with() -> None:
+    """Less is refused by the worker as well, but only when the model is loaded."""
+    (least,) = bounds.KvTokens.__metadata__
+    assert least.ge == WARM_UP_TOKENS
+
+
+def test_the_example_for_systemd_is_what_up_understands(started: list[Options]) -> None:
+    folder = Path(__file__).parents[2] / "deploy" / "systemd"
+    assert up("--config", folder / "laps-sd.toml").exit_code == 0
+    assert started[0].services["scheduler"] == {"keep_s": 3600}
+    unit = (folder / "laps-sd.service").read_text()
+    assert "RestartPreventExitStatus=2" in unit  # what `up` ends with where starting again is of no use
