@@ -132,6 +132,8 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
         commands = [*redis, *services]
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
         stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit)
+        about = {"model": str(model), "workers": options.workers, "policy": options.policy}
+        emit(json.dumps({"service": "up", **about, "event": "starting", "level": "info"}).encode() + b"\n")
         async with asyncio.TaskGroup() as tasks:
             for child in stack.children:
                 tasks.create_task(child.keep_running(), name=child.name)
