@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import psutil
-from laps_sd.completion import Completion, SpecDecode
 
+from laps_sd.client import Completion, SpecDecode, Stats, Usage
+from laps_sd.client.completion import Timings
 from laps_sd.demo_view import Answer, Run, comparison
-from protos.v1 import status_pb2
 from tests.tiny_model import make_tiny_model
 
 TIMEOUT_S = 250.0
@@ -38,9 +38,9 @@ async def test_the_demo_ends_well_and_leaves_nothing_running(tmp_path: Path) -> 
 
 
 def run(policy: str, *latencies_ms: float) -> Run:
-    spec = SpecDecode(0, 0, 0, [])
-    done = [Completion("", "", [], "stop", {}, spec, {"e2el": each, "queue": 0.0}, 0, None) for each in latencies_ms]
-    return Run(policy, [Answer("Hi", 9, completion=each) for each in done], status_pb2.StatsResponse())
+    timings = [Timings(queue=0.0, ttft=0.0, e2el=each) for each in latencies_ms]
+    done = [Completion("", "", [], "stop", Usage(), SpecDecode(), each, 0, None) for each in timings]
+    return Run(policy, [Answer("Hi", 9, completion=each) for each in done], Stats())
 
 
 def test_the_comparison_tells_what_was_measured_whatever_it_is() -> None:

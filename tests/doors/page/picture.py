@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from gateway.page.prompts import SAMPLES
-from laps_sd.client import Client
+from laps_sd.client import AsyncClient
 from tests.doors.page.browser import programs, run
 from tests.e2e.stack import running_stack
 
@@ -22,7 +22,7 @@ async def take(model: str) -> None:
     where = programs()
     with tempfile.TemporaryDirectory() as folder:
         picture = Path(folder) / "page.png"
-        async with running_stack(model, Path(folder), "--slots", "3") as stack, Client(stack.grpc) as client:
+        async with running_stack(model, Path(folder), "--slots", "3") as stack, AsyncClient(stack.grpc) as client:
             users = [asyncio.create_task(_ask(client, first)) for first in range(USERS)]
             try:
                 seen = await run("picture", f"http://{stack.http}/", str(picture), where=where)
@@ -35,7 +35,7 @@ async def take(model: str) -> None:
         Image.open(picture).convert("RGB").quantize(COLORS).save(OUT, optimize=True)
 
 
-async def _ask(client: Client, first: int) -> None:
+async def _ask(client: AsyncClient, first: int) -> None:
     """One sample prompt after the other, for ever."""
     number = first
     while True:
