@@ -21,7 +21,7 @@ from laps_sd.client import AsyncClient, NotServing
 from laps_sd.options import Options
 from laps_sd.ports import HOST, StackError, claim_ports
 from laps_sd.redis_server import check_reachable, find_server, server_command
-from laps_sd.supervise import Child, Command, leashed
+from laps_sd.supervise import BAD_SETTINGS, Child, Command, leashed
 
 SCHEDULER = "scheduler"
 POLL_S = 0.05
@@ -51,6 +51,12 @@ def to_stderr(line: bytes) -> None:
     sys.stderr.buffer.flush()
 
 
+class NoModel(StackError):
+    """The model cannot be had. There is no message: `laps-sd pull` has said why, on stderr."""
+
+    hopeless = True
+
+
 class Stack:
     """Running processes, in the order in which they start.
 
@@ -78,9 +84,9 @@ class Stack:
 
     async def order_by(self, policy: str) -> None:
         """Starts the schedulers anew with another policy, while workers keep their model. Returns when the service goes
-        by it. The policy must not be the one that it has, and Stats must need no key. Raises TimeoutError."""
+        by it. Stats must need no key. Raises TimeoutError, NotServing."""
         async with self.client() as client, asyncio.timeout(READY_TIMEOUT_S):
-            now = before = (await client.stats()).policy
+            now = before = (await client.stats()).epoch  # each leader has a higher one
             for child in self.children:
                 if child.name == SCHEDULER:
                     words = list(child.command.arguments)
@@ -89,7 +95,7 @@ class Stack:
             while now == before:
                 await asyncio.sleep(POLL_S)
                 with suppress(NotServing):
-                    now = (await client.stats()).policy
+                    now = (await client.stats()).epoch
             await client.ready(READY_TIMEOUT_S)
 
     async def stop(self) -> None:
@@ -148,8 +154,10 @@ async def find_model(model: str) -> Path:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if process.returncode == BAD_SETTINGS:
+        raise NoModel
     if process.returncode:
-        raise StackError("no model, no service")  # pull has printed the reason on stderr
+        raise StackError("no model, no service")
     return Path(output.decode().strip())
 
 

@@ -3,8 +3,7 @@ as long as a GPU's, and each setting serves the same requests with the same luck
 
 import asyncio
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -13,42 +12,35 @@ from laps_sd.options import Options
 from laps_sd.schedbench.gateways import Gateway
 from laps_sd.schedbench.peers import running, start
 from laps_sd.schedbench.processes import started, used_s
-from laps_sd.schedbench.workers import Request, Worker
+from laps_sd.schedbench.workers import Worker
 from protos.link.v1 import gateway_link_pb2
 from protos.link.v1 import worker_link_pb2 as pb
+from worker_service.engine.types import Finish, Row
+from worker_service.reporting import Report, Reporter, Seconds
 
 ROUND_S = 0.025
-MOST_PACKED = 4  # rounds in a row: a quarter of MAX_LAG
 MAX_LAG = 16  # rounds that a worker runs beyond the last report that its command has seen
 REQUESTS_A_SLOT = 8  # of the workload: latencies are means over all of them
 ALL_S = 300.0  # for all requests to end
 
 
-@dataclass(slots=True)
-class Unreported:
-    """What a worker has not yet said of a request, and what it has: `known` are pairs of a step and the rounds that
-    had been reported with it."""
-
-    rounds: int = 0
-    known: deque[tuple[int, int]] = field(default_factory=lambda: deque([(0, 0)], maxlen=MAX_LAG + 1))
-    row: pb.Row | None = None  # all rounds since the last report of this request
-    since_s: float = 0.0  # when the first of them ended
-
-
 class PackingWorker(Worker):
-    """Runs a round every `round_s` by its newest command, and reports each request as late as the command lets it: at
-    once when it starts or ends, or when the command preempts it."""
+    """Runs a round every `round_s` by its newest command, and reports as a real worker does, by the same Reporter."""
 
-    def __init__(self, target: str, number: int, slots: int, within_ms: int) -> None:
+    def __init__(self, target: str, number: int, slots: int) -> None:
         super().__init__(target, number, slots)
         self.round_s = ROUND_S
-        self._within_s = within_ms / 1000
         self.commands = self.rows = 0
         self.late: list[int] = []  # one for each preemption: rounds of the request that the command did not know
         self.stood_s = 0.0  # it had run as far ahead of its commands as it may
         self._newest = pb.StepCommand()
         self._changed = asyncio.Event()
-        self._unreported: dict[str, Unreported] = {}
+        self._reporter = Reporter(self._report, MAX_LAG // 4)
+        self._reports: deque[pb.StepReport] = deque()  # to be sent
+        self._rounds: Counter[str] = Counter()  # of each request
+        self._known: dict[
+            str, dict[int, int]
+        ] = {}  # of each request: the rounds reported by then, by the report's step
         self._ran: set[str] = set()  # in the last round, and have not ended
 
     async def _serve(self, call: Any) -> None:
@@ -65,97 +57,60 @@ class PackingWorker(Worker):
                 request = self._requests[admit.request_id]
                 request.luck = Random(admit.request_id)  # the same at every setting
                 request.acceptance = request.luck.betavariate(5, 3)
-                self._unreported[admit.request_id] = Unreported()
+                self._known[admit.request_id] = {0: self._rounds[admit.request_id]}
             self._newest = command
             self._changed.set()
 
     async def _run(self, call: Any) -> None:
         await self.go.wait()
-        step, ends_s, rounds_at = 0, time.perf_counter(), deque([(0, 0)], maxlen=256)
+        ends_s = time.perf_counter()
         while True:
             stands_s = time.perf_counter()
-            while True:
-                command = self._newest
-                known = max((rounds for at, rounds in rounds_at if at <= command.seen_step), default=0)
-                if command.schedule and self.rounds - known < MAX_LAG:
-                    break
+            while not (command := self._newest).schedule or self.rounds - command.seen_step >= MAX_LAG:
                 self._changed.clear()
                 await self._changed.wait()
             now = time.perf_counter()
             self.stood_s += now - stands_s
             ends_s = max(ends_s, now) + self.round_s
             await asyncio.sleep(ends_s - now)
-            report = self._round(command, step + 1)
-            self._pack(report, command)
-            if report.rows:
-                step += 1
-                rounds_at.append((step, self.rounds))
-                self.rows += len(report.rows)
-                await call.write(pb.FromWorker(report=report))
+            self._step(command, time.perf_counter())
+            while self._reports:
+                await call.write(pb.FromWorker(report=self._reports.popleft()))
 
-    def _pack(self, report: pb.StepReport, command: pb.StepCommand) -> None:
-        """Leaves in the report what is due, all rounds since a request's last report in one row."""
-        now = time.perf_counter()
-        new = list(report.rows)
-        del report.rows[:]
-        ran, due = set(), []
-        for row in new:
-            mine = self._unreported[row.request_id]
-            mine.rounds += 1
-            if mine.row is None:
-                mine.row, mine.since_s = row, now
-            else:
-                add(mine.row, row)
-            if not row.finish:
-                ran.add(row.request_id)
-            full = mine.rounds - mine.known[-1][1] == MOST_PACKED
-            if row.finish or row.prefilled or full or now + self.round_s > mine.since_s + self._within_s:
-                due.append(mine)
+    def _step(self, command: pb.StepCommand, ended_s: float) -> None:
+        report = self._round(command, self.rounds + 1)
+        ran = {row.request_id for row in report.rows if not row.finish}
         for id in self._ran - ran:
             if id in self._requests and self._requests[id].output < self._requests[id].max_tokens:
-                mine = self._unreported[id]
-                self.late.append(mine.rounds - max(rounds for at, rounds in mine.known if at <= command.seen_step))
-                due.append(mine)
-                if self._within_s:
-                    mine.row = preempted(id, self._requests[id], mine.row)
+                known = max(rounds for step, rounds in self._known[id].items() if step <= command.seen_step)
+                self.late.append(self._rounds[id] - known)
         self._ran = ran
-        for mine in due:
-            if mine.row is not None:
-                report.rows.append(mine.row)
-            mine.row = None
-            mine.known.append((report.step, mine.rounds))
-        report.partial = not ran <= {row.request_id for row in report.rows}
+        self._rounds.update(row.request_id for row in report.rows)
+        last = Report(report.step, report.command_seq, report.free_blocks, seconds=Seconds(verify=report.verify_s))
+        self._reporter.add(last, map(to_row, report.rows), ended_s, self.round_s, command.report_within_s)
+
+    def _report(self, report: Report) -> None:
+        from worker_service.wire import of_report  # brings torch along, which only this bench needs
+
+        for rows in report.rounds:
+            self._known[rows[-1].request_id][report.step] = self._rounds[rows[-1].request_id]
+        self.rows += len(report.rounds)
+        self._reports.append(of_report(report, self._newest.epoch, self._newest.session))
 
 
-def add(packed: pb.Row, row: pb.Row) -> None:
-    """A further round of the same request."""
-    name_rounds(packed)
-    packed.tokens_per_round.append(len(row.tokens))
-    packed.drafted_per_round.append(row.drafted)
-    packed.accepted_per_round.append(row.accepted)
-    packed.tokens.extend(row.tokens)
-    packed.drafted += row.drafted
-    packed.accepted += row.accepted
-    packed.blocks = row.blocks
-    packed.finish = row.finish
-
-
-def name_rounds(row: pb.Row) -> None:
-    """The figures of a single round, as those of a row of several."""
-    if not row.tokens_per_round:
-        row.tokens_per_round.append(len(row.tokens))
-        row.drafted_per_round.append(row.drafted)
-        row.accepted_per_round.append(row.accepted)
-
-
-def preempted(id: str, request: Request, row: pb.Row | None) -> pb.Row:
-    """What is said of a request that others replaced. `row`: its rounds that are not reported yet."""
-    if row is None:
-        row = pb.Row(request_id=id, placement=request.placement, start=request.output, blocks=request.blocks)
-    else:
-        name_rounds(row)
-    row.skipped = pb.SKIP_PREEMPTED
-    return row
+def to_row(row: pb.Row) -> Row:
+    """As the engine would give it."""
+    return Row(
+        row.request_id,
+        row.placement,
+        row.start,
+        tuple(row.tokens),
+        row.drafted,
+        row.accepted,
+        row.prefilled,
+        row.blocks,
+        finish=Finish.LENGTH if row.finish else None,
+    )
 
 
 class TimedGateway(Gateway):
@@ -201,7 +156,7 @@ async def measure(workers: int, waiting: int, slots: int, within_ms: int, option
     at_once = workers * slots + waiting
     flags = ("--report-within-ms", str(within_ms))
     async with started(options, at_once, flags=flags) as processes:
-        peers = [PackingWorker(processes.target, number, slots, within_ms) for number in range(workers)]
+        peers = [PackingWorker(processes.target, number, slots) for number in range(workers)]
         gateway = TimedGateway(processes.target, at_once + REQUESTS_A_SLOT * workers * slots)
         async with running(peers, [gateway]):
             await gateway.fill(at_once)
