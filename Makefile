@@ -38,8 +38,8 @@ SCHEDULES ?= 50000
 FIRST ?= 0
 
 .PHONY: demo demo-picture test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak \
-    bench bench-quick bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture protos protos-check \
-    protos-reference audit audit-here wheels env clean
+    bench bench-quick bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture \
+    protos protos-check protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
 
 help:

@@ -140,7 +140,7 @@ def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metri
     return make_app(
         [
             *common_routes(front, metrics.registry, metrics_right=metrics_right),
-            *openai_routes(front, metrics),
+            *openai_routes(front, metrics, settings.model_aliases),
             *page_routes(front, keys),
         ],
         Access(keys, _max_calls(settings), strangers=settings.for_strangers),

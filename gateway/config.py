@@ -31,6 +31,7 @@ class Settings(ServiceSettings):
 
     grpc_port: Port = Field(50051, description="0: any")
     http_port: Port = Field(8080, description="OpenAI's API, health and the live page; 0: any")
+    model_aliases: tuple[str, ...] = Field((), description="further names by which HTTP clients may ask for the model")
     cors_origins: tuple[str, ...] = Field((), description="origins of pages whose scripts may call --http-port")
     admin_host: str = Field("127.0.0.1", description="address of --admin-port and --metrics-port")
     metrics_port: Port | None = Field(

@@ -77,18 +77,20 @@ class Keys:
 
     def _load(self) -> dict[str, Entry]:
         try:
-            return _entries(self._file.read_text())
+            return {id: entry for id, (entry, _) in read_entries(self._file.read_text()).items()}
         except OSError as error:
             raise ValueError(f"{self._file}: {error.strerror}") from error
         except ValueError as error:  # UnicodeDecodeError is one
             raise ValueError(f"{self._file}: {error}") from error
 
 
-def _entries(text: str) -> dict[str, Entry]:
-    """The entries by id. Raises ValueError, which names the line by its number and never repeats its text."""
-    entries: dict[str, Entry] = {}
+def read_entries(text: str) -> dict[str, tuple[Entry, str]]:
+    """The entries by id, each with the comment on its line. Raises ValueError, which names the line by its number and
+    never repeats its text."""
+    entries: dict[str, tuple[Entry, str]] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        if not (words := line.partition("#")[0].split()):
+        said, _, comment = line.partition("#")
+        if not (words := said.split()):
             continue
         match = _LINE.fullmatch(" ".join(words))
         if match is None:
@@ -101,8 +103,16 @@ def _entries(text: str) -> dict[str, Entry]:
             raise ValueError(f"line {number}: rights are {', '.join(Right)}") from None
         if match["id"] in entries:
             raise ValueError(f"line {number}: a key of this id came before")
-        entries[match["id"]] = Entry(Caller(match["tenant"], rights), match["sha256"])
+        entries[match["id"]] = Entry(Caller(match["tenant"], rights), match["sha256"]), comment.strip()
     return entries
+
+
+def without(text: str, id: str) -> str:
+    """The file's text without the line of this id; every other line stays as it is, comments and line ends too. Raises
+    ValueError if there is no such line, or another one is wrong."""
+    if id not in read_entries(text):
+        raise ValueError(f"there is no key {id!r}")
+    return "".join(line for line in text.splitlines(keepends=True) if line.partition("#")[0].split()[:1] != [id])
 
 
 def _sha256(key: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -96,7 +96,16 @@ class Detokenizer:
         self._context_chars = 0
         self._fresh: list[int] = []
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
+        # Decoding costs more by the call than by the token, so the tokens of a round are decoded together where no stop
+        # string can end between them. Where they end within a character, those before it are shown all the same.
+        if len(token_ids) > 1 and not self._stop.strings:
+            held = len(self._fresh)
+            self._fresh.extend(token_ids)
+            if text := self._show():
+                self._token_ids.extend(token_ids)
+                return text
+            del self._fresh[held:]
         return "".join(self._push(token_id) for token_id in token_ids)
 
     async def push_in_turns(self, token_ids: Sequence[int]) -> str:
@@ -111,6 +120,10 @@ class Detokenizer:
     def _push(self, token_id: int) -> str:
         self._token_ids.append(token_id)
         self._fresh.append(token_id)
+        return self._stop.push(self._show(), armed=self._armed)
+
+    def _show(self) -> str:
+        """What the fresh tokens add to the text, if they end with a whole character."""
         text = self._decode(self._context + self._fresh)
         if len(text) <= self._context_chars or text.endswith(REPLACEMENT):
             return ""  # a special token, or half a character
@@ -118,7 +131,7 @@ class Detokenizer:
         self._context, self._fresh = self._fresh, []
         self._context_chars = len(self._decode(self._context))
         self._decoded_chars += len(text)
-        return self._stop.push(text, armed=self._armed)
+        return text
 
     def finish(self) -> str:
         """The text withheld so far: half a character (as the replacement character), the beginning of a stop string."""
@@ -138,7 +151,7 @@ class StopCutter:
     withholds an end of the text that may still become a stop string."""
 
     def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(stop)
+        self.strings = tuple(stop)
         self._withheld = ""
         self._cut = False
 
@@ -146,7 +159,7 @@ class StopCutter:
         """The text that may be shown by now. If not `armed`, stop strings that end in `text` do not count."""
         if self._cut:
             return ""
-        if not self._stop:
+        if not self.strings:
             return text
         old, self._withheld = len(self._withheld), self._withheld + text
         if armed and (match := self._first_match(old)) is not None:
@@ -166,7 +179,7 @@ class StopCutter:
     def _first_match(self, old: int) -> int | None:
         """Where a stop string begins that ends beyond the first `old` characters: of several, the first to end."""
         matches = []
-        for stop in self._stop:
+        for stop in self.strings:
             begin = self._withheld.find(stop, max(0, old - len(stop) + 1))
             if begin >= 0:
                 matches.append((begin + len(stop), begin))
@@ -174,9 +187,9 @@ class StopCutter:
 
     def _longest_beginning(self) -> int:
         """Length of the longest end of the withheld text with which some stop string begins, but is not whole."""
-        longest = max(len(stop) for stop in self._stop) - 1
+        longest = max(len(stop) for stop in self.strings) - 1
         for length in range(min(longest, len(self._withheld)), 0, -1):
-            if any(len(stop) > length and stop.startswith(self._withheld[-length:]) for stop in self._stop):
+            if any(len(stop) > length and stop.startswith(self._withheld[-length:]) for stop in self.strings):
                 return length
         return 0
 

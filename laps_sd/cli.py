@@ -21,16 +21,18 @@ COMMANDS = {
     "compare": ("laps_sd.compare.command:compare", "Run the live stack under one policy after the other."),
     "top": ("laps_sd.top_command:top", "Watch a running service: its queues, requests, workers, rates."),
     "certs": ("laps_sd.certs:certs", "Make a private CA, certificates for mutual TLS and a user of Redis."),
-    "distill": ("laps_sd.worker_commands:distill", "Make a draft head for a target model from prompts."),
+    "distill": ("worker_service.distill.command:app", "Make a draft head for a target model from prompts."),
 }
 KEY_COMMANDS = {
     "new": ("laps_sd.key:new", "Make a key for TENANT."),
+    "list": ("laps_sd.key:list_keys", "List the keys of a file: ids, tenants, rights."),
+    "revoke": ("laps_sd.key:revoke", "Take a key out of a file: the gateway refuses it from then on."),
 }
 BENCH_COMMANDS = {
     "scheduler": ("laps_sd.schedbench.command:scheduler", "The scheduler and its Redis alone."),
     "gateway": ("laps_sd.gatewaybench.command:gateway", "What the gateway adds over HTTP, without a model."),
     "engine": (
-        "laps_sd.worker_commands:engine",
+        "worker_service.bench.command:app",
         "The engine, with and without speculation, beside transformers.",
     ),
 }

@@ -1,18 +1,27 @@
-"""`laps-sd key`: makes API keys for the gateway, which checks them and knows what their rights allow."""
+"""`laps-sd key`: makes, lists and revokes API keys for the gateway, which checks them and knows what their rights
+allow."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from gateway.rights import Right
 
+KeysFile = Annotated[
+    Path,
+    typer.Option(envvar="LAPS_SD_API_KEYS", metavar="FILE", help="Of `laps-sd up --api-keys`; read again on change."),
+]
+
 
 def new(
     tenant: Annotated[str, typer.Argument(help="1 to 64 of the characters A-Z a-z 0-9 . _ -")],
     right: Annotated[list[Right], typer.Option(help="Repeatable.")] = [Right.GENERATE],  # noqa: B006
-    file: Annotated[Path | None, typer.Option(help="Of the gateway's --api-keys: the line is added to it.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of the gateway's --api-keys: the line is added to it.")
+    ] = None,
 ) -> None:
     """Make a key for TENANT. It is printed once; the gateway's file holds its hash."""
     from gateway.keys import new_key
@@ -25,7 +34,52 @@ def new(
                 unended = lines.read(1) not in (b"", b"\n")  # some editors leave out the last line break
                 lines.write(b"\n" * unended + line.encode() + b"\n")
     except (ValueError, OSError) as error:
-        typer.echo(f"laps-sd: {error}", err=True)
-        raise typer.Exit(1) from error
+        _fail(error)
     typer.echo(f"key: {made}")
     typer.echo(f"line: {line}")
+
+
+def list_keys(file: KeysFile) -> None:
+    """List the keys of FILE: the id that begins each, its tenant, its rights. The keys themselves are in no file."""
+    from rich.table import Table
+
+    from gateway.keys import read_entries
+    from laps_sd import terminal
+
+    table = Table("id", "tenant", "rights", "comment", box=None, pad_edge=False)
+    try:
+        for id, (entry, comment) in read_entries(file.read_text()).items():
+            table.add_row(id, entry.caller.tenant, ",".join(sorted(entry.caller.rights)), comment)
+    except (ValueError, OSError) as error:
+        _fail(error, file)
+    terminal.console().print(table)
+
+
+def revoke(
+    id: Annotated[str, typer.Argument(metavar="ID", help="Of `laps-sd key list`, or a key that begins laps_ID_.")],
+    file: KeysFile,
+) -> None:
+    """Take the key ID out of FILE. The gateway refuses it from then on; its running requests end as they would."""
+    from gateway.keys import without
+
+    asked = id.split("_")[1] if id.startswith("laps_") and id.count("_") >= 2 else id
+    try:
+        before = file.stat()
+        left = without(file.read_bytes().decode(), asked)
+        draft = file.with_name(file.name + ".tmp")
+        draft.unlink(missing_ok=True)
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as lines:
+            os.fchmod(lines.fileno(), before.st_mode & 0o777)
+            with suppress(PermissionError):  # only the superuser may, and only for him it matters
+                os.fchown(lines.fileno(), before.st_uid, before.st_gid)
+            lines.write(left.encode())
+        os.replace(draft, file)
+    except (ValueError, OSError) as error:
+        _fail(error, file)
+    typer.echo(f"revoked {asked}")
+
+
+def _fail(error: ValueError | OSError, file: Path | None = None) -> NoReturn:
+    words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    typer.echo(f"laps-sd: {f'{file}: ' if file and isinstance(error, ValueError) else ''}{words}", err=True)
+    raise typer.Exit(1) from error

@@ -26,7 +26,8 @@ def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
         finished = asyncio.run(_until_signal(run(options, use, emit)))
     except* (StackError, NoServer, GaveUp, NotServing, OSError) as failures:
         for failure in failures.exceptions:
-            typer.echo(f"laps-sd: {failure}", err=True)
+            if words := str(failure):
+                typer.echo(f"laps-sd: {words}", err=True)
             code = max(code, BAD_SETTINGS if getattr(failure, "hopeless", False) else 1)
     if code:
         raise typer.Exit(code)

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -21,12 +22,13 @@ from laps_sd.client import AsyncClient, NotServing
 from laps_sd.options import Options
 from laps_sd.ports import HOST, StackError, claim_ports
 from laps_sd.redis_server import check_reachable, find_server, server_command
-from laps_sd.supervise import Child, Command, leashed
+from laps_sd.supervise import BAD_SETTINGS, Child, Command, end, leashed
 
 SCHEDULER = "scheduler"
 POLL_S = 0.05
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 WORKER_DRAIN_S = 5.0
+PULL_END_S = 5.0  # what `pull` may take to put its files in order once it is interrupted
 DRAIN_SLACK_S = 5.0
 
 Emit = Callable[[bytes], object]
@@ -49,6 +51,12 @@ def _emit_entry(emit: Emit, child: str, line: bytes) -> None:
 def to_stderr(line: bytes) -> None:
     sys.stderr.buffer.write(line)
     sys.stderr.buffer.flush()
+
+
+class NoModel(StackError):
+    """The model cannot be had. There is no message: `laps-sd pull` has said why, on stderr."""
+
+    hopeless = True
 
 
 class Stack:
@@ -78,9 +86,9 @@ class Stack:
 
     async def order_by(self, policy: str) -> None:
         """Starts the schedulers anew with another policy, while workers keep their model. Returns when the service goes
-        by it. The policy must not be the one that it has, and Stats must need no key. Raises TimeoutError."""
+        by it. Stats must need no key. Raises TimeoutError, NotServing."""
         async with self.client() as client, asyncio.timeout(READY_TIMEOUT_S):
-            now = before = (await client.stats()).policy
+            now = before = (await client.stats()).epoch  # each leader has a higher one
             for child in self.children:
                 if child.name == SCHEDULER:
                     words = list(child.command.arguments)
@@ -89,7 +97,7 @@ class Stack:
             while now == before:
                 await asyncio.sleep(POLL_S)
                 with suppress(NotServing):
-                    now = (await client.stats()).policy
+                    now = (await client.stats()).epoch
             await client.ready(READY_TIMEOUT_S)
 
     async def stop(self) -> None:
@@ -126,6 +134,8 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
         commands = [*redis, *services]
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
         stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit)
+        about = {"model": str(model), "workers": options.workers, "policy": options.policy}
+        emit(json.dumps({"service": "up", **about, "event": "starting", "level": "info"}).encode() + b"\n")
         async with asyncio.TaskGroup() as tasks:
             for child in stack.children:
                 tasks.create_task(child.keep_running(), name=child.name)
@@ -138,16 +148,19 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
 async def find_model(model: str) -> Path:
     """The model's directory. The worker's module `pull` fetches the model if it is not there. Raises StackError."""
     process = await asyncio.create_subprocess_exec(
-        *leashed(_python("worker_service.pull", model)), stdout=asyncio.subprocess.PIPE
+        *leashed(_python("laps_sd.interrupt", "worker_service.pull", model)),
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
     )
     try:
         output, _ = await process.communicate()
     finally:
         if process.returncode is None:
-            process.kill()
-            await process.wait()
+            await end(process, PULL_END_S, signal.SIGINT)  # so that nothing half-made stays in the cache
+    if process.returncode == BAD_SETTINGS:
+        raise NoModel
     if process.returncode:
-        raise StackError("no model, no service")  # pull has printed the reason on stderr
+        raise StackError("no model, no service")
     return Path(output.decode().strip())
 
 

@@ -1,6 +1,8 @@
 """`laps-sd up`: its flags are in options.py, what is wrong with them is said by checks.py and service_checks.py, and
 serve.py runs the stack."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,9 +16,10 @@ if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
 
 @takes_flags_of(Options)
 def up(context: typer.Context, **told: Any) -> None:
-    """Run the whole stack on this machine until SIGTERM or Ctrl-C; logs on stderr, as JSON lines.
+    """Run the whole stack on this machine until SIGTERM or Ctrl-C. Services that die are started again.
 
-    Prints `ready grpc=HOST:PORT http=HOST:PORT` when a warmed worker serves. Children that die are started again.
+    On a terminal it shows how far the start is, and then what to type. Where its output is read by a program, the logs
+    on stderr are JSON lines, and stdout says `ready grpc=HOST:PORT http=HOST:PORT` when a warmed worker serves.
     """
     from laps_sd.checks import Wrong, check_machine
 
@@ -31,14 +34,25 @@ def up(context: typer.Context, **told: Any) -> None:
         param: Any = next((param for param in context.command.params if wrong.setting in param.opts), None)
         hint = None if param else wrong.setting
         raise typer.BadParameter(wrong.problem, ctx=context, param=param, param_hint=hint) from None
+    from laps_sd import up_screen
     from laps_sd.serve import run_stack
 
-    run_stack(options, _serve)
+    if not up_screen.is_wanted():
+        run_stack(options, partial(_serve, _tell_programs))
+        return
+    from rich.console import Console
+
+    with up_screen.Screen(Console(stderr=True), options) as screen:
+        run_stack(options, partial(_serve, screen.ready), emit=screen.emit)
 
 
-async def _serve(stack: "Stack") -> None:
+def _tell_programs(grpc: str, http: str) -> None:
+    typer.echo(f"ready grpc={grpc} http={http}")
+
+
+async def _serve(tell: Callable[[str, str], None], stack: "Stack") -> None:
     import asyncio
 
     await stack.ready()
-    typer.echo(f"ready grpc={stack.grpc} http={stack.http}")
+    tell(stack.grpc, stack.http)
     await asyncio.Event().wait()  # until cancelled by a signal

@@ -2,17 +2,9 @@
 
 import subprocess
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-# The flags, --help too, are those of the worker's program.
-_ALL_FLAGS: dict[str, Any] = {
-    "add_help_option": False,
-    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-}
-distill = typer.Typer(add_completion=False)
-engine = typer.Typer(add_completion=False)
 
 
 def pull(
@@ -34,24 +26,6 @@ def pull(
     if (model is None) != listed:
         raise typer.BadParameter("name a model, or give --list", param_hint="MODEL")
     _run("worker_service.pull", "--list" if model is None else model)
-
-
-@distill.command("distill", **_ALL_FLAGS)
-def _distill(context: typer.Context) -> None:
-    """Make a draft head for a target model from prompts: generate, train, evaluate. Interrupt and repeat it freely.
-
-    Needs --target M --prompts FILE... --out DIR; `laps-sd distill --help` lists the rest.
-    """
-    _run("worker_service.distill", *context.args)
-
-
-@engine.command("engine", **_ALL_FLAGS)
-def _engine(context: typer.Context) -> None:
-    """The engine, with and without speculation, beside transformers and other engines, on the same prompts in one run.
-
-    `laps-sd bench engine --help` lists its flags.
-    """
-    _run("worker_service.bench", *context.args)
 
 
 def _run(module: str, *arguments: str) -> None:

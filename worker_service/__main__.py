@@ -78,6 +78,7 @@ async def work(
 ) -> None:
     """Load the model, warm up, and serve the scheduler until cancelled. `attached` gets the link once there is one."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
+    log.info("loading", model=settings.model)
     model = await asyncio.to_thread(load_share, settings, group)
     check_kv_tokens(settings.kv_tokens, model.context_tokens)
     context_tokens = min(model.context_tokens, settings.kv_tokens)
@@ -87,6 +88,7 @@ async def work(
     else:
         runner = Runner(engine, settings.slots, settings.threads)
     metrics.serve(model.name, runner.tally)
+    log.info("warming_up")
     runner.start()
     ended = asyncio.wrap_future(runner.ended)
     watchdog = asyncio.create_task(Watchdog(runner, settings.step_timeout_s, settings.warm_up_timeout_s).run())

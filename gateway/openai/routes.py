@@ -2,10 +2,11 @@
 answers look like is said elsewhere."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -13,23 +14,25 @@ from gateway.front import Front
 from gateway.http.access import route
 from gateway.keys import Right
 from gateway.metrics import Metrics
-from gateway.openai import openapi, own, request, tokens
-from gateway.openai.fields import Body, Chat, Completion, Detokenize, Tokenize
+from gateway.openai import openapi, own, request, responses, tokens
+from gateway.openai.fields import Body, Chat, Completion, Detokenize, Responses, Tokenize
 from gateway.openai.generating import Generating, generated, resumed
 from gateway.openai.parse import parse, unknown
+from gateway.openai.responding import Responding
 from gateway.text import TextModel
-from protos.errors import BadInput, UnknownModel
+from protos.errors import BadInput, Cancelled, UnknownModel
 from protos.v1.inference_pb2 import GetRequestRequest
 
 SomeBody = TypeVar("SomeBody", bound=Body)
 
 
-def routes(front: Front, metrics: Metrics) -> list[Route]:
-    """Every one but the OpenAPI document needs the right to generate."""
-    doors = Doors(front, metrics)
+def routes(front: Front, metrics: Metrics, aliases: Sequence[str] = ()) -> list[Route]:
+    """Every one but the OpenAPI document needs the right to generate. `aliases`: further names of the model."""
+    doors = Doors(front, metrics, aliases)
     paths = {
         "/v1/chat/completions": ("POST", doors.chat),
         "/v1/completions": ("POST", doors.completion),
+        "/v1/responses": ("POST", doors.response),
         "/v1/models": ("GET", doors.models),
         "/v1/models/{id:path}": ("GET", doors.model),
         "/tokenize": ("POST", doors.tokenize),
@@ -44,8 +47,8 @@ def routes(front: Front, metrics: Metrics) -> list[Route]:
 
 
 class Doors:
-    def __init__(self, front: Front, metrics: Metrics) -> None:
-        self._front, self._metrics = front, metrics
+    def __init__(self, front: Front, metrics: Metrics, aliases: Sequence[str]) -> None:
+        self._front, self._metrics, self._aliases = front, metrics, aliases
         self._created = int(time.time())
 
     async def chat(self, asked: Request) -> Generating:
@@ -60,11 +63,20 @@ class Doors:
         wanted = request.of_completion(body, asked.state.request_id)
         return Generating(wanted, generated(self._front, wanted))
 
+    async def response(self, asked: Request) -> Responding:
+        body = await self._body(Responses, asked)
+        self._model(body.model, ready=True)
+        wanted = responses.asked(body, asked.state.request_id)
+        return Responding(body, wanted, generated(self._front, wanted))
+
     async def models(self, asked: Request) -> Response:
-        return _json({"object": "list", "data": [self._card(self._front.model())]})
+        model = self._front.model()
+        cards = [self._card(name, model) for name in dict.fromkeys((model.name, *self._aliases))]
+        return _json({"object": "list", "data": cards})
 
     async def model(self, asked: Request) -> Response:
-        return _json(self._card(self._model(asked.path_params["id"])))
+        name = asked.path_params["id"]
+        return _json(self._card(name, self._model(name)))
 
     async def tokenize(self, asked: Request) -> Response:
         body = await self._body(Tokenize, asked)
@@ -100,23 +112,28 @@ class Doors:
         return _json(openapi.document())
 
     async def _body(self, kind: type[SomeBody], asked: Request) -> SomeBody:
-        body = parse(kind, await asked.body())
+        try:
+            raw = await asked.body()
+        except ClientDisconnect:
+            raise Cancelled("the client hung up before its body was whole") from None
+        body = parse(kind, raw)
         if ignored := unknown(body):
             self._metrics.ignored_fields[asked.url.path] += len(ignored)
         return body
 
     def _model(self, name: str, *, ready: bool = False) -> TextModel:
         """The model that is served, if it has that name. Raises UnknownModel, NotServing."""
-        if (model := self._front.model(ready=ready)).name != name:
+        if (model := self._front.model(ready=ready)).name != name and name not in self._aliases:
             raise UnknownModel(f"model: there is no such model; this service has {model.name}")
         return model
 
-    def _card(self, model: TextModel) -> dict[str, Any]:
+    def _card(self, name: str, model: TextModel) -> dict[str, Any]:
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "laps-sd",
+            "root": model.name,
             "max_model_len": model.context_tokens,
         }
 

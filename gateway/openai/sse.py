@@ -11,6 +11,8 @@ from starlette.types import Receive, Send
 KEEP_ALIVE_S = 10.0
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
+# Characters that end no line of server-sent events, but do for clients that split text as Python's splitlines.
+_LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in ("\x85", "\u2028", "\u2029")}
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -18,10 +20,15 @@ _HEADERS = {
 }
 
 
-def event(data: Mapping[str, Any], id: int | None = None) -> bytes:
-    """With an id only where it was asked for: simple clients expect that an event begins with `data: `."""
+def event(data: Mapping[str, Any], id: int | None = None, kind: str = "") -> bytes:
+    """With an id or a kind only where clients expect it: simple ones think that an event begins with `data: `."""
+    said = to_json(data)
+    for raw, escaped in _LINE_ENDS.items():
+        said = said.replace(raw, escaped)
     name = b"" if id is None else b"id: %d\n" % id
-    return name + b"data: " + to_json(data) + b"\n\n"
+    if kind:
+        name += b"event: %s\n" % kind.encode()
+    return name + b"data: " + said + b"\n\n"
 
 
 class Events:

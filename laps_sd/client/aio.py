@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from laps_sd.client.attempts import FIRST_PAUSE_S, Attempts
-from laps_sd.client.base import SERVING, Base
+from laps_sd.client.base import SERVING, Base, Connection
 from laps_sd.client.completion import Collector, Completion
 from laps_sd.client.params import Params
 from laps_sd.client.reading import read
@@ -21,7 +21,7 @@ class AsyncClient(Base):
     Every call raises a RequestError. A client may be used by many tasks, in one event loop at a time.
     """
 
-    _opened: tuple[asyncio.AbstractEventLoop, list[Any]] | None = None
+    _opened: tuple[asyncio.AbstractEventLoop, list[Connection]] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -32,16 +32,15 @@ class AsyncClient(Base):
     async def close(self) -> None:
         """Hangs up. A later call opens new connections."""
         opened, self._opened = self._opened, None
-        for channel in opened[1] if opened else []:
-            await channel.close()
+        for each in opened[1] if opened else []:
+            await each.channel.close()
 
-    def _channel(self, at: int) -> Any:
+    def _to(self, at: int) -> Connection:
         """The connection to target number `at`. An event loop cannot use another's."""
         loop = asyncio.get_running_loop()
         if self._opened is None or self._opened[0] is not loop:
             self._opened = loop, self._open(grpc.aio)
-        channels = self._opened[1]
-        return channels[at % len(channels)]
+        return self._opened[1][at % len(self._opened[1])]
 
     def generate(
         self, prompt: str | None = None, *, timeout_s: float | None = None, **params: Unpack[Params]
@@ -63,7 +62,7 @@ class AsyncClient(Base):
     async def _chunks(self, attempts: Attempts) -> AsyncGenerator[Chunk, None]:
         while not attempts.whole:
             at = self._at
-            call = self._stream_call(self._channel(at), attempts)
+            call = self._stream_call(self._to(at), attempts)
             try:
                 async for message in call:
                     yield attempts.got(message)
@@ -117,7 +116,7 @@ class AsyncClient(Base):
         attempts, cause = self._waiting(timeout_s), None
         while True:
             at, pause_s = self._at, FIRST_PAUSE_S
-            call = self._health_call(self._channel(at), attempts)
+            call = self._health_call(self._to(at), attempts)
             try:
                 async for answer in call:
                     if answer.value == SERVING:
@@ -136,7 +135,7 @@ class AsyncClient(Base):
         while True:
             at = self._at
             try:
-                return await self._call(self._channel(at), method, attempts)
+                return await self._call(self._to(at), method, attempts)
             except grpc.RpcError as error:
                 pause_s = await self._pause_s(attempts, error, at)
             await asyncio.sleep(pause_s)
@@ -145,5 +144,5 @@ class AsyncClient(Base):
         """Seconds until the next attempt, at the next target. Raises the RequestError that ends the call."""
         self._at = at + 1
         if (pause_s := attempts.pause_s(error)) is None:
-            raise self._failure(error, await asyncio.to_thread(self._cause, error, at)) from error
+            raise self._failure(attempts, error, await asyncio.to_thread(self._cause, error, at)) from error
         return pause_s

@@ -4,7 +4,7 @@ call, and what a failure is called. Nothing waits here."""
 import os
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
@@ -16,7 +16,9 @@ from laps_sd.client.server import find_server
 from laps_sd.client.wire import (
     PUBLIC_MESSAGE_BYTES,
     BadInput,
+    BeyondEnd,
     DeadlinePassed,
+    Lost,
     NotServing,
     RequestError,
     inference_pb2,
@@ -28,6 +30,13 @@ SERVICE = "laps_sd.v1.Inference"
 SERVING = 1  # grpc.health.v1
 UNARY_TIMEOUT_S = 10.0
 MAX_RETRIES = 2
+
+
+class Connection(NamedTuple):
+    """To one target: gRPC's channel, and the calls of the interface on it."""
+
+    channel: Any
+    stub: Any
 
 
 class Base:
@@ -59,26 +68,30 @@ class Base:
         """HOST:PORT, or several with commas between."""
         return ",".join(self._server.targets)
 
-    def _open(self, grpc_module: Any) -> list[Any]:
-        """A channel for each target, made by grpc or by grpc.aio. None connects before it is used."""
+    def _open(self, grpc_module: Any) -> list[Connection]:
+        """One for each target, made by grpc or by grpc.aio. None connects before it is used."""
         credentials, settings = self._server.credentials(), options(PUBLIC_MESSAGE_BYTES)
-        if credentials is None:
-            return [grpc_module.insecure_channel(one, options=settings) for one in self._server.targets]
-        return [grpc_module.secure_channel(one, credentials, options=settings) for one in self._server.targets]
+        made = []
+        for target in self._server.targets:
+            if credentials is None:
+                channel = grpc_module.insecure_channel(target, options=settings)
+            else:
+                channel = grpc_module.secure_channel(target, credentials, options=settings)
+            made.append(Connection(channel, inference_pb2_grpc.InferenceStub(channel)))
+        return made
 
-    def _call(self, channel: Any, method: str, attempts: Attempts) -> Any:
+    def _call(self, to: Connection, method: str, attempts: Attempts) -> Any:
         """Begins the call that is next."""
-        ask = getattr(inference_pb2_grpc.InferenceStub(channel), method)
-        return ask(attempts.request, timeout=attempts.remaining_s, metadata=self._server.metadata)
+        return getattr(to.stub, method)(attempts.request, timeout=attempts.remaining_s, metadata=self._server.metadata)
 
-    def _stream_call(self, channel: Any, attempts: Attempts) -> Any:
+    def _stream_call(self, to: Connection, attempts: Attempts) -> Any:
         resumes = isinstance(attempts.request, inference_pb2.ResumeRequest)
-        return self._call(channel, "Resume" if resumes else "Generate", attempts)
+        return self._call(to, "Resume" if resumes else "Generate", attempts)
 
-    def _health_call(self, channel: Any, attempts: Attempts) -> Any:
+    def _health_call(self, to: Connection, attempts: Attempts) -> Any:
         """Watch of grpc.health.v1, whose two messages have one field each, a text and an enum: on the wire they are
         protobuf's own wrappers, so no package has to be installed for them."""
-        watch = channel.unary_stream(
+        watch = to.channel.unary_stream(
             "/grpc.health.v1.Health/Watch", StringValue.SerializeToString, Int32Value.FromString
         )
         return watch(StringValue(value=SERVICE), timeout=attempts.remaining_s, metadata=self._server.metadata)
@@ -106,9 +119,13 @@ class Base:
         targets = self._server.targets
         return find_cause(self._server, targets[at % len(targets)]) if of_the_connection(error) else None
 
-    def _failure(self, error: grpc.RpcError, cause: Cause | None) -> RequestError:
+    def _failure(self, attempts: Attempts, error: grpc.RpcError, cause: Cause | None) -> RequestError:
         """What the caller is told."""
         told = request_error(error)
+        if (
+            isinstance(told, BeyondEnd) and attempts.begun
+        ):  # the offset is the client's own: these tokens were delivered
+            return Lost(told.message)
         if cause is not None:
             return type(told)(cause.words)
         if isinstance(told, DeadlinePassed) and of_the_connection(error):

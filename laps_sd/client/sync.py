@@ -9,7 +9,7 @@ from typing import Any, Never, Self, Unpack
 import grpc
 
 from laps_sd.client.attempts import FIRST_PAUSE_S, Attempts
-from laps_sd.client.base import MAX_RETRIES, SERVING, Base
+from laps_sd.client.base import MAX_RETRIES, SERVING, Base, Connection
 from laps_sd.client.completion import Collector, Completion
 from laps_sd.client.params import Params
 from laps_sd.client.reading import read
@@ -33,7 +33,7 @@ class Client(Base):
         max_retries: int = MAX_RETRIES,
     ) -> None:
         super().__init__(server, api_key=api_key, ca=ca, max_retries=max_retries)
-        self._channels, self._process = self._open(grpc), os.getpid()
+        self._opened, self._process = self._open(grpc), os.getpid()
 
     __init__.__doc__ = Base.__init__.__doc__
 
@@ -50,14 +50,14 @@ class Client(Base):
 
     def close(self) -> None:
         """Hangs up, for good."""
-        for channel in self._channels:
-            channel.close()
+        for each in self._opened:
+            each.channel.close()
 
-    def _channel(self, at: int) -> Any:
+    def _to(self, at: int) -> Connection:
         """The connection to target number `at`."""
         if os.getpid() != self._process:
             raise RuntimeError("this client was made before the process was forked: make one in the child")
-        return self._channels[at % len(self._channels)]
+        return self._opened[at % len(self._opened)]
 
     def generate(
         self, prompt: str | None = None, *, timeout_s: float | None = None, **params: Unpack[Params]
@@ -79,7 +79,7 @@ class Client(Base):
     def _chunks(self, attempts: Attempts) -> Generator[Chunk, None, None]:
         while not attempts.whole:
             at = self._at
-            call = self._stream_call(self._channel(at), attempts)
+            call = self._stream_call(self._to(at), attempts)
             try:
                 for message in call:
                     yield attempts.got(message)
@@ -133,7 +133,7 @@ class Client(Base):
         attempts, cause = self._waiting(timeout_s), None
         while True:
             at, pause_s = self._at, FIRST_PAUSE_S
-            call = self._health_call(self._channel(at), attempts)
+            call = self._health_call(self._to(at), attempts)
             try:
                 for answer in call:
                     if answer.value == SERVING:
@@ -152,7 +152,7 @@ class Client(Base):
         while True:
             at = self._at
             try:
-                return self._call(self._channel(at), method, attempts)
+                return self._call(self._to(at), method, attempts)
             except grpc.RpcError as error:
                 pause_s = self._pause_s(attempts, error, at)
             time.sleep(pause_s)
@@ -161,5 +161,5 @@ class Client(Base):
         """Seconds until the next attempt, at the next target. Raises the RequestError that ends the call."""
         self._at = at + 1
         if (pause_s := attempts.pause_s(error)) is None:
-            raise self._failure(error, self._cause(error, at)) from error
+            raise self._failure(attempts, error, self._cause(error, at)) from error
         return pause_s

@@ -81,6 +81,13 @@ def test_an_offset_that_the_answer_does_not_have_is_named_so(by: Any) -> None:
 
 
 @both
+def test_tokens_that_were_delivered_and_are_gone_are_a_loss(by: Any) -> None:
+    script = [[chunk(0, [1, 2]), grpc.StatusCode.UNAVAILABLE], [BeyondEnd("offset: the answer ended at token 1")]]
+    with serving(Gateway(*script)) as gateway, pytest.raises(Lost, match="ended at token 1"):
+        by("complete", "x", on_disconnect="detach")(gateway.target)
+
+
+@both
 def test_figures_are_typed(by: Any) -> None:
     with serving(Gateway([grpc.StatusCode.UNAVAILABLE], [])) as gateway:
         stats = by("stats")(gateway.target)

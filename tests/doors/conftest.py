@@ -13,7 +13,7 @@ from tests.e2e.stack import Stack, running_stack
 
 MODEL = "smollm2-135m"
 CLIENTS = Path(__file__).parent / "clients"
-CLIENT_S = 300
+CLIENT_S = 600
 Run = Callable[..., Awaitable[None]]
 
 

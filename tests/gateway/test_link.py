@@ -237,7 +237,7 @@ async def test_without_a_scheduler_every_call_is_unavailable() -> None:
 
 async def test_reflection_lists_the_service() -> None:
     async with stack() as (_, _, client):
-        stub = reflection_pb2_grpc.ServerReflectionStub(client._channel(0))
+        stub = reflection_pb2_grpc.ServerReflectionStub(client._to(0).channel)
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         call = stub.ServerReflectionInfo(iter([ask]), timeout=WAIT_S)
         answer = await call.read()

@@ -118,7 +118,7 @@ async def test_a_stream_that_opens_while_others_are_followed_is_left_alone() -> 
 
 
 async def test_text_of_many_tokens() -> None:
-    detokenizer = TextModel(model_info()).detokenizer()
+    detokenizer = TextModel(model_info()).detokenizer(["!"])  # with a stop string each token is looked at
     tokens = ids("the") * 1000
     with (turns := Turns()).watch(type(detokenizer), "_push"):
         assert await detokenizer.push_in_turns(tokens) == "the" * 1000

@@ -197,7 +197,7 @@ async def test_a_request_is_cancelled_when_the_last_of_its_streams_is_left() -> 
 
 async def test_nothing_is_acknowledged_before_it_is_durable() -> None:
     async with stack() as (_, link, client):
-        stub = inference_pb2_grpc.InferenceStub(client._channel(0))
+        stub = inference_pb2_grpc.InferenceStub(client._to(0).channel)
         call = stub.Generate(inference_pb2.GenerateRequest(prompt="a"), timeout=WAIT_S)
         acknowledged = asyncio.ensure_future(call.initial_metadata())
         submit = await link.next("submit")
@@ -273,7 +273,7 @@ async def test_a_stream_that_is_looked_for_when_its_gateway_stops_is_looked_for_
         scheduler.submitted["r"], scheduler.silent = submission(), asyncio.Event()
         task = asyncio.create_task(collect(client.resume("r")))
         await asyncio.wait_for(scheduler.asked.wait(), WAIT_S)
-        stub = inference_pb2_grpc.InferenceStub(client._channel(0))
+        stub = inference_pb2_grpc.InferenceStub(client._to(0).channel)
         plain = stub.Resume(inference_pb2.ResumeRequest(request_id="r"), timeout=WAIT_S)
         scheduler.asked.clear()
         await asyncio.wait_for(scheduler.asked.wait(), WAIT_S)

@@ -118,7 +118,7 @@ async def test_what_a_slow_reader_misses_grows_into_one_chunk() -> None:
 
 async def test_the_request_id_is_in_the_initial_metadata() -> None:
     async with stack() as (_, link, client):
-        stub = inference_pb2_grpc.InferenceStub(client._channel(0))
+        stub = inference_pb2_grpc.InferenceStub(client._to(0).channel)
         call = stub.Generate(inference_pb2.GenerateRequest(prompt="a"), timeout=WAIT_S)
         submit = await link.accept()
         assert dict(await call.initial_metadata())["x-request-id"] == submit.request_id

@@ -116,3 +116,15 @@ def test_deltas_add_up_to_the_whole_text_cut_at_the_stop(
     bounds = zip([0, *cuts], [*cuts, len(tokens)], strict=True)
     text = "".join(detokenizer.push(tokens[begin:end]) for begin, end in bounds) + detokenizer.finish()
     assert text == cut(MODEL.decode(tokens), stops)
+
+
+@given(
+    tokens=st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=20)
+    | st.text(alphabet="aé€🦊\ufffd .", max_size=10).map(ids),
+    cut_at=st.integers(0, 20),
+)
+def test_what_is_shown_of_some_tokens_does_not_depend_on_how_they_came(tokens: list[int], cut_at: int) -> None:
+    """Else a stream that is resumed there would repeat a character, or lose one."""
+    together, apart = MODEL.detokenizer(), MODEL.detokenizer()
+    shown = together.push(tokens[:cut_at]) + together.push(tokens[cut_at:])
+    assert shown == "".join(apart.push([token]) for token in tokens)

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from protos.metrics import Families, loop_lag
-from protos.observed import observed
+from protos.observed import exposition, observed
 from protos.settings import ServiceSettings
 from tests.waiting import WAIT_S, until
 
@@ -45,6 +45,25 @@ async def test_it_serves_metrics_and_nothing_that_is_not_its_own() -> None:
             assert metrics.headers["content-type"].startswith("text/plain; version=")
             assert (await get(f"http://{at}/")).status_code == 404
             assert (await get(f"http://{at}/metrics/")).status_code == 404
+
+
+async def test_others_run_while_prometheus_is_answered() -> None:
+    families, turns = Families(), 0
+    read_at = []
+    for number in range(10):
+        families.gauge(f"gauge_{number}", "text", lambda: read_at.append(turns) or 0.0)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    text = await exposition(families.registry)
+    running.cancel()
+    assert len(set(read_at)) == 10
+    assert text.count(b"# TYPE laps_sd_gauge_") == 10
 
 
 async def test_health_tells_whether_it_is_ready_and_live_whether_it_lives() -> None:

@@ -133,3 +133,52 @@ def test_the_command_refuses_a_name_that_is_none() -> None:
     result = CliRunner().invoke(app, ["key", "new", "a tenant"])
     assert result.exit_code == 1
     assert "A-Z a-z 0-9" in result.output
+
+
+def run(*words: object) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["key", *map(str, words)])
+    return result.exit_code, result.output
+
+
+def test_a_list_shows_ids_tenants_and_rights_and_no_hash(file: Path) -> None:
+    (_, acme), (_, other) = new_key("acme", [Right.GENERATE]), new_key("other", [Right.GENERATE, Right.ADMIN])
+    write(file, "# our tenants", acme + "  # since May", other)
+    code, output = run("list", "--file", file)
+    rows = [line.split() for line in output.splitlines()[1:]]
+    assert rows == [
+        [acme.split()[0], "acme", "generate", "since", "May"],
+        [other.split()[0], "other", "admin,generate"],
+    ]
+    assert code == 0
+
+
+def test_a_revoked_key_is_nobodys_and_all_else_in_the_file_stays_as_it_was(file: Path) -> None:
+    (gone, gone_line), (kept, kept_line) = new_key("acme", [Right.GENERATE]), new_key("acme", [Right.GENERATE])
+    file.write_bytes(f"# our tenants\r\n\n{gone_line} # May\n{kept_line}  # June".encode())
+    file.chmod(0o640)
+    keys = Keys(file)
+    assert run("revoke", gone_line.split()[0], "--file", file) == (0, f"revoked {gone_line.split()[0]}\n")
+    assert file.read_bytes() == f"# our tenants\r\n\n{kept_line}  # June".encode()
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert keys.caller(f"Bearer {kept}").tenant == "acme"
+    with pytest.raises(Unauthenticated):
+        keys.caller(f"Bearer {gone}")
+
+
+def test_a_key_can_be_revoked_by_itself(file: Path) -> None:
+    key, line = new_key("acme", [Right.GENERATE])
+    write(file, line)
+    assert run("revoke", key, "--file", file)[0] == 0
+    assert file.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("", "there is no key '01234567'"), ("what is this", "line 1: must be"), (None, "No such file")],
+)
+def test_a_file_without_that_key_is_a_sentence_and_stays(file: Path, text: str | None, problem: str) -> None:
+    if text is not None:
+        file.write_text(text)
+    code, output = run("revoke", "01234567", "--file", file)
+    assert (code, output.count("\n"), str(file) in output, problem in output) == (1, 1, True, True)
+    assert not file.exists() or file.read_text() == text

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from laps_sd.client import Completion, SpecDecode, Stats, Timings, Usage
+from laps_sd.client import Completion, SpecDecode, Stats, Usage
+from laps_sd.client.completion import Timings
 from laps_sd.demo_view import Answer, Run, comparison
 from tests.tiny_model import make_tiny_model
 
@@ -37,10 +38,8 @@ async def test_the_demo_ends_well_and_leaves_nothing_running(tmp_path: Path) -> 
 
 
 def run(policy: str, *latencies_ms: float) -> Run:
-    done = [
-        Completion("", "", [], "stop", Usage(), SpecDecode(), Timings(queue=0.0, ttft=0.0, e2el=each), 0, None)
-        for each in latencies_ms
-    ]
+    timings = [Timings(queue=0.0, ttft=0.0, e2el=each) for each in latencies_ms]
+    done = [Completion("", "", [], "stop", Usage(), SpecDecode(), each, 0, None) for each in timings]
     return Run(policy, [Answer("Hi", 9, completion=each) for each in done], Stats())
 
 

@@ -183,22 +183,28 @@ def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.M
     assert resolve(TINY) == folder.resolve()
 
 
-def laps_sd_pull(*words: str, hub: str, home: Path) -> "subprocess.CompletedProcess[str]":
+def laps_sd(*words: str, hub: str, home: Path) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(home)}
     environment.pop("LAPS_SD_CACHE", None)
-    command = [sys.executable, "-m", "laps_sd", "pull", *words]
+    command = [sys.executable, "-m", "laps_sd", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_a_person_pulls_from_a_hub_and_finds_it_again_without_one(hub: FakeHub, tmp_path: Path) -> None:
-    first = laps_sd_pull(TINY, hub=hub.url, home=tmp_path)
+    first = laps_sd("pull", TINY, hub=hub.url, home=tmp_path)
     assert Path(first.stdout.strip(), "model.safetensors").is_file(), first.stderr
-    assert laps_sd_pull(TINY, hub=NOBODY, home=tmp_path).stdout == first.stdout
-    missing = laps_sd_pull("owner/nothing", hub=hub.url, home=tmp_path)
+    assert laps_sd("pull", TINY, hub=NOBODY, home=tmp_path).stdout == first.stdout
+    missing = laps_sd("pull", "owner/nothing", hub=hub.url, home=tmp_path)
     assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)
     assert missing.stderr.startswith("laps-sd: ")
 
 
+def test_a_service_without_its_model_ends_with_one_sentence(tmp_path: Path) -> None:
+    ended = laps_sd("up", "--model", TINY, "--grpc-port", "0", "--http-port", "0", hub=NOBODY, home=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
+    assert ended.stderr.startswith(f"laps-sd: there is no folder {TINY} here")
+
+
 def test_the_list_names_size_licence_and_what_is_cached(tmp_path: Path) -> None:
-    rows = laps_sd_pull("--list", hub=NOBODY, home=tmp_path).stdout.splitlines()
+    rows = laps_sd("pull", "--list", hub=NOBODY, home=tmp_path).stdout.splitlines()
     assert any(row.split()[0] == "Qwen/Qwen3-0.6B" and "Apache-2.0" in row and row.split()[-1] == "no" for row in rows)

@@ -21,7 +21,7 @@ from worker_service.engine.warm_up import WARM_UP_TOKENS
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Options]:
     """The options that a stack would start with; none is started. The current folder is empty."""
     options: list[Options] = []
-    monkeypatch.setattr("laps_sd.serve.run_stack", lambda given, use: options.append(given))
+    monkeypatch.setattr("laps_sd.serve.run_stack", lambda given, use, **_: options.append(given))
     monkeypatch.chdir(tmp_path)
     return options
 
@@ -189,3 +189,11 @@ def test_the_least_kv_memory_holds_what_a_worker_warms_up_with() -> None:
     """Less is refused by the worker as well, but only when the model is loaded."""
     (least,) = bounds.KvTokens.__metadata__
     assert least.ge == WARM_UP_TOKENS
+
+
+def test_the_example_for_systemd_is_what_up_understands(started: list[Options]) -> None:
+    folder = Path(__file__).parents[2] / "deploy" / "systemd"
+    assert up("--config", folder / "laps-sd.toml").exit_code == 0
+    assert started[0].services["scheduler"] == {"keep_s": 3600}
+    unit = (folder / "laps-sd.service").read_text()
+    assert "RestartPreventExitStatus=2" in unit  # what `up` ends with where starting again is of no use

@@ -9,7 +9,7 @@ import torch
 
 from tests.worker.harness import Tiny
 from worker_service.bench import synthetic
-from worker_service.bench.__main__ import main
+from worker_service.bench.command import app
 from worker_service.bench.floor import Machine, Work, floor_s, work_of
 from worker_service.bench.page import render
 from worker_service.bench.peer import Peer, PeerError, PeerSpec
@@ -135,8 +135,8 @@ def test_the_oracle_is_right_as_often_as_it_is_told() -> None:
 
 def bench(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
     common = ["--threads", "1", "--dtype", "float32", "--tokens", "8", "--repetitions", "2"]
-    monkeypatch.setattr(sys, "argv", ["bench", *common, *flags])
-    main()
+    monkeypatch.setattr(sys, "argv", ["bench", *common, *flags])  # the record tells its command
+    app([*common, *flags], standalone_mode=False)
 
 
 def test_a_bench_has_a_complete_row_for_each_system_and_batch(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.worker.harness import Driver, Tiny
-from worker_service.distill.__main__ import main
+from worker_service.distill.command import app
 from worker_service.distill.data import Sample, generate, read_samples
 from worker_service.distill.evaluate import measure
 from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
@@ -165,14 +165,13 @@ def test_a_head_learns_and_its_figures_are_those_of_the_engine(
 
 
 def test_the_command_makes_a_drafter_that_serves(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = written(tmp_path, "chat.jsonl", [{"prompt": text} for text in PROMPTS])
     tests = written(tmp_path, "test.jsonl", [{"prompt": text, "kind": "code"} for text in PROMPTS[:6]])
     flags = f"--target {tiny.folder} --prompts {prompts} --test {tests} --out {tmp_path / 'out'} --tokens 600"
     small = "--test-tokens 90 --max-tokens 16 --passes 2 --batch-tokens 100 --race 2 --threads 1 --draft-tokens 300"
-    monkeypatch.setattr("sys.argv", ["distill", *flags.split(), *small.split()])
-    main()
+    app([*flags.split(), *small.split()], standalone_mode=False)
     learned = {sample.id for sample in read_samples(tmp_path / "out.work" / "samples.jsonl")}
     judges = {sample.id for sample in read_samples(tmp_path / "out.work" / "test.jsonl")}
     assert learned

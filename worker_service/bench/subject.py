@@ -1,6 +1,6 @@
 """What a bench is about: a target, its prompts and its drafter, from files or made up. Nothing is timed here."""
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from worker_service.prompts import PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
 BLOCK_TOKENS = 64
-MAX_DRAFT = 8
 _PROMPTS = Path(__file__).with_name("prompts.jsonl")
 _TUNING = 4  # one prompt in so many is for choosing draft lengths, and is not measured
 _SYNTHETIC_PROMPTS, _SYNTHETIC_PROMPT_TOKENS = 64, 128
@@ -41,12 +40,12 @@ class Subject:
         return str(self.dtype).removeprefix("torch.")
 
 
-def subject(options: argparse.Namespace) -> Subject:
+def subject(options: Namespace) -> Subject:
     """Raises ModelError, PromptError or OSError."""
     return _made_up(options) if options.synthetic else _from_files(options)
 
 
-def _from_files(options: argparse.Namespace) -> Subject:
+def _from_files(options: Namespace) -> Subject:
     directory = str(resolve(options.model))
     target = load(directory, options.device, options.dtype)
     dtype = str(target.dtype).removeprefix("torch.")
@@ -80,7 +79,7 @@ def _from_files(options: argparse.Namespace) -> Subject:
     )
 
 
-def _made_up(options: argparse.Namespace) -> Subject:
+def _made_up(options: Namespace) -> Subject:
     shape = synthetic.SHAPES[options.synthetic]
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)

@@ -12,10 +12,11 @@ export async function openPage(url, { width = 1280, height = 900, scheme = "ligh
     args: ["--no-sandbox", "--disable-gpu", "--hide-scrollbars"],
   });
   const page = await browser.newPage();
-  const seen = { errors: [], foreign: [] };
+  const seen = { errors: [], foreign: [], failed: [] };
   const tell = (text) => seen.errors.push(text);
   page.on("console", (message) => ["error", "warning"].includes(message.type()) && tell(message.text()));
   page.on("pageerror", (error) => tell(error.message));
+  page.on("requestfailed", (request) => seen.failed.push(`${request.url()} ${request.failure()?.errorText}`));
   page.on("request", (request) => !request.url().startsWith(url) && seen.foreign.push(request.url()));
   await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
   await page.setViewport({ width, height });

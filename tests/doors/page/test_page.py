@@ -10,7 +10,7 @@ import pytest_asyncio
 from gateway.keys import Right, new_key
 from tests.doors.page.browser import visit
 from tests.e2e.stack import running_stack
-from tests.gateway.page.pages import page
+from tests.gateway.page.pages import page, waiting
 
 MODEL = "smollm2-135m"
 Seen = dict[str, Any]
@@ -96,6 +96,18 @@ async def test_no_error_is_logged_and_no_other_host_is_asked(seen: Seen) -> None
     # The load of this visit presses the button for samples while they still run, which is refused.
     assert [error for error in seen["errors"] if "429" not in error] == []
     assert seen["foreign"] == []
+    # Chromium calls a body aborted that a script reads piece by piece, at its end, when all of it was read.
+    assert [failed for failed in seen["failed"] if "/page/prompt" not in failed] == []
+
+
+async def test_ids_and_tenants_are_text_whatever_they_say() -> None:
+    harm = "<img src=x onerror='window.harm=true'><script>window.harm=true</script>"
+    async with page() as (served, scheduler, _, _):
+        scheduler.known["a"] = waiting(harm, tenant=harm, passed_by=[harm], worker_id=harm)
+        scheduler.told.workers.add(worker_id=harm, slots=1)
+        seen = await visit("hostile", f"http://{served.http}/")
+    assert "<script>" in seen["rows"]
+    assert (seen["made"], seen["ran"], seen["foreign"]) == (0, False, [])
 
 
 async def test_a_key_opens_the_page_once_and_is_nowhere_afterwards(tmp_path: Path) -> None:

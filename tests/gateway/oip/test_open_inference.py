@@ -55,7 +55,7 @@ def texts(response: pb.ModelInferResponse) -> dict[str, Any]:
 @asynccontextmanager
 async def door(**settings: Any) -> AsyncIterator[tuple[Scheduler, Link, inference_pb2_grpc.GRPCInferenceServiceStub]]:
     async with stack(**settings) as (scheduler, link, client):
-        yield scheduler, link, inference_pb2_grpc.GRPCInferenceServiceStub(client._channel)
+        yield scheduler, link, inference_pb2_grpc.GRPCInferenceServiceStub(client._to(0).channel)
 
 
 async def test_the_server_and_its_model_tell_what_they_are() -> None:

@@ -1,6 +1,7 @@
 """Chat completions over HTTP: what the scheduler is given, and what the client is told, whole and streamed."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -83,6 +84,15 @@ async def test_usage_comes_last_or_in_every_chunk() -> None:
         counts = [each["usage"]["completion_tokens"] for each in events(answer)[:-1]]
         assert counts == sorted(counts)
         assert counts[-1] == len(ids("jumps"))
+
+
+async def test_an_event_is_one_line_however_a_client_splits_text() -> None:
+    text = "a\u2028b\x85c\u2029d\ne"
+    async with door() as at:
+        answer, _ = await at.answered(CHAT | {"stream": True}, text)
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        said = [json.loads(line) for line in lines[:-1]]
+        assert "".join(each["choices"][0]["delta"].get("content", "") for each in said) == text
 
 
 async def test_choices_have_ids_and_seeds_of_their_own_and_usage_is_of_all() -> None:

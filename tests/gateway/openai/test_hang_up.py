@@ -42,6 +42,17 @@ async def test_before_the_request_is_durable() -> None:
         assert (await at.link.next("cancel")).request_id == submit.request_id
 
 
+async def test_before_the_body_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    async with door() as at:
+        host, _, port = at.gateway.http.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        await at.answered(CHAT)
+        assert "unexpected" not in capsys.readouterr().out  # nothing to log: it is no error of ours
+
+
 async def test_every_choice_is_cancelled() -> None:
     async with door() as at:
         task = at.asked(CHAT | {"n": 3, "stream": True})

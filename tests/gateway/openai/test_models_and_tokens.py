@@ -19,6 +19,14 @@ async def test_the_model_is_listed_and_found_by_its_name() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_the_model_may_have_further_names() -> None:
+    async with door(model_aliases=("gpt-4o", "tiny")) as at:
+        listed = (await at.http.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["root"]) for card in listed] == [("tiny", "tiny"), ("gpt-4o", "tiny")]
+        answer, _ = await at.answered(CHAT | {"model": "gpt-4o"})
+        assert (answer.status_code, answer.json()["model"]) == (200, "gpt-4o")
+
+
 async def test_text_to_tokens_and_back() -> None:
     async with door() as at:
         said = (await at.http.post("/tokenize", json={"model": "tiny", "prompt": "the fox"})).json()

@@ -71,6 +71,10 @@ BAD: list[tuple[str, Any] | tuple[str, Any, str]] = [
     ("structured_outputs", {}),
     ("structured_outputs", {"regex": "a", "choice": ["b"]}),
     ("structured_outputs", {"choice": [1]}, "structured_outputs.choice[0]"),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}),
+    ("structured_outputs", {"regex": "("}),
+    ("structured_outputs", {"grammar": "start: nothing"}),
+    ("structured_outputs", {"choice": []}),
     ("tool_choice", "required"),
     ("tools", [{"type": "function"}], "tools[0].function"),
     ("tools", [{"type": "function", "function": {"name": "a b"}}], "tools[0].function.name"),
@@ -158,6 +162,12 @@ async def test_a_prompt_beyond_the_context_has_openais_code() -> None:
             assert told == (400, param, "context_length_exceeded")
         error = await at.refused(COMPLETION | {"prompt": [40] * 99}, "/v1/completions")
         assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+
+
+async def test_answers_to_one_body_are_bounded() -> None:
+    async with door() as at:
+        error = await at.refused(COMPLETION | {"prompt": ["a"] * 9, "n": 16}, "/v1/completions")
+        assert (error["status"], error["param"]) == (400, "prompt")
 
 
 async def test_another_model_is_not_found() -> None:

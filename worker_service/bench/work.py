@@ -1,0 +1,178 @@
+"""What `laps-sd bench engine` does: our engine and its peers in turn, by batch size; a table, JSON and a plot."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from worker_service.bench import floor, record
+from worker_service.bench.floor import Machine
+from worker_service.bench.limits import MAX_DRAFT
+from worker_service.bench.peer import Peer, PeerError
+from worker_service.bench.race import Batch, System, race
+from worker_service.bench.subject import BLOCK_TOKENS, Subject, subject
+from worker_service.bench.systems import Generate, Ours
+from worker_service.engine.engine import Engine
+from worker_service.model_files import ModelError
+from worker_service.prompts import PromptError
+
+_PROMPTS = 6  # answered in one repetition, at least: two of each kind
+_TRIED = (0, 1, 2, 3, 4, 6, 8)  # draft lengths
+_PIPE_WIDTH = 140  # of the table where there is no terminal to ask
+
+
+def run(options: Namespace) -> None:
+    """`options`: what command.py was told. Ends the process where it fails or is interrupted."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    console = Console(stderr=True)
+    try:
+        with ExitStack() as stack, Progress(console=console) as bar:
+            found = bench(options, stack, bar)
+        if options.plot:
+            from worker_service.bench.page import draw  # needs matplotlib, of the extra `lab`
+
+            options.plot.write_text(draw(found))
+    except (ModelError, PromptError, PeerError, OSError) as error:
+        sys.exit(f"bench engine: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    _print(found, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
+
+
+def bench(options: Namespace, stack: ExitStack, bar: Progress) -> dict[str, Any]:
+    """Runs everything; what is found is written after each batch size. Peers end with `stack`."""
+    about = subject(options)
+    if peerless := about.directory == "" and options.peer:
+        raise ModelError(f"--peer {peerless[0].name}: a made-up model has no files that it could load")
+    machine = Machine(0.0, 0.0)
+    model = about.model()
+    work = floor.work_of(model)
+    engine = _engine(about, model, max(options.batch))
+    others, assisted, versions = _others(options, about, stack)
+    found: dict[str, Any] = {
+        "command": record.command(),
+        "model": about.name,
+        "dtype": about.dtype_name,
+        "device": str(about.device),
+        "prompts": len(about.prompts),
+        "tokens": options.tokens,
+        "repetitions": options.repetitions,
+        "machine": record.environment(about.device, options.threads),
+        "versions": record.versions() | versions,
+    }
+    heats: list[record.Heat] = []
+    for batch in options.batch:
+        draft_len = options.draft_len
+        if draft_len is None:
+            draft_len = _tuned(engine, about, batch, options.tokens, bar)
+        own: dict[str, System] = {"ours": Ours(engine, draft_len), record.PLAIN: Ours(engine, 0)}
+        systems = {name: system for name, system in own.items() if name in options.systems}
+        systems |= others | (assisted if batch == 1 else {})
+        batches = list(_batches(about.prompts, batch, options.repetitions))
+        task = bar.add_task(f"batch {batch}", total=len(systems) * (len(batches) + 1))
+        advance = partial(bar.advance, task)
+        race(systems, batches[:1], options.tokens, advance)  # warms up
+        answers = race(systems, batches, options.tokens, advance)
+        heats.append(record.Heat(batch, draft_len, batches, options.repetitions, answers))
+        machine = machine.or_better(floor.measure(about.device, about.dtype))
+        found |= record.figures(heats, machine, work)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _others(
+    options: Namespace, about: Subject, stack: ExitStack
+) -> tuple[dict[str, System], dict[str, System], dict[str, str]]:
+    """All but our own: for every batch size, for batch 1 alone, and the peers' versions."""
+    systems: dict[str, System] = {}
+    assisted: dict[str, System] = {}
+    versions: dict[str, str] = {}
+    if "transformers" in options.systems:
+        systems["transformers"] = Generate(about.model())
+    if "transformers-assisted" in options.systems and 1 in options.batch:
+        assisted["transformers-assisted"] = Generate(about.model(), **about.assistant())
+    for spec in options.peer:
+        words = spec.command(
+            about.directory, about.dtype_name, options.threads, max(options.batch), about.context_tokens
+        )
+        peer = stack.enter_context(Peer(spec.name, words))
+        systems[spec.name] = peer
+        versions |= peer.versions
+    return systems, assisted, versions
+
+
+def _engine(about: Subject, model: Any, batch: int) -> Engine:
+    blocks = batch * -(-(about.context_tokens + MAX_DRAFT + 1) // BLOCK_TOKENS)
+    return Engine(
+        model,
+        about.tokenizer,
+        eos_ids=frozenset(),
+        context_tokens=about.context_tokens,
+        blocks=blocks,
+        block_tokens=BLOCK_TOKENS,
+        max_draft=MAX_DRAFT,
+        drafter=about.drafter(blocks),
+    )
+
+
+def _batches(prompts: Sequence[Sequence[int]], batch: int, repetitions: int) -> Iterator[Batch]:
+    """Whole batches for each repetition, going through the prompts in order and round again."""
+    each = -(-_PROMPTS // batch)
+    endless = cycle(prompts)
+    return (list(islice(endless, batch)) for _ in range(each * repetitions))
+
+
+def _tuned(engine: Engine, about: Subject, batch: int, tokens: int, bar: Progress) -> int:
+    """The draft length with the most tokens per second, by a short race on prompts that are not measured.
+
+    In the service the scheduler chooses, for each request and round; one length for all is the least that it can do.
+    """
+    systems = {str(length): Ours(engine, length) for length in _TRIED}
+    batches = list(_batches(about.tuning, batch, 1))
+    task = bar.add_task(f"draft length at batch {batch}", total=len(systems) * (len(batches) + 1))
+    race(systems, batches[:1], tokens // 4 + 1, partial(bar.advance, task))
+    answers = race(systems, batches, tokens, partial(bar.advance, task))
+    return int(
+        max(answers, key=lambda name: sum(a.tokens for a in answers[name]) / sum(a.seconds for a in answers[name]))
+    )
+
+
+def _print(found: Mapping[str, Any], console: Console) -> None:
+    table = Table(title=f"{found['model']}, {found['dtype']} on {found['device']}: output tokens/s, prefill included")
+    columns = ("system", "batch", "tokens/s", "least", "most", "tokens a round", "accepted per drafted", "step ms")
+    for name in (*columns, "over floor", "outside", "a draft, in passes"):
+        table.add_column(name, justify="left" if name == "system" else "right")
+    for row in found["rows"]:
+        table.add_row(
+            row["system"],
+            str(row["batch"]),
+            f"{row['tokens_per_s']:.1f}",
+            *(f"{rate:.1f}" for rate in row["spread"]),
+            _cell(row, "acceptance_length", ".2f"),
+            _cell(row, "accepted_per_drafted", ".2f"),
+            _cell(row, "step_ms", ".1f"),
+            _cell(row, "step_over_floor", ".2f"),
+            _cell(row, "outside_forward_share", ".1%"),
+            _cell(row, "draft_token_share", ".1%"),
+        )
+    console.print(table)
+    measured = found["floor"]
+    console.print(
+        f"floor: {measured['bytes_per_s'] / 1e9:.1f} GB/s read, {measured['operations_per_s'] / 1e9:.0f} GFLOP/s"
+    )
+
+
+def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
+    value = row.get(name)
+    return "" if value is None else format(value, form)

@@ -1,0 +1,223 @@
+"""What `laps-sd distill` does: generate, train, evaluate. An interrupted run goes on where it was."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from worker_service.distill.data import Sample, generate
+from worker_service.distill.evaluate import LONGEST, Acceptance, measure
+from worker_service.distill.speed import Speed, compare
+from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
+from worker_service.drafters import vocabulary_digest, with_lookup
+from worker_service.engine.drafting.drafter import Drafter, NoDrafter
+from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig, load_head, save_head
+from worker_service.engine.drafting.head_drafter import HeadDrafter
+from worker_service.engine.drafting.ngram import NgramDrafter
+from worker_service.engine.engine import Engine
+from worker_service.model_files import ModelError
+from worker_service.models import LoadedModel, load
+from worker_service.prompts import Prompt, PromptError, encode, read_prompts
+from worker_service.pull import resolve
+
+_BLOCK_TOKENS = 64
+_PIPE_WIDTH = 120  # of the tables where there is no terminal to ask
+
+
+def run(options: Namespace) -> None:
+    """`options`: what command.py was told. Ends the process where it fails or is interrupted."""
+    torch.manual_seed(0)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    console = Console(stderr=True)
+    try:
+        distill(options, console)
+    except (ModelError, PromptError, OSError) as error:
+        sys.exit(f"distill: {error}")
+    except KeyboardInterrupt:
+        console.print(f"interrupted; the same command goes on from {options.work}")
+        sys.exit(130)
+
+
+def distill(options: Namespace, console: Console) -> None:
+    target = load(str(resolve(options.target)), options.device)
+    options.work.mkdir(parents=True, exist_ok=True)
+    with _progress(console) as bar:
+        samples = _generate(
+            options, target, read_prompts(options.prompts, options.test), "samples", options.tokens, bar
+        )
+        learned = [sample for sample in samples if not sample.held_out and len(sample.output) > 1]
+        judges = [sample for sample in samples if sample.held_out]
+        if options.test:
+            prompts = read_prompts(options.test, test=True)
+            judges = _generate(options, target, prompts, "test", options.test_tokens, bar)
+        judges = [sample for sample in judges if len(sample.output) > 1]
+        if not learned or not judges:
+            raise PromptError("too few prompts: none is left to learn from, or none to judge by")
+        save_head(_train(options, target, learned, bar), options.out)
+        head = load_head(options.out)  # as it will be used
+        acceptance = evaluate(head, target, judges, bar)
+        speed = _race(options, target, head, judges, bar)
+    report = {"acceptance": acceptance, "speed": {name: asdict(row) for name, row in speed.items()}}
+    (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    _print(acceptance, speed, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
+    console.print(f"the drafter: {options.out}; serve with it: laps-sd up --drafter {options.out}")
+
+
+def _engine(options: Namespace, drafter: Drafter, tokenizer: Any, batch: int) -> Engine:
+    target = load(str(resolve(options.target)), options.device)  # each engine changes the model that it is given
+    return Engine(
+        target.model,
+        tokenizer,
+        eos_ids=target.eos_ids,
+        context_tokens=target.context_tokens,
+        blocks=batch * -(-(options.max_prompt_tokens + options.max_tokens) // _BLOCK_TOKENS),
+        block_tokens=_BLOCK_TOKENS,
+        drafter=drafter,
+    )
+
+
+def _generate(
+    options: Namespace, target: LoadedModel, prompts: Sequence[Prompt], name: str, tokens: int, bar: Progress
+) -> list[Sample]:
+    """The target's own answers, made by the engine without drafts."""
+
+    task = bar.add_task(f"generate {name}", total=tokens, unit="tokens")
+    return generate(
+        _engine(options, NoDrafter(), target.tokenizer, options.batch),
+        partial(encode, target.tokenizer),
+        prompts,
+        options.work / f"{name}.jsonl",
+        tokens=tokens,
+        batch=options.batch,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        max_prompt_tokens=options.max_prompt_tokens,
+        progress=lambda done: bar.update(task, completed=done),
+    )
+
+
+def _train(options: Namespace, target: LoadedModel, learned: Sequence[Sample], bar: Progress) -> DraftHead:
+    model = target.model
+    features = Features(options.work / "features.bin", learned, model.config.hidden_size)
+    read = bar.add_task("read", total=None, unit="answers")
+    features.compute(model, learned, lambda done, total: bar.update(read, completed=done, total=total))
+    ids = draft_vocabulary(learned, options.draft_tokens)
+    head = DraftHead(
+        DraftHeadConfig(
+            target=target.name,
+            vocabulary=vocabulary_digest(target.tokenizer),
+            hidden_size=model.config.hidden_size,
+            intermediate_size=getattr(model.config, "intermediate_size", 4 * model.config.hidden_size),
+            draft_tokens=len(ids),
+        )
+    )
+    head.draft_ids.copy_(torch.tensor(ids))
+    initialise(head, model)
+    embeddings, output = (w.weight.detach().bfloat16() for w in (model.get_input_embeddings(), model.lm_head))
+    trainer = Trainer(head, embeddings, output, unroll=options.unroll, learning_rate=options.learning_rate)
+    task = bar.add_task("train", total=None, unit="steps")
+
+    def progress(done: int, total: int, loss: float) -> None:
+        bar.update(task, completed=done, total=total, description=f"train, loss {loss:.2f}")
+
+    train(
+        trainer,
+        learned,
+        features,
+        options.work / "checkpoint.pt",
+        passes=options.passes,
+        batch_tokens=options.batch_tokens,
+        progress=progress,
+    )
+    return head
+
+
+@torch.inference_mode()
+def evaluate(
+    head: DraftHead, target: LoadedModel, samples: Sequence[Sample], bar: Progress
+) -> dict[str, dict[str, dict[str, object]]]:
+    """Acceptance on `samples` by drafter and category: n-grams, the head alone with every draft, and the default."""
+    model = target.model
+    tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    drafters: dict[str, Drafter] = {
+        "ngram": NgramDrafter(),
+        "head alone": HeadDrafter(head, *tables, sure=0.0, hopeful=0.0),
+        "default": with_lookup(HeadDrafter(head, *tables)),
+    }
+
+    def hidden(sample: Sample) -> torch.Tensor:
+        tokens = torch.tensor([(sample.prompt + sample.output)[:-1]], device=model.device)
+        rows = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
+        result: torch.Tensor = rows[len(sample.prompt) - 1 :]
+        return result
+
+    task = bar.add_task("evaluate", total=len(drafters) * len(samples), unit="answers")
+    return {
+        name: {
+            category: asdict(figures)
+            for category, figures in measure(drafter, samples, hidden, lambda: bar.advance(task)).items()
+        }
+        for name, drafter in drafters.items()
+    }
+
+
+def _race(
+    options: Namespace, target: LoadedModel, head: DraftHead, samples: Sequence[Sample], bar: Progress
+) -> dict[str, Speed]:
+    model = target.model
+    tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    default = with_lookup(HeadDrafter(head, *tables))
+    drafters: dict[str, Drafter] = {"none": NoDrafter(), "ngram": NgramDrafter(), "default": default}
+    engines = {name: _engine(options, drafter, target.tokenizer, 1) for name, drafter in drafters.items()}
+    prompts = [sample.prompt for sample in samples[: options.race]]
+    task = bar.add_task("race", total=len(engines) * len(prompts), unit="answers")
+    return compare(
+        engines,
+        prompts,
+        max_tokens=options.max_tokens,
+        draft_len=options.race_draft_len,
+        progress=lambda: bar.advance(task),
+    )
+
+
+def _print(acceptance: dict[str, dict[str, dict[str, object]]], speed: dict[str, Speed], console: Console) -> None:
+    table = Table(title="accepted per drafted token, at draft length")
+    for name in ("drafter", "category", *map(str, range(1, LONGEST + 1)), "tokens a round at 4"):
+        table.add_column(name, justify="left" if name in ("drafter", "category") else "right")
+    for drafter, categories in acceptance.items():
+        for category, fields in categories.items():
+            figures = Acceptance(**fields)  # type: ignore[arg-type]
+            shares = [f"{figures.per_drafted(length):.2f}" for length in range(1, LONGEST + 1)]
+            table.add_row(drafter, category, *shares, f"{figures.per_round(4):.2f}")
+    console.print(table)
+    table = Table(title="one request at a time")
+    for name in ("drafter", "tokens/s", "ms a target pass", "ms a draft", "accepted per drafted", "tokens a round"):
+        table.add_column(name, justify="left" if name == "drafter" else "right")
+    for drafter, row in speed.items():
+        table.add_row(
+            drafter,
+            f"{row.tokens_per_s:.1f}",
+            f"{row.verify_ms:.1f}",
+            f"{row.draft_ms:.2f}",
+            f"{row.accepted_per_drafted:.2f}",
+            f"{row.tokens_per_round:.2f}",
+        )
+    console.print(table)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    count = TextColumn("{task.completed} {task.fields[unit]}")
+    with Progress(*columns, count, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
+        yield bar
