@@ -11,7 +11,7 @@ import pytest
 
 import protos.http_server
 from gateway.app import Gateway
-from gateway.http import errors
+from gateway.http import bodies, errors
 from protos.errors import NotServing, QueueFull
 from protos.link.v1 import gateway_link_pb2 as pb
 from tests.gateway.harness import WAIT_S, Scheduler, gateway, model_info
@@ -92,6 +92,31 @@ async def test_a_connection_that_asks_nothing_is_closed(monkeypatch: pytest.Monk
         host, _, number = served.http.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(number))
         assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+        writer.close()
+
+
+async def test_a_client_that_sends_its_whole_long_body_first_hears_that_it_is_too_long() -> None:
+    """A connection that is closed while bytes still come is reset, and the client never sees the answer."""
+    async with port(max_input_bytes=1) as (served, _):
+        host, _, number = served.http.rpartition(":")
+        for head in (b"Content-Length: 30000000", b"Transfer-Encoding: chunked"):
+            reader, writer = await asyncio.open_connection(host, int(number))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+            part = b"a" * 3_000_000
+            for _ in range(10):
+                writer.write(part if head.startswith(b"C") else b"2dc6c0\r\n" + part + b"\r\n")
+                await asyncio.wait_for(writer.drain(), WAIT_S)
+            assert (await asyncio.wait_for(reader.readline(), WAIT_S)).startswith(b"HTTP/1.1 413")
+            writer.close()
+
+
+async def test_a_body_that_never_ends_is_read_no_longer_than_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "LINGER_S", 0.05)
+    async with port(max_input_bytes=1) as (served, _):
+        host, _, number = served.http.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(number))
+        writer.write(b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 30000000\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), WAIT_S)).startswith(b"HTTP/1.1 413")
         writer.close()
 
 
