@@ -82,21 +82,29 @@ class HttpServer:
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection over which no request begins, and one too many. uvicorn itself waits for the first request
-    for ever."""
+    """Closes a connection over which no request begins, and one too many. uvicorn itself waits for ever for the first
+    request, for the rest of one that has begun to come, and for the rest of a body after its answer."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._patience = self.loop.call_later(SILENT_S, self._lose_patience)
+        self._patience: asyncio.TimerHandle | None = self.loop.call_later(SILENT_S, transport.close)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
 
-    def _lose_patience(self) -> None:
-        if self.cycle is None:
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+        elif self._patience is None:  # these bytes began no request: one must begin soon
+            self._patience = self.loop.call_later(SILENT_S, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()
+        self._stop_waiting()
         super().connection_lost(exc)
 
 

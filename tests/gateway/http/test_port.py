@@ -120,6 +120,27 @@ async def test_a_body_that_never_ends_is_read_no_longer_than_bounded(monkeypatch
         writer.close()
 
 
+@pytest.mark.parametrize(
+    ("before", "rest"),
+    [
+        pytest.param(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /liv", id="half a request"),
+        pytest.param(b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", b"abc", id="half a body"),
+    ],
+)
+async def test_a_connection_on_which_a_later_request_never_becomes_whole_is_closed(
+    monkeypatch: pytest.MonkeyPatch, before: bytes, rest: bytes
+) -> None:
+    monkeypatch.setattr(protos.http_server, "SILENT_S", 0.05)
+    async with port() as (served, _):
+        host, _, number = served.http.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(number))
+        writer.write(before)
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)).startswith(b"HTTP/1.1")
+        writer.write(rest)
+        await asyncio.wait_for(reader.read(), WAIT_S)
+        writer.close()
+
+
 async def test_cross_origin_pages_are_let_in_only_where_it_is_set() -> None:
     origin = {"origin": "https://page.example", "access-control-request-method": "POST"}
     async with port() as (_, client):
