@@ -1,4 +1,4 @@
-"""docs/explanation/engine.md and its plot, made from the record of a bench alone: `python -m worker_service.bench.page`.
+"""docs/explanation/engine.md and its plot, made from a bench's record alone: `python -m worker_service.bench.page`.
 
 Sentences that judge are chosen by the figures. The plot needs matplotlib, of the extra `lab`.
 """
