@@ -175,15 +175,14 @@ def render(
     the JSON of laps_sd.compare.arrivals."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("benchmarks.md.jinja").read_text()
+    every = [name for cell in summary["cells"] for name in cell["policies"]]
     page: str = environment.from_string(text).render(
         summary=summary,
         scheduler=scheduler,
         unpaced=unpaced,
         others={cell["name"]: cell["ratios"] for cell in arrivals["cells"]} if arrivals else {},
         draws=arrivals["draws"] if arrivals else 0,
-        names=list(
-            dict.fromkeys(name for cell in summary["cells"] for name in cell["policies"] if name not in (BASE, OURS))
-        ),
+        names=[name for name in dict.fromkeys(every) if name not in (BASE, OURS)],
         repeated=any(row["repetitions"] > 1 for cell in summary["cells"] for row in cell["policies"].values()),
         sources=SOURCES,
         ours=OURS,
