@@ -96,6 +96,7 @@ bench: env
 	    --minutes $(PART_MINUTES) --json docs/benchmarks/record.json --recordings docs/benchmarks/recordings
 	$(BIN)/python -m laps_sd.compare.arrivals
 	$(BIN)/python -m laps_sd.compare.page
+	$(BIN)/python -m laps_sd.compare.chart
 
 bench-scheduler: env
 	@mkdir -p docs/benchmarks
