@@ -12,6 +12,7 @@ import sys
 _PR_SET_PDEATHSIG = 1  # prctl(2); survives exec
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of ours; a Python that is run looks after Ctrl-C itself
     parent, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

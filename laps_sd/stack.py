@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -21,12 +22,13 @@ from laps_sd.client import AsyncClient, NotServing
 from laps_sd.options import Options
 from laps_sd.ports import HOST, StackError, claim_ports
 from laps_sd.redis_server import check_reachable, find_server, server_command
-from laps_sd.supervise import BAD_SETTINGS, Child, Command, leashed
+from laps_sd.supervise import BAD_SETTINGS, Child, Command, end, leashed
 
 SCHEDULER = "scheduler"
 POLL_S = 0.05
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 WORKER_DRAIN_S = 5.0
+PULL_END_S = 5.0  # what `pull` may take to put its files in order once it is interrupted
 DRAIN_SLACK_S = 5.0
 
 Emit = Callable[[bytes], object]
@@ -146,14 +148,15 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
 async def find_model(model: str) -> Path:
     """The model's directory. The worker's module `pull` fetches the model if it is not there. Raises StackError."""
     process = await asyncio.create_subprocess_exec(
-        *leashed(_python("worker_service.pull", model)), stdout=asyncio.subprocess.PIPE
+        *leashed(_python("laps_sd.interrupt", "worker_service.pull", model)),
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
     )
     try:
         output, _ = await process.communicate()
     finally:
         if process.returncode is None:
-            process.kill()
-            await process.wait()
+            await end(process, PULL_END_S, signal.SIGINT)  # so that nothing half-made stays in the cache
     if process.returncode == BAD_SETTINGS:
         raise NoModel
     if process.returncode:

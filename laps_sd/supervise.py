@@ -114,7 +114,7 @@ class Child:
         try:
             yield process
         finally:
-            await _end(process, self.command.stop_s)
+            await end(process, self.command.stop_s)
             self.pid = None
             with suppress(TimeoutError):
                 await asyncio.wait_for(pump, 1.0)
@@ -148,13 +148,13 @@ class Child:
         return f"{self.name} ended{times} with {how}. Its last lines:\n{tail}"
 
 
-async def _end(process: asyncio.subprocess.Process, timeout_s: float) -> None:
-    """SIGTERM, then SIGKILL: after `timeout_s`, or at once if this call is cancelled."""
+async def end(process: asyncio.subprocess.Process, timeout_s: float, first: int = signal.SIGTERM) -> None:
+    """`first`, then SIGKILL: after `timeout_s`, or at once if this call is cancelled."""
     if process.returncode is not None:
         return
     try:
         with suppress(ProcessLookupError):
-            process.terminate()
+            process.send_signal(first)
         await asyncio.wait_for(process.wait(), timeout_s)
     except (TimeoutError, asyncio.CancelledError) as impatience:
         with suppress(ProcessLookupError):

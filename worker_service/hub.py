@@ -159,6 +159,11 @@ def _download(name: HubName, folder: Path, sizes: dict[str, int], *, large: bool
     """The snapshot with these files in it. `large`: a download that broke off goes on where it was. Raises ModelError,
     also if the disk has no room for them."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache
+    from huggingface_hub.utils import tqdm
+
+    class Silent(tqdm):  # type: ignore[misc, unused-ignore]
+        def __init__(self, *args: Any, **given: Any) -> None:
+            super().__init__(*args, **{**given, "disable": True})
 
     folder.mkdir(parents=True, exist_ok=True)
     cached = (try_to_load_from_cache(name.repository, file, folder, name.revision) for file in sizes)
@@ -173,7 +178,12 @@ def _download(name: HubName, folder: Path, sizes: dict[str, int], *, large: bool
     patterns = [re.sub(r"([*?[])", r"[\1]", file) for file in sizes]  # the names and nothing else
     return Path(
         snapshot_download(
-            name.repository, revision=name.revision, cache_dir=folder, allow_patterns=patterns, etag_timeout=ASK_S
+            name.repository,
+            revision=name.revision,
+            cache_dir=folder,
+            allow_patterns=patterns,
+            etag_timeout=ASK_S,
+            tqdm_class=Silent,  # small files, and links to the large ones, which have a bar each
         )
     )
 

@@ -36,6 +36,15 @@ def generating() -> str:
     )
 
 
+def responses() -> str:
+    """Of the Responses API, without our own fields, which are as above."""
+    ours = {field.alias or name for name, field in fields.Own.model_fields.items()}
+    told = {name: field for name, field in _schemas()["Responses"]["properties"].items() if name not in ours}
+    return table(
+        ("field", "value", "default", "meaning"), ((code(name), *_field(field)) for name, field in told.items())
+    )
+
+
 def objects() -> str:
     """What stands in the fields above."""
     return table(
@@ -43,7 +52,7 @@ def objects() -> str:
         (
             (kind, code(name), *_field(field))
             for kind, schema in _schemas().items()
-            if kind not in ("Chat", "Completion", "Tokenize", "Detokenize", "Error")
+            if kind not in ("Chat", "Completion", "Responses", "Tokenize", "Detokenize", "Error")
             for name, field in schema["properties"].items()
         ),
     )
@@ -73,6 +82,10 @@ def _kind(field: Mapping[str, Any]) -> str:
 
 def refused() -> str:
     return ", ".join(map(code, fields.REFUSED)) + "\n"
+
+
+def refused_responses() -> str:
+    return ", ".join(map(code, fields.REFUSED_RESPONSES)) + "\n"
 
 
 def accepted() -> str:

@@ -73,8 +73,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "open-inference": calls("protos/oip/inference.proto"),
     "paths": http.paths,
     "generating": http.generating,
+    "responses": http.responses,
     "objects": http.objects,
     "refused": http.refused,
+    "refused-responses": http.refused_responses,
     "accepted": http.accepted,
     "statuses": http.statuses,
 }

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_CHOICES = 16  # of one prompt
-MAX_PROMPTS = 64  # of one body
+MAX_ANSWERS = 128  # to one body: prompts times choices
 MAX_LOGPROBS = 20
 UINT32 = 2**32 - 1
 INT64 = 2**63
@@ -66,7 +66,19 @@ class StructuredOutputs(Body):
     grammar: str | None = Field(None, description="in llguidance's variant of Lark")
 
 
-class Generation(Body):
+class Own(Body):
+    """Fields that are this service's own."""
+
+    request_id: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="an id of the client's own; X-Request-Id does the same"
+    )
+    class_: Literal["interactive", "default", "batch"] = Field("default", alias="class", description="how urgent it is")
+    predicted_tokens: Positive | None = Field(None, description="the client's guess of the answer's length in tokens")
+    timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="the answer must be whole by then")
+    on_disconnect: Literal["cancel", "detach"] = Field("cancel", description="detach: it runs on, and can be resumed")
+
+
+class Generation(Own):
     """What chat completions and completions have in common."""
 
     model: str
@@ -88,13 +100,6 @@ class Generation(Body):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    request_id: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="an id of the client's own; X-Request-Id does the same"
-    )
-    class_: Literal["interactive", "default", "batch"] = Field("default", alias="class", description="how urgent it is")
-    predicted_tokens: Positive | None = Field(None, description="the client's guess of the answer's length in tokens")
-    timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="the answer must be whole by then")
-    on_disconnect: Literal["cancel", "detach"] = Field("cancel", description="detach: it runs on, and can be resumed")
 
 
 class Part(Body):
@@ -147,6 +152,37 @@ class Completion(Generation):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     echo: bool = Field(False, description="the prompt goes before the answer; not with logprobs")
+
+
+class TextFormat(Body):
+    type: str = Field(description="text, json_object or json_schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = Field(None, description="the schema always holds, whatever this says")
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="required with json_schema")
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+
+
+class InputItem(Body):
+    type: str = Field("message", description="message")
+    role: str | None = Field(None, description="system, developer, user or assistant")
+    content: str | list[Part] | None = None
+
+
+class Responses(Own):
+    """POST /v1/responses, without any state on the server."""
+
+    model: str
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: str | None = Field(None, description="goes before the input, as a system message")
+    max_output_tokens: Count | None = Field(None, description="without it: what is left of the context")
+    temperature: float = Field(1.0, description="in [0, 2]; 0: greedy")
+    top_p: float | None = Field(None, description="in (0, 1]")
+    text: TextOptions | None = None
+    stream: bool = False
 
 
 class Tokenize(Body):
@@ -207,12 +243,28 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "web_search_options": (),
 }
 
+REFUSED_RESPONSES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "background": (False,),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "service_tier": ("auto", "default"),
+    "stream_options": ({},),
+    "tool_choice": ("auto", "none"),  # without tools
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+
 # Fields without effect on the answer.
 ACCEPTED: Final = frozenset(
     {
         "metadata",
         "parallel_tool_calls",  # an answer has one call at most
         "prompt_cache_key",
+        "reasoning",
         "reasoning_effort",
         "safety_identifier",
         "user",

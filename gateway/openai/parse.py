@@ -1,14 +1,14 @@
 """Bytes of a body to one of the objects of fields.py. Whatever the bytes are, what is wrong with them is a BadInput
 that names the field, and repeats none of what was sent but names of fields that we know. Nothing is served here."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from gateway.http.errors import Unsupported
-from gateway.openai.fields import ACCEPTED, REFUSED, Body, Generation
+from gateway.openai.fields import ACCEPTED, REFUSED, REFUSED_RESPONSES, Body, Generation, Responses
 from protos.errors import BadInput
 
 SomeBody = TypeVar("SomeBody", bound=Body)
@@ -23,8 +23,7 @@ def parse(kind: type[SomeBody], raw: bytes) -> SomeBody:
         raise BadInput("body", f"no JSON: {error}") from None
     if not isinstance(given, dict):
         raise BadInput("body", "must be a JSON object")
-    if issubclass(kind, Generation):
-        _refuse(kind, given)
+    _refuse(kind, given)
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -33,15 +32,23 @@ def parse(kind: type[SomeBody], raw: bytes) -> SomeBody:
 
 def unknown(body: Body) -> list[str]:
     """Fields that nobody here knows, and that are ignored."""
-    return [name for name in body.model_extra or () if name not in ACCEPTED and name not in REFUSED]
+    known = ACCEPTED | _refused(type(body)).keys() | ({"store"} if isinstance(body, Responses) else set())
+    return [name for name in body.model_extra or () if name not in known]
 
 
-def _refuse(kind: type[Generation], given: dict[str, Any]) -> None:
+def _refused(kind: type[Body]) -> Mapping[str, tuple[Any, ...]]:
+    if issubclass(kind, Generation):
+        return REFUSED
+    return REFUSED_RESPONSES if issubclass(kind, Responses) else {}
+
+
+def _refuse(kind: type[Body], given: dict[str, Any]) -> None:
     """Raises Unsupported for a field that would change the answer."""
+    refused = _refused(kind)
     own = {field.alias or name for name, field in kind.model_fields.items()}
-    for name in REFUSED.keys() & given.keys() - own:
+    for name in refused.keys() & given.keys() - own:
         value = given[name]
-        asks_nothing = value is None or value in REFUSED[name] or (name == "best_of" and value == given.get("n", 1))
+        asks_nothing = value is None or value in refused[name] or (name == "best_of" and value == given.get("n", 1))
         if not asks_nothing:
             hint = HINTS.get(name.partition("_")[0])
             raise Unsupported(name, "not supported" + (f"; {hint}" if hint else ""))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gateway.http.errors import Unsupported
 from gateway.openai import formats
-from gateway.openai.fields import MAX_PROMPTS, UINT32, Chat, Completion, Generation, Message
+from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message
 from protos.errors import BadInput
 from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Chat as Messages
@@ -67,8 +67,8 @@ def of_completion(body: Completion, request_id: str) -> Asked:
     if body.echo and body.logprobs is not None:
         raise Unsupported("echo", "not with logprobs: this service has no log-probabilities of prompts")
     prompts = _prompts(body)
-    if len(prompts) > MAX_PROMPTS:
-        raise BadInput("prompt", f"{len(prompts)} prompts; at most {MAX_PROMPTS}")
+    if len(prompts) * body.n > MAX_ANSWERS:
+        raise BadInput("prompt", f"{len(prompts)} prompts, each with {body.n} choices; at most {MAX_ANSWERS} in all")
     return _asked(
         body,
         request_id,

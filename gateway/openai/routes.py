@@ -14,10 +14,11 @@ from gateway.front import Front
 from gateway.http.access import route
 from gateway.keys import Right
 from gateway.metrics import Metrics
-from gateway.openai import openapi, own, request, tokens
-from gateway.openai.fields import Body, Chat, Completion, Detokenize, Tokenize
+from gateway.openai import openapi, own, request, responses, tokens
+from gateway.openai.fields import Body, Chat, Completion, Detokenize, Responses, Tokenize
 from gateway.openai.generating import Generating, generated, resumed
 from gateway.openai.parse import parse, unknown
+from gateway.openai.responding import Responding
 from gateway.text import TextModel
 from protos.errors import BadInput, Cancelled, UnknownModel
 from protos.v1.inference_pb2 import GetRequestRequest
@@ -31,6 +32,7 @@ def routes(front: Front, metrics: Metrics, aliases: Sequence[str] = ()) -> list[
     paths = {
         "/v1/chat/completions": ("POST", doors.chat),
         "/v1/completions": ("POST", doors.completion),
+        "/v1/responses": ("POST", doors.response),
         "/v1/models": ("GET", doors.models),
         "/v1/models/{id:path}": ("GET", doors.model),
         "/tokenize": ("POST", doors.tokenize),
@@ -60,6 +62,12 @@ class Doors:
         self._model(body.model, ready=True)
         wanted = request.of_completion(body, asked.state.request_id)
         return Generating(wanted, generated(self._front, wanted))
+
+    async def response(self, asked: Request) -> Responding:
+        body = await self._body(Responses, asked)
+        self._model(body.model, ready=True)
+        wanted = responses.asked(body, asked.state.request_id)
+        return Responding(body, wanted, generated(self._front, wanted))
 
     async def models(self, asked: Request) -> Response:
         model = self._front.model()

@@ -20,12 +20,14 @@ _HEADERS = {
 }
 
 
-def event(data: Mapping[str, Any], id: int | None = None) -> bytes:
-    """With an id only where it was asked for: simple clients expect that an event begins with `data: `."""
+def event(data: Mapping[str, Any], id: int | None = None, kind: str = "") -> bytes:
+    """With an id or a kind only where clients expect it: simple ones think that an event begins with `data: `."""
     said = to_json(data)
     for raw, escaped in _LINE_ENDS.items():
         said = said.replace(raw, escaped)
     name = b"" if id is None else b"id: %d\n" % id
+    if kind:
+        name += b"event: %s\n" % kind.encode()
     return name + b"data: " + said + b"\n\n"
 
 

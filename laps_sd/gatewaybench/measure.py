@@ -48,7 +48,7 @@ async def measure(load: Load, model: Path) -> dict[str, Any]:
         await asyncio.sleep(SETTLE_S)
         busy = await _under_load(load, port, gateway, streams)
         _hang_up(streams)
-    async with gateway_of_stub(1.0, load.tokens_per_round, load.many, model) as (port, gateway):
+    async with gateway_of_stub(1.0, load.tokens_per_round, load.many, model, hold=load.many) as (port, gateway):
         return busy | await _many(load, port, gateway)
 
 
@@ -101,13 +101,14 @@ def _hang_up(readers: Sequence[Reader]) -> None:
 
 @asynccontextmanager
 async def gateway_of_stub(
-    rounds_per_s: float, tokens_per_round: int, many: int, model: Path
+    rounds_per_s: float, tokens_per_round: int, many: int, model: Path, hold: int = 0
 ) -> AsyncIterator[tuple[int, psutil.Process]]:
-    """A gateway of the stub, ready: its HTTP port and its process."""
+    """A gateway of the stub, ready: its HTTP port and its process. `hold`: no stream gets a second round before so many
+    are open."""
     grpc_port, http_port = claim_ports(0, 0)
     stub = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "laps_sd.gatewaybench.stub", "--model", str(model)),
-        *("--rounds-per-s", str(rounds_per_s), "--tokens-per-round", str(tokens_per_round)),
+        *("--rounds-per-s", str(rounds_per_s), "--tokens-per-round", str(tokens_per_round), "--hold", str(hold)),
         stdout=subprocess.PIPE,
     )
     try:

@@ -30,13 +30,15 @@ class Live:
 
 
 class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
-    """It remembers no request that has ended, and has no figures."""
+    """It remembers no request that has ended, and has no figures. `hold`: no request gets a second round before so many
+    are live."""
 
     def __init__(
-        self, model: common_pb2.ModelInfo, words: list[int], rounds_per_s: float, tokens_per_round: int
+        self, model: common_pb2.ModelInfo, words: list[int], rounds_per_s: float, tokens_per_round: int, hold: int
     ) -> None:
         self._model, self._words = model, words
         self._rounds_per_s, self._tokens = rounds_per_s, tokens_per_round
+        self._hold = hold
         self._live: dict[str, Live] = {}
 
     async def Link(self, requests: AsyncIterator[pb.FromGateway], context: Any) -> None:  # type: ignore[override] # noqa: N802
@@ -81,7 +83,9 @@ class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
         due = loop.time()
         while True:
             due = max(due + 1 / self._rounds_per_s, loop.time() - 1 / self._rounds_per_s)
-            groups = self._groups()
+            if len(self._live) >= self._hold:
+                self._hold = 0
+            groups = [] if self._hold else self._groups()
             for number, ids in enumerate(groups):
                 await asyncio.sleep(due + number / len(groups) / self._rounds_per_s - loop.time())
                 deltas = [self._round(id, self._live[id]) for id in ids if id in self._live]
@@ -118,13 +122,13 @@ def model_of(folder: Path) -> common_pb2.ModelInfo:
     )
 
 
-async def serve(folder: Path, rounds_per_s: float, tokens_per_round: int) -> None:
+async def serve(folder: Path, rounds_per_s: float, tokens_per_round: int, hold: int) -> None:
     """Prints the port once it is bound, and serves until it is killed."""
     model = model_of(folder)
     tokenizer = Tokenizer.from_str(gzip.decompress(model.tokenizer_json).decode())
     words = list(tokenizer.encode("The sky is blue because air scatters short waves more than long ones. ").ids)
     server = grpc.aio.server(options=options(LINK_MESSAGE_BYTES))
-    stub = Stub(model, words, rounds_per_s, tokens_per_round)  # type: ignore[abstract]  # of the stubs alone
+    stub = Stub(model, words, rounds_per_s, tokens_per_round, hold)  # type: ignore[abstract]  # of the stubs alone
     gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(stub, server)
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
     await server.start()
@@ -136,5 +140,6 @@ if __name__ == "__main__":
     flags.add_argument("--model", type=Path, required=True)
     flags.add_argument("--rounds-per-s", type=float, required=True)
     flags.add_argument("--tokens-per-round", type=int, required=True)
+    flags.add_argument("--hold", type=int, default=0)
     given = flags.parse_args()
-    asyncio.run(serve(given.model, given.rounds_per_s, given.tokens_per_round))
+    asyncio.run(serve(given.model, given.rounds_per_s, given.tokens_per_round, given.hold))

@@ -89,7 +89,7 @@ def loadtest(
     ] = None,
     api_key: ApiKey = None,
     ca: Ca = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals and synthetic prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of arrivals and prompts.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=writable)] = None,
     with_detail: Annotated[bool, typer.Option("--detail", help="Every request in the JSON.")] = False,
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", callback=writable)] = None,

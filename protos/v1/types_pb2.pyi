@@ -178,7 +178,9 @@ Global___Logprob: _TypeAlias = Logprob  # noqa: Y015
 @_typing.final
 class Structure(_message.Message):
     """What an output must look like: at every position only tokens that can still lead to such a text are drawn, each with the
-    probability that the model gives it among them. An end-of-sequence id can be drawn where the text is complete.
+    probability that the model gives it among them. An end-of-sequence id can be drawn where the text is complete, and an
+    output that can go no further ends with STOP, though it has not reached min_tokens yet. max_tokens may cut the text.
+    Log-probabilities stay those of the model without a structure. Not together with ignore_eos.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -189,13 +191,13 @@ class Structure(_message.Message):
     CHOICE_FIELD_NUMBER: _builtins.int
     LARK_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON schema, as JSON text. The output is JSON without whitespace between its parts."""
+    """A JSON schema, as JSON text of at most 64 KiB. The output is JSON without whitespace between its parts."""
     json_object: _builtins.bool
     """True: any JSON object."""
     regex: _builtins.str
     """A regular expression that the whole output matches, in the syntax of Rust's regex crate."""
     lark: _builtins.str
-    """A grammar in the syntax of llguidance, a variant of Lark's."""
+    """A grammar in the syntax of llguidance, a variant of Lark's, of at most 64 KiB."""
     @_builtins.property
     def choice(self) -> Global___Choice:
         """One of several texts."""
@@ -228,7 +230,7 @@ class Choice(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """At least one, none of them empty."""
+        """1 to 1000, none of them empty; 64 KiB in all."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from gateway.openai.fields import ACCEPTED, REFUSED, Chat, Completion, Detokenize, Tokenize
+from gateway.openai.fields import ACCEPTED, REFUSED, Chat, Completion, Detokenize, Responses, Tokenize
 from gateway.openai.openapi import document
 from laps_sd.gatewaybench.measure import gateway_of_stub
 from worker_service.pull import pull
@@ -25,6 +25,7 @@ BODIES = int(os.environ.get("BODIES", "3000"))
 KINDS = {
     "/v1/chat/completions": Chat,
     "/v1/completions": Completion,
+    "/v1/responses": Responses,
     "/tokenize": Tokenize,
     "/detokenize": Detokenize,
 }
@@ -110,6 +111,7 @@ def _body(random: Random, names: list[str]) -> bytes:
         "model": "stub",
         "messages": [{"role": "user", "content": "a"}],
         "prompt": "a",
+        "input": "a",
         "tokens": [1],
         "max_tokens": 2,
     }

@@ -200,9 +200,7 @@ async def test_top_shows_who_runs_and_how_fast(client: AsyncClient) -> None:
     async with asyncio.timeout(60):
         async for seen in frames(client, every_s=0.05, requests=5):
             frame = seen.as_dict()
-            running = [
-                each for each in frame["requests"] if each["state"] == "REQUEST_STATE_RUNNING" and each["output_tokens"]
-            ]
+            running = [each for each in frame["requests"] if each["state"] == "running" and each["output_tokens"]]
             rates = frame["rates"]["workers"]
             if running and any(rate["output_tokens"] for rate in rates.values()):
                 break

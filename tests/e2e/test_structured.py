@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -28,7 +28,7 @@ SCHEMA = {
     "required": ["city", "country", "inhabitants", "capital"],
     "additionalProperties": False,
 }
-CITIES = {"type": "array", "items": SCHEMA, "minItems": 6, "maxItems": 6}
+CITIES = {"type": "array", "items": SCHEMA, "minItems": 9, "maxItems": 9}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -38,9 +38,9 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 
 
 async def ask(
-    stack: Stack, place: str, schema: Any, seen: Callable[[int], None] = lambda tokens: None, **more: Any
-) -> Any:
-    """The whole answer, and the last chunk. `seen` is told of each chunk's last token."""
+    stack: Stack, place: str, schema: Any, started: asyncio.Event | None = None, **more: Any
+) -> tuple[str, inference_pb2.Final]:
+    """The whole answer, and how it ended. `started` is set when there are some tokens."""
     message = inference_pb2.ChatMessage(role="user", content=f"Describe {place} as JSON.")
     request = inference_pb2.GenerateRequest(
         chat=inference_pb2.Chat(messages=[message]), structure=Structure(json_schema=json.dumps(schema)), **more
@@ -49,7 +49,8 @@ async def ask(
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         async for chunk in inference_pb2_grpc.InferenceStub(channel).Generate(request):
             text += chunk.text
-            seen(chunk.offset + len(chunk.token_ids))
+            if chunk.offset > 20 and started is not None:
+                started.set()
     return text, chunk.final
 
 
@@ -67,17 +68,14 @@ async def test_answers_are_json_of_their_schema_though_tokens_are_drafted(stack:
 
 
 async def test_a_worker_killed_in_the_middle_of_a_structured_answer_changes_no_token(stack: Stack) -> None:
-    whole, _ = await ask(stack, "six cities", CITIES, temperature=1.0, max_tokens=500, seed=4)
+    drawn = {"temperature": 1.0, "seed": 4, "max_tokens": 600}
+    whole, _ = await ask(stack, "nine cities", CITIES, **drawn)
     validate(json.loads(whole), CITIES)
-    workers = stack.running("worker_service")
-
-    def kill_after(tokens: int) -> None:
-        if tokens > 40 and workers:
-            workers.pop().kill()  # one of them runs it: both go, one after the other
-            if tokens > 80 and workers:
-                workers.pop().kill()
-
-    again, final = await ask(stack, "six cities", CITIES, kill_after, temperature=1.0, max_tokens=500, seed=4)
-    assert again == whole
-    assert final.finish_reason == FINISH_REASON_STOP
-    assert not workers
+    started = asyncio.Event()
+    again = asyncio.create_task(ask(stack, "nine cities", CITIES, started, **drawn, request_id="again"))
+    await started.wait()
+    async with grpc.aio.insecure_channel(stack.grpc) as channel:
+        asked = inference_pb2.GetRequestRequest(request_id="again")
+        status = (await inference_pb2_grpc.InferenceStub(channel).GetRequest(asked)).request
+    stack.child("worker_service", having=status.worker_id).kill()
+    assert (await again)[0] == whole

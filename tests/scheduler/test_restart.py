@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
+from protos.v1.types_pb2 import Structure
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.ledger import AT_ONCE
@@ -28,7 +30,7 @@ async def test_a_restarted_scheduler_reads_redis_back_and_goes_on(redis_url: str
     async with scheduler(store) as (_, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)
-        await gateway.submit("a")
+        await gateway.submit("a", sampling=common_pb.Sampling(structure=Structure(regex="a+")))
         await worker.until("a")
         await worker.report(worker.row("a", 0, 7, 8))
         await gateway.until(lambda: gateway.tokens.get("a") == [7, 8])
@@ -47,6 +49,7 @@ async def test_a_restarted_scheduler_reads_redis_back_and_goes_on(redis_url: str
         await worker.until("a")
         assert list(worker.command.admit[0].tokens)[:5] == [1, 2, 3, 7, 8]
         assert worker.command.admit[0].placement == 1
+        assert worker.command.admit[0].sampling.structure.regex == "a+"
         await worker.report(worker.row("a", stored.record.emitted, 4, finish=STOP))
         await gateway.until(lambda: "a" in gateway.endings)
         assert gateway.tokens["a"][-1] == 4

@@ -123,3 +123,36 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(flag: str) -> Non
     result = CliRunner().invoke(cli.app, ["simulate", "--workload", "/no/such", flag, "/no/such/folder/file"])
     assert result.exit_code == 2
     assert f"'{flag}': /no/such/folder/file cannot be written: No such file or directory\n" in result.stderr
+
+
+INTERRUPTED_DATACLASS = """
+import os, signal
+from laps_sd.interrupt import INTERRUPTED, quietly
+def program():
+    try:
+        exec("os.kill(os.getpid(), signal.SIGINT)", {"os": os, "signal": signal})
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED)
+quietly(program)
+"""
+INTERRUPTED_LIBRARY = """
+import os, signal
+from laps_sd.interrupt import quietly
+def program():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+    raise ModuleNotFoundError("could not be loaded")
+quietly(program)
+"""
+
+
+def test_ctrl_c_while_code_is_made_ends_with_130_and_not_by_the_signal() -> None:
+    ended = python(INTERRUPTED_DATACLASS)
+    assert (ended.returncode, ended.stderr) == (INTERRUPTED, "")
+
+
+def test_a_library_that_turns_ctrl_c_into_another_error_is_no_error() -> None:
+    ended = python(INTERRUPTED_LIBRARY)
+    assert (ended.returncode, ended.stderr) == (INTERRUPTED, "interrupted\n")

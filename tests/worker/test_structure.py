@@ -1,82 +1,29 @@
 """Structured output in the engine: every text has its structure, and is the one that the target itself would draw."""
 
 import json
-import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import validate
 from llguidance import LLMatcher, LLTokenizer
-from scipy.stats import chisquare
 
 from protos.structure import grammar
-from protos.v1.types_pb2 import Choice, Structure
-from tests.worker.harness import CLEAR, Driver, Tiny
+from protos.v1.types_pb2 import Structure
+from tests.worker.harness import Driver, Tiny
+from tests.worker.structures import FEW, KINDS, LIMITS, PROMPT, answer, has, text_of
 from tests.worker.test_drafters import make
 from worker_service.engine import structure as module
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
-from worker_service.engine.sampling import draw
-from worker_service.engine.structure import Asked, Matcher, StructureError
+from worker_service.engine.structure import Matcher, StructureError
 from worker_service.engine.types import Finish, Limits, Run, Sampling
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "age": {"type": "integer", "minimum": 0, "maximum": 500},
-        "ok": {"type": "boolean"},
-        "colour": {"enum": ["red", "green"]},
-    },
-    "required": ["name", "age", "ok", "colour"],
-    "additionalProperties": False,
-}
-KINDS = {
-    "json_schema": Structure(json_schema=json.dumps(SCHEMA)),
-    "json_object": Structure(json_object=True),
-    "regex": Structure(regex="[a-f]{3,9}[0-9]{1,4}"),
-    "choice": Structure(choice=Choice(texts=["red", "reddish", "grün 😀", 'a "quote"\n'])),
-    "lark": Structure(lark='start: "(" x ")" | "{" x "}"\nx: /[0-9]{1,3}/ ("+" x)?'),
-}
-LIMITS = Limits(max_tokens=90)
-PROMPT = "A short request overtakes"
-
-
-def text_of(tiny: Tiny, tokens: list[int]) -> str:
-    return str(tiny.tokenizer.decode(tokens, skip_special_tokens=True))
-
-
-def has(kind: str, text: str) -> bool:
-    """Whether a whole text has the structure of KINDS[kind], by other means than llguidance."""
-    match kind:
-        case "json_schema":
-            validate(json.loads(text), SCHEMA)
-            return " " not in text.replace(json.loads(text)["name"], "")
-        case "json_object":
-            return isinstance(json.loads(text), dict)
-        case "regex":
-            return re.fullmatch("[a-f]{3,9}[0-9]{1,4}", text) is not None
-        case "choice":
-            return text in KINDS["choice"].choice.texts
-    number = r"[0-9]{1,3}(\+[0-9]{1,3})*"
-    return re.fullmatch(rf"\({number}\)|\{{{number}\}}", text) is not None
-
-
-def answer(tiny: Tiny, own: Sampling, limits: Limits = LIMITS, **engine: Any) -> Driver:
-    driver = Driver(tiny.engine(**engine))
-    driver.admit("r", tiny.prompt(PROMPT), limits, own)
-    driver.finish_all()
-    return driver
 
 
 def error(driver: Driver) -> str:
@@ -132,132 +79,6 @@ def test_preemption_that_keeps_offloads_or_drops_and_replay_leave_a_structured_o
     driver.finish_in_little_memory()
     assert [driver.outputs[str(i)] for i in range(len(EVERY))] == undisturbed
     driver.forget_all()
-
-
-# Grammar: few texts, some the beginning of others, and more than one way to write them in tokens.
-FEW = grammar(Structure(regex="(the|one)( one)?"))
-SHAPES = [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 3}]
-ANSWERS = 800
-
-
-@pytest.fixture(scope="module")
-def ll_tokenizer(tiny: Tiny) -> LLTokenizer:
-    return LLTokenizer(tiny.tokenizer.backend_tokenizer.to_str(), eos_token=[tiny.eos])
-
-
-def allowed(tokenizer: LLTokenizer, form: str, output: list[int], vocabulary: int) -> torch.Tensor:
-    """The mask after `output`, by a matcher of its own: bool [vocabulary]."""
-    matcher = LLMatcher(tokenizer, form)
-    assert matcher.consume_tokens(output)
-    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-    return torch.from_numpy(bits[:vocabulary].astype(bool))
-
-
-def masked(tiny: Tiny, tokenizer: LLTokenizer, output: list[int]) -> torch.Tensor:
-    """The target's logits after `output`, those of all tokens that FEW forbids -inf."""
-    with torch.inference_mode():
-        logits = tiny.model(torch.tensor([[*tiny.prompt(PROMPT), *output]])).logits[0, -1]
-    return logits.masked_fill(~allowed(tokenizer, FEW, output, len(logits)), -torch.inf)
-
-
-def exact(tiny: Tiny, tokenizer: LLTokenizer, own: Sampling) -> dict[tuple[int, ...], float]:
-    """The probability of every whole output, with the textbook filters written plainly."""
-    texts: dict[tuple[int, ...], float] = {}
-
-    def follow(output: list[int], chance: float) -> None:
-        if output and (output[-1] == tiny.eos or not follows(output)):
-            texts[tuple(output)] = chance
-            return
-        p = (masked(tiny, tokenizer, output).double() / own.temperature).softmax(-1).tolist()
-        order = sorted((token for token, value in enumerate(p) if value), key=lambda token: -p[token])
-        kept = order[: own.top_k or len(p)]
-        total = sum(p[token] for token in kept)
-        nucleus = [kept[i] for i in range(len(kept)) if sum(p[token] for token in kept[:i]) < own.top_p * total]
-        norm = sum(p[token] for token in nucleus)
-        for token in nucleus:
-            follow([*output, token], chance * p[token] / norm)
-
-    def follows(output: list[int]) -> bool:
-        matcher = LLMatcher(tokenizer, FEW)
-        matcher.consume_tokens(output)
-        return not matcher.is_stopped()
-
-    follow([], 1.0)
-    return texts
-
-
-def pvalue(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
-    """Of a chi-square test. Texts too rare for the approximation are pooled."""
-    assert counts.keys() <= expected.keys()
-    common = [text for text, p in expected.items() if p * ANSWERS >= 5]
-    observed = [counts[text] for text in common]
-    wanted = [expected[text] * ANSWERS for text in common]
-    if (rest := ANSWERS - sum(wanted)) > 1e-6:
-        observed, wanted = [*observed, ANSWERS - sum(observed)], [*wanted, rest]
-    return float(chisquare(observed, [w * sum(observed) / sum(wanted) for w in wanted]).pvalue)
-
-
-def sampled(tiny: Tiny, own: Sampling) -> Counter[tuple[int, ...]]:
-    engine = tiny.engine(blocks=2000)
-    counts: Counter[tuple[int, ...]] = Counter()
-    for begin in range(0, ANSWERS, 200):
-        driver = Driver(engine)
-        for seed in range(begin, begin + 200):
-            driver.admit(str(seed), tiny.prompt(PROMPT), LIMITS, replace(own, seed=seed, grammar=FEW))
-        while live := driver.live:
-            driver.step((Run(name, 3, 64) for name in live), slots=200)
-        counts.update(map(tuple, driver.outputs.values()))
-        driver.forget_all()
-        assert sum(row.accepted for row in driver.rows)
-    return counts
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_outputs_follow_the_targets_own_distribution_under_the_mask(
-    tiny: Tiny, ll_tokenizer: LLTokenizer, shape: dict[str, float]
-) -> None:
-    own = Sampling(**({"temperature": 1.0} | shape))  # type: ignore[arg-type]
-    counts, expected = sampled(tiny, own), exact(tiny, ll_tokenizer, own)
-    assert len(expected) > 3
-    assert pvalue(counts, expected) > 1e-3
-    hotter = exact(tiny, ll_tokenizer, replace(own, temperature=1.5 * own.temperature))
-    assert own.top_k or pvalue(counts, hotter) < 1e-3  # the test has the power to tell them apart
-
-
-def test_each_token_is_the_plain_draw_from_the_masked_logits(tiny: Tiny, ll_tokenizer: LLTokenizer) -> None:
-    for seed in range(8):
-        own = Sampling(temperature=1.0, seed=seed, grammar=FEW)
-        output = answer(tiny, own).outputs["r"]
-        for i, token in enumerate(output):
-            assert token == draw(masked(tiny, ll_tokenizer, output[:i]), own, i)
-
-
-AMBIGUOUS = grammar(Structure(lark='start: a\na: ("x" | "foo") (c | "x") | "a"\nb: c | "b"\nc: (a b)+ | "c"'))
-
-
-@pytest.mark.parametrize("form", [AMBIGUOUS, grammar(KINDS["json_schema"]), FEW], ids=["lark", "schema", "regex"])
-def test_masks_follow_from_the_tokens_alone(tiny: Tiny, ll_tokenizer: LLTokenizer, form: str) -> None:
-    """Not from drafts that were tried before: llguidance's own rollback would fail here for the first grammar."""
-    structures = tiny.engine()._structures
-    size, random = tiny.model.config.vocab_size, Random(0)
-    for _ in range(8):
-        matcher, output = structures.matcher(form, []), []
-        for _ in range(12):
-            asked = {"r": Asked(matcher, matcher.prune(drafts_from(random, size), 4))}
-            forbidden = structures.take(structures.begin(asked), asked)["r"]
-            assert isinstance(forbidden, torch.Tensor)
-            text = list(output)
-            for j in range(len(asked["r"].drafts) + 1):
-                assert torch.equal(~forbidden[j], allowed(ll_tokenizer, form, text, size))
-                text += asked["r"].drafts[j : j + 1]
-            choices = torch.nonzero(~forbidden[0])[:, 0].tolist()
-            output.append(random.choice([token for token in choices if token != tiny.eos] or [tiny.eos]))
-            if matcher.push(output[-1]):
-                break
-
-
-def drafts_from(random: Random, size: int) -> list[int]:
-    return [random.randrange(size) for _ in range(4)]
 
 
 def small_schemas(depth: int = 2) -> st.SearchStrategy[dict[str, Any]]:
@@ -343,18 +164,6 @@ def test_a_stop_string_ends_a_structured_output(tiny: Tiny) -> None:
     driver = answer(tiny, Sampling(grammar=grammar(KINDS["json_schema"])), Limits(max_tokens=60, stop=('"age"',)))
     assert driver.finished["r"] is Finish.STOP
     assert text_of(tiny, driver.outputs["r"]).endswith('"age":') or text_of(tiny, driver.outputs["r"]).endswith('"age"')
-
-
-def test_log_probabilities_stay_the_models_own(tiny: Tiny) -> None:
-    driver = answer(tiny, Sampling(logprobs=2, grammar=FEW))
-    output = driver.outputs["r"]
-    with torch.inference_mode():
-        logits = tiny.model(torch.tensor([[*tiny.prompt(PROMPT), *output]])).logits[0]
-    own = logits[-len(output) - 1 : -1].log_softmax(-1)
-    given = [logprob for row in driver.rows for logprob in row.logprobs]
-    for row, token, logprob in zip(own, output, given, strict=True):
-        assert abs(float(row[token]) - logprob.logprob) < CLEAR
-        assert logprob.top[0][0] == int(row.argmax())
 
 
 def test_a_bad_grammar_ends_its_request_alone(tiny: Tiny) -> None:

@@ -148,7 +148,7 @@ def draw(found: Found) -> str:
     axis.set_title(
         f"{found['model']}, {found['dtype']}, {found['machine']['processor']}", loc="left", fontsize="medium"
     )
-    axis.legend(frameon=False, fontsize="small")
+    axis.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     axis.grid(alpha=0.3)
     return _svg(figure)
 

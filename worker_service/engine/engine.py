@@ -17,7 +17,7 @@ from worker_service.engine.planning import Planner, Work
 from worker_service.engine.request import EngineRequest
 from worker_service.engine.sampling import logprobs, verify
 from worker_service.engine.stop import StopStrings
-from worker_service.engine.structure import Asked, Forbidden, StructureError, Structures
+from worker_service.engine.structure import Asked, Mask, StructureError, Structures
 from worker_service.engine.target import Target
 from worker_service.engine.types import Admission, Finish, Held, Row, Run, Skip, StepResult
 
@@ -157,12 +157,14 @@ class Engine:
             verify_begun = perf_counter()
             draft_s = verify_begun - draft_begun
             asked = _asked(plan.work)
-            masks = self._structures.begin(asked) if asked else None  # they need no logits: made during the pass
+            making = (
+                self._structures.begin(asked) if asked else None
+            )  # masks: they need no logits: made during the pass
             passed = self.target.forward([work.sequence for work in plan.work]) if plan.work else None
             verify_s = perf_counter() - verify_begun
             if passed is not None:
-                forbidden = self._structures.take(masks, asked) if masks else {}
-                rows += self._verify(plan.work, *passed, forbidden)
+                masks = self._structures.take(making, asked) if making else {}
+                rows += self._verify(plan.work, *passed, masks)
             other_s = perf_counter() - begun - draft_s - verify_s
         return StepResult(tuple(rows), self.pool.free_blocks, draft_s, verify_s, other_s)
 
@@ -198,33 +200,31 @@ class Engine:
         works: Sequence[Work],
         logits: torch.Tensor,
         hidden: torch.Tensor,
-        forbidden: Mapping[str, Forbidden],
+        masks: Mapping[str, Mask],
     ) -> list[Row]:
         """Keep the drafts that the target agrees with, and its own token after them.
 
         `logits`: [num_logits of all works, vocabulary]; `hidden`: [the same, hidden size]; both in the works' order.
-        `forbidden`: by request, what its structure rules out.
+        `masks`: by request, what its structure allows.
         """
         rows, begin = [], 0
         for work in works:
             end = begin + work.num_logits
-            rows.append(self._accept(work, logits[begin:end], hidden[begin:end], forbidden.get(work.request.id)))
+            rows.append(self._accept(work, logits[begin:end], hidden[begin:end], masks.get(work.request.id)))
             begin = end
         return rows
 
-    def _accept(self, work: Work, logits: torch.Tensor, hidden: torch.Tensor, forbidden: Forbidden | None) -> Row:
+    def _accept(self, work: Work, logits: torch.Tensor, hidden: torch.Tensor, mask: Mask | None) -> Row:
         """As _verify, for one request."""
         request, sampling, start = work.request, work.request.sampling, work.request.output_tokens
         sampled: list[int] = []
         raw: torch.Tensor | None = None
-        if isinstance(forbidden, StructureError):
-            request.error = str(forbidden)
+        if isinstance(mask, StructureError):
+            request.error = str(mask)
         elif work.num_logits:
             if sampling.logprobs is not None:
                 raw = logits.log_softmax(-1)  # before the hooks, which may write into the logits
-            context = LogitsContext(
-                request.tokens, work.drafts, start, sampling, request.limits, self._eos_ids, forbidden
-            )
+            context = LogitsContext(request.tokens, work.drafts, start, sampling, request.limits, self._eos_ids, mask)
             for hook in self._hooks:
                 logits = hook(logits, context)
             sampled = verify(logits, work.drafts, sampling, start)

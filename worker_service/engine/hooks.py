@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from worker_service.engine.types import Limits, Sampling
@@ -19,18 +20,35 @@ class LogitsContext:
     sampling: Sampling
     limits: Limits
     eos_ids: frozenset[int]
-    forbidden: torch.Tensor | None = None  # bool [n, vocabulary]: what the structure of the output rules out
+    # What the structure of the output allows: uint8 [n, bytes], a bit for each token, the least significant ones first.
+    allowed: torch.Tensor | None = None
 
 
 # Maps float32 logits [n, vocabulary] to logits of the same shape. It may write in place.
 LogitsHook = Callable[[torch.Tensor, LogitsContext], torch.Tensor]
 
 
+# What logits are cut down to, for each value of eight tokens' bits: [256, 8].
+_CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little"), math.inf, -math.inf)
+_CEILINGS = _CEILINGS.astype(np.float32)
+
+
 def follow_structure(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
     """Only tokens that the structure allows can be drawn. Their probabilities keep their proportions."""
-    if context.forbidden is not None:
-        logits.masked_fill_(context.forbidden.to(logits.device), -math.inf)
-    return logits
+    if context.allowed is None:
+        return logits
+    # On a CPU numpy takes a twentieth of torch's time, and no other thread.
+    return (_cut_with_numpy if logits.device.type == "cpu" else _cut_with_torch)(logits, context.allowed)
+
+
+def _cut_with_numpy(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    ceiling = _CEILINGS.take(allowed.numpy(), axis=0).reshape(len(logits), -1)
+    return torch.from_numpy(np.minimum(logits.numpy(), ceiling[:, : logits.shape[1]]))
+
+
+def _cut_with_torch(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    table = torch.from_numpy(_CEILINGS).to(logits.device)
+    return logits.minimum(table[allowed.to(logits.device).long()].flatten(1)[:, : logits.shape[1]])
 
 
 def bias(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:

@@ -7,9 +7,9 @@ tried on copies of it. Rolling back is not an option: after a rollback llguidanc
 where a grammar is ambiguous, and the text would depend on the drafts.
 """
 
+import _thread
 import json
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -93,7 +93,8 @@ class Asked(NamedTuple):
     drafts: Sequence[int]
 
 
-Forbidden = torch.Tensor | StructureError  # bool [drafts + 1, vocabulary], or why there is none
+# uint8 [drafts + 1, bytes], a bit for each token, set where it is allowed; or why there is none.
+Mask = torch.Tensor | StructureError
 
 
 class Structures:
@@ -128,11 +129,11 @@ class Structures:
         matcher.consume_tokens(output)
         return matcher
 
-    def begin(self, asked: Mapping[str, Asked]) -> "Future[dict[str, Forbidden]]":
+    def begin(self, asked: Mapping[str, Asked]) -> "Future[dict[str, Mask]]":
         """Compute the masks of a step, of requests by name; they do not depend on the forward pass."""
         return _beside(partial(self._masks, dict(asked)))
 
-    def take(self, masks: "Future[dict[str, Forbidden]]", asked: Mapping[str, Asked]) -> dict[str, Forbidden]:
+    def take(self, masks: "Future[dict[str, Mask]]", asked: Mapping[str, Asked]) -> dict[str, Mask]:
         """The masks that `begin` began. They can be used until the next step begins."""
         try:
             return masks.result(MASKS_S + COMPILE_S)
@@ -141,8 +142,8 @@ class Structures:
             problem = StructureError(f"structure: the masks of this step failed: {error or type(error).__name__}")
             return dict.fromkeys(asked, problem)
 
-    def _masks(self, asked: dict[str, Asked]) -> dict[str, Forbidden]:
-        result: dict[str, Forbidden] = {}
+    def _masks(self, asked: dict[str, Asked]) -> dict[str, Mask]:
+        result: dict[str, Mask] = {}
         trials: dict[str, tuple[LLMatcher, int, list[int]]] = {}
         rows = 0
         for name, (matcher, drafts) in asked.items():
@@ -154,17 +155,11 @@ class Structures:
         if rows > len(self._bits):
             self._bits = np.empty((rows, self._words), np.int32)
         self._fill(list(trials.values()), rows)
-        forbidden = torch.from_numpy(
-            np.unpackbits(~self._bits[:rows].view(np.uint8), axis=1, count=self._vocab_size, bitorder="little").view(
-                bool
-            )
-        )
+        masks = torch.from_numpy(self._bits.view(np.uint8))
         for name, (trial, begin, drafts) in trials.items():
             failed = trial.is_error()
             result[name] = (
-                StructureError(f"structure: {trial.get_error()}")
-                if failed
-                else forbidden[begin : begin + len(drafts) + 1]
+                StructureError(f"structure: {trial.get_error()}") if failed else masks[begin : begin + len(drafts) + 1]
             )
         return result
 
@@ -190,7 +185,7 @@ def _beside(work: Callable[[], T]) -> "Future[T]":
         except BaseException as error:  # a panic of native code is no Exception
             result.set_exception(error)
 
-    threading.Thread(target=settle, daemon=True).start()
+    _thread.start_new_thread(settle, ())  # threading.Thread would wait until it runs
     return result
 
 

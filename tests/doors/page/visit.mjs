@@ -70,6 +70,7 @@ for (const scheme of ["light", "dark"]) {
   }
 }
 await page.emulateMediaFeatures([{ name: "prefers-reduced-motion", value: "reduce" }]);
+await until(page, () => !document.getAnimations().length); // what moved already comes to rest
 told.motion = await page.evaluate(async () => {
   let most = 0;
   for (let i = 0; i < 40; i++) {

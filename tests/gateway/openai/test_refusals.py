@@ -164,6 +164,12 @@ async def test_a_prompt_beyond_the_context_has_openais_code() -> None:
         assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
 
 
+async def test_answers_to_one_body_are_bounded() -> None:
+    async with door() as at:
+        error = await at.refused(COMPLETION | {"prompt": ["a"] * 9, "n": 16}, "/v1/completions")
+        assert (error["status"], error["param"]) == (400, "prompt")
+
+
 async def test_another_model_is_not_found() -> None:
     async with door() as at:
         error = await at.refused(CHAT | {"model": "gpt-4o"})

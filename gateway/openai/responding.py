@@ -1,0 +1,55 @@
+"""The work behind a body of the Responses API, told as one JSON object or as a stream of events."""
+
+from contextlib import AbstractAsyncContextManager
+
+from pydantic_core import to_json
+from starlette.responses import Response as HttpResponse
+from starlette.types import Receive, Scope, Send
+
+from gateway.http import errors
+from gateway.openai import sse
+from gateway.openai.fields import Responses
+from gateway.openai.request import Asked
+from gateway.openai.responses import Response
+from gateway.stream import Stream
+from protos.errors import REQUEST_ID_KEY, RequestError
+
+
+class Responding:
+    """An ASGI response: the work is done while it is sent. Raises RequestError as long as nothing was sent."""
+
+    def __init__(self, body: Responses, asked: Asked, streams: AbstractAsyncContextManager[list[Stream]]) -> None:
+        """`streams`: the one stream of the answer, opened when the work begins."""
+        self._body, self._asked, self._open = body, asked, streams
+        self._headers = {REQUEST_ID_KEY: asked.request_id}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with sse.while_connected(receive):
+            if self._body.stream:
+                await self._streamed(send)
+            else:
+                async with self._open as (stream,):
+                    answer = self._answer(stream)
+                    async for chunk in stream:
+                        answer.take(chunk)
+                said = HttpResponse(to_json(answer.whole()), 200, self._headers, "application/json")
+                await said(scope, receive, send)
+
+    async def _streamed(self, send: Send) -> None:
+        out, answer = sse.Events(send, self._headers), None
+        try:
+            async with self._open as (stream,), out.kept_alive():
+                answer = self._answer(stream)
+                async for chunk in stream:
+                    events = b"".join(sse.event(said, kind=said["type"]) for said in answer.events(chunk))
+                    async with stream.writing(chunk):
+                        await out.write(events)
+            await out.write(b"", more=False)
+        except RequestError as error:
+            if answer is None or not out.begun:
+                raise
+            said = answer.event("error", **errors.body(error)["error"] | {"type": "error"})
+            await out.write(sse.event(said, kind="error"), more=False)
+
+    def _answer(self, stream: Stream) -> Response:
+        return Response(self._body, self._asked.request_id, stream.prompt_tokens)
