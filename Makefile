@@ -8,7 +8,7 @@ MODEL ?= smollm2-135m
 INPUTS ?= 1000000
 SEED ?= 0
 
-# Peers of bench-engine: NAME=PYTHON[:MODEL], docs/engine.md says how to make them.
+# Peers of bench-engine: NAME=PYTHON[:MODEL], docs/explanation/engine.md says how to make them.
 PEERS ?=
 
 # Of chaos: on the tiny model, and on MODEL; of soak.
@@ -56,11 +56,11 @@ help:
 	@echo "make soak   the same stack for an hour without faults: memory and open files of every process (MINUTES=60)"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
 	@echo "make test-compare  laps-sd compare with whole services on a tiny model (two minutes)"
-	@echo "make bench  policies compared on the live service: docs/benchmarks.md; repeat it until nothing is left"
+	@echo "make bench  policies compared on the live service: docs/explanation/benchmarks.md; repeat it until nothing is left"
 	@echo "make bench-quick  a first taste of it (five minutes), which proves nothing"
-	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/benchmarks.md (15 minutes; AGAINST=...)"
-	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
-	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
+	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/explanation/benchmarks.md (15 minutes; AGAINST=...)"
+	@echo "make bench-engine  the engine beside its peers: docs/explanation/engine.md (a quarter of an hour with PEERS=...)"
+	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/explanation/paper.md and its plots (25 minutes of one core)"
 	@echo "make wheels build the wheels of the service and of the client alone: dist"
 	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
 	@echo "make docs   the documentation as a site: build/site; first its tables are made anew"
