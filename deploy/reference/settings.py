@@ -95,8 +95,10 @@ def values(hint: Any, field: FieldInfo | None = None) -> str:
     """What a value may be: a choice, or bounds."""
     choices = list(dict.fromkeys(_choices(field.annotation if field else hint)))
     bounds = dict(_bounds([hint, *(field.metadata if field else ())]))
-    words = {"ge": "from {}", "gt": "over {}", "le": "to {}", "lt": "under {}"}
-    return ", ".join(choices + [words[sign].format(bounds[sign]) for sign in words if sign in bounds])
+    if {"ge", "le"} <= bounds.keys():
+        return ", ".join([*choices, f"{bounds['ge']}–{bounds['le']}"])
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    return ", ".join(choices + [f"{signs[name]}{bounds[name]}" for name in signs if name in bounds])
 
 
 def _choices(hint: Any) -> Iterator[str]:
