@@ -1,4 +1,4 @@
-"""Two hundred prompts of the project's own: chat, code, reasoning, and paragraphs to summarise. No data set of others."""
+"""Two hundred prompts of the project's own: chat, code, reasoning, paragraphs to summarise. No data set of others."""
 
 from itertools import chain, product
 from pathlib import Path
