@@ -20,13 +20,13 @@ def paths() -> str:
 
 
 def generating() -> str:
-    """Fields of the two calls that generate, and which of them has a field if not both do."""
+    """Fields of the two calls that generate, and which of them has a field if not both do; our own fields last."""
     chat, completion = (_schemas()[name]["properties"] for name in ("Chat", "Completion"))
     return table(
         ("field", "of", "value", "default", "meaning"),
         (
             (code(name), of, *_field(found))
-            for name in chat | completion
+            for name in sorted(chat | completion, key=lambda name: name in _ours())
             for of, found in (
                 [("", chat[name])]
                 if chat.get(name) == completion.get(name)
@@ -38,8 +38,7 @@ def generating() -> str:
 
 def responses() -> str:
     """Of the Responses API, without our own fields, which are as above."""
-    ours = {field.alias or name for name, field in fields.Own.model_fields.items()}
-    told = {name: field for name, field in _schemas()["Responses"]["properties"].items() if name not in ours}
+    told = {name: field for name, field in _schemas()["Responses"]["properties"].items() if name not in _ours()}
     return table(
         ("field", "value", "default", "meaning"), ((code(name), *_field(field)) for name, field in told.items())
     )
@@ -56,6 +55,10 @@ def objects() -> str:
             for name, field in schema["properties"].items()
         ),
     )
+
+
+def _ours() -> set[str]:
+    return {field.alias or name for name, field in fields.Own.model_fields.items()}
 
 
 def _schemas() -> Mapping[str, Any]:
