@@ -61,3 +61,10 @@ def test_links_of_the_readme_lead_to_files() -> None:
     ours = [target for target in targets if target and "://" not in target]
     assert len(ours) > 5
     assert [target for target in ours if not (ROOT / target).exists()] == []
+
+
+def test_the_pages_stay_short() -> None:
+    """Words that nobody reads hide those that matter. Whoever needs more of them takes others away."""
+    words = {page: len(page.read_text().split()) for page in (ROOT / "docs").rglob("*.md")}
+    assert sum(words.values()) <= 15_000, sorted(words.items(), key=lambda counted: -counted[1])[:5]
+    assert len((ROOT / "README.md").read_text().split()) <= 700
