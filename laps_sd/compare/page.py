@@ -181,7 +181,9 @@ def render(
         unpaced=unpaced,
         others={cell["name"]: cell["ratios"] for cell in arrivals["cells"]} if arrivals else {},
         draws=arrivals["draws"] if arrivals else 0,
-        names=list(dict.fromkeys(name for cell in summary["cells"] for name in cell["policies"] if name != BASE)),
+        names=list(
+            dict.fromkeys(name for cell in summary["cells"] for name in cell["policies"] if name not in (BASE, OURS))
+        ),
         repeated=any(row["repetitions"] > 1 for cell in summary["cells"] for row in cell["policies"].values()),
         sources=SOURCES,
         ours=OURS,
