@@ -5,7 +5,7 @@ import sys
 
 from gateway.app import running, write_ready_file
 from gateway.config import Settings
-from gateway.garbage import search_all_when_cheap, search_young_objects_only
+from protos import garbage
 from protos.serving import configure_logs, stop_signals
 from protos.settings import read
 
@@ -13,8 +13,7 @@ from protos.settings import read
 async def serve(settings: Settings) -> None:
     log = configure_logs("gateway", settings.log_level)
     async with stop_signals() as stopping, running(settings) as gateway:
-        search_young_objects_only()
-        searching = asyncio.create_task(search_all_when_cheap(lambda: len(gateway.link.feeds)), name="garbage")
+        searching = asyncio.create_task(garbage.search(lambda: not gateway.link.feeds), name="garbage")
         log.info("listening", grpc=gateway.grpc, http=gateway.http)
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, gateway)

@@ -176,7 +176,8 @@ class Connection:
             call.cancel()
             if self._upward is not None:
                 self._stub = self._upward = None
-                self._log.warning("scheduler_lost")
+                ours = (task := asyncio.current_task()) is not None and task.cancelling()  # this gateway ends
+                (self._log.info if ours else self._log.warning)("scheduler_lost")
                 await self._on_down()
 
     async def _read(self, call: Call) -> None:

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 _REDIS = re.compile(r"\d+:[A-Z] \d+ \w+ \d+ [\d:.]+ (?P<mark>[.*#-]) (?P<words>.*)")
 _LEVELS = {".": "debug", "-": "debug", "*": "info", "#": "warning"}
-_ADVICE = "WARNING Memory overcommit must be enabled"  # which our Redis, that never forks for a snapshot, does not need
+# What Redis says as a warning at each healthy start and end. It never forks for a snapshot here.
+_HEALTHY = re.compile(r"WARNING Memory overcommit must be enabled|(Redis|Valkey) is now ready to exit")
 
 
 def as_entry(child: str, line: bytes) -> bytes:
@@ -17,7 +18,7 @@ def as_entry(child: str, line: bytes) -> bytes:
     words, level = line.decode(errors="replace").rstrip("\n"), "info"
     if found := _REDIS.fullmatch(words):
         words, level = found["words"], _LEVELS[found["mark"]]
-        if words.startswith(_ADVICE):
+        if _HEALTHY.match(words):
             level = "info"
     entry = {
         "service": child,

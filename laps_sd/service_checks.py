@@ -33,10 +33,10 @@ def check_services(options: Options) -> None:
 
 
 def _check(options: Options, service: str, settings: type[BaseSettings], command: Command) -> None:
-    program, flags = command.arguments[:4], command.arguments[4:]  # python -P -m MODULE
+    module, flags = command.arguments[3], command.arguments[4:]  # after python -P -m
     for name in options.services.get(service, {}):
         if name not in settings.model_fields:
-            raise Wrong(f"[{service}] {name}", f"no such setting; `{' '.join(program)} --help` lists them")
+            raise Wrong(f"[{service}] {name}", f"no such setting; `python -m {module} --help` lists them")
         if any(word.partition(".")[0] == flag(name) for word in flags):
             raise Wrong(f"[{service}] {name}", "`laps-sd up` sets this itself")
     with _environment(command.environment):

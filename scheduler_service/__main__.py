@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from protos import tracing
+from protos import garbage, tracing
 from protos.errors import NotServing
 from protos.former import FormerLinks
 from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
@@ -19,7 +19,6 @@ from protos.serving import LINK_MESSAGE_BYTES, Server, configure_logs, first_of,
 from protos.settings import read
 from protos.tls import PeerNames
 from protos.tracing import Tracing
-from scheduler_service import garbage
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.links.gateways import GatewayLink

@@ -19,6 +19,7 @@ MAX_SKEW_S = 24 * 3600  # between the clocks of two leaders
 MAX_LOGIT_CHANGE = 100.0  # of penalties and bias: more changes no text, and far more would overflow
 MAX_LOGPROBS = 20
 MAX_TIMEOUT_S = 1e9
+_PRIORITIES = types_pb.Priority.values()
 
 
 def hello(message: worker_pb.Hello) -> None:
@@ -58,7 +59,7 @@ def submit(message: gateway_pb.Submit, context_tokens: int) -> None:
     for name, value in (("prompt", message.prompt), ("max_tokens", message.limits.max_tokens)):
         if not value:
             raise BadInput(name, "must not be empty")
-    if (kind := message.priority) not in types_pb.Priority.values():
+    if (kind := message.priority) not in _PRIORITIES:
         raise BadInput("priority", f"{kind} is none of the priorities")
     if not 0 <= message.timeout_s <= MAX_TIMEOUT_S:
         raise BadInput("timeout_s", f"must be from 0 to {MAX_TIMEOUT_S:g}")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
+import grpc
 import structlog
 
 from gateway.front import Front
@@ -89,7 +90,10 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
         async def write(message: pb.ModelStreamInferResponse) -> None:
             async with writing:
-                await context.write(message)
+                try:
+                    await context.write(message)
+                except grpc.aio.BaseError as error:  # the client has hung up, and the call is not cancelled yet
+                    raise asyncio.CancelledError from error
 
         unreadable: RequestError | None = None
         async with asyncio.TaskGroup() as answering:

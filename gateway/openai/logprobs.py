@@ -16,15 +16,16 @@ def for_chat(tokens: Sequence[int], logprobs: Sequence[Logprob], of: TokenBytes,
     content = []
     for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
         adds = of.adds(token, first=start + i == 0)
-        entry = _entry(adds or of.of(token), logprob.logprob) | {"bytes": list(adds)}
+        text = adds.decode(errors="replace") if adds else of.shown(token)[0]
         top = zip(logprob.top_tokens, logprob.top_logprobs, strict=True)
-        entry["top_logprobs"] = [_entry(of.of(other), value) for other, value in top]
-        content.append(entry)
+        entry = {"token": text, "logprob": _finite(logprob.logprob), "bytes": list(adds)}
+        content.append(entry | {"top_logprobs": [_entry(of.shown(other), value) for other, value in top]})
     return {"content": content, "refusal": None}
 
 
-def _entry(data: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
+def _entry(shown: tuple[str, list[int]], logprob: float) -> dict[str, Any]:
+    text, data = shown
+    return {"token": text, "logprob": _finite(logprob), "bytes": data}
 
 
 class ForCompletion:

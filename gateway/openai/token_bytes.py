@@ -29,6 +29,7 @@ class TokenBytes:
             for each in decoders
         )
         self.of = lru_cache(maxsize=16_384)(self._of)
+        self.shown = lru_cache(maxsize=16_384)(self._shown)
 
     def adds(self, token_id: int, *, first: bool = False) -> bytes:
         """What an output token adds to the text; nothing, if it is a special one. `first`: of the output."""
@@ -36,6 +37,11 @@ class TokenBytes:
             return b""
         data = self.of(token_id)
         return data.removeprefix(b" ") if first and self.drops_first_space else data
+
+    def _shown(self, token_id: int) -> tuple[str, list[int]]:
+        """A token as JSON has it: its text, or what stands for half a character, and its bytes."""
+        data = self.of(token_id)
+        return data.decode(errors="replace"), list(data)
 
     def _of(self, token_id: int) -> bytes:
         """The bytes of a token, special or not. Empty if there is no such token."""

@@ -7,6 +7,7 @@ import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from protos.serving import BEAT_S, LINK_MESSAGE_BYTES, options
 from protos.v1 import types_pb2
 
 CONTEXT_TOKENS = 8192
+REMEMBERED = 10_000
 STEP = 32  # requests whose rounds go in one message: the slots of a worker
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -27,10 +29,11 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 class Live:
     submit: pb.Submit
     sent: int = 0
+    until: float = inf  # a gateway whose buffer is full takes no more before it follows again
 
 
 class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
-    """It remembers no request that has ended, and has no figures. `hold`: no request gets a second round before so many
+    """It tells nobody of a request, and has no figures. `hold`: no request gets a second round before so many
     are live."""
 
     def __init__(
@@ -40,6 +43,7 @@ class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
         self._rounds_per_s, self._tokens = rounds_per_s, tokens_per_round
         self._hold = hold
         self._live: dict[str, Live] = {}
+        self._submits: dict[str, pb.Submit] = {}  # of the newest requests, ended ones too: a gateway may follow them
 
     async def Link(self, requests: AsyncIterator[pb.FromGateway], context: Any) -> None:  # type: ignore[override] # noqa: N802
         writing = asyncio.Lock()  # grpc takes one write at a time
@@ -66,11 +70,19 @@ class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
         if message.HasField("submit"):
             id = message.submit.request_id
             self._live[id] = live = Live(message.submit)
+            self._submits[id] = message.submit
+            if len(self._submits) > REMEMBERED:
+                del self._submits[next(iter(self._submits))]
             await send(pb.ToGateway(accepted=[id], deltas=[self._round(id, live)]))
         elif message.HasField("cancel"):
             self._live.pop(message.cancel.request_id, None)
-        elif message.HasField("follow") and message.follow.request_id in self._live:
-            self._live[message.follow.request_id].sent = message.follow.offset
+        elif message.HasField("follow"):
+            id = message.follow.request_id
+            if (submit := self._submits.get(id)) is not None:
+                live = Live(submit, min(message.follow.offset, submit.limits.max_tokens))
+                if message.follow.most_tokens:
+                    live.until = live.sent + message.follow.most_tokens
+                self._live[id] = live
 
     async def _beat(self, send: Any) -> None:
         while True:
@@ -93,7 +105,7 @@ class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
             await asyncio.sleep(max(0.0, due - loop.time()))
 
     def _groups(self) -> list[list[str]]:
-        ids = list(self._live)
+        ids = [id for id, live in self._live.items() if live.sent < live.until]
         return [ids[start : start + STEP] for start in range(0, len(ids), STEP)]
 
     def _round(self, id: str, live: Live) -> pb.Delta:

@@ -10,7 +10,7 @@ from scheduler_service.core.known import Known
 from scheduler_service.core.lifecycle import Move, State, after
 from scheduler_service.core.policies import Claim
 from scheduler_service.core.ranking import Key
-from scheduler_service.core.types import Record, Request, RequestClass, WorkerUp
+from scheduler_service.core.types import Record, Request, WorkerUp
 
 WORTH = 3.0  # a request may lose its KV once it was served for this many times the seconds that its KV cost
 
@@ -46,8 +46,8 @@ class Entry:
     probation: int = 0  # rounds with output until it is no suspect any more (isolation.py)
     suspected: int = 0  # the placement under which it was last suspected
     crowd: int = 1  # requests that may have been under way on its worker then
-    tenant: Tenant = field(default_factory=lambda: Tenant(""))
-    of_class: ClassAccount = field(default_factory=lambda: ClassAccount(RequestClass.DEFAULT))
+    tenant: Tenant = field(init=False)  # whose it is, and the class that it counts for: `Fleet.prepare`
+    of_class: ClassAccount = field(init=False)
     changed: bool = True  # since its last record was written, in more than output, acceptance and key
     claim: Claim = Claim(1, 0, 0.0)
     key: Key = ()  # where it stands in its ranking; (): in none
@@ -225,5 +225,6 @@ class Worker:
     def blocks_for(self, entry: Entry) -> int:
         """All of its KV after two more rounds: a plan is one step old when it is carried out."""
         up = self.up
-        blocks = -(-(entry.tokens + 2 * self.round_tokens) // up.block_tokens)
+        tokens = entry.request.prompt_tokens + entry.emitted + 2 * self.round_tokens
+        blocks = -(-tokens // up.block_tokens)
         return blocks if blocks < up.blocks else up.blocks

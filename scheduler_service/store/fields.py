@@ -85,6 +85,12 @@ def _count(text: bytes) -> int:
     raise ValueError
 
 
+def _at_least_1(text: bytes) -> int:
+    if number := _count(text):
+        return number
+    raise ValueError
+
+
 def _level(text: bytes) -> int:
     if 1 <= (level := int(text)) <= LEVELS:
         return level
@@ -132,7 +138,7 @@ def _to_means(packed: bytes) -> tuple[float, ...]:
 REQUEST = Table(  # never changes
     Field("arrival", "arrival", repr, _finite),
     Field("prompt_tokens", "prompt_tokens", int, _count),
-    Field("max_tokens", "max_tokens", int, _count),
+    Field("max_tokens", "max_tokens", int, _at_least_1),
     Field("class", "klass", int, lambda text: RequestClass(int(text)), RequestClass.DEFAULT),
     Field("deadline", "deadline", _optional(repr), _if_any(_ordered), None),
     Field("predicted_tokens", "predicted_tokens", _optional(int), _if_any(_count), None),

@@ -1,16 +1,23 @@
-"""The promise on the real model: twelve prompts at once, through the whole stack, greedy, token for token."""
+"""The promise on the real model: twelve prompts at once, through the whole stack, greedy, token for token; and answers
+that have the structure asked for."""
 
 import asyncio
-from pathlib import Path
+import json
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
+from jsonschema import validate
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from laps_sd.client import AsyncClient, Collector, Completion
-from tests.e2e.stack import running_stack
+from tests.e2e.stack import Stack, running_stack
 from tests.worker.harness import greedy_differences
 from worker_service.pull import resolve
+
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 
 MODEL = "smollm2-135m"
 LONG = [  # as many as there are slots
@@ -31,12 +38,17 @@ SHORT = [
 ]
 
 
-@pytest.mark.model
-async def test_twelve_prompts_at_once_give_the_text_of_transformers(tmp_path: Path) -> None:
-    path = resolve(MODEL)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     # Least attained service first: a request that has not run yet preempts one that runs.
     flags = ["--workers", "2", "--slots", "2", "--policy", "las"]
-    async with running_stack(path, tmp_path, *flags) as stack, AsyncClient(stack.grpc) as client:
+    async with running_stack(resolve(MODEL), tmp_path_factory.mktemp("stack"), *flags) as running:
+        yield running
+
+
+async def test_twelve_prompts_at_once_give_the_text_of_transformers(stack: Stack) -> None:
+    path = resolve(MODEL)
+    async with AsyncClient(stack.grpc) as client:
         running = [Answer(client, *prompt) for prompt in LONG]
         await asyncio.gather(*(answer.first.wait() for answer in running))
         assert not any(answer.task.done() for answer in running)
@@ -55,6 +67,50 @@ async def test_twelve_prompts_at_once_give_the_text_of_transformers(tmp_path: Pa
         assert not greedy_differences(model, ids, answered.token_ids), prompt
         assert len(answered.token_ids) == max_tokens or answered.token_ids[-1] == tokenizer.eos_token_id
         assert answered.text == tokenizer.decode(answered.token_ids, skip_special_tokens=True)
+
+
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "country": {"type": "string", "maxLength": 20},
+        "inhabitants": {"type": "integer", "minimum": 0, "maximum": 40_000_000},
+        "capital": {"type": "boolean"},
+    },
+    "required": ["city", "country", "inhabitants", "capital"],
+    "additionalProperties": False,
+}
+CITIES = {"type": "array", "items": CITY, "minItems": 9, "maxItems": 9}
+
+
+async def test_answers_have_the_structure_asked_for_though_tokens_are_drafted(stack: Stack) -> None:
+    async with AsyncClient(stack.grpc) as client:
+        answers = await asyncio.gather(
+            *(
+                client.complete(f"{place}: ", json_schema=CITY, temperature=temperature, max_tokens=120, seed=1)
+                for place in ("Paris", "Lima", "Oslo")
+                for temperature in (0.0, 1.0)
+            )
+        )
+    for answered in answers:
+        validate(json.loads(answered.text), CITY)
+    drafts = [answered.spec_decode for answered in answers]
+    # What the schema forces alone is more.
+    assert sum(each.num_accepted_tokens for each in drafts) > sum(each.num_draft_tokens for each in drafts) / 3 > 10
+
+
+async def test_a_worker_killed_in_the_middle_of_a_structured_answer_changes_no_token(stack: Stack) -> None:
+    asked: dict[str, Any] = {"json_schema": CITIES, "temperature": 1.0, "seed": 4, "max_tokens": 600}
+    async with AsyncClient(stack.grpc) as client:
+        whole = await client.complete("Nine cities: ", **asked)
+        validate(json.loads(whole.text), CITIES)
+        collector = Collector()
+        async for chunk in client.generate("Nine cities: ", request_id="again", **asked):
+            if chunk.offset <= 20 < chunk.offset + len(chunk.token_ids):
+                status = await client.status("again")
+                stack.child("worker_service", having=status.worker_id).kill()
+            collector.add(chunk)
+    assert collector.completion().token_ids == whole.token_ids
 
 
 class Answer:

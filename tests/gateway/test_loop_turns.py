@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from gateway import garbage, validate
+from gateway import validate
 from gateway.feed import Feed
 from gateway.link import AT_ONCE, DELTAS_AT_ONCE, Link
 from gateway.metrics import Metrics
@@ -147,30 +147,3 @@ async def test_the_lag_of_the_loop_is_a_metric(monkeypatch: pytest.MonkeyPatch) 
 
     await until(measured)
     measuring.cancel()
-
-
-@pytest.mark.parametrize(
-    ("young_searches", "streams", "searched"),
-    [
-        (garbage.MANY - 1, 0, False),
-        (garbage.MANY, garbage.FEW_STREAMS, True),
-        (garbage.MANY, garbage.FEW_STREAMS + 1, False),
-        (garbage.TOO_MANY, 1000, True),
-    ],
-)
-async def test_all_objects_are_searched_for_garbage_while_few_streams_are_live(
-    monkeypatch: pytest.MonkeyPatch, young_searches: int, streams: int, searched: bool
-) -> None:
-    gc, checked = mock.Mock(), asyncio.Event()
-    gc.get_count.return_value = (0, young_searches, 0)
-    monkeypatch.setattr(garbage, "gc", gc)
-    monkeypatch.setattr(garbage, "CHECK_S", 0.0)
-
-    def live() -> int:
-        checked.set()
-        return streams
-
-    searching = asyncio.ensure_future(garbage.search_all_when_cheap(live))
-    await checked.wait()
-    searching.cancel()
-    assert gc.collect.called == searched

@@ -4,6 +4,7 @@ import asyncio
 
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.v1 import types_pb2
+from scheduler_service import reports
 from scheduler_service.session import WorkerSession
 from scheduler_service.store import MemoryStore
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
@@ -15,6 +16,11 @@ def session(**command: object) -> WorkerSession:
     made = WorkerSession("w", "s", sent={})
     made.commanded(pb.StepCommand(**command), 1)  # type: ignore[arg-type]
     return made
+
+
+def reported(session: WorkerSession, report: pb.StepReport) -> None:
+    step, _ = reports.read("w", report)
+    session.count(report, step)
 
 
 RUNS = {"schedule": [pb.Run(request_id="a")]}
@@ -33,14 +39,14 @@ def test_who_was_told_whom_to_run_owes_a_round() -> None:
 def test_a_report_pays_and_the_next_round_is_owed_from_then_on() -> None:
     owing = session(**RUNS)
     owing.wait(5, LAG)
-    owing.count(pb.StepReport(step=1, rows=[RAN]), 0)
+    reported(owing, pb.StepReport(step=1, rows=[RAN]))
     assert owing.wait(1, LAG) == 1
 
 
 def test_who_may_not_run_ahead_any_further_owes_nothing() -> None:
     """While the store is away no command is sent."""
     far = session(**RUNS)
-    far.count(pb.StepReport(step=LAG, rows=[RAN]), 0)
+    reported(far, pb.StepReport(step=LAG, rows=[RAN]))
     assert not far.wait(1, LAG)
     far.commanded(pb.StepCommand(seen_step=LAG, **RUNS), 1)
     assert far.wait(1, LAG)
@@ -48,7 +54,7 @@ def test_who_may_not_run_ahead_any_further_owes_nothing() -> None:
 
 def test_who_got_nowhere_owes_nothing_until_something_changes() -> None:
     full = session(**RUNS)
-    full.count(pb.StepReport(step=1, rows=[SKIPPED]), 0)
+    reported(full, pb.StepReport(step=1, rows=[SKIPPED]))
     full.commanded(pb.StepCommand(seen_step=1, **RUNS), 1)
     assert not full.wait(1, LAG)
     full.commanded(pb.StepCommand(seen_step=1, forget=["b"], **RUNS), 1)

@@ -1,8 +1,6 @@
 """Nothing that a peer asks holds the scheduler's event loop: counted in what is done between two turns of the loop."""
 
 import asyncio
-import gc
-import weakref
 from math import inf
 
 import pytest
@@ -12,7 +10,7 @@ from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
-from scheduler_service import garbage, insight
+from scheduler_service import insight
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
@@ -122,27 +120,6 @@ async def test_a_request_ends_if_its_gateway_is_lost_and_none_asks_for_it() -> N
         await worker.until("detached")
         assert list(leader.core.fleet.entries) == ["detached"]
         await worker.close()
-
-
-@pytest.mark.parametrize("idle", [True, False])
-async def test_a_cycle_of_new_objects_is_found_though_requests_are_live(
-    idle: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Node:
-        itself: "Node"
-
-    monkeypatch.setattr(garbage, "EVERY_S", 0.0)
-    searching = asyncio.create_task(garbage.search(lambda: idle))
-    await asyncio.sleep(0)
-    node = Node()
-    node.itself, found = node, weakref.ref(node)
-    del node
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert found() is None
-    searching.cancel()
-    await asyncio.gather(searching, return_exceptions=True)
-    assert gc.isenabled()
 
 
 async def test_a_turn_of_the_loop_holds_few_reports() -> None:

@@ -92,7 +92,8 @@ NONSENSE = {
     "deadline": "nan",
     "key": "nan",
     "level": "17",
-    "max_tokens": "-1",
+    "max_tokens": "0",
+    "preemptions": "-1",
     "rounds": str(2**64),
     "expected": "[NaN, 1, 0.5]",
     "means": b"\xff" * 8,  # NaN

@@ -26,6 +26,9 @@ def test_words_become_an_entry(line: bytes, level: str, words: str) -> None:
     assert entry["timestamp"].endswith("Z")
 
 
-def test_what_redis_advises_at_a_healthy_start_alarms_nobody() -> None:
-    line = b"7:M 22 Nov 2026 18:54:36.913 # WARNING Memory overcommit must be enabled! Without it, ...\n"
+@pytest.mark.parametrize(
+    "words", ["WARNING Memory overcommit must be enabled! Without it, ...", "Valkey is now ready to exit, bye bye..."]
+)
+def test_what_redis_says_at_a_healthy_start_and_end_alarms_nobody(words: str) -> None:
+    line = f"7:M 22 Nov 2026 18:54:36.913 # {words}\n".encode()
     assert json.loads(as_entry("redis", line))["level"] == "info"

@@ -67,7 +67,7 @@ def test_no_drafter_changes_a_structured_output(
     assert 0 < sum(row.accepted for row in driver.rows) < sum(row.drafted for row in driver.rows)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(random=st.randoms(use_true_random=False))
 def test_preemption_that_keeps_offloads_or_drops_and_replay_leave_a_structured_output_unchanged(
     tiny: Tiny, undisturbed: list[list[int]], random: Random

@@ -23,7 +23,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 T = TypeVar("T")
 
-COMPILE_S = 20.0  # the gateway has refused whatever takes more than a fraction of this
+COMPILE_S = 15.0  # the gateway has refused whatever takes more than a fraction of this
 MASKS_S = 5.0  # of one step; llguidance bounds its own work to some 20 ms a mask
 _KEPT = 64  # compiled grammars
 _THREADS = 4  # at most, for the masks of a step
@@ -135,8 +135,9 @@ class Structures:
 
     def take(self, masks: "Future[dict[str, Mask]]", asked: Mapping[str, Asked]) -> dict[str, Mask]:
         """The masks that `begin` began. They can be used until the next step begins."""
+        waits_for_grammars = not all(each.matcher.ready for each in asked.values())
         try:
-            return masks.result(MASKS_S + COMPILE_S)
+            return masks.result(MASKS_S + COMPILE_S * waits_for_grammars)
         except BaseException as error:  # a panic of native code is no Exception
             self._bits = np.empty((0, self._words), np.int32)  # the other one may still be written
             problem = StructureError(f"structure: the masks of this step failed: {error or type(error).__name__}")
