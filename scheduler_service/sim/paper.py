@@ -88,7 +88,7 @@ class Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs"), help="where paper.md and the folder paper/ go")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder: of paper/, explanation/paper.md")
     parser.add_argument("--requests", type=int, default=Scale().requests)
     parser.add_argument("--seeds", type=int, default=Scale().seeds)
     parser.add_argument(
