@@ -8,7 +8,7 @@ MODEL ?= smollm2-135m
 INPUTS ?= 1000000
 SEED ?= 0
 
-# Peers of bench-engine: NAME=PYTHON[:MODEL], docs/engine.md says how to make them.
+# Peers of bench-engine: NAME=PYTHON[:MODEL], docs/explanation/engine.md says how to make them.
 PEERS ?=
 
 # Of chaos: on the tiny model, and on MODEL; of soak.
@@ -38,7 +38,7 @@ SCHEDULES ?= 50000
 FIRST ?= 0
 
 .PHONY: demo demo-picture test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak \
-    bench bench-quick bench-scheduler bench-engine bench-paper page-picture check lint lint-protos types architecture \
+    bench bench-quick bench-scheduler bench-engine bench-paper page-picture docs check lint lint-protos types architecture \
     protos protos-check protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
 
@@ -56,13 +56,14 @@ help:
 	@echo "make soak   the same stack for an hour without faults: memory and open files of every process (MINUTES=60)"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
 	@echo "make test-compare  laps-sd compare with whole services on a tiny model (two minutes)"
-	@echo "make bench  policies compared on the live service: docs/benchmarks.md; repeat it until nothing is left"
+	@echo "make bench  policies compared on the live service: docs/explanation/benchmarks.md; repeat it until nothing is left"
 	@echo "make bench-quick  a first taste of it (five minutes), which proves nothing"
-	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/benchmarks.md (15 minutes; AGAINST=...)"
-	@echo "make bench-engine  the engine beside its peers: docs/engine.md (a quarter of an hour with PEERS=...)"
-	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/paper.md and its plots (25 minutes of one core)"
+	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/explanation/benchmarks.md (15 minutes; AGAINST=...)"
+	@echo "make bench-engine  the engine beside its peers: docs/explanation/engine.md (a quarter of an hour with PEERS=...)"
+	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/explanation/paper.md and its plots (25 minutes of one core)"
 	@echo "make wheels build the wheels of the service and of the client alone: dist"
 	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
+	@echo "make docs   the documentation as a site: build/site; first its tables are made anew"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
 	@echo "make protos regenerate the code of the .proto files"
 	@echo "make lint-protos  the .proto files: style, and nothing that clients or the store rely on has changed (needs npm)"
@@ -95,6 +96,7 @@ bench: env
 	    --minutes $(PART_MINUTES) --json docs/benchmarks/record.json --recordings docs/benchmarks/recordings
 	$(BIN)/python -m laps_sd.compare.arrivals
 	$(BIN)/python -m laps_sd.compare.page
+	$(BIN)/python -m laps_sd.compare.chart
 
 bench-scheduler: env
 	@mkdir -p docs/benchmarks
@@ -148,6 +150,11 @@ bench-paper: env
 page-picture: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m tests.doors.page.picture $(MODEL)
+
+# To read it: python -m http.server --directory build/site
+docs: env
+	$(BIN)/python -m deploy.reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Rounds that are there count: broken off, it goes on where it was. Afresh: remove build/chaos/runs.jsonl.
 chaos: env

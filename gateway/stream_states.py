@@ -225,10 +225,15 @@ def after(table: Mapping[S, Mapping[E, tuple[S, tuple[Act, ...]]]], state: S, ev
 
 
 def mermaid(table: Mapping[S, Mapping[E, tuple[S, tuple[Act, ...]]]]) -> str:
-    """The table as a state diagram, an arrow for each move: `state --> state : event / act, act`."""
-    arrows: list[str] = []
+    """The table as a state diagram: `state --> state : event, event / act, act`. Events that neither lead to another
+    state nor have anything sent are left out."""
+    arrows: dict[tuple[str, str, str], list[str]] = {}
     for state, moves in table.items():
         for event, (then, acts) in moves.items():
-            said = f" / {', '.join(act.value for act in acts)}" if acts else ""
-            arrows.append(f"    {state.value} --> {then.value} : {event.value}{said}")
-    return "\n".join(["stateDiagram-v2", *arrows])
+            if then is not state or acts:
+                arrows.setdefault((state.value, then.value, ", ".join(acts)), []).append(event.value)
+    drawn = ["stateDiagram-v2"]
+    for (state_name, then_name, sent), events in arrows.items():
+        said = f" / {sent}" if sent else ""
+        drawn.append(f"    {state_name} --> {then_name} : {', '.join(events)}{said}")
+    return "\n".join(drawn)

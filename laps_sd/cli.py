@@ -54,7 +54,7 @@ def _version(asked: bool) -> None:
 def laps_sd(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    """LLM serving with speculative decoding, ordered by LAPS-SD for the lowest mean latency."""
+    """LLM serving with speculative decoding, ordered for the lowest mean latency."""
 
 
 add_commands(app, COMMANDS)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -21,6 +22,10 @@ from tests.waiting import WAIT_S
 # An example may take as long as the machine takes: hypothesis would count a busy machine as a failure.
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
+
+# A shell starts a job in the background with Ctrl-C ignored, and each process that the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def redis_binary() -> str:

@@ -1,9 +1,8 @@
-"""Two hundred prompts of the project's own: chat, code, reasoning, and pages to summarise. No data set of others."""
+"""Two hundred prompts of the project's own: chat, code, reasoning, paragraphs to summarise. No data set of others."""
 
 from itertools import chain, product
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[1]
 _TOPICS = (
     "queues in supermarkets", "the tides", "sourdough bread", "the printing press", "glaciers", "compound interest",
     "bicycles", "the human heart", "volcanoes", "sailing",
@@ -38,7 +37,7 @@ _REASONING = (
     "If x + {} = {}, what is x? Then check the answer.",
     "One pump fills a pool in {} hours, another in {} hours. How long do both take together?",
 )
-_PAGES = ("docs/laboratory.md", "docs/drafters.md")
+_PARAGRAPHS = Path(__file__).with_name("paragraphs.txt")  # of technical Markdown: text, tables, a command
 _SUMMARISE = "Summarise this in one sentence.\n\n{}"
 
 
@@ -46,8 +45,7 @@ def two_hundred() -> list[str]:
     kinds = ((_CHAT, _TOPICS), (_CODE, _TASKS))
     short = [[form.format(x) for form, x in product(forms, items)] for forms, items in kinds]
     short.append([form.format(*pair) for form, pair in product(_REASONING, _NUMBERS)])
-    pages = "\n\n".join((_ROOT / page).read_text() for page in _PAGES).split("\n\n")
-    long = [_SUMMARISE.format(text) for text in sorted(pages, key=len) if len(text) < 1500][-20:]
+    long = [_SUMMARISE.format(text) for text in _PARAGRAPHS.read_text().split("\n\n")]
     prompts = [*chain(*short), *long]
     assert len(set(prompts)) == 200
     return prompts

@@ -22,10 +22,10 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Integer = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[Integer, Field(ge=0, le=UINT32)]
-Positive = Annotated[Integer, Field(ge=1, le=UINT32)]
-TokenId = Annotated[Integer, Field(ge=0, le=UINT32)]
+WHOLE = BeforeValidator(_whole)  # behind the bounds: so they are in the OpenAPI document
+Count = Annotated[int, Field(ge=0, le=UINT32), WHOLE]
+Positive = Annotated[int, Field(ge=1, le=UINT32), WHOLE]
+TokenId = Annotated[int, Field(ge=0, le=UINT32), WHOLE]
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read no further than the first wrong one: there may be 500,000
 
@@ -89,15 +89,15 @@ class Generation(Own):
     min_tokens: Count = Field(0, description="output tokens before the answer may end")
     temperature: float = Field(1.0, description="in [0, 2]; 0: greedy")
     top_p: float | None = Field(None, description="in (0, 1]")
-    top_k: Annotated[Integer, Field(ge=-1, le=UINT32)] = Field(0, description="0 and -1: all tokens")
+    top_k: Annotated[int, Field(ge=-1, le=UINT32), WHOLE] = Field(0, description="0 and -1: all tokens")
     presence_penalty: float = Field(0.0, description="in [-2, 2]")
     frequency_penalty: float = Field(0.0, description="in [-2, 2]")
     repetition_penalty: float | None = Field(None, description="in [0.01, 2]")
     logit_bias: dict[str, float] = Field({}, description="token id to bias, in [-100, 100]")
     stop: str | Items[str] = Field([], description="at most 8, of 1 to 128 characters")
     ignore_eos: bool = False
-    seed: Annotated[Integer, Field(ge=-INT64, lt=INT64)] | None = None
-    n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] = 1
+    seed: Annotated[int, Field(ge=-INT64, lt=INT64), WHOLE] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -141,7 +141,7 @@ class Chat(Generation):
 
     messages: Annotated[Items[Message], Field(min_length=1)]
     logprobs: bool = False
-    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     tools: Annotated[Items[Tool], Field(max_length=128)] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None, description="auto, the default with tools, is refused: the model's template has none"
@@ -152,7 +152,7 @@ class Completion(Generation):
     """POST /v1/completions. Without max_tokens an answer has 16 tokens at most, as OpenAI's and vLLM's."""
 
     prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
-    logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     echo: bool = Field(False, description="the prompt goes before the answer; not with logprobs")
 
 

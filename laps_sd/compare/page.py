@@ -1,7 +1,10 @@
-"""The pages of a comparison: HTML for `--html`, and docs/benchmarks.md with its plots, made from the JSON alone by
-`python -m laps_sd.compare.page`. The figures decide which remarks appear. Needs matplotlib, of the extra `lab`.
+"""The pages of a comparison: HTML for `--html`, and docs/explanation/benchmarks.md with its plots and tables, made from
+the JSON alone by `python -m laps_sd.compare.page`. The figures decide which remarks appear. Needs matplotlib, of the
+extra `lab`.
 """
 
+import csv
+import io
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +17,11 @@ from matplotlib.figure import Figure
 
 from laps_sd.compare.design import BASE
 from laps_sd.compare.show import HEADINGS, rows
-from laps_sd.compare.summary import MEAN_WITHIN, MOST_IDLE, OURS, RATIO_WITHIN, sentences, span
+from laps_sd.compare.summary import OURS, sentences, wrong
 from scheduler_service.sim import drawing
 
 Summary = Mapping[str, Any]
 
-LEAST_GAIN = {(2, "0.85"): 0.39, (4, "0.95"): 0.39}  # goals: how far OURS is below fcfs, by slots and load
 # The origin of prompts, by the name of their file.
 SOURCES = {
     "arena_hard": "Arena-Hard (lmarena/arena-hard-auto, Apache-2.0)",
@@ -30,7 +32,6 @@ SOURCES = {
     "gsm8k_test": "GSM8K (openai/grade-school-math, MIT)",
     "math500": "MATH-500 (Hendrycks et al. 2021, MIT)",
 }
-LEAST_OF_ORACLE = 0.85  # goal in all other cells: share of what the oracle gains in the simulator
 
 _BODY = jinja2.Template(
     """{% for cell in summary.cells %}<h2>{{ cell.name }}</h2><p>{{ cell.requests }} requests a policy</p>
@@ -53,58 +54,27 @@ def html(summary: Summary, facts: Mapping[str, str]) -> str:
     return drawing.page("LAPS-SD: policies compared on the live service", facts, body, list(_figures(summary)))
 
 
-def headlines(summary: Summary) -> Iterator[str]:
-    """What OURS gains, cell by cell."""
-    for cell in summary["cells"]:
-        row = cell["policies"].get(OURS, {})
-        if "ratio" in row:
-            value, low, high = (100 * (row["ratio"][name] - 1) for name in ("value", "low", "high"))
-            yield f"{cell['name']}: mean latency {value:+.0f} % against {BASE} ({low:+.0f} to {high:+.0f})"
+def verdicts(summary: Summary) -> Iterator[str]:
+    """Of each policy: in how many cells it is below and above the base, beyond the interval."""
+    names = dict.fromkeys(name for cell in summary["cells"] for name in cell["policies"] if name != BASE)
+    for name in names:
+        found: dict[str, list[str]] = {"lower": [], "higher": [], "same": []}
+        for cell in summary["cells"]:
+            if "ratio" in (row := cell["policies"].get(name, {})):
+                found[row["ratio"]["verdict"]].append(cell["name"])
+        above = f" ({'; '.join(found['higher'])})" if found["higher"] else ""
+        yield (
+            f"`{name}`: below {BASE} in {len(found['lower'])} of {sum(map(len, found.values()))} cells, above it in "
+            f"{len(found['higher'])}{above}."
+        )
 
 
-def goals(summary: Summary) -> Iterator[tuple[str, str, bool]]:
-    """Each goal: its text, what was measured, whether it is reached."""
-    for cell in summary["cells"]:
-        if (row := cell["policies"].get(OURS)) and "ratio" in row:
-            yield _gain(cell, row)
-    slower = [
-        f"{name} at {cell['name']}"
-        for cell in summary["cells"]
-        for name, found in cell["against_ours"].items()
-        if found["verdict"] == "higher"
-    ]
-    yield f"`{OURS}` at no point above another policy, beyond the interval", ", ".join(slower) or "nowhere", not slower
-    every = [(cell, name, row) for cell in summary["cells"] for name, row in cell["policies"].items()]
-    idle = max(row["idle_share"] for _, _, row in every)
-    yield (
-        f"the model idle for the scheduler at most {MOST_IDLE:.0%} of a step",
-        f"{idle:.1%} at most",
-        idle <= MOST_IDLE,
-    )
-    ratios = [abs(row["predicted_ratio"] / row["ratio"]["value"] - 1) for _, _, row in every if "ratio" in row]
-    yield (
-        f"the simulator's ratios to {BASE} within {RATIO_WITHIN:.0%} of live",
-        f"off by {max(ratios):.1%} at most",
-        max(ratios) <= RATIO_WITHIN,
-    )
-    means = [abs(row["predicted_mean_ms"] / row["e2el_ms"]["mean"] - 1) for _, _, row in every]
-    yield (
-        f"the simulator's mean latencies within {MEAN_WITHIN:.0%} of live",
-        f"off by {max(means):.1%} at most",
-        max(means) <= MEAN_WITHIN,
-    )
-
-
-def _gain(cell: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, str, bool]:
-    gain, possible = 1 - row["ratio"]["value"], 1 - cell["oracle"]["predicted_ratio"]
-    if least := LEAST_GAIN.get((cell["slots"], cell["load"])):
-        return f"{cell['name']}: `{OURS}` at least {least:.0%} below {BASE}", f"{gain:.1%}", gain >= least
-    share = gain / possible if possible > 0 else 1.0
-    return (
-        f"{cell['name']}: at least {LEAST_OF_ORACLE:.0%} of the simulated oracle's gain",
-        f"{gain:.1%} of {possible:.1%}, which is {share:.0%}",
-        share >= LEAST_OF_ORACLE,
-    )
+def furthest(summary: Summary) -> dict[str, float]:
+    """How far the simulator's ratios and means are from the live ones at most, and the largest idle share."""
+    every = [row for cell in summary["cells"] for row in cell["policies"].values()]
+    ratios = [abs(row["predicted_ratio"] / row["ratio"]["value"] - 1) for row in every if "ratio" in row]
+    means = [abs(row["predicted_mean_ms"] / row["e2el_ms"]["mean"] - 1) for row in every]
+    return {"ratio": max(ratios), "mean": max(means), "idle": max(row["idle_share"] for row in every)}
 
 
 # ---- plots ----
@@ -192,7 +162,7 @@ def _svg(figure: Figure) -> str:
     return drawing.file_of(figure)
 
 
-# ---- docs/benchmarks.md ----
+# ---- docs/explanation/benchmarks.md ----
 
 
 def render(
@@ -205,30 +175,55 @@ def render(
     the JSON of laps_sd.compare.arrivals."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("benchmarks.md.jinja").read_text()
+    every = [name for cell in summary["cells"] for name in cell["policies"]]
     page: str = environment.from_string(text).render(
         summary=summary,
         scheduler=scheduler,
         unpaced=unpaced,
-        arrivals=arrivals,
+        others={cell["name"]: cell["ratios"] for cell in arrivals["cells"]} if arrivals else {},
+        draws=arrivals["draws"] if arrivals else 0,
+        names=[name for name in dict.fromkeys(every) if name not in (BASE, OURS)],
+        repeated=any(row["repetitions"] > 1 for cell in summary["cells"] for row in cell["policies"].values()),
         sources=SOURCES,
         ours=OURS,
         base=BASE,
-        headings=HEADINGS,
         plots=[(title, name) for title, name, _ in plots(summary)],
-        **{tool.__name__: tool for tool in (rows, headlines, goals, sentences, span, least_to_most)},
+        **{tool.__name__: tool for tool in (verdicts, furthest, wrong, short, least_to_most, drawing.duration)},
     )
     return page
 
 
+def short(ratio: Mapping[str, float]) -> str:
+    """A ratio with its interval, to two digits."""
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
 def least_to_most(ratios: Sequence[float]) -> str:
-    return f"{fmean(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    return f"{fmean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def table(summary: Summary) -> str:
+    """CSV: a row for each policy in each cell, with every figure."""
+    every = [row for cell in summary["cells"] for row in cell["policies"].values()]
+    kinds = list(dict.fromkeys(kind for row in every for kind in row["e2el_ms_by_kind"]))
+    more = {"repetitions": "repetitions", "explained": "explained", "output_throughput": "tokens/s"}
+    more["report_to_command_p99_ms"] = "report to command p99 ms"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["cell", *HEADINGS, *(f"{kind} mean ms" for kind in kinds), *more.values()])
+    for cell in summary["cells"]:
+        for line in rows(cell, "{:.1f}".format):
+            row = cell["policies"].get(line[0], {})  # the simulated oracle has none
+            of_kinds = (f"{ms:.1f}" if (ms := row.get("e2el_ms_by_kind", {}).get(kind)) else "" for kind in kinds)
+            writer.writerow([cell["name"], *line, *of_kinds, *(f"{row[name]:.4g}" if row else "" for name in more)])
+    return text.getvalue()
 
 
 def main() -> None:
-    """Makes the page and its plots of the records in docs/benchmarks; another folder than docs may be named. Sections
-    whose record is missing (scheduler.json, unpaced.json, arrivals.json) are left out."""
+    """Makes the page, its plots and tables of the records in docs/benchmarks; another folder than docs may be named.
+    Sections whose record is missing (scheduler.json, unpaced.json, arrivals.json) are left out."""
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
-    folder = docs / "benchmarks"
+    folder, page = docs / "benchmarks", docs / "explanation" / "benchmarks.md"
     summary = json.loads((folder / "record.json").read_text())
     for _, name, svg in plots(summary):
         (folder / name).write_text(svg)
@@ -236,7 +231,11 @@ def main() -> None:
         json.loads(file.read_text()) if (file := folder / name).exists() else None
         for name in ("scheduler.json", "unpaced.json", "arrivals.json")
     )
-    (docs / "benchmarks.md").write_text(render(summary, scheduler, unpaced, arrivals))
+    for name, found in (("cells", summary), ("unpaced", unpaced)):
+        if found:
+            (folder / f"{name}.csv").write_text(table(found))
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(render(summary, scheduler, unpaced, arrivals))
 
 
 if __name__ == "__main__":

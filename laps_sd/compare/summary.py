@@ -165,6 +165,12 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
         for name, row in cell["policies"].items():
             if name != BASE and "ratio" in row and row["ratio"]["verdict"] == "same":
                 yield f"{cell['name']}: no difference between {name} and {BASE} that these runs show: {span(row)}."
+    yield from wrong(summary)
+
+
+def wrong(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Only what is wrong: with the default policy, the runs or the simulator."""
+    for cell in summary["cells"]:
         for name, found in cell["against_ours"].items():
             if found["verdict"] == "higher":
                 yield f"{cell['name']}: {OURS} is slower than {name}, {found['value']:.3f} times."

@@ -1,7 +1,8 @@
 """Whether a request may come in: bounds on requests, tokens and work, by class; and whether its deadline can be kept.
 
 **Backlog.** No request is admitted while the work before it would take longer than backlog.bound_s. How much a request
-itself asks for makes no difference. The reasons for the bound, and for the rules below, are in docs/backlog.md.
+itself asks for makes no difference. The reasons for the bound, and for the rules below, are in
+docs/explanation/overload.md.
 
 **Tenants.** The bound is for all of them together. A tenant that has less than its share, by weight, of the requests
 that fit is not refused for it: else the tenant that asks most often would get all places that become vacant. So k

@@ -1,6 +1,6 @@
 """How much work waits, how fast it is done, and how much may wait. Refuses nothing: core/admission.py does.
 
-The bound on the backlog follows from queueing theory: docs/backlog.md.
+The bound on the backlog follows from queueing theory: docs/explanation/overload.md.
 """
 
 from math import inf

@@ -13,7 +13,7 @@ plans a round late the next one, B request-rounds each at most.
 
 Where memory is short, requests that have not yet been worth their KV go on (core/kv.py), and an overdue request waits
 for room as well. A late command adds B for each round that it is late. A new scheduler begins to count anew. W is a
-belief: a bound in the work that is really served ahead could be kept as well, but costs more (docs/laboratory.md).
+belief: a bound in the work that is really served ahead could be kept as well, but costs more (DECISIONS.md, 19).
 Where the backlog is bounded W is at most what waits in a busy hour (core/backlog.py). An overdue request remains
 overdue until it ends, so the bound makes no requests take each other's place again and again.
 """

@@ -1,5 +1,6 @@
 """Pages are made from the JSON alone."""
 
+import csv
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +46,7 @@ def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_page_of_the_docs_has_every_cell_and_judges_the_goals(record: dict[str, object], docs: Path) -> None:
+def test_the_page_of_the_docs_has_every_cell_and_says_who_gains(record: dict[str, object], docs: Path) -> None:
     folder = docs / "benchmarks"
     (folder / "record.json").write_text(json.dumps(record))
     figures = dict.fromkeys(
@@ -56,13 +57,20 @@ def test_the_page_of_the_docs_has_every_cell_and_judges_the_goals(record: dict[s
     scheduler = {"slots": 32, "seconds": 10.0, "policy": "default", "python": "3", "cells": [alone]}
     (folder / "scheduler.json").write_text(json.dumps(scheduler))
     page.main()
-    text = (docs / "benchmarks.md").read_text()
-    assert "| gittins | 1,500 |" in text
-    assert "| 2 slots, load 0.85: `gittins` at least 39% below fcfs | 50.0% | yes |" in text
-    assert "- 2 slots, load 0.85: mean latency -50 % against fcfs (-50 to -50)" in text
+    text = (docs / "explanation" / "benchmarks.md").read_text()
+    assert "|2 slots, load 0.85|0.50 (0.50 to 0.50)|3.00 s, 1.50 s|4.00 s, 2.00 s|0.00|" in text
+    assert "- `gittins`: below fcfs in 2 of 2 cells, above it in 0." in text
     assert "9 code to draw from, of MBPP (Austin et al. 2021, CC BY 4.0)" in text
-    assert "| 64 | 10,000 | 2 | 3 | 7 | 7 | 0.50 | 20 % | 7.0 |" in text
+    assert "|64|10,000|2|3|7|7|0.50|20 %|7.0, 7.0, 7.0|7.0|2.0|" in text
     assert {file.name for file in folder.glob("*.svg")} == {"ratios.svg", "latencies.svg", "predicted.svg"}
+
+
+def test_every_figure_of_every_policy_is_in_a_table_beside_the_page(record: dict[str, object], docs: Path) -> None:
+    (docs / "benchmarks" / "record.json").write_text(json.dumps(record))
+    page.main()
+    rows = list(csv.DictReader((docs / "benchmarks" / "cells.csv").read_text().splitlines()))
+    assert [row["policy"] for row in rows] == [BASE, "gittins", "oracle"] * 2
+    assert (rows[1]["mean ms"], rows[1]["over fcfs (95 %)"]) == ("1500.0", "0.500 (0.500 to 0.500)")
 
 
 def test_the_page_tells_the_pace_and_what_is_without_one(record: dict[str, object], docs: Path) -> None:
@@ -71,19 +79,19 @@ def test_the_page_tells_the_pace_and_what_is_without_one(record: dict[str, objec
     settings = {**record["settings"], "pace": asdict(pace_of("t_verify_ms=13,t_verify_slope=0.035"))}  # type: ignore[dict-item]
     (folder / "record.json").write_text(json.dumps({**record, "settings": settings, "latest_s": 0.123}))
     page.main()
-    text = (docs / "benchmarks.md").read_text()
-    assert "Every step takes 13.0 ms, 3.5 % more a further request" in text
+    text = (docs / "explanation" / "benchmarks.md").read_text()
+    assert "step takes 13.0 ms, 3.5 % more a further request" in text
     assert "none was more than 0.12 s late" in text
-    assert "| 2 slots, load 0.85 | 0.500 (0.500 to 0.500) [1.000] |" in text
+    assert "[unpaced.csv](../benchmarks/unpaced.csv)" in text
+    assert "0.500 (0.500 to 0.500)" in (folder / "unpaced.csv").read_text()
 
 
-def test_a_policy_that_ran_in_fewer_repetitions_says_so(record: dict[str, object], docs: Path) -> None:
-    record["cells"][0]["policies"]["gittins"]["repetitions"] = 3  # type: ignore[index]
+def test_what_is_wrong_with_the_runs_stands_on_the_page(record: dict[str, object], docs: Path) -> None:
+    record["cells"][0]["policies"]["gittins"]["idle_share"] = 0.5  # type: ignore[index]
     (docs / "benchmarks" / "record.json").write_text(json.dumps(record))
     page.main()
-    text = (docs / "benchmarks.md").read_text()
-    assert "in 1 repetition; others, and set against the same of fcfs: gittins 3." in text
-    assert "in 1 repetition." in text
+    text = (docs / "explanation" / "benchmarks.md").read_text()
+    assert "- 2 slots, load 0.85, gittins: the model waited for the scheduler 50.0% of the time." in text
 
 
 def test_the_html_stands_alone(record: dict[str, object]) -> None:
@@ -107,7 +115,7 @@ def test_the_page_has_a_table_for_each_measurement_of_the_scheduler(record: dict
     (docs / "benchmarks" / "scheduler.json").write_text(json.dumps(settings | sections))
     (docs / "benchmarks" / "record.json").write_text(json.dumps(record))
     page.main()
-    text = (docs / "benchmarks.md").read_text()
-    assert "| 8 | 10,000 | 2.00 | 2.00 | 2.00 | 100 | 100 | 32.0 | 32.0 |" in text
-    assert "| Stats | 4.0 | 2.0 | 4.0 | 2.0 |" in text
-    assert "| 1 | 1 | 1 | 1 | 1 | 1 | 100 % | 1.000 | 1 | 1 | 1.00 | 1 |" in text
+    text = (docs / "explanation" / "benchmarks.md").read_text()
+    assert "|8|10,000|2.00|2.00|2.00|100|100|32.0|32.0|" in text
+    assert "|Stats|4.0|2.0|4.0|2.0|" in text
+    assert "|1|1|1|1|1|1|100 %|1.000|1|1|1.00|1|" in text

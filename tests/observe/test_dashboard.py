@@ -1,62 +1,44 @@
-"""The dashboard and the page of metrics say what the services declare. tests/doors evaluates every expression."""
+"""The dashboard says what the services declare. tests/doors evaluates every expression."""
 
-import importlib.util
 import json
-from pathlib import Path
-from types import ModuleType
 
-import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.reference.pages import services
 from gateway.metrics import Metrics as Gateway
 from scheduler_service.metrics import Metrics as Scheduler
 from tests.observe.dashboard import DASHBOARD, NAME, expressions
 from worker_service.metrics import Metrics as Worker
 
-PAGE = Path(__file__).parents[2] / "deploy" / "metrics_page.py"
 
-
-@pytest.fixture(scope="module")
-def metrics_page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("metrics_page", PAGE)
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    return module
-
-
-def declared(metrics_page: ModuleType) -> dict[str, str]:
+def declared() -> dict[str, str]:
     """The type of every family of any service, by the name of its samples without the suffixes of histograms."""
     kinds = {}
-    for families in metrics_page.services().values():
+    for families in services().values():
         for family in text_string_to_metric_families(generate_latest(families.registry).decode()):
             kinds[family.name + ("_total" if family.type == "counter" else "")] = family.type
     return kinds
 
 
-def test_every_metric_of_the_dashboard_is_declared(metrics_page: ModuleType) -> None:
-    known = declared(metrics_page)
+def test_every_metric_of_the_dashboard_is_declared() -> None:
+    known = declared()
     named = {name for _, expression in expressions() for name in NAME.findall(expression)}
     histograms = {f"{name}_{part}" for name, kind in known.items() if kind == "histogram" for part in PARTS}
     assert named <= known.keys() | histograms
 
 
-def test_every_family_parses_with_the_type_that_it_was_declared_with(metrics_page: ModuleType) -> None:
-    known = declared(metrics_page)
-    for families in metrics_page.services().values():
+def test_every_family_parses_with_the_type_that_it_was_declared_with() -> None:
+    known = declared()
+    for families in services().values():
         for name, kind, _, _ in families.table():
             assert known[name] == kind
 
 
-def test_only_the_lag_of_the_loop_is_told_by_several_services(metrics_page: ModuleType) -> None:
+def test_only_the_lag_of_the_loop_is_told_by_several_services() -> None:
     """A sum over all processes must count nothing twice."""
-    names = [name for families in metrics_page.services().values() for name, *_ in families.table()]
+    names = [name for families in services().values() for name, *_ in families.table()]
     assert {name for name in names if names.count(name) > 1} == {"laps_sd_event_loop_lag_seconds"}
-
-
-def test_the_page_of_metrics_is_up_to_date(metrics_page: ModuleType) -> None:
-    assert metrics_page.PAGE.read_text() == metrics_page.page(), "run `python deploy/metrics_page.py`"
 
 
 def test_panels_have_titles_of_their_own_and_lie_beside_each_other() -> None:

@@ -128,7 +128,7 @@ async def test_an_unreadable_request_is_set_aside_and_the_others_go_on(
 
 
 async def test_a_person_may_mend_what_was_set_aside_and_give_it_back(store: RedisStore, raw: redis.Redis) -> None:
-    """As docs/reliability.md says."""
+    """As docs/explanation/reliability.md says."""
     await leave(store, "a")
     raw.hset(store.keys.request("a"), "prompt_tokens", "many")
     async with live(store) as (leader, _, _):

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler_service.sim import paper, paper_page
 from scheduler_service.sim.journal import Journal
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from tests.simulator.builders import SECOND, job
 
 TINY = paper.Scale(requests=4, seeds=2, loads=(0.5,), slots=(2, 32))
@@ -33,11 +33,12 @@ def reproduce(folder: Path, jobs: int = 1, **rest: Any) -> dict[str, Any]:
 def test_it_writes_figures_page_and_plots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(paper, "QUICK", TINY)
     bench_paper(monkeypatch, "--quick", "--out", tmp_path)
-    page = (tmp_path / "paper.md").read_text()
+    page = (tmp_path / "explanation" / "paper.md").read_text()
     assert "4 requests a seed, seeds 1 to 2" in page
     for plot in ("latency", "gain", "ablations", "map"):
-        assert f"(paper/{plot}.svg)" in page
+        assert f"(../paper/{plot}.svg)" in page
         assert "<svg" in (tmp_path / "paper" / f"{plot}.svg").read_text()
+    assert "loads,chat,0.5,gittins," in (tmp_path / "paper" / "figures.csv").read_text()
     assert json.loads((tmp_path / "paper" / "results.json").read_text())["settings"]["scale"]["requests"] == 4
 
 
@@ -51,7 +52,7 @@ def test_the_page_is_made_anew_from_its_figures(
     settings = {"slots": 32, "decisions": 3000, "cores": 2, "load_average": 0.5}
     (folder / "decision.json").write_text(json.dumps({"policies": {"las": {"10000": row}}, "settings": settings}))
     bench_paper(monkeypatch, "--page", "--out", tmp_path)
-    assert "| las | 10,000 | 0.25 | 0.75 | 2.00 | 1.0 |" in (tmp_path / "paper.md").read_text()
+    assert "|las|10,000|0.25|0.75|2.00|1.0|" in (tmp_path / "explanation" / "paper.md").read_text()
 
 
 def test_the_number_of_processes_changes_nothing(results: dict[str, Any], tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_equal_figures_are_equal_files(results: dict[str, Any], tmp_path: Path) 
     for folder in ("a", "b"):
         paper_page.write(results, tmp_path / folder)
     files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*.*"))
-    assert len(files) == 5
+    assert len(files) == 6
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
 
 
@@ -102,7 +103,7 @@ def test_the_error_is_that_of_the_estimate_when_acceptance_became_stable() -> No
     falling = job("falling", 0, 100, (4,) * 8 + (0,) * 60, predicted_output_tokens=100)
     steady = job("steady", 0, 100, (4,), predicted_output_tokens=100)
     short = job("short", 0, 10, (4,), predicted_output_tokens=10)  # ends before it is known
-    errors = paper.estimation_errors([falling, steady, short], Fleet(costs=SECOND))
+    errors = paper.estimation_errors([falling, steady, short], SimFleet(costs=SECOND))
     assert sorted(errors) == pytest.approx([0.0, 48 / 68])
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from laps_sd import cli
 from laps_sd.interrupt import INTERRUPTED
+from tests.waiting import WAIT_S
 
 TABLES = {"": cli.COMMANDS, "key ": cli.KEY_COMMANDS, "bench ": cli.BENCH_COMMANDS}
 NAMES = [prefix + name for prefix, table in TABLES.items() for name in table]
@@ -32,7 +33,7 @@ for name in sys.argv[1:]:
 
 
 def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=WAIT_S)
 
 
 def test_no_help_loads_what_a_service_needs() -> None:
@@ -114,7 +115,7 @@ def test_ctrl_c_in_a_destructor_leaves_no_traceback() -> None:
 
 def test_a_program_that_is_run_for_a_command_ends_as_quietly() -> None:
     command = [sys.executable, "-m", "laps_sd.interrupt", "tests.stack.interrupts_itself"]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert (ended.returncode, ended.stderr.count("\n")) == (INTERRUPTED, 1)
 
 

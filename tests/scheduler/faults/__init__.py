@@ -1,1 +1,3 @@
-"""Deterministic simulation of the whole service under faults: each schedule is one integer. See docs/reliability.md."""
+"""Deterministic simulation of the whole service under faults: each schedule is one integer.
+
+See docs/explanation/reliability.md."""

@@ -1,4 +1,4 @@
-"""The checker: what docs/reliability.md promises, held against what clients saw and what the store was given."""
+"""The checker: what docs/explanation/reliability.md promises, held against what clients saw and what the store has."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,0 +1,111 @@
+"""Tables of the HTTP API, from the OpenAPI document that the gateway serves and from the fields that it refuses."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from deploy.reference.tables import code, default_of, table
+from gateway.http import errors
+from gateway.openai import fields, openapi
+
+
+def paths() -> str:
+    return table(
+        ("path", "what"),
+        (
+            (code(f"{verb.upper()} {path}"), operation["summary"])
+            for path, verbs in openapi.document()["paths"].items()
+            for verb, operation in verbs.items()
+        ),
+    )
+
+
+def generating() -> str:
+    """Fields of the two calls that generate, and which of them has a field if not both do; our own fields last."""
+    chat, completion = (_schemas()[name]["properties"] for name in ("Chat", "Completion"))
+    return table(
+        ("field", "of", "value", "default", "meaning"),
+        (
+            (code(name), of, *_field(found))
+            for name in sorted(chat | completion, key=lambda name: name in _ours())
+            for of, found in (
+                [("", chat[name])]
+                if chat.get(name) == completion.get(name)
+                else [(of, call[name]) for of, call in (("chats", chat), ("completions", completion)) if name in call]
+            )
+        ),
+    )
+
+
+def responses() -> str:
+    """Of the Responses API, without our own fields, which are as above."""
+    told = {name: field for name, field in _schemas()["Responses"]["properties"].items() if name not in _ours()}
+    return table(
+        ("field", "value", "default", "meaning"), ((code(name), *_field(field)) for name, field in told.items())
+    )
+
+
+def objects() -> str:
+    """What stands in the fields above."""
+    return table(
+        ("object", "field", "value", "default", "meaning"),
+        (
+            (kind, code(name), *_field(field))
+            for kind, schema in _schemas().items()
+            if kind not in ("Chat", "Completion", "Responses", "Tokenize", "Detokenize", "Error")
+            for name, field in schema["properties"].items()
+        ),
+    )
+
+
+def _ours() -> set[str]:
+    return {field.alias or name for name, field in fields.Own.model_fields.items()}
+
+
+def _schemas() -> Mapping[str, Any]:
+    return openapi.document()["components"]["schemas"]  # type: ignore[no-any-return]
+
+
+def _field(field: Mapping[str, Any]) -> tuple[str, str, str]:
+    return _kind(field), default_of(field.get("default")), field.get("description", "")
+
+
+def _kind(field: Mapping[str, Any]) -> str:
+    if "$ref" in field:
+        return str(field["$ref"].rpartition("/")[2])
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_kind(each) for each in field["anyOf"] if each.get("type") != "null"))
+    if "enum" in field or "const" in field:
+        return ", ".join(code(str(each)) for each in field.get("enum", [field.get("const")]))
+    if field.get("type") == "array":
+        return f"[{_kind(field.get('items', {}))}]"
+    least, most = field.get("minimum"), field.get("maximum")
+    bounded = least is not None and most is not None and most < fields.UINT32
+    return field.get("type", "any") + (f", {least} to {most}" if bounded else "")
+
+
+def refused() -> str:
+    return ", ".join(map(code, fields.REFUSED)) + "\n"
+
+
+def refused_responses() -> str:
+    return ", ".join(map(code, fields.REFUSED_RESPONSES)) + "\n"
+
+
+def accepted() -> str:
+    return ", ".join(map(code, sorted(fields.ACCEPTED))) + "\n"
+
+
+def statuses() -> str:
+    meanings = {
+        status: answer["description"]
+        for verbs in openapi.document()["paths"].values()
+        for operation in verbs.values()
+        for status, answer in operation["responses"].items()
+    }
+    rows: dict[int, list[str]] = {}
+    for how in errors.TABLE.values():
+        rows.setdefault(how.status, []).append(code(how.code))
+    return table(
+        ("status", "code", "meaning"),
+        ((str(status), ", ".join(codes), meanings.get(str(status), "")) for status, codes in sorted(rows.items())),
+    )
