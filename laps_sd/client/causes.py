@@ -41,7 +41,9 @@ def _handshake(plain: socket.socket, host: str, target: str, server: Server) -> 
     context = server.ssl_context()
     context.set_alpn_protocols(GRPC)
     try:
-        context.wrap_socket(plain, server_hostname=host).close()
+        with context.wrap_socket(plain, server_hostname=host) as secured:
+            if secured.selected_alpn_protocol() not in GRPC:
+                return _http(target)
     except ssl.SSLCertVerificationError as error:
         by = server.ca_name or "the public authorities"
         return Cause(f"the certificate of {target} is not one that {by} vouches for: {error.verify_message}", False)
@@ -74,4 +76,8 @@ def _speaks_http(target: str) -> Cause | None:
         return None
     if not answer.startswith(b"HTTP/1"):
         return None
+    return _http(target)
+
+
+def _http(target: str) -> Cause:
     return Cause(f"{target} speaks HTTP, not gRPC: give the port of --grpc-port (50051 by default)", False)

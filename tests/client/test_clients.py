@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import os
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -163,6 +164,21 @@ def test_the_http_port_in_place_of_the_grpc_port_is_named(by: Any) -> None:
         try:
             with pytest.raises(NotServing, match=f"127.0.0.1:{server.server_port} speaks HTTP.*--grpc-port"):
                 by("complete", "x")(f"127.0.0.1:{server.server_port}")
+        finally:
+            server.shutdown()
+
+
+@both
+def test_the_http_port_is_named_with_tls_too(by: Any, certs: Path) -> None:
+    gateway = certs / "gateway"
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(gateway / "tls.crt", gateway / "tls.key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Http) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(NotServing, match=f"127.0.0.1:{server.server_port} speaks HTTP.*--grpc-port"):
+                by("complete", "x")(f"127.0.0.1:{server.server_port}", ca=gateway / "ca.crt")
         finally:
             server.shutdown()
 
