@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
 
     from scheduler_service.core.policies import Policy
     from scheduler_service.sim.simulator import Trace
-    from scheduler_service.sim.worker import Fleet
+    from scheduler_service.sim.worker import SimFleet
     from scheduler_service.sim.workload import Job
 
 SYNTHETIC = "synthetic"
@@ -70,7 +70,7 @@ def simulate(
 ) -> None:
     """Compare policies on a workload, under a virtual clock."""
     from scheduler_service.sim.results import summarise
-    from scheduler_service.sim.worker import UNBOUNDED, Fleet
+    from scheduler_service.sim.worker import UNBOUNDED, SimFleet
     from scheduler_service.sim.workload import MOST_DRAFT, WorkloadError
 
     costs = StepCosts(
@@ -82,7 +82,7 @@ def simulate(
         draft = parse_draft_len(draft_len, MOST_DRAFT)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--draft-len") from None
-    fleet = Fleet(
+    fleet = SimFleet(
         slots=slots,
         workers=workers,
         draft_len=draft,
@@ -123,7 +123,7 @@ def simulate(
         html_file.write_text(render(about | machine.facts(), results, traces), encoding="utf-8")
 
 
-def _jobs(workload: str, fleet: "Fleet", seed: int) -> "Sequence[Job]":
+def _jobs(workload: str, fleet: "SimFleet", seed: int) -> "Sequence[Job]":
     from scheduler_service.sim.generate import generate, parse_synthetic, with_acceptance
     from scheduler_service.sim.workload import read_workload
 
@@ -154,7 +154,7 @@ def _policies(names: str, settings: Sequence[str], jobs: "Sequence[Job]", draft_
 
 
 def _run(
-    jobs: "Sequence[Job]", policies: "dict[str, Policy]", fleet: "Fleet", predictor: PredictorKind
+    jobs: "Sequence[Job]", policies: "dict[str, Policy]", fleet: "SimFleet", predictor: PredictorKind
 ) -> "dict[str, Trace]":
     """Runs each policy with its own predictor, which learns only from the requests that ended under that policy."""
     from rich.console import Console

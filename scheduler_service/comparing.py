@@ -108,10 +108,10 @@ class Comparing:
             at=at,
         )
 
-    def _simulated(self, worker: Worker) -> sim.Fleet:
+    def _simulated(self, worker: Worker) -> sim.SimFleet:
         """The workers that are there, all taken to be like this one, at the costs that it measures."""
         up, settings = worker.up, self._settings
-        return sim.Fleet(
+        return sim.SimFleet(
             slots=up.slots,
             workers=len(self._fleet.workers),
             draft_len=None if settings.draft_len == "auto" else min(settings.draft_len, up.max_draft),
@@ -144,7 +144,7 @@ class ComparisonFailed(Exception):
     """There is no comparison this time."""
 
 
-def _question(ended: Sequence[Ended], fleet: sim.Fleet, policies: list[str]) -> bytes:
+def _question(ended: Sequence[Ended], fleet: sim.SimFleet, policies: list[str]) -> bytes:
     jobs = [one.job(fleet.max_draft) for one in ended]
     first = min(job.arrival_s for job in jobs)
     moved = [replace(job, id=str(number), arrival_s=job.arrival_s - first) for number, job in enumerate(jobs)]

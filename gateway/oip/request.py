@@ -1,10 +1,11 @@
 """What one inference asks for: tensors and parameters in, a GenerateRequest and the wanted outputs out. Numbers may be
 strings, since Triton's own sample client sends them so. No RPC lives here."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import from_json
 
 from gateway.oip.tensors import OUTPUTS, Value, read
 from protos.errors import BadInput
@@ -64,8 +65,8 @@ def _sampling(values: Mapping[str, Value]) -> dict[str, Any]:
     """The JSON object of the tensor `sampling_parameters`."""
     text = _text("sampling_parameters", values.get("sampling_parameters", b""))
     try:
-        given = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError) as error:
+        given = from_json(text) if text.strip() else {}
+    except ValueError as error:
         raise BadInput("sampling_parameters", f"no JSON: {str(error)[:100]}") from None
     if not isinstance(given, dict):
         raise BadInput("sampling_parameters", "must be a JSON object")
@@ -147,10 +148,7 @@ def _stop(generate: inference_pb2.GenerateRequest, field: str, value: Any) -> No
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise BadInput(field, "must be a string or a list of strings")
-    try:
-        generate.stop.extend(stops)
-    except ValueError:
-        raise BadInput(field, "not Unicode text") from None
+    generate.stop.extend(stops)
 
 
 def _one(generate: inference_pb2.GenerateRequest, field: str, value: Any) -> None:
@@ -166,7 +164,7 @@ def _request_id(generate: inference_pb2.GenerateRequest, field: str, value: Any)
 
 def _class(generate: inference_pb2.GenerateRequest, field: str, value: Any) -> None:
     names = {name.removeprefix("PRIORITY_").lower(): number for name, number in types_pb2.Priority.items() if number}
-    if value not in names:
+    if not isinstance(value, str) or value not in names:
         raise BadInput(field, f"must be one of {', '.join(names)}")
     generate.priority = names[value]
 

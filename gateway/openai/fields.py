@@ -6,7 +6,7 @@ everywhere. The OpenAPI document is made from the same models. Nothing is decide
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -26,6 +26,8 @@ WHOLE = BeforeValidator(_whole)  # behind the bounds: so they are in the OpenAPI
 Count = Annotated[int, Field(ge=0, le=UINT32), WHOLE]
 Positive = Annotated[int, Field(ge=1, le=UINT32), WHOLE]
 TokenId = Annotated[int, Field(ge=0, le=UINT32), WHOLE]
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]  # read no further than the first wrong one: there may be 500,000
 
 
 class Body(BaseModel):
@@ -62,7 +64,7 @@ class StructuredOutputs(Body):
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = Field(None, description="in llguidance's variant of Lark")
 
 
@@ -92,7 +94,7 @@ class Generation(Own):
     frequency_penalty: float = Field(0.0, description="in [-2, 2]")
     repetition_penalty: float | None = Field(None, description="in [0.01, 2]")
     logit_bias: dict[str, float] = Field({}, description="token id to bias, in [-100, 100]")
-    stop: str | list[str] = Field([], description="at most 8, of 1 to 128 characters")
+    stop: str | Items[str] = Field([], description="at most 8, of 1 to 128 characters")
     ignore_eos: bool = False
     seed: Annotated[int, Field(ge=-INT64, lt=INT64), WHOLE] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] = 1
@@ -109,8 +111,8 @@ class Part(Body):
 
 class Message(Body):
     role: str = Field(description="system, developer, user or assistant")
-    content: str | list[Part] | None = None
-    tool_calls: list[dict[str, Any]] = Field([], description="refused: the model's template has none")
+    content: str | Items[Part] | None = None
+    tool_calls: Items[dict[str, Any]] = Field([], description="refused: the model's template has none")
 
 
 class Function(Body):
@@ -137,10 +139,10 @@ class NamedTool(Body):
 class Chat(Generation):
     """POST /v1/chat/completions. Without max_tokens the answer may fill what is left of the context."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] = []
+    tools: Annotated[Items[Tool], Field(max_length=128)] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None, description="auto, the default with tools, is refused: the model's template has none"
     )
@@ -149,7 +151,7 @@ class Chat(Generation):
 class Completion(Generation):
     """POST /v1/completions. Without max_tokens an answer has 16 tokens at most, as OpenAI's and vLLM's."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     echo: bool = Field(False, description="the prompt goes before the answer; not with logprobs")
 
@@ -169,14 +171,14 @@ class TextOptions(Body):
 class InputItem(Body):
     type: str = Field("message", description="message")
     role: str | None = Field(None, description="system, developer, user or assistant")
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
 
 
 class Responses(Own):
     """POST /v1/responses, without any state on the server."""
 
     model: str
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Annotated[Items[InputItem], Field(min_length=1)]
     instructions: str | None = Field(None, description="goes before the input, as a system message")
     max_output_tokens: Count | None = Field(None, description="without it: what is left of the context")
     temperature: float = Field(1.0, description="in [0, 2]; 0: greedy")
@@ -190,14 +192,14 @@ class Tokenize(Body):
 
     model: str
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Items[Message] | None = None
 
 
 class Detokenize(Body):
     """POST /detokenize."""
 
     model: str
-    tokens: list[TokenId]
+    tokens: Items[TokenId]
 
 
 # Fields that would change the answer, each with the values that ask for nothing.

@@ -76,7 +76,8 @@ def _of_outputs(given: StructuredOutputs) -> Structure:
 
 
 def _of_tools(functions: list[Function]) -> Structure | None:
-    """Of one function its arguments. Of several: the name of one and, right behind it, its arguments."""
+    """Of one function its arguments. Of several: the name of one and, right behind it, its arguments.
+    Raises BadInput."""
     if not functions:
         return None
     if len(functions) == 1:
@@ -90,5 +91,9 @@ def _of_tools(functions: list[Function]) -> Structure | None:
 
 
 def _object(function: Function) -> dict[str, Any]:
-    """Arguments are a JSON object, whatever the schema says: where it begins, a function's name ends."""
-    return {"type": "object", **function.parameters}
+    """The schema of a function's arguments. They are a JSON object: where it begins, the function's name ends. Raises
+    BadInput."""
+    schema = {"type": "object", **function.parameters}
+    if schema["type"] != "object":
+        raise BadInput("tools", f"parameters of {function.name} must be a schema of the type object")
+    return schema

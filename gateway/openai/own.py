@@ -1,6 +1,7 @@
 """What OpenAI's API has no place for: the state of a request (why am I waiting?), and its stream taken up again from
 any token on. Pure: what is said at the paths under /v1/requests."""
 
+import re
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -12,6 +13,12 @@ from protos.v1 import types_pb2
 from protos.v1.status_pb2 import RequestState, RequestStatus
 
 LAST_EVENT_ID = "last-event-id"
+_ANSWER = re.compile(r"^(chatcmpl|cmpl|resp)[-_](?=.)")  # what the ids of answers have before the request's id
+
+
+def of_answer(id: str) -> str:
+    """The id of the request, from the id of an answer to it; other ids are returned as they are."""
+    return _ANSWER.sub("", id, count=1)
 
 
 def status(request: RequestStatus) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from gateway.openai.generating import Generating, generated, resumed
 from gateway.openai.parse import parse, unknown
 from gateway.openai.responding import Responding
 from gateway.text import TextModel
-from protos.errors import BadInput, Cancelled, UnknownModel
+from protos.errors import BadInput, Cancelled, UnknownModel, UnknownRequest
 from protos.v1.inference_pb2 import GetRequestRequest
 
 SomeBody = TypeVar("SomeBody", bound=Body)
@@ -89,11 +89,11 @@ class Doors:
 
     async def status(self, asked: Request) -> Response:
         """Why is this request waiting?"""
-        answer = await self._front.get_request(GetRequestRequest(request_id=asked.path_params["id"]))
+        answer = await self._front.get_request(GetRequestRequest(request_id=await self._id(asked)))
         return _json(own.status(answer.request))
 
     async def cancel(self, asked: Request) -> Response:
-        await self._front.cancel(asked.path_params["id"])
+        await self._front.cancel(await self._id(asked))
         return _json({"id": asked.path_params["id"], "object": "request", "cancelled": True})
 
     async def resume(self, asked: Request) -> Generating:
@@ -102,11 +102,22 @@ class Doors:
         if kind not in ("chat", "completion"):
             raise BadInput("as", "must be chat or completion")
         offset = own.offset(asked.query_params.get("offset"), asked.headers.get(own.LAST_EVENT_ID))
-        request_id, model = asked.path_params["id"], self._front.model()
+        request_id, model = await self._id(asked), self._front.model()
         wanted = request.Asked(
             request_id, model.name, chat=kind == "chat", requests=(), stream=True, include_usage=True, detached=True
         )
         return Generating(wanted, resumed(self._front, request_id, offset))
+
+    async def _id(self, asked: Request) -> str:
+        """Of the request that the path names: by its id, or by the id of an answer to it, such as chatcmpl-ID."""
+        id: str = asked.path_params["id"]
+        if (bare := own.of_answer(id)) == id:
+            return id
+        try:
+            await self._front.get_request(GetRequestRequest(request_id=id))
+        except UnknownRequest:
+            return bare
+        return id
 
     async def document(self, asked: Request) -> Response:
         return _json(openapi.document())

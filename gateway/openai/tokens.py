@@ -18,7 +18,10 @@ async def tokenize(front: Front, body: Tokenize) -> dict[str, Any]:
     asked = GenerateRequest(prompt=body.prompt or "")
     if body.messages is not None:
         asked.chat.CopyFrom(Chat(messages=[request.message(i, each) for i, each in enumerate(body.messages)]))
-    tokens = await front.encode(asked)
+    try:
+        tokens = await front.encode(asked)
+    except BadInput as error:
+        raise BadInput("prompt" if body.messages is None else "messages", error.problem) from None
     return {"count": len(tokens), "max_model_len": front.model().context_tokens, "tokens": tokens}
 
 

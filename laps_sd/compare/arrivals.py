@@ -16,7 +16,7 @@ from typing import Any
 from laps_sd.compare.design import BASE, BURST, Cell, Run, due
 from laps_sd.compare.replay import ORACLE, fleet_of, mean_ms, recording_of
 from scheduler_service.sim.costs import StepCosts
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job, read_workload
 
 DRAWS = range(101, 111)  # numbers of repetitions that no live run has
@@ -48,7 +48,9 @@ def other_arrivals(
         }
 
 
-def _means_ms(jobs: Sequence[Job], policies: Sequence[str], fleet: Fleet, times: Sequence[float]) -> dict[str, float]:
+def _means_ms(
+    jobs: Sequence[Job], policies: Sequence[str], fleet: SimFleet, times: Sequence[float]
+) -> dict[str, float]:
     """Mean latency by policy, if the jobs arrive at `times`."""
     jobs = [replace(job, arrival_s=arrival_s) for job, arrival_s in zip(jobs, times, strict=True)]
     return {name: mean_ms(jobs, name, fleet) for name in policies}

@@ -13,7 +13,7 @@ from scheduler_service.sim.oracle import parts, simulated_policy
 from scheduler_service.sim.recording import fitted
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job, write_workload
 
 ORACLE = "oracle"
@@ -51,9 +51,9 @@ def predicted_mean_ms(run: Mapping[str, Any], policy: str, draft_len: int, costs
     return mean_ms(jobs_of(run, draft_len), policy, fleet)
 
 
-def fleet_of(slots: int, costs: StepCosts, draft_len: int, kv_tokens: int) -> Fleet:
+def fleet_of(slots: int, costs: StepCosts, draft_len: int, kv_tokens: int) -> SimFleet:
     """The worker of a comparison, which always has one."""
-    return Fleet(
+    return SimFleet(
         slots=slots,
         draft_len=draft_len,
         costs=costs,
@@ -63,7 +63,7 @@ def fleet_of(slots: int, costs: StepCosts, draft_len: int, kv_tokens: int) -> Fl
     )
 
 
-def mean_ms(jobs: Sequence[Job], policy: str, fleet: Fleet) -> float:
+def mean_ms(jobs: Sequence[Job], policy: str, fleet: SimFleet) -> float:
     """Mean latency of the jobs under `policy`: `oracle`, or a name with settings behind colons."""
     simulated = simulated_policy(*parts(policy), jobs, fleet.reference_draft)
     return summarise(simulate(jobs, simulated, fleet))["mean_e2el_ms"]

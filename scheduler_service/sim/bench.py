@@ -20,7 +20,7 @@ from scheduler_service.sim.generate import Synthetic, at_load, generate, parse_s
 from scheduler_service.sim.oracle import parts, simulated_policy
 from scheduler_service.sim.results import interval_95, summarise
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import UNBOUNDED, Fleet
+from scheduler_service.sim.worker import UNBOUNDED, SimFleet
 from scheduler_service.sim.workload import Job
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     print("| slots | workload | " + " | ".join(policies) + " |\n" + "|" + "---|" * (len(policies) + 2))  # noqa: T201
     costs = StepCosts(t_resume_ms=flags.t_resume_ms, t_prefill_ms_per_token=flags.t_prefill_ms_per_token)
     for slots in all_slots:
-        fleet = Fleet(slots=slots, draft_len=flags.draft_len, costs=costs, kv_budget_tokens=flags.kv_budget_tokens)
+        fleet = SimFleet(slots=slots, draft_len=flags.draft_len, costs=costs, kv_budget_tokens=flags.kv_budget_tokens)
         for text, what in workloads.items():
             runs = [one_seed(policies, fleet, what, logs, seed, flags.predictor) for seed in range(1, flags.seeds + 1)]
             cells = " | ".join(
@@ -61,7 +61,7 @@ def main() -> None:
 
 def one_seed(
     policies: Sequence[str],
-    fleet: Fleet,
+    fleet: SimFleet,
     what: Synthetic,
     logs: Sequence[Job],
     seed: int,

@@ -21,7 +21,7 @@ from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.oracle import parts
 from scheduler_service.sim.results import percentile
 from scheduler_service.sim.simulator import max_tokens
-from scheduler_service.sim.worker import Fleet, SimWorker
+from scheduler_service.sim.worker import SimFleet, SimWorker
 from scheduler_service.sim.workload import Job
 
 WARM_UP = 100  # decisions that are not counted: tables are made, slots fill
@@ -67,7 +67,7 @@ def main() -> None:
 
 def decisions(policy: Policy, waiting: int, slots: int, steps: int, seed: int) -> list[float]:
     """Processor seconds of each of `steps` decisions. Requests that end are replaced: `waiting` always wait."""
-    fleet = Fleet(slots=slots)
+    fleet = SimFleet(slots=slots)
     drawn = generate(Synthetic(requests=2000), seed, fleet)
     most_tokens = max_tokens(drawn)
     arrivals = _endless(drawn)

@@ -14,7 +14,7 @@ from scheduler_service.sim.generate import Synthetic, generate, parse_synthetic
 from scheduler_service.sim.oracle import simulated_policy
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 
 
 def main() -> None:
@@ -31,13 +31,15 @@ def main() -> None:
     print(f"| t_token ms | slots | {' | '.join(flags.drafts.split(','))} |\n{'|---' * (len(drafts) + 2)}|")  # noqa: T201
     for t_token_ms in map(float, flags.t_token_ms.split(",")):
         for slots in map(int, flags.slots.split(",")):
-            fleets = [Fleet(slots=slots, draft_len=draft, costs=StepCosts(t_token_ms=t_token_ms)) for draft in drafts]
+            fleets = [
+                SimFleet(slots=slots, draft_len=draft, costs=StepCosts(t_token_ms=t_token_ms)) for draft in drafts
+            ]
             runs = [one_seed(flags.policy, fleets, what, seed) for seed in range(1, flags.seeds + 1)]
             cells = [cell(column, [run[0] for run in runs]) for column in zip(*runs, strict=True)]
             print(f"| {t_token_ms:g} | {slots} | {' | '.join(cells)} |", flush=True)  # noqa: T201
 
 
-def one_seed(policy: str, fleets: list[Fleet], what: Synthetic, seed: int) -> list[tuple[float, float]]:
+def one_seed(policy: str, fleets: list[SimFleet], what: Synthetic, seed: int) -> list[tuple[float, float]]:
     """Mean and p99 latency in ms on each of `fleets`, all on the same jobs."""
     jobs = generate(what, seed, replace(fleets[0], draft_len=REFERENCE))
     rows = [summarise(simulate(jobs, simulated_policy(policy, [], jobs, REFERENCE), fleet)) for fleet in fleets]

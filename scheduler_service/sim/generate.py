@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
 
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job, WorkloadError
 
 LONGEST_SCRIPT = 512  # rounds drawn for one request; then its script starts over
@@ -93,7 +93,7 @@ def parse_synthetic(text: str) -> Synthetic:
         raise WorkloadError(f"synthetic: {error}") from None
 
 
-def generate(what: Synthetic, seed: int, fleet: Fleet) -> list[Job]:
+def generate(what: Synthetic, seed: int, fleet: SimFleet) -> list[Job]:
     """The same lengths and acceptances for every load, so that loads can be compared."""
     rng = Random(f"jobs {seed}")
     parts = what.parts()
@@ -101,7 +101,7 @@ def generate(what: Synthetic, seed: int, fleet: Fleet) -> list[Job]:
     return at_load(jobs, what, seed, fleet)
 
 
-def at_load(jobs: Sequence[Job], what: Synthetic, seed: int, fleet: Fleet) -> list[Job]:
+def at_load(jobs: Sequence[Job], what: Synthetic, seed: int, fleet: SimFleet) -> list[Job]:
     """`jobs` with new arrivals, in their order, at the load of `what` on this fleet."""
     if math.isinf(what.load):
         return [replace(job, arrival_s=0.0) for job in jobs]

@@ -26,7 +26,7 @@ from scheduler_service.sim.generate import KINDS, MIX, Synthetic, generate
 from scheduler_service.sim.journal import Journal, code_digest
 from scheduler_service.sim.results import percentile
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 
 READINGS = {  # of what the paper leaves open, by the name used on the page
@@ -169,7 +169,7 @@ def settings(scale: Scale) -> dict[str, Any]:
         "scale": asdict(scale),
         "sigma": Synthetic().sigma,
         "draft_len": DRAFT_LEN,
-        "costs": asdict(Fleet().costs),
+        "costs": asdict(SimFleet().costs),
         "kinds": {name: dict(kind) for name, kind in KINDS.items()},
         "reference_load": REFERENCE_LOAD,
         "readings": READINGS,
@@ -200,7 +200,7 @@ def cases(scale: Scale) -> Iterator[Case]:
 
 def _measure(case: Case, seed: int) -> dict[str, dict[str, float]]:
     """Figures by policy: seconds, or of the errors of estimates."""
-    fleet = Fleet(case.slots, draft_len=DRAFT_LEN)
+    fleet = SimFleet(case.slots, draft_len=DRAFT_LEN)
     if not case.policies:
         return {}
     if case.experiment != "errors":
@@ -228,7 +228,7 @@ class Watched(LapsSd):
         return claim
 
 
-def estimation_errors(jobs: Sequence[Job], fleet: Fleet) -> list[float]:
+def estimation_errors(jobs: Sequence[Job], fleet: SimFleet) -> list[float]:
     """|estimated - true| / true nominal seconds of those `jobs` that become perceptible, at the moment when they do."""
     watched = Watched(rounds={job.id: job.rounds(fleet.reference_draft) for job in jobs}.__getitem__)
     simulate(jobs, watched, fleet)

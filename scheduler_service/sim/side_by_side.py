@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from scheduler_service.sim.oracle import parts, simulated_policy
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 
 
@@ -20,7 +20,7 @@ class Question:
     """`policies`: each a name, with settings behind colons; `oracle` too. Settings that a policy lacks are an error."""
 
     jobs: list[Job]
-    fleet: Fleet
+    fleet: SimFleet
     policies: list[str]
 
 

@@ -24,7 +24,7 @@ from scheduler_service.core.types import (
     counted_ids,
 )
 from scheduler_service.predictor.port import Predictor
-from scheduler_service.sim.worker import Fleet, SimWorker
+from scheduler_service.sim.worker import SimFleet, SimWorker
 from scheduler_service.sim.workload import Job
 
 SAMPLES = 200  # of the queue levels, and of the progress, over one simulation
@@ -69,7 +69,7 @@ class Simulation:
         self,
         jobs: Sequence[Job],
         policy: Policy,
-        fleet: Fleet,
+        fleet: SimFleet,
         progress: Callable[[int], None] | None = None,
         predictor: Predictor | None = None,
         bounds: Bounds = UNBOUNDED,
@@ -201,7 +201,7 @@ class Simulation:
 def simulate(
     jobs: Sequence[Job],
     policy: Policy,
-    fleet: Fleet,
+    fleet: SimFleet,
     progress: Callable[[int], None] | None = None,
     predictor: Predictor | None = None,
 ) -> Trace:

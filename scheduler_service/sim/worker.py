@@ -14,7 +14,7 @@ UNBOUNDED = 10**12  # tokens of KV
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class SimFleet:
     """What the requests are served by. `kv_budget_tokens` and `host_kv_tokens` are per worker."""
 
     slots: int = 1
@@ -56,7 +56,7 @@ class Held:
 class SimWorker:
     """`step` says at its beginning what a round will have done at its end."""
 
-    def __init__(self, name: str, core: Core, jobs: Mapping[str, Job], fleet: Fleet) -> None:
+    def __init__(self, name: str, core: Core, jobs: Mapping[str, Job], fleet: SimFleet) -> None:
         self.name = name
         self._core, self._jobs, self._fleet = core, jobs, fleet
         self._plan = Plan((), ())

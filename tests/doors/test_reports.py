@@ -19,7 +19,7 @@ from scheduler_service.sim import report as simulated
 from scheduler_service.sim.generate import generate, parse_synthetic
 from scheduler_service.sim.results import summarise as summarise_trace
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 
 BROWSER_S = 120.0
 FACTS = {
@@ -55,7 +55,7 @@ def load_test() -> str:
 
 
 def simulation() -> str:
-    fleet = Fleet()
+    fleet = SimFleet()
     jobs = generate(parse_synthetic("requests=40,load=0.9"), 0, fleet)
     traces = {name: simulate(jobs, POLICIES[name](), fleet) for name in ("fcfs", "las", "gittins")}
     return simulated.render(FACTS, {name: summarise_trace(trace) for name, trace in traces.items()}, traces)

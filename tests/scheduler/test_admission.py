@@ -17,7 +17,7 @@ from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.results import percentile
 from scheduler_service.sim.simulator import Simulation, Trace
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core, request
@@ -200,7 +200,7 @@ def test_those_who_are_refused_together_do_not_come_back_together() -> None:
 
 # ---- a flood, in virtual time ----
 
-FLEET = Fleet(slots=4, plan_lag=1, prefill_chunk=256, costs=StepCosts())
+FLEET = SimFleet(slots=4, plan_lag=1, prefill_chunk=256, costs=StepCosts())
 
 
 def jobs_at(load: float, count: int, seed: int = 1) -> list[Job]:

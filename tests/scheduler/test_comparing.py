@@ -20,7 +20,7 @@ from scheduler_service.leader import Leader
 from scheduler_service.round_log import RoundLog
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.side_by_side import QUESTION, Question, side_by_side
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 from scheduler_service.store import MemoryStore
 from scheduler_service.store.rounds import encode
@@ -111,7 +111,7 @@ def test_the_same_jobs_under_several_policies() -> None:
         Job(f"{number}", number / 1000, 4, length, (2,), drafted=(4,), predicted_output_tokens=length)
         for number, length in enumerate((60, 60, 6))
     ]
-    question = Question(jobs, Fleet(), ["fcfs", "srpt-length:length_margin=0.2"])
+    question = Question(jobs, SimFleet(), ["fcfs", "srpt-length:length_margin=0.2"])
     answer = side_by_side(QUESTION.validate_json(QUESTION.dump_json(question)))
     assert answer["srpt-length:length_margin=0.2"]["mean_e2el_ms"] < answer["fcfs"]["mean_e2el_ms"]
 

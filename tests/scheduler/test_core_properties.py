@@ -49,7 +49,7 @@ def reserved(core: Core) -> dict[RequestClass, Sum]:
     return sums
 
 
-class Fleet:
+class SimFleet:
     """Two workers of two slots under random events; each of them carries out what the core plans. Memory is short."""
 
     def __init__(self, policy: str, blocks: int = 12, host_blocks: int = 5) -> None:
@@ -128,7 +128,7 @@ class Fleet:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(POLICIES, ACTIONS)
 def test_every_request_ends_exactly_once(policy: str, actions: list[tuple[str, object]]) -> None:
-    fleet = Fleet(policy)
+    fleet = SimFleet(policy)
     for action in actions:
         fleet.do(*action)
     fleet.drain()
@@ -139,7 +139,7 @@ def test_every_request_ends_exactly_once(policy: str, actions: list[tuple[str, o
 @settings(max_examples=40, deadline=None)
 @given(POLICIES, ACTIONS)
 def test_equal_inputs_give_equal_plans(policy: str, actions: list[tuple[str, object]]) -> None:
-    first, second = Fleet(policy), Fleet(policy)
+    first, second = SimFleet(policy), SimFleet(policy)
     for action in actions:
         first.do(*action)
         second.do(*action)
@@ -152,7 +152,7 @@ def test_plans_settle_and_list_each_request_once_and_on_one_worker(
     policy: str, actions: list[tuple[str, object]]
 ) -> None:
     """A plan may move what another worker's last one listed, but not for ever."""
-    fleet = Fleet(policy)
+    fleet = SimFleet(policy)
     for action in actions:
         fleet.do(*action)
     passes = [[fleet.core.plan(name) for name in WORKERS] for _ in range(9)]  # claims are renewed by and by
@@ -176,7 +176,7 @@ def test_no_slot_idles_while_a_request_waits(policy: str, lengths: list[int]) ->
 @given(POLICIES, ACTIONS)
 def test_no_slot_idles_while_a_request_waits_at_another_worker(policy: str, actions: list[tuple[str, object]]) -> None:
     """One that keeps its KV there may be right to wait; what has none may not. Memory is ample."""
-    fleet = Fleet(policy, blocks=1000)
+    fleet = SimFleet(policy, blocks=1000)
     for action in actions:
         fleet.do(*action)
         for name, other in (WORKERS, WORKERS[::-1]):
@@ -201,7 +201,7 @@ def test_a_stale_report_never_changes_the_output(lengths: list[int], rounds: int
 
 
 def test_a_worker_that_comes_back_empty_changes_no_output() -> None:
-    fleet = Fleet("laps-sd")
+    fleet = SimFleet("laps-sd")
     for _ in range(6):
         fleet.do("submit", 20)
     fleet.do("step", "u")

@@ -23,7 +23,7 @@ SLOTS = 4
 LONG = 10_000
 
 
-class Fleet(FakeWorker):
+class SimFleet(FakeWorker):
     """One worker whose round lasts a second; requests are named TENANT-NUMBER."""
 
     def __init__(self, policy: str = "gittins", terms: dict[str, Terms] | None = None) -> None:
@@ -46,7 +46,7 @@ class Fleet(FakeWorker):
 @pytest.mark.parametrize("policy", ["las", "laps-sd", "gittins"])
 @pytest.mark.parametrize(("heavy", "light"), [(1, 1), (3, 1), (1.5, 1)])
 def test_service_is_shared_by_weight(policy: str, heavy: float, light: float) -> None:
-    fleet = Fleet(policy, {"a": Terms(heavy), "b": Terms(light)})
+    fleet = SimFleet(policy, {"a": Terms(heavy), "b": Terms(light)})
     fleet.flood("a")
     fleet.flood("b")
     shares = fleet.shares(240)
@@ -54,7 +54,7 @@ def test_service_is_shared_by_weight(policy: str, heavy: float, light: float) ->
 
 
 def test_without_preemption_requests_take_turns_when_others_end() -> None:
-    fleet = Fleet("fcfs")
+    fleet = SimFleet("fcfs")
     fleet.flood("a", count=200, length=5)
     fleet.flood("b", count=200, length=5)
     shares = fleet.shares(120)
@@ -62,7 +62,7 @@ def test_without_preemption_requests_take_turns_when_others_end() -> None:
 
 
 def test_one_who_floods_does_not_keep_another_waiting() -> None:
-    fleet = Fleet()
+    fleet = SimFleet()
     fleet.flood("a", count=100)
     fleet.shares(50)
     fleet.flood("b", count=1, length=5)
@@ -72,7 +72,7 @@ def test_one_who_floods_does_not_keep_another_waiting() -> None:
 
 
 def test_who_was_away_has_saved_up_nothing() -> None:
-    fleet = Fleet()
+    fleet = SimFleet()
     fleet.flood("a")
     fleet.shares(100)
     fleet.flood("b")
@@ -81,7 +81,7 @@ def test_who_was_away_has_saved_up_nothing() -> None:
 
 
 def test_who_was_alone_owes_nothing() -> None:
-    fleet = Fleet()
+    fleet = SimFleet()
     fleet.flood("a")
     fleet.shares(100)
     for number in range(20):
@@ -116,7 +116,7 @@ def test_who_is_not_ahead_is_forgotten() -> None:
 
 
 def test_the_class_goes_before_the_share() -> None:
-    fleet = Fleet()
+    fleet = SimFleet()
     fleet.flood("a", klass=RequestClass.INTERACTIVE)
     fleet.flood("b")
     assert set(fleet.shares(2)) == {"a"}
@@ -125,7 +125,7 @@ def test_the_class_goes_before_the_share() -> None:
 
 
 def test_each_class_gets_its_least_share_of_a_flood_of_better_ones() -> None:
-    fleet = Fleet()
+    fleet = SimFleet()
     for klass in RequestClass:
         fleet.flood(klass.name, count=2 * SLOTS, klass=klass)
     shares = fleet.shares(400)
@@ -134,7 +134,7 @@ def test_each_class_gets_its_least_share_of_a_flood_of_better_ones() -> None:
 
 
 def test_a_class_is_owed_nothing_for_the_time_in_which_it_had_nothing_to_run() -> None:
-    fleet = Fleet()
+    fleet = SimFleet()
     fleet.flood("a", klass=RequestClass.INTERACTIVE)
     fleet.shares(100)
     fleet.flood("b", klass=RequestClass.BATCH)
@@ -142,14 +142,14 @@ def test_a_class_is_owed_nothing_for_the_time_in_which_it_had_nothing_to_run() -
 
 
 def test_what_better_classes_leave_free_counts_as_service() -> None:
-    fleet = Fleet()
+    fleet = SimFleet()
     fleet.flood("a", count=SLOTS - 1, klass=RequestClass.INTERACTIVE)
     fleet.flood("b", klass=RequestClass.BATCH)
     assert fleet.shares(100)["a"] == 100 * (SLOTS - 1)
 
 
 def test_a_tenant_is_not_served_in_a_better_class_than_its_terms_allow() -> None:
-    fleet = Fleet(terms={"a": Terms(best_class=RequestClass.DEFAULT)})
+    fleet = SimFleet(terms={"a": Terms(best_class=RequestClass.DEFAULT)})
     fleet.flood("a", klass=RequestClass.INTERACTIVE)
     fleet.flood("b")
     shares = fleet.shares(100)
@@ -212,7 +212,7 @@ def test_a_ranking_is_in_order_however_virtual_times_move(operations: list[tuple
 
 
 def test_a_tenants_requests_are_bounded_and_nobody_elses_with_them() -> None:
-    fleet = Fleet(terms={"a": Terms(max_requests=2)})
+    fleet = SimFleet(terms={"a": Terms(max_requests=2)})
     fleet.flood("a", count=2, length=3)
     with pytest.raises(QueueIsFull, match="2 requests of this tenant"):
         fleet.submit("a-more", tenant="a")
@@ -223,7 +223,7 @@ def test_a_tenants_requests_are_bounded_and_nobody_elses_with_them() -> None:
 
 
 def test_a_tenants_tokens_are_bounded() -> None:
-    fleet = Fleet(terms={"*": Terms(max_tokens=100)})
+    fleet = SimFleet(terms={"*": Terms(max_tokens=100)})
     fleet.core.observe(Submitted(request("1", prompt=10, max_tokens=50, tenant="a")), 0.0)
     with pytest.raises(QueueIsFull, match="may need 60 tokens, with this one 41 more; at most 100"):
         fleet.core.observe(Submitted(request("2", prompt=1, max_tokens=40, tenant="a")), 0.0)

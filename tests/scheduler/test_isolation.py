@@ -37,7 +37,7 @@ SLOW_PREFILL = CostProfile(draft_s=0.0, verify_s=1.0, verify_slope_s=0.0, prefil
 class Mortal(FakeWorker):
     """Dies in a round that has a poisonous request at its fatal position; obeys plans when it likes, as a real one."""
 
-    def __init__(self, fleet: "Fleet", name: str, slots: int) -> None:
+    def __init__(self, fleet: "SimFleet", name: str, slots: int) -> None:
         super().__init__(fleet.core, fleet.lengths, name, slots)
         self.fleet, self.plan, self.number = fleet, Plan((), ()), 0
 
@@ -58,7 +58,7 @@ class Mortal(FakeWorker):
         return self.core.observe(StepDone(self.name, rows, self.blocks, 1.0, self.number), 0.0) if rows else ()
 
 
-class Fleet:
+class SimFleet:
     """`fatal`: output tokens at which a request kills its worker."""
 
     def __init__(self, workers: int, slots: int, lengths: dict[str, int], fatal: dict[str, int]) -> None:
@@ -106,7 +106,7 @@ def test_an_innocent_is_never_ended_and_the_guilty_is_after_few_deaths(
     workers: int, slots: int, innocents: int, fatal: list[int], seed: int
 ) -> None:
     poison = {f"p{i}": position for i, position in enumerate(fatal)}
-    fleet = Fleet(workers, slots, {**{f"i{i}": 15 for i in range(innocents)}, **dict.fromkeys(poison, 40)}, poison)
+    fleet = SimFleet(workers, slots, {**{f"i{i}": 15 for i in range(innocents)}, **dict.fromkeys(poison, 40)}, poison)
     fleet.run(random.Random(seed))
     assert {id for id, state in fleet.ended.items() if state is State.FAILED} == set(poison)
     assert len(fleet.ended) == innocents + len(poison)

@@ -10,7 +10,7 @@ from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.types import Event, Request, RequestClass, StepDone, Submitted
 from scheduler_service.sim.simulator import Simulation
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 from tests.simulator.builders import SECOND, ends, job, run
 
@@ -63,7 +63,7 @@ def test_later_arrivals_never_get_more_than_the_bound_allows(
     jobs: list[Job], name: str, bound: int, slots: int, plan_lag: int
 ) -> None:
     policy = make_policy(name, [f"overtaking={bound}"])
-    simulation = Watched(jobs, policy, Fleet(slots, costs=SECOND, plan_lag=plan_lag)).watch()
+    simulation = Watched(jobs, policy, SimFleet(slots, costs=SECOND, plan_lag=plan_lag)).watch()
     simulation.run()
     for id, passed in simulation.passed.items():
         assert passed <= (bound - 1) * simulation.ahead[id] + 2 * slots

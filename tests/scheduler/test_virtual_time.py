@@ -18,7 +18,7 @@ from scheduler_service.predictor.port import Features
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.simulator import Simulation, max_tokens
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 from tests.scheduler.virtual import Line, Live, listen
 from tests.simulator.builders import NAMES
@@ -26,13 +26,13 @@ from tests.simulator.builders import NAMES
 ROOM = 10**9  # tokens of KV
 CHUNK = 64  # tokens of prompt a round
 FLEETS = {
-    "one slot": Fleet(slots=1, kv_budget_tokens=ROOM, plan_lag=1, prefill_chunk=CHUNK),
-    "three slots, little memory": Fleet(slots=3, kv_budget_tokens=500, plan_lag=1, prefill_chunk=CHUNK),
-    "chosen draft lengths": Fleet(
+    "one slot": SimFleet(slots=1, kv_budget_tokens=ROOM, plan_lag=1, prefill_chunk=CHUNK),
+    "three slots, little memory": SimFleet(slots=3, kv_budget_tokens=500, plan_lag=1, prefill_chunk=CHUNK),
+    "chosen draft lengths": SimFleet(
         slots=3, kv_budget_tokens=ROOM, plan_lag=1, prefill_chunk=CHUNK, draft_len=None, costs=StepCosts(t_token_ms=1.0)
     ),
-    "two workers": Fleet(slots=2, workers=2, kv_budget_tokens=ROOM, plan_lag=1, prefill_chunk=CHUNK),
-    "little memory, and the host's": Fleet(
+    "two workers": SimFleet(slots=2, workers=2, kv_budget_tokens=ROOM, plan_lag=1, prefill_chunk=CHUNK),
+    "little memory, and the host's": SimFleet(
         slots=3,
         kv_budget_tokens=400,
         host_kv_tokens=300,
@@ -40,7 +40,7 @@ FLEETS = {
         prefill_chunk=CHUNK,
         costs=StepCosts(t_offload_ms_per_token=0.01),
     ),
-    "two workers, little memory, and the host's": Fleet(
+    "two workers, little memory, and the host's": SimFleet(
         slots=1,
         workers=2,
         kv_budget_tokens=250,
@@ -49,11 +49,11 @@ FLEETS = {
         prefill_chunk=CHUNK,
         costs=StepCosts(t_offload_ms_per_token=0.01),
     ),
-    "two workers, little memory": Fleet(slots=1, workers=2, kv_budget_tokens=350, plan_lag=1, prefill_chunk=CHUNK),
+    "two workers, little memory": SimFleet(slots=1, workers=2, kv_budget_tokens=350, plan_lag=1, prefill_chunk=CHUNK),
 }
 
 
-def workload(fleet: Fleet, seed: int = 5, requests: int = 50) -> list[Job]:
+def workload(fleet: SimFleet, seed: int = 5, requests: int = 50) -> list[Job]:
     what = Synthetic(requests=requests, load=0.95, output_mean=18, prompt_tokens=50)
     return [job for job in generate(what, seed, fleet) if fleet.can_hold(job)]
 
@@ -80,7 +80,7 @@ def mixed(jobs: list[Job]) -> list[Job]:
 
 
 async def run_both(
-    jobs: list[Job], policy: str, fleet: Fleet, predictor: PredictorKind = PredictorKind.NONE
+    jobs: list[Job], policy: str, fleet: SimFleet, predictor: PredictorKind = PredictorKind.NONE
 ) -> list[Line]:
     """Every event at the same time, every plan for the same worker and equal, every end at the same time."""
     simulation = Simulation(jobs, make_policy(policy), fleet, predictor=make_predictor(predictor))

@@ -24,7 +24,7 @@ from scheduler_service.predictor.fit import fit
 from scheduler_service.predictor.model import Model
 from scheduler_service.predictor.window import Snapshot, Window
 from scheduler_service.sim.simulator import max_tokens
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 from scheduler_service.store import MemoryStore, Store
 from scheduler_service.trainer import Trainer
@@ -87,7 +87,7 @@ class Live:
     """One scheduler process and its peers, and the virtual clock that moves them."""
 
     jobs: dict[str, Job]
-    fleet: Fleet
+    fleet: SimFleet
     store: Store = field(default_factory=MemoryStore)
     now: float = 0.0
 

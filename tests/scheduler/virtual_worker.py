@@ -9,7 +9,7 @@ from protos import version
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 
 MODEL = common_pb.ModelInfo(name="none", fingerprint="f", context_tokens=1 << 30, vocab_size=100)
@@ -49,7 +49,7 @@ class Known:
 class WireWorker:
     """Carries out StepCommands as worker_link.proto says, on jobs whose outcome is known."""
 
-    def __init__(self, name: str, life: str, jobs: dict[str, Job], fleet: Fleet, rounds: dict[tuple[str, int], int]):
+    def __init__(self, name: str, life: str, jobs: dict[str, Job], fleet: SimFleet, rounds: dict[tuple[str, int], int]):
         self.name, self.session = name, f"{name}-{life}"
         self.stream = Stream(self.hear)
         self.welcome = worker_pb.Welcome()

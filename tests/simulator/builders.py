@@ -4,7 +4,7 @@ from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.oracle import Oracle
 from scheduler_service.sim.simulator import Trace, simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 
 SECOND = StepCosts(t_draft_ms=0, t_verify_ms=1000, t_verify_slope=0, t_prefill_ms_per_token=0)
@@ -24,7 +24,7 @@ def policy(name: str, jobs: list[Job], draft_len: int = 4) -> Policy:
 
 
 def run(jobs: list[Job], name: str = "fcfs", **fleet: object) -> Trace:
-    return simulate(jobs, policy(name, jobs), Fleet(**{"costs": SECOND} | fleet))  # type: ignore[arg-type]
+    return simulate(jobs, policy(name, jobs), SimFleet(**{"costs": SECOND} | fleet))  # type: ignore[arg-type]
 
 
 def ends(trace: Trace) -> dict[str, float]:

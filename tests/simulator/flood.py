@@ -11,7 +11,7 @@ from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.results import percentile
 from scheduler_service.sim.simulator import Simulation, Trace
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 from tests.scheduler.test_admission import AUTO, after
 
@@ -21,7 +21,7 @@ SLOTS = 4
 
 
 def run(policy: str, seed: int, bounds: Bounds = AUTO) -> dict[str, object]:
-    fleet = Fleet(slots=SLOTS, plan_lag=1, prefill_chunk=256, costs=StepCosts())
+    fleet = SimFleet(slots=SLOTS, plan_lag=1, prefill_chunk=256, costs=StepCosts())
 
     def jobs(load: float, count: int, seed: int) -> list[Job]:
         what = Synthetic(requests=count, load=load, output_mean=30)

@@ -10,7 +10,7 @@ import pytest
 from scheduler_service.sim import bench, drafts
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 
 
 def table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
@@ -73,6 +73,6 @@ def test_a_wrong_flag_is_refused(
 
 
 def test_chosen_draft_lengths_beat_each_fixed_one_where_verifying_a_token_costs() -> None:
-    fleets = [Fleet(slots=8, draft_len=draft, costs=StepCosts(t_token_ms=1.5)) for draft in (0, 4, 8, None)]
+    fleets = [SimFleet(slots=8, draft_len=draft, costs=StepCosts(t_token_ms=1.5)) for draft in (0, 4, 8, None)]
     *fixed, chosen = [mean for mean, _ in drafts.one_seed("gittins", fleets, Synthetic(requests=200), seed=1)]
     assert chosen < min(fixed)

@@ -8,14 +8,14 @@ import pytest
 
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import KINDS, MIX, Synthetic, generate, parse_synthetic, with_acceptance
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job, WorkloadError
 
 COSTS = StepCosts()
 
 
 def jobs(seed: int = 1, slots: int = 1, **settings: float) -> list[Job]:
-    return generate(Synthetic(**{"requests": 4000} | settings), seed, Fleet(slots=slots))  # type: ignore[arg-type]
+    return generate(Synthetic(**{"requests": 4000} | settings), seed, SimFleet(slots=slots))  # type: ignore[arg-type]
 
 
 def test_a_seed_gives_one_workload() -> None:
@@ -88,7 +88,7 @@ def test_a_wrong_setting_is_refused_by_name(text: str, complaint: str) -> None:
 
 
 def test_a_mix_takes_the_kinds_of_the_paper_in_turn() -> None:
-    made = generate(Synthetic(3000, kind="mix"), 1, Fleet())
+    made = generate(Synthetic(3000, kind="mix"), 1, SimFleet())
     assert [job.category for job in made[:4]] == ["chat", "code", "reasoning", "chat"]
     for kind in MIX:
         lengths = [job.output_tokens for job in made if job.category == kind]

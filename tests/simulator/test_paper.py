@@ -9,7 +9,7 @@ import pytest
 
 from scheduler_service.sim import paper, paper_page
 from scheduler_service.sim.journal import Journal
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from tests.simulator.builders import SECOND, job
 
 TINY = paper.Scale(requests=4, seeds=2, loads=(0.5,), slots=(2, 32))
@@ -103,7 +103,7 @@ def test_the_error_is_that_of_the_estimate_when_acceptance_became_stable() -> No
     falling = job("falling", 0, 100, (4,) * 8 + (0,) * 60, predicted_output_tokens=100)
     steady = job("steady", 0, 100, (4,), predicted_output_tokens=100)
     short = job("short", 0, 10, (4,), predicted_output_tokens=10)  # ends before it is known
-    errors = paper.estimation_errors([falling, steady, short], Fleet(costs=SECOND))
+    errors = paper.estimation_errors([falling, steady, short], SimFleet(costs=SECOND))
     assert sorted(errors) == pytest.approx([0.0, 48 / 68])
 
 

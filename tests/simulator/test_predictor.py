@@ -10,10 +10,10 @@ from scheduler_service.predictor import PredictorKind, make_predictor
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 
-FLEET = Fleet()
+FLEET = SimFleet()
 
 
 def jobs(*, kinds: bool) -> list[Job]:

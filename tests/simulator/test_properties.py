@@ -16,7 +16,7 @@ from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.oracle import Oracle
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import Simulation, Trace, simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 from tests.scheduler.builders import Seen
 from tests.simulator.builders import NAMES, SECOND, ends, job, policy, run
@@ -71,7 +71,7 @@ def test_every_job_ends_when_memory_is_as_short_as_it_can_be(
 ) -> None:
     """Nobody's prompt is computed over and over: some plans for each token are enough."""
     largest = max(job.prompt_tokens + job.output_tokens + 2 * (4 + 1) for job in jobs)
-    fleet = Fleet(slots, costs=SECOND, kv_budget_tokens=largest + to_spare, plan_lag=lag, prefill_chunk=chunk)
+    fleet = SimFleet(slots, costs=SECOND, kv_budget_tokens=largest + to_spare, plan_lag=lag, prefill_chunk=chunk)
     simulation = Simulation(jobs, policy(name, jobs), fleet)
     plans = count(1)
     most = 50 * sum(job.prompt_tokens + job.output_tokens for job in jobs) + 1000
@@ -135,7 +135,7 @@ class Sealed(Job):
         return super().__getattribute__(name)
 
 
-def simulate_sealed(jobs: list[Job], policy: Policy, fleet: Fleet) -> Trace:
+def simulate_sealed(jobs: list[Job], policy: Policy, fleet: SimFleet) -> Trace:
     predictor = OnlinePredictor()
     predictor.predict = sealing(predictor.predict)  # type: ignore[method-assign]
     simulation = Simulation(jobs, policy, fleet, predictor=predictor)
@@ -148,14 +148,14 @@ def simulate_sealed(jobs: list[Job], policy: Policy, fleet: Fleet) -> Trace:
 @given(workloads(), st.sampled_from(NAMES), FLEETS)
 def test_a_policy_never_sees_the_true_length(jobs: list[Job], name: str, fleet: dict[str, int]) -> None:
     sealed: list[Job] = [Sealed(**vars(job)) for job in jobs]
-    trace = simulate_sealed(sealed, make_policy(name), Fleet(costs=SECOND, **fleet))
+    trace = simulate_sealed(sealed, make_policy(name), SimFleet(costs=SECOND, **fleet))
     assert len(trace.outcomes) == len(jobs)
 
 
 def test_the_oracle_alone_does_see_it() -> None:
     sealed: list[Job] = [Sealed(**vars(job("j")))]
     with pytest.raises(Peeked):
-        simulate_sealed(sealed, Oracle(lambda id: sealed[0].rounds(4)), Fleet(costs=SECOND))
+        simulate_sealed(sealed, Oracle(lambda id: sealed[0].rounds(4)), SimFleet(costs=SECOND))
 
 
 def test_nothing_that_a_policy_is_given_depends_on_the_true_length_of_what_did_not_run() -> None:
@@ -164,7 +164,7 @@ def test_nothing_that_a_policy_is_given_depends_on_the_true_length_of_what_did_n
     for tokens in (3, 50):
         views: list[Seen] = []
         jobs = [job("first", tokens=60), job("waits", tokens=tokens)]
-        simulate(jobs, Recorder(views), Fleet(costs=SECOND))
+        simulate(jobs, Recorder(views), SimFleet(costs=SECOND))
         seen.append([view for view in views if view.request.id == "waits" and not view.emitted])
     assert seen[0] == seen[1]
 
@@ -194,6 +194,6 @@ GOLDEN = {
 @pytest.mark.parametrize(("name", "mean_ms"), GOLDEN.items())
 def test_golden(name: str, mean_ms: float) -> None:
     """Changes only when a decision does: then look at why, and only then write the new figure down."""
-    fleet = Fleet(slots=2)
+    fleet = SimFleet(slots=2)
     jobs = generate(Synthetic(requests=150, load=0.9), 7, fleet)
     assert summarise(simulate(jobs, policy(name, jobs), fleet))["mean_e2el_ms"] == pytest.approx(mean_ms, rel=1e-6)

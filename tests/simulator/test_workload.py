@@ -10,7 +10,7 @@ import pytest
 from scheduler_service.core.beliefs import Expected, Length
 from scheduler_service.core.types import RequestClass
 from scheduler_service.sim.generate import Synthetic, generate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job, WorkloadError, read_workload, write_workload
 
 GOOD = {"arrival_s": 0.5, "prompt_tokens": 10, "output_tokens": 20}
@@ -67,7 +67,7 @@ def test_csv_is_read_whatever_its_other_columns(tmp_path: Path, name: str) -> No
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    jobs = generate(Synthetic(requests=20, load=2), 3, Fleet())
+    jobs = generate(Synthetic(requests=20, load=2), 3, SimFleet())
     write_workload(tmp_path / "work.jsonl", jobs)
     again = read_workload(tmp_path / "work.jsonl")
     assert [(j.output_tokens, j.accepted, j.predicted_output_tokens) for j in again] == [

@@ -62,3 +62,10 @@ def test_a_named_function_must_be_there() -> None:
     choice = {"type": "function", "function": {"name": "nobody"}}
     with pytest.raises(BadInput, match=r"^tool_choice: names a function that is not in tools"):
         formats.structure(body(tools=[WEATHER], tool_choice=choice))
+
+
+@pytest.mark.parametrize("kind", ["string", "array", ["object", "null"]])
+def test_parameters_of_a_function_are_an_object(kind: Any) -> None:
+    function = {"name": "f", "parameters": {"type": kind}}
+    with pytest.raises(BadInput, match=r"^tools: parameters of f must be a schema of the type object"):
+        formats.structure(body(tools=[{"type": "function", "function": function}], tool_choice="required"))

@@ -118,6 +118,19 @@ async def test_why_a_request_waits() -> None:
         assert (said["submit_time"], said["estimated_start_time"]) == ("1970-01-01T00:00:01Z", None)
 
 
+async def test_a_request_is_found_by_its_id_and_by_that_of_its_answer() -> None:
+    async with door() as at:
+        for id in ("r", "cmpl-own"):
+            at.scheduler.known[id] = status_pb2.RequestStatus(request_id=id)
+        for asked, found in (
+            ("chatcmpl-r", "r"),
+            ("resp_r", "r"),
+            ("cmpl-own", "cmpl-own"),
+            ("cmpl-cmpl-own", "cmpl-own"),
+        ):
+            assert (await at.http.get(f"/v1/requests/{asked}")).json()["id"] == found
+
+
 async def test_an_unknown_request_is_404_whatever_is_asked_of_it() -> None:
     async with door() as at:
         for verb, path in (("GET", ""), ("DELETE", ""), ("GET", "/stream")):

@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from gateway.openai.fields import Body, Chat, Completion, Detokenize, Responses, Tokenize
 from tests.gateway.openai.harness import CHAT, COMPLETION, HELLO, door
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -221,3 +223,25 @@ async def test_an_id_of_another_request_is_a_conflict_that_is_not_tried_again() 
         assert (answer.status_code, answer.headers["x-should-retry"]) == (409, "false")
         await at.say(submit, "a")
         assert (await task).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Completion, {"prompt": [{}] * 1000}),
+        (Completion, {"prompt": [[-1]] * 1000}),
+        (Completion, {"prompt": [["a"] * 1000]}),
+        (Chat, {"messages": [{}] * 1000}),
+        (Chat, {"messages": [{"role": "user", "content": [{}] * 1000}]}),
+        (Chat, {"stop": [1] * 1000}),
+        (Responses, {"input": [5] * 1000}),
+        (Responses, {"input": [{"content": [{}] * 1000}]}),
+        (Tokenize, {"messages": [{}] * 1000}),
+        (Detokenize, {"tokens": ["a"] * 1000}),
+    ],
+)
+def test_reading_a_list_ends_at_the_first_wrong_entry(kind: type[Body], fields: dict[str, Any]) -> None:
+    """A body may hold hundreds of thousands, and every stream waits while one body is read."""
+    with pytest.raises(ValidationError) as error:
+        kind.model_validate(CHAT | COMPLETION | {"input": "a"} | fields)
+    assert error.value.error_count() < 10

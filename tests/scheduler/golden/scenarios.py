@@ -7,7 +7,7 @@ from pathlib import Path
 from scheduler_service.core.types import Bounds
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.simulator import simulate
-from scheduler_service.sim.worker import Fleet
+from scheduler_service.sim.worker import SimFleet
 from tests.scheduler.golden import adapter
 from tests.scheduler.golden.scenario import Scenario, World
 from tests.simulator.builders import policy
@@ -50,11 +50,11 @@ _FLEETS = {
 SCENARIOS = {**_POLICIES, **_FLEETS}
 
 _SIMULATED = {
-    "simulated: gittins": ("gittins", Fleet(slots=4, workers=2, plan_lag=1)),
-    "simulated: gittins, drafts chosen": ("gittins", Fleet(slots=4, draft_len=None, kv_budget_tokens=3000)),
-    "simulated: laps-sd": ("laps-sd", Fleet(slots=4, kv_budget_tokens=3000, plan_lag=1)),
-    "simulated: mlfq, offloading": ("mlfq", Fleet(slots=4, kv_budget_tokens=2500, host_kv_tokens=2000)),
-    "simulated: fcfs": ("fcfs", Fleet(slots=2, workers=3, prefill_chunk=64)),
+    "simulated: gittins": ("gittins", SimFleet(slots=4, workers=2, plan_lag=1)),
+    "simulated: gittins, drafts chosen": ("gittins", SimFleet(slots=4, draft_len=None, kv_budget_tokens=3000)),
+    "simulated: laps-sd": ("laps-sd", SimFleet(slots=4, kv_budget_tokens=3000, plan_lag=1)),
+    "simulated: mlfq, offloading": ("mlfq", SimFleet(slots=4, kv_budget_tokens=2500, host_kv_tokens=2000)),
+    "simulated: fcfs": ("fcfs", SimFleet(slots=2, workers=3, prefill_chunk=64)),
 }
 NAMES = [*SCENARIOS, *_SIMULATED]
 
