@@ -34,5 +34,7 @@ async def main(prompts: list[str], name: str) -> None:
         await asyncio.gather(*(answer(*each) for each in enumerate(prompts)))
 
 
+if len(sys.argv) not in (2, 3):
+    sys.exit("usage: batch.py FILE [NAME]")
 file, name = (*sys.argv[1:], "batch")[:2]
 asyncio.run(main(Path(file).read_text().splitlines(), name))

@@ -29,7 +29,7 @@ def settings_of(file: Path, flags: Mapping[str, str | None]) -> tuple[dict[str, 
                 raise ValueError(f"{file}: {name} stands there twice, once in [{service}]")
             told[name] = section.pop(name)
     if strange := [name for name in told if name not in flags]:
-        near = get_close_matches(strange[0], flags, 1)
+        near = get_close_matches(strange[0], [*flags, *SERVICES], 1)
         raise ValueError(f"{file}: unknown setting {strange[0]!r}" + (f"; did you mean {near[0]}?" if near else ""))
     return {name: _text(file, name, value) for name, value in told.items()}, further
 

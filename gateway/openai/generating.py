@@ -65,6 +65,11 @@ class Generating:
 
     async def _relay(self, out: sse.Events, answer: Answer, streams: Sequence[Stream]) -> None:
         asked, live = self._asked, len(streams)
+        only = live == 1
+
+        def place(chunk: GenerateResponse) -> int | None:
+            """For a client that means to come back: where a resumed stream would go on."""
+            return chunk.offset + len(chunk.token_ids) if asked.detached and only else None
 
         async def relay(index: int, stream: Stream) -> None:
             nonlocal live
@@ -74,14 +79,9 @@ class Generating:
                 if not live and not asked.include_usage:
                     events[-1] |= answer.end(usage=asked.continuous_usage)
                 async with stream.writing(chunk):
-                    await out.write(b"".join(sse.event(each, self._place(chunk)) for each in events))
+                    await out.write(b"".join(sse.event(each, place(chunk)) for each in events))
 
         await _at_once(streams, relay)
-
-    def _place(self, chunk: GenerateResponse) -> int | None:
-        """For a client that means to come back: where a resumed stream would go on."""
-        only = len(self._asked.requests) == 1
-        return chunk.offset + len(chunk.token_ids) if self._asked.detached and only else None
 
     def _answer(self, streams: Sequence[Stream]) -> Answer:
         asked, model = self._asked, streams[0].model

@@ -1,5 +1,5 @@
 """Why a server could not be reached, in a sentence: a connection is tried by hand, since gRPC says only that its own
-failed. Nothing but a TLS handshake is sent."""
+failed. Nothing but a TLS handshake and the request `GET /` is sent."""
 
 import socket
 import ssl
@@ -41,7 +41,9 @@ def _handshake(plain: socket.socket, host: str, target: str, server: Server) -> 
     context = server.ssl_context()
     context.set_alpn_protocols(GRPC)
     try:
-        context.wrap_socket(plain, server_hostname=host).close()
+        with context.wrap_socket(plain, server_hostname=host) as secured:
+            if secured.selected_alpn_protocol() not in GRPC:
+                return _http(target)
     except ssl.SSLCertVerificationError as error:
         by = server.ca_name or "the public authorities"
         return Cause(f"the certificate of {target} is not one that {by} vouches for: {error.verify_message}", False)
@@ -59,5 +61,23 @@ def _speaks_tls(plain: socket.socket, target: str) -> Cause | None:
     try:
         context.wrap_socket(plain).close()
     except OSError:  # ssl.SSLError, too
-        return None
+        return _speaks_http(target)
     return Cause(f"{target} speaks TLS: pass --ca FILE (ca=) with the authority of its certificate", False)
+
+
+def _speaks_http(target: str) -> Cause | None:
+    """Whether `target` answers a request of HTTP/1, which a gRPC server does not."""
+    host, _, port = target.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S) as plain:
+            plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            answer = plain.recv(16)
+    except OSError:
+        return None
+    if not answer.startswith(b"HTTP/1"):
+        return None
+    return _http(target)
+
+
+def _http(target: str) -> Cause:
+    return Cause(f"{target} speaks HTTP, not gRPC: give the port of --grpc-port (50051 by default)", False)

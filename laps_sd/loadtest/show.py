@@ -10,11 +10,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from laps_sd.loadtest.record import Tally
+from laps_sd.tables import Column, FittedTable
 
 REFRESH_PER_S = 4
 LATE = "the driver fell behind its schedule: these figures are not the server's. Use more --drivers, or a lower rate"
 
 KINDS = ("mean", "median", "std", "p90", "p99")
+LEAVES = {"mean": 0, "p99": 0, "median": 1, "p90": 2, "std": 3}  # the highest leaves a narrow terminal first
+TITLE_WIDTH = 22
 TITLES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between outputs", "e2el": "latency"}
 
 
@@ -63,14 +66,12 @@ class Bar:
 
 def table(results: Mapping[str, Any]) -> Group:
     """The figures of results.py as tables."""
-    times = Table(box=None, header_style="bold", pad_edge=False)
-    times.add_column("ms", min_width=22)
-    for kind in KINDS:
-        times.add_column(kind, justify="right", min_width=9)
-    for name, title in TITLES.items():
-        times.add_row(title, *(f"{results[f'{kind}_{name}_ms']:,.1f}" for kind in KINDS))
+    times = FittedTable(
+        [Column(f"{'ms':{TITLE_WIDTH}}", left=True), *(Column(f"{kind:>9}", LEAVES[kind]) for kind in KINDS)],
+        [[title, *(f"{results[f'{kind}_{name}_ms']:,.1f}" for kind in KINDS)] for name, title in TITLES.items()],
+    )
     rest = Table(box=None, show_header=False, pad_edge=False)
-    rest.add_column(min_width=22)
+    rest.add_column(min_width=TITLE_WIDTH)
     rest.add_column()
     for title, value in figures(results).items():
         rest.add_row(title, value)

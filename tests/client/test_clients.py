@@ -3,8 +3,11 @@
 import asyncio
 import multiprocessing
 import os
+import ssl
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +148,39 @@ def test_each_mistake_with_tls_is_named(by: Any, certs: Path, tmp_path_factory: 
             by("complete", "x")(served.target, ca=others / "gateway" / "ca.crt")
     with serving(Gateway()) as plain, pytest.raises(NotServing, match="does not speak TLS: leave out --ca"):
         by("complete", "x")(plain.target, ca=gateway / "ca.crt")
+
+
+class Http(BaseHTTPRequestHandler):
+    """Any HTTP server: it answers 501."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@both
+def test_the_http_port_in_place_of_the_grpc_port_is_named(by: Any) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Http) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(NotServing, match=f"127.0.0.1:{server.server_port} speaks HTTP.*--grpc-port"):
+                by("complete", "x")(f"127.0.0.1:{server.server_port}")
+        finally:
+            server.shutdown()
+
+
+@both
+def test_the_http_port_is_named_with_tls_too(by: Any, certs: Path) -> None:
+    gateway = certs / "gateway"
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(gateway / "tls.crt", gateway / "tls.key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Http) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(NotServing, match=f"127.0.0.1:{server.server_port} speaks HTTP.*--grpc-port"):
+                by("complete", "x")(f"127.0.0.1:{server.server_port}", ca=gateway / "ca.crt")
+        finally:
+            server.shutdown()
 
 
 def test_an_unknown_host_is_named() -> None:

@@ -37,3 +37,15 @@ def test_the_table_names_what_went_wrong() -> None:
     shown = printed(summarise(records, {}, ours=False))
     assert "1, 1 (1 RESOURCE_EXHAUSTED)" in shown
     assert "TOO LATE" in shown
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_number() -> None:
+    results = summarise(records_of(planned(0, 0), Scripted([(0.2, 1), (4000.5, 3)])), {}, ours=False)
+    console = Console(width=60, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table(results))
+    lines = captured.get().splitlines()
+    latency = next(line for line in lines if line.startswith("latency"))
+    assert all(value.count(".") == 1 for value in latency.split()[1:])
+    assert len(latency.split()) == len(lines[0].split())  # of each column a whole number
+    assert {"mean", "p99"} <= set(lines[0].split())

@@ -77,6 +77,7 @@ def test_further_settings_of_a_service_reach_it_unless_the_environment_has_them(
     ("text", "problem"),
     [
         ("slotz = 2", "unknown setting 'slotz'; did you mean slots?"),
+        ("[gatway]\nmax_requests = 2", "unknown setting 'gatway'; did you mean gateway?"),
         ("slots = 2.5", "'--slots': Input should be a valid integer"),
         ("slots = 0", "(from "),
         ("[slots]\nn = 2", "slots is a value, no section"),

@@ -61,6 +61,17 @@ async def test_a_stream_that_broke_goes_on_by_http_behind_the_last_event() -> No
         assert (done, last["usage"]["completion_tokens"]) == ("[DONE]", len(ids(TEXT)))
 
 
+async def test_a_stream_that_was_taken_up_can_be_taken_up_once_more() -> None:
+    async with door() as at:
+        await broken_off(at)
+        task = asyncio.create_task(at.http.get("/v1/requests/r/stream?offset=3"))
+        await go_on(at)
+        text = (await asyncio.wait_for(task, WAIT_S)).text
+        ids_said = [int(line.removeprefix("id: ")) for line in text.splitlines() if line.startswith("id: ")]
+        assert ids_said[0] > 3
+        assert ids_said[-1] == len(ids(TEXT))
+
+
 async def test_a_stream_that_broke_goes_on_by_grpc() -> None:
     async with door() as at, AsyncClient(at.gateway.grpc) as client:
         begun = await broken_off(at)
