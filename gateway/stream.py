@@ -121,4 +121,4 @@ class Stream:
         return self.answer.summary()
 
     def _too_late(self) -> DeadlinePassed:
-        return DeadlinePassed(f"not finished within {self._timeout_s:g} s")
+        return DeadlinePassed(f"not finished within {round(self._timeout_s, 2):g} s")

@@ -3,6 +3,7 @@ front.py."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -26,6 +27,17 @@ FINAL = "triton_final_response"
 Context = Any  # grpc.aio.ServicerContext: grpc is not typed
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 Send = Callable[[pb.ModelInferResponse], Awaitable[None]]
+
+
+@asynccontextmanager
+async def _named_as_tensors() -> AsyncIterator[None]:
+    """The prompt comes in a tensor, by whose name errors tell of it."""
+    try:
+        yield
+    except BadInput as error:
+        if error.field != "prompt":
+            raise
+        raise BadInput("text_input", error.problem) from error
 
 
 class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
@@ -130,7 +142,7 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def _answer(self, request: pb.ModelInferRequest, asked: Asked, remaining_s: float | None, send: Send) -> None:
         """Send one response a chunk, or one response in all. Raises RequestError."""
         timeouts = [timeout_s for timeout_s in (asked.timeout_s, remaining_s) if timeout_s is not None]
-        async with self._front.generate(asked.request, min(timeouts, default=None)) as stream:
+        async with _named_as_tensors(), self._front.generate(asked.request, min(timeouts, default=None)) as stream:
             outputs = Outputs(asked, stream.model, stream.prompt_tokens)
             async for chunk in stream:
                 outputs.add(chunk)

@@ -30,18 +30,17 @@ def routes(front: Front, metrics: Metrics, aliases: Sequence[str] = ()) -> list[
     """Every one but the OpenAPI document needs the right to generate. `aliases`: further names of the model."""
     doors = Doors(front, metrics, aliases)
     paths = {
-        "/v1/chat/completions": ("POST", doors.chat),
-        "/v1/completions": ("POST", doors.completion),
-        "/v1/responses": ("POST", doors.response),
-        "/v1/models": ("GET", doors.models),
-        "/v1/models/{id:path}": ("GET", doors.model),
-        "/tokenize": ("POST", doors.tokenize),
-        "/detokenize": ("POST", doors.detokenize),
-        "/v1/requests/{id}/stream": ("GET", doors.resume),
-        "/v1/requests/{id}": ("GET", doors.status),
+        "/v1/chat/completions": (["POST"], doors.chat),
+        "/v1/completions": (["POST"], doors.completion),
+        "/v1/responses": (["POST"], doors.response),
+        "/v1/models": (["GET"], doors.models),
+        "/v1/models/{id:path}": (["GET"], doors.model),
+        "/tokenize": (["POST"], doors.tokenize),
+        "/detokenize": (["POST"], doors.detokenize),
+        "/v1/requests/{id}/stream": (["GET"], doors.resume),
+        "/v1/requests/{id}": (["GET", "DELETE"], doors.request),
     }
-    made = [route(path, call, right=Right.GENERATE, methods=[method]) for path, (method, call) in paths.items()]
-    made.append(route("/v1/requests/{id}", doors.cancel, right=Right.GENERATE, methods=["DELETE"]))
+    made = [route(path, call, right=Right.GENERATE, methods=methods) for path, (methods, call) in paths.items()]
     made.append(route("/openapi.json", doors.document, right=None))
     return made
 
@@ -86,6 +85,9 @@ class Doors:
     async def detokenize(self, asked: Request) -> Response:
         body = await self._body(Detokenize, asked)
         return _json(await tokens.detokenize(self._model(body.model), body))
+
+    async def request(self, asked: Request) -> Response:
+        return await (self.cancel if asked.method == "DELETE" else self.status)(asked)
 
     async def status(self, asked: Request) -> Response:
         """Why is this request waiting?"""

@@ -144,6 +144,12 @@ async def test_a_cancelled_answer_is_an_error_and_never_a_whole_text() -> None:
         assert error.value.code() is grpc.StatusCode.CANCELLED
 
 
+async def test_an_empty_prompt_is_told_by_the_name_of_its_tensor() -> None:
+    async with door() as (_, _, stub):
+        with pytest.raises(grpc.aio.AioRpcError, match="text_input: must not be empty"):
+            await stub.ModelInfer(ask(""))
+
+
 async def test_log_probabilities_come_by_token_id() -> None:
     async with door() as (_, link, stub):
         answer = asyncio.ensure_future(

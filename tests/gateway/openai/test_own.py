@@ -131,6 +131,12 @@ async def test_a_request_is_found_by_its_id_and_by_that_of_its_answer() -> None:
             assert (await at.http.get(f"/v1/requests/{asked}")).json()["id"] == found
 
 
+async def test_a_wrong_method_is_told_all_that_are_right() -> None:
+    async with door() as at:
+        answer = await at.http.post("/v1/requests/r")
+        assert (answer.status_code, set(answer.headers["allow"].split(", "))) == (405, {"DELETE", "GET", "HEAD"})
+
+
 async def test_an_unknown_request_is_404_whatever_is_asked_of_it() -> None:
     async with door() as at:
         for verb, path in (("GET", ""), ("DELETE", ""), ("GET", "/stream")):
