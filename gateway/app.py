@@ -135,7 +135,7 @@ class Ports:
 
 
 def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metrics) -> ASGIApp:
-    """What the public HTTP port serves."""
+    """The app of the public HTTP port."""
     metrics_right = Right.ADMIN if settings.for_strangers else None
     return make_app(
         [
@@ -150,7 +150,7 @@ def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metri
 
 
 def metrics_app(front: Front, metrics: Metrics) -> ASGIApp:
-    """What the port for metrics serves: whoever reaches it may read them."""
+    """The app of the port for metrics. Everybody who reaches that port may read them."""
     access = Access(None, CALLS_PER_REQUEST, strangers=False)
     return make_app(common_routes(front, metrics.registry, metrics_right=None), access, most_body_bytes=0)
 

@@ -92,7 +92,7 @@ def _of_field(field: FieldInfo) -> str:
 
 
 def values(hint: Any, field: FieldInfo | None = None) -> str:
-    """What a value may be: a choice, or bounds."""
+    """The values that a setting may have: a choice, or bounds."""
     choices = list(dict.fromkeys(_choices(field.annotation if field else hint)))
     bounds = dict(_bounds([hint, *(field.metadata if field else ())]))
     if {"ge", "le"} <= bounds.keys():
