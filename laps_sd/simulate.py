@@ -26,6 +26,10 @@ if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
 
 SYNTHETIC = "synthetic"
 MOST_MS = 1e6  # for each --t-... flag
+TITLES = (
+    *("policy", "ended", "failed", "mean s", "rel.", "median s", "p99 s"),
+    *("ttft s", "p99 ttft", "p99 pause", "paused"),
+)
 
 
 def simulate(
@@ -130,7 +134,8 @@ def _jobs(workload: str, fleet: "SimFleet", seed: int) -> "Sequence[Job]":
     kind, _, settings = workload.partition(":")
     if kind == SYNTHETIC:
         return generate(parse_synthetic(settings), seed, fleet)
-    return with_acceptance(read_workload(Path(workload)), max(1, fleet.reference_draft), seed)
+    jobs = read_workload(Path(workload), note=partial(typer.echo, err=True))
+    return with_acceptance(jobs, max(1, fleet.reference_draft), seed)
 
 
 def _policies(names: str, settings: Sequence[str], jobs: "Sequence[Job]", draft_len: int) -> "dict[str, Policy]":
@@ -180,7 +185,7 @@ def _print(results: dict[str, dict[str, float]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    for title in ("policy", "ended", "failed", "mean s", "rel.", "median s", "p99 s", "ttft s", "paused"):
+    for title in TITLES:
         table.add_column(title, justify="left" if title == "policy" else "right")
     first = next(iter(results.values()))["mean_e2el_ms"] or 1.0
     for name, row in results.items():
@@ -193,6 +198,8 @@ def _print(results: dict[str, dict[str, float]]) -> None:
             f"{row['median_e2el_ms'] / 1e3:.2f}",
             f"{row['p99_e2el_ms'] / 1e3:.2f}",
             f"{row['mean_ttft_ms'] / 1e3:.2f}",
+            f"{row['p99_ttft_ms'] / 1e3:.2f}",
+            f"{row['p99_pause_ms'] / 1e3:.2f}",
             f"{row['preemptions_per_request']:.2f}",
         )
     terminal.console().print(table)

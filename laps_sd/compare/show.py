@@ -32,6 +32,8 @@ HEADINGS = (
     "p95",
     "p99",
     "ttft ms",
+    "ttft p99",
+    "pause p99",
     "over fcfs (95 %)",
     "simulated",
     "simulated ms",
@@ -48,7 +50,8 @@ def rows(cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".f
         yield [
             name,
             *(duration(row["e2el_ms"][kind]) for kind in ("mean", "p50", "p95", "p99")),
-            duration(row["ttft_ms"]["mean"]),
+            *(duration(row["ttft_ms"][kind]) for kind in ("mean", "p99")),
+            duration(row["pause_ms"]["p99"]) if "pause_ms" in row else "",
             "1" if name == BASE else span(row) if "ratio" in row else "",
             f"{row['predicted_ratio']:.3f}" if "ratio" in row else "",
             duration(row["predicted_mean_ms"]),
@@ -58,6 +61,6 @@ def rows(cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".f
             f"{row['idle_share']:.1%}",
         ]
     if oracle := cell["oracle"]:
-        empty = [""] * 6
+        empty = [""] * HEADINGS.index("simulated")
         ratio = f"{oracle['predicted_ratio']:.3f}"
-        yield [ORACLE, *empty, "", duration(oracle["predicted_mean_ms"]), ratio, "", "", ""]
+        yield [ORACLE, *empty, duration(oracle["predicted_mean_ms"]), ratio, "", "", ""]
