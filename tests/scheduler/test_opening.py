@@ -49,7 +49,7 @@ def test_a_first_token_that_is_worth_nothing_changes_nothing() -> None:
 
 def test_the_more_a_first_token_is_worth_the_earlier_a_request_is_opened() -> None:
     long = Length(7.0, 0.5)
-    keys = [key(opening, length=long) for opening in ("first-token", "1", "balanced", "mean")]
+    keys = [key(opening, length=long) for opening in ("1", "first-token", "balanced", "mean")]
     assert keys == sorted(keys)
     assert keys[0] < keys[2] < keys[3]
 

@@ -165,7 +165,7 @@ def test_who_is_blind_takes_every_acceptance_for_the_usual_one(name: str) -> Non
         ("laps-sd", "queues=0", "queues must be from 1 to 16"),
         ("laps-sd", "epsilon=nan", "epsilon must be from 0 to 1"),
         ("laps-sd", "window=33", "window must be from 1 to 32"),
-        ("laps-sd", "first-queue-rounds=0", "first_queue_rounds must be at least 1"),
+        ("laps-sd", "first-queue-rounds=-1", "first_queue_rounds must be at least 0"),
         ("laps-sd", "length_margin=-1", "length_margin must be from 0 to 10"),
         ("laps-sd", "key=shortest", "key must be total or remaining"),
         ("laps-sd", "reading=mine", "reading must be paper or adapted"),

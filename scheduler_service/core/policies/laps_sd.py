@@ -19,19 +19,20 @@ from scheduler_service.core.beliefs import MAX_WINDOW
 from scheduler_service.core.policies.base import Claim, Policy, check_overtaking, check_pause
 from scheduler_service.core.types import View
 
+FIRST_QUEUE = {"paper": 10, "adapted": 20}  # rounds, by reading
 ROUND_CV = 0.5  # deviation over mean of the tokens of a round: 0.38 to 0.94 in public logs, by drafter
 
 
 @dataclass(frozen=True, slots=True)
 class LapsSd(Policy):
     """Queue k of `queues` holds [q0 * 2^(k-2), q0 * 2^(k-1)) nominal seconds, the first from 0, the last unbounded;
-    q0 is the cost of `first_queue_rounds` rounds."""
+    q0 is the cost of `first_queue_rounds` rounds; 0: of 10, or of 20 under the adapted reading."""
 
     preemptive: ClassVar[bool] = True
     perceptive: ClassVar[bool] = True
 
     queues: int = 6
-    first_queue_rounds: int = 10
+    first_queue_rounds: int = 0
     window: int = 8  # rounds over which the running mean acceptance must hold still
     epsilon: float = 0.05  # by how much it may move and still be stable
     length_margin: float = 0.1  # an overrun prediction becomes emitted * (1 + margin)
@@ -47,8 +48,8 @@ class LapsSd(Policy):
     def __post_init__(self) -> None:
         if not 1 <= self.queues <= 16:
             raise ValueError("policy-set: queues must be from 1 to 16")
-        if self.first_queue_rounds < 1:
-            raise ValueError("policy-set: first_queue_rounds must be at least 1")
+        if self.first_queue_rounds < 0:
+            raise ValueError("policy-set: first_queue_rounds must be at least 0")
         if not 1 <= self.window <= MAX_WINDOW:
             raise ValueError(f"policy-set: window must be from 1 to {MAX_WINDOW}")
         if not 0 <= self.epsilon <= 1:
@@ -59,7 +60,7 @@ class LapsSd(Policy):
             raise ValueError("policy-set: key must be total or remaining")
         if self.destination not in ("estimate", "remaining", "stay"):
             raise ValueError("policy-set: destination must be estimate, remaining or stay")
-        if self.reading not in ("paper", "adapted"):
+        if self.reading not in FIRST_QUEUE:
             raise ValueError("policy-set: reading must be paper or adapted")
         if not 0 <= self.doubt <= 1:
             raise ValueError("policy-set: doubt must be from 0 to 1")
@@ -80,10 +81,15 @@ class LapsSd(Policy):
     def pause_bound_s(self) -> float:
         return self.max_pause_s
 
+    @property
+    def _first_queue(self) -> int:
+        """Rounds."""
+        return self.first_queue_rounds or FIRST_QUEUE[self.reading]
+
     def perceives(self, view: View) -> bool:
         if self.reading == "adapted":
             rounds = self._remaining_tokens(view) / self._per_round(view)
-            return self._uncertain(view) * rounds <= self.doubt * max(rounds, self.first_queue_rounds)
+            return self._uncertain(view) * rounds <= self.doubt * max(rounds, self._first_queue)
         if self.blind:  # what does not move is stable
             return view.acceptance.rounds >= self.window
         return view.acceptance.stable(self.window, self.epsilon)
@@ -125,7 +131,7 @@ class LapsSd(Policy):
         return ROUND_CV / sqrt(rounds) if rounds else inf
 
     def _level(self, service_s: float, round_s: float) -> int:
-        level, bound = 1, self.first_queue_rounds * round_s
+        level, bound = 1, self._first_queue * round_s
         while service_s >= bound and level < self.queues:
             level, bound = level + 1, bound * 2
         return level

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from scheduler_service.core.beliefs import Length, upper
 
-OPENINGS = {"mean": 0.0, "balanced": 0.1, "first-token": 1.0}
+OPENINGS = {"mean": 0.0, "balanced": 0.1, "first-token": 0.3}
 MOST = 1000.0  # so much more than an end a first token may be worth
 AGES = 96  # times to stop that are compared
 REACH = 4.0  # in spreads to both sides of the median
