@@ -59,7 +59,11 @@ class LeaderSlot:
 async def serve(settings: Settings) -> None:
     """Until SIGTERM or SIGINT. Raises StoreUnavailable, OSError; Fenced if another took over and we are no standby."""
     store = RedisStore(
-        settings.redis_url, namespace=settings.namespace, keep_s=settings.keep_s, options=settings.redis_options()
+        settings.redis_url,
+        namespace=settings.namespace,
+        keep_s=settings.keep_s,
+        replicas=settings.redis_replicas,
+        options=settings.redis_options(),
     )
     slot = LeaderSlot(tracing.make("scheduler", settings.otlp_endpoint, settings.trace_ratio))
     server = make_server(settings)

@@ -46,6 +46,7 @@ from scheduler_service.unreadable import Found
 from scheduler_service.worker_pool import WorkerPool
 
 TICK_S = 0.1
+FIRST_COMMIT_S = 20.0
 
 
 class Leader:
@@ -122,11 +123,25 @@ class Leader:
                 self._event_log.leading(self.core)
             self.requests.reload_tenant_terms()
             await self.recovery.begin(self.epoch)
+            await self._acknowledged()
         except BaseException:
             await first_of(lambda: self.persisting, lambda: asyncio.sleep(0))  # cancelled, and surely at its end
             raise
         with_kv, waiting = len(self.ledger.live), len(self.recovery.unread)
         self._log.info("leading", epoch=self.epoch, with_kv=with_kv, waiting=waiting, policy=self.settings.policy)
+
+    async def _acknowledged(self) -> None:
+        """Returns once a commit of ours counts: then replicas, if any were asked for, have all that we have read."""
+        first = asyncio.ensure_future(self.persister.acknowledged.wait())
+        try:
+            waits = (first, self.persisting)
+            await asyncio.wait(waits, timeout=FIRST_COMMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            first.cancel()
+        if self.persisting.done():
+            self.persisting.result()
+        if not self.persister.acknowledged.is_set():
+            raise StoreUnavailable(self.persister.refusal or f"no commit was acknowledged in {FIRST_COMMIT_S:.0f} s")
 
     async def _take(self, id: str, found: Found) -> None:
         """A request that an earlier leader left was read. It is ours if it has not ended."""

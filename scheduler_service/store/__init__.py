@@ -11,6 +11,7 @@ from scheduler_service.store.port import (
     StoreFull,
     StoreRefuses,
     StoreUnavailable,
+    TooFewReplicas,
     Unreadable,
     Verdict,
     Write,
@@ -19,5 +20,5 @@ from scheduler_service.store.redis import RedisStore
 
 __all__ = [
     "Fenced", "Index", "LostWrites", "MemoryStore", "Pulse", "RedisStore", "Store", "StoreFull", "StoreRefuses",
-    "StoreUnavailable", "Stored", "Unreadable", "Verdict", "Write",
+    "StoreUnavailable", "Stored", "TooFewReplicas", "Unreadable", "Verdict", "Write",
 ]  # fmt: skip

@@ -21,6 +21,11 @@ redis.call('HSET', KEYS[1], 'epoch', epoch, 'commit', 0)
 return epoch
 """
 
+# KEYS: leader. ARGV: epoch. A write that only counts: a WAIT after it waits for all that was written before.
+TOUCH = """#!lua flags=allow-oom
+if redis.call('HGET', KEYS[1], 'epoch') == ARGV[1] then redis.call('HINCRBY', KEYS[1], 'touched', 1) end
+"""
+
 # KEYS: leader. ARGV: epoch.
 STEP_DOWN = """
 if redis.call('HGET', KEYS[1], 'epoch') == ARGV[1] then redis.call('HDEL', KEYS[1], 'commit') end

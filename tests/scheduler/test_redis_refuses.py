@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from protos.v1 import types_pb2
-from scheduler_service.store import LostWrites, RedisStore, StoreFull, StoreRefuses, StoreUnavailable
+from scheduler_service.store import LostWrites, RedisStore, StoreFull, StoreRefuses, StoreUnavailable, TooFewReplicas
 from tests.conftest import redis_server
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.scheduler.test_redis_loss import output
@@ -139,7 +139,7 @@ async def kind(store: RedisStore) -> type[Exception] | None:
         ("PING", {"username": "nobody", "password": "guess"}, StoreRefuses),
         ("CONFIG SET requirepass secret", {}, StoreRefuses),
         (FULL, {}, StoreFull),
-        ("CONFIG SET min-replicas-to-write 1", {}, StoreUnavailable),
+        ("CONFIG SET min-replicas-to-write 1", {}, TooFewReplicas),
         ("REPLICAOF 127.0.0.1 1", {}, StoreUnavailable),
         ("PING", {}, None),
     ],
