@@ -15,10 +15,11 @@ from scheduler_service.store.port import (
     Unreadable,
     Verdict,
     Write,
+    WrongType,
 )
 from scheduler_service.store.redis import RedisStore
 
 __all__ = [
     "Fenced", "Index", "LostWrites", "MemoryStore", "Pulse", "RedisStore", "Store", "StoreFull", "StoreRefuses",
-    "StoreUnavailable", "Stored", "TooFewReplicas", "Unreadable", "Verdict", "Write",
+    "StoreUnavailable", "Stored", "TooFewReplicas", "Unreadable", "Verdict", "Write", "WrongType",
 ]  # fmt: skip

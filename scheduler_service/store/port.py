@@ -30,6 +30,11 @@ class StoreRefuses(StoreUnavailable):
     script that fails. A person has to mend it; then the same call succeeds."""
 
 
+class WrongType(StoreRefuses):
+    """A key that the store needs as a whole holds something else. No leader can begin before a person has removed
+    it."""
+
+
 class TooFewReplicas(StoreRefuses):
     """Not as many replicas as were asked for have the commit. It may be written, but does not count before they have.
     Nobody but a person may be able to bring them back."""

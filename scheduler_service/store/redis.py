@@ -24,6 +24,7 @@ from scheduler_service.store.port import (
     Unreadable,
     Verdict,
     Write,
+    WrongType,
 )
 
 UNREADABLE_KEPT_S = 7 * 86_400  # how long an unreadable request is kept, for a person to look at
@@ -96,7 +97,8 @@ class RedisStore:
         return int(await self._guarded(self._lead(keys=[self.keys.leader], args=[now_ms, *unchanged])))
 
     async def pulse(self) -> Pulse:
-        epoch, commit, touched = await self._guarded(self._redis.hmget(self.keys.leader, "epoch", "commit", "touched"))
+        leader = self.keys.leader
+        epoch, commit, touched = await self._guarded(self._redis.hmget(leader, "epoch", "commit", "touched"), leader)
         return Pulse(int(epoch or 0), None if commit is None else int(commit), int(touched or 0))
 
     async def step_down(self, epoch: int) -> None:
@@ -165,7 +167,7 @@ class RedisStore:
         await self._guarded(self._save_learned(keys=[self.keys.leader, self.keys.learned], args=[epoch, learned]))
 
     async def learned(self) -> bytes | None:
-        kept: bytes | None = await self._guarded(self._redis.get(self.keys.learned))
+        kept: bytes | None = await self._guarded(self._redis.get(self.keys.learned), self.keys.learned)
         return kept
 
     async def _look_for_primary(self) -> None:
@@ -178,10 +180,10 @@ class RedisStore:
             self._look.cancel()
         await connection.close(self._redis)
 
-    async def _guarded(self, call: Awaitable[Any]) -> Any:
-        """The answer to a call; its errors in the port's words."""
+    async def _guarded(self, call: Awaitable[Any], key: str = "") -> Any:
+        """The answer to a call; its errors in the port's words. `key`: the one that it is about; scripts say it."""
         try:
-            return await _told(call)
+            return await _told(call, key)
         except StoreUnavailable as error:
             if isinstance(error, TooFewReplicas) or str(error).startswith(DEMOTED):
                 await connection.reconnect(self._redis)  # perhaps another server is the primary now
@@ -238,7 +240,7 @@ def _stored(id: str, answer: Sequence[bytes] | bytes, log: bytes | list[bytes] |
     return Stored(record, raw["submit"], log or b"", raw.get("ending"), model)
 
 
-async def _told(call: Awaitable[Any]) -> Any:
+async def _told(call: Awaitable[Any], key: str) -> Any:
     try:
         return await call
     except OutOfMemoryError as error:
@@ -252,6 +254,8 @@ async def _told(call: Awaitable[Any]) -> Any:
         text = f"{code} {error}" if code else str(error)
         if text.startswith("NOREPLICAS"):
             raise TooFewReplicas(text) from error
+        if text.startswith("WRONGTYPE"):
+            raise WrongType(f"rename or delete what this needs, and start again: {text}{key and ': '}{key}") from error
         raise (StoreUnavailable if text.startswith(PASSING) else StoreRefuses)(text) from error
     except (RedisError, OSError, TimeoutError) as error:
         signed_in = not isinstance(error.__cause__, AuthenticationError)  # redis-py wraps those of a new connection
