@@ -79,7 +79,7 @@ class Leader:
         self.ledger = Ledger(store, clock, drop=lambda id: self.durable.drop(id))
         self.recovery = Recovery(store, self._take, self.ledger.live.__contains__)
         self.persister = Persister(store, settings.max_pending_steps, self.ledger, rewritten=self.recovery.again)
-        self._event_log = EventLog(settings.event_log) if settings.event_log else None
+        self.event_log = EventLog(settings.event_log) if settings.event_log else None
         history = History()
         self.comparing = Comparing(settings, self.core.fleet, history, clock)
         self.durable = DurableCore(
@@ -92,7 +92,7 @@ class Leader:
             sessions=self.sessions,
             timelines=self.timelines,
             history=history,
-            event_log=self._event_log,
+            event_log=self.event_log,
         )
         self._other_model = OtherModel(self.durable.fail)
         self.workers = WorkerPool(settings, self.durable, self.ledger, self.sessions, self.outboxes)
@@ -105,7 +105,7 @@ class Leader:
             recovery=self.recovery,
             counters=self.counters,
             outboxes=self.outboxes,
-            event_log=self._event_log,
+            event_log=self.event_log,
         )
         self._store = store
         self._log = structlog.get_logger()
@@ -119,8 +119,8 @@ class Leader:
         self.persisting = asyncio.create_task(self.persister.run(self.epoch), name="persister")
         try:
             await self.learning.take_over(self.epoch)
-            if self._event_log:
-                self._event_log.leading(self.core)
+            if self.event_log:
+                self.event_log.leading(self.core)
             self.requests.reload_tenant_terms()
             await self.recovery.begin(self.epoch)
             await self._acknowledged()
@@ -186,7 +186,7 @@ class Leader:
         """After `run`: keep what was learned, and let a standby lead at once."""
         self.over.set()
         await self.learning.close()
-        if self._event_log:
-            self._event_log.close()
+        if self.event_log:
+            self.event_log.close()
         with suppress(StoreUnavailable):
             await self._store.step_down(self.epoch)
