@@ -4,7 +4,6 @@ import asyncio
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import structlog
 import torch
@@ -12,8 +11,18 @@ import torch
 from protos import tracing
 from protos.link.v1 import worker_link_pb2
 from protos.observed import observed
-from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals, trace
-from protos.settings import BAD_SETTINGS, is_loopback, read
+from protos.serving import (
+    MAX_PROBES,
+    PUBLIC_MESSAGE_BYTES,
+    Server,
+    address,
+    configure_logs,
+    first_of,
+    stop_signals,
+    stranger_options,
+    trace,
+)
+from protos.settings import BAD_SETTINGS, read
 from worker_service.capacity import TooLittleMemoryError, check_kv_tokens, check_memory
 from worker_service.config import Settings
 from worker_service.drafters import make_drafter
@@ -25,6 +34,7 @@ from worker_service.metrics import Metrics
 from worker_service.model_files import ModelError, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load
 from worker_service.pace import Pace, PacedRunner
+from worker_service.pull import find
 from worker_service.runner import Runner
 from worker_service.stays import Stays
 from worker_service.watchdog import Watchdog
@@ -41,12 +51,17 @@ async def serve(settings: Settings, group: Group | None) -> None:
     `group`: the processes that share the model with this one, which leads them.
     """
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
-    # On loopback only this machine can ask. A worker's certificate is for calling others, so it is not needed there.
-    credentials = None if is_loopback(settings.host) else settings.tls.server_credentials()
-    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, credentials, reflect=settings.reflection)
+    # It tells health and nothing else, in plaintext.
+    server = Server(
+        [SERVICE],
+        PUBLIC_MESSAGE_BYTES,
+        further_options=stranger_options(MAX_PROBES),
+        max_calls=MAX_PROBES,
+        reflect=False,
+    )
     async with stop_signals() as stopping:
-        port = await server.start(settings.host, settings.health_port)
-        log.info("listening", health=address(settings.host, port))
+        port = await server.start(settings.health_host, settings.health_port)
+        log.info("listening", health=address(settings.health_host, port))
         attached: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         metrics = Metrics(settings.blocks, settings.metrics_prefix)
         traces = tracing.make("worker", settings.otlp_endpoint, settings.trace_ratio)
@@ -122,7 +137,7 @@ async def work(
 
 def load_share(settings: Settings, group: Group | None) -> LoadedModel:
     """The model, or this process's share of it once all others have loaded theirs. Raises ModelError, ParallelError."""
-    ranks, folder = group.ranks if group else Ranks(), Path(settings.model)
+    ranks, folder = group.ranks if group else Ranks(), find(settings.model)
     check_directory(folder)
     device = choose_device(settings.device, ranks)
     check_memory(
@@ -133,7 +148,7 @@ def load_share(settings: Settings, group: Group | None) -> LoadedModel:
         host_kv_tokens=settings.host_blocks(device.type) * settings.block_tokens,
         shares=ranks.size,
     )
-    model = load(settings.model, settings.device, settings.dtype, ranks)
+    model = load(str(folder), settings.device, settings.dtype, ranks)
     if group:
         group.loaded()
     return model
