@@ -13,7 +13,7 @@ import typer
 from laps_sd import machine, terminal
 from laps_sd.draft_len import parse_draft_len
 from laps_sd.outputs import writable
-from scheduler_service.predictor import PredictorKind, make_predictor
+from scheduler_service.predictor import PredictorKind, lacks, make_predictor
 from scheduler_service.sim.costs import StepCosts
 
 if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
@@ -82,6 +82,8 @@ def simulate(
         draft = parse_draft_len(draft_len, MOST_DRAFT)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--draft-len") from None
+    if missing := lacks(predictor):
+        raise typer.BadParameter(missing, param_hint="--predictor")
     fleet = SimFleet(
         slots=slots,
         workers=workers,
