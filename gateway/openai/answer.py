@@ -35,6 +35,10 @@ class Answer:
         said = self.choices[index].events(chunk)
         return [self._event([choice]) | ({"usage": self.usage()} if usage else {}) for choice in said]
 
+    def text_event(self, choice: Choice) -> dict[str, Any]:
+        """An event, behind the first one, that adds an empty text."""
+        return self._event([choice.text_entry()])
+
     def last_event(self) -> dict[str, Any]:
         """After the end of all choices, for clients that want the usage."""
         return self._event([]) | self.end(usage=True)

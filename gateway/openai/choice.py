@@ -57,6 +57,7 @@ class Choice:
         self._request_id, self._chat, self._of = request_id, chat, of
         self._text = [echo] if echo else []
         self._unsaid = echo  # goes with the first event
+        self._begun = False  # the first event is said
         self._call = Call(functions) if functions else None
         self._called = False
         self._role = {"role": "assistant"}  # goes with the first event
@@ -76,9 +77,21 @@ class Choice:
         if chunk.token_ids or chunk.text or self._unsaid:
             text, self._unsaid = self._unsaid + chunk.text, ""
             said.append(self._entry(text, self._said_logprobs(chunk), None))
+            self._begun = True
         if self.final is not None:
             said.append(self._entry("", None, self._reason()))
         return said
+
+    def adds_text(self, chunk: GenerateResponse) -> bool:
+        """Whether a stream says nothing of it but its text, as `text_entry` has it. If so it is counted."""
+        if not self._begun or self._call is not None or chunk.logprobs or chunk.HasField("final"):
+            return False
+        self._count(chunk)
+        return True
+
+    def text_entry(self) -> dict[str, Any]:
+        """An entry of a stream, behind its first, that adds an empty text."""
+        return self._entry("", None, None)
 
     def whole(self) -> dict[str, Any]:
         """Once it has ended."""
