@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from gateway.stream_states import FLOW, LIFE, Act, Event, Flow, Life, Step, after
 from protos.errors import Lost, RequestError
@@ -20,13 +21,21 @@ BEYOND = 2**32 - 1  # an offset behind the end of every answer: a follow from th
 JUMPS_OF_A_FOLLOW = 2  # what comes jumps ahead to another stream's answer, and from its end on to the newest tokens
 
 
+class Round(NamedTuple):
+    """What one round added: output tokens, and how many were drafted and accepted for it."""
+
+    tokens: int
+    drafted: int
+    accepted: int
+
+
 @dataclass(slots=True)
 class Batch:
     """All that has come since the client last took something. `start`: number of output tokens before it."""
 
     start: int
     tokens: list[int] = field(default_factory=list)
-    rounds: list[types_pb2.Round] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     logprobs: list[types_pb2.Logprob] = field(default_factory=list)  # one for each token, or none at all
     ending: pb.Ending | None = None
 
@@ -42,8 +51,9 @@ class Batch:
             if uncounted <= 0:
                 self.rounds = self.rounds[number + 1 :]
                 break
-            self.rounds[number].tokens = min(self.rounds[number].tokens, uncounted)
-            uncounted -= self.rounds[number].tokens
+            kept = min(self.rounds[number].tokens, uncounted)
+            self.rounds[number] = self.rounds[number]._replace(tokens=kept)
+            uncounted -= kept
         return skipped
 
 
@@ -112,9 +122,10 @@ class Feed:
         if not self.life.read:
             return self.on(Event.END) if delta.HasField("ending") else []
         messages: list[pb.FromGateway] = []
-        if ahead := delta.start > self.received:
-            messages = self._messages(self._jump(delta.start, delta.start + len(delta.tokens)))
-        elif new := delta.tokens[self.received - delta.start :]:
+        start = delta.start
+        if ahead := start > self.received:
+            messages = self._messages(self._jump(start, start + len(delta.tokens)))
+        elif new := delta.tokens[self.received - start :]:
             full = self.received + len(new) >= self._until or len(self._batch.tokens) + len(new) >= self._most
             if Act.KEEP in self._step(Step.FILL if full else Step.NEXT):
                 self._keep(new, delta)
@@ -126,8 +137,9 @@ class Feed:
 
     def _keep(self, new: Sequence[int], delta: pb.Delta) -> None:
         self._batch.tokens.extend(new)
-        self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
-        self._batch.rounds.append(types_pb2.Round(tokens=len(new), drafted=delta.drafted, accepted=delta.accepted))
+        if delta.HasField("logprobs"):
+            self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
+        self._batch.rounds.append(Round(len(new), delta.drafted, delta.accepted))
         self.received += len(new)
         self._wake.set()
 
@@ -181,7 +193,7 @@ class Feed:
 
     def want(self) -> list[pb.FromGateway]:
         """The client waits for more: if the buffer was full, there is room again."""
-        if self._batch.tokens or not (self.life.accepted and self.life.read):
+        if self.flow is Flow.FLOWING or self._batch.tokens or not (self.life.accepted and self.life.read):
             return []
         return self._messages(self._step(Step.DRAINED))
 

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from gateway.openai import sse
 from gateway.openai.answer import Answer
-from protos.v1.inference_pb2 import GenerateResponse
+from gateway.stream import Chunk
 
 # An event with an empty text is cut here. No name and no id can look so: their quotes are escaped.
 _HOLES = {True: b'"content":""', False: b'"text":""'}
@@ -17,7 +17,7 @@ class Frames:
     def __init__(self, answer: Answer, index: int) -> None:
         self._answer, self._choice = answer, answer.choices[index]
 
-    def frame(self, chunk: GenerateResponse, id: int | None = None) -> bytes | None:
+    def frame(self, chunk: Chunk, id: int | None = None) -> bytes | None:
         """The event of a chunk, counted; None: it says more than text, or comes first. Raises Cancelled."""
         if not self._choice.adds_text(chunk):
             return None

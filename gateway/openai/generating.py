@@ -18,9 +18,8 @@ from gateway.openai.answer import Answer
 from gateway.openai.choice import Choice
 from gateway.openai.frames import Frames
 from gateway.openai.request import Asked
-from gateway.stream import Stream
+from gateway.stream import Chunk, Stream
 from protos.errors import REQUEST_ID_KEY, BadInput, RequestError
-from protos.v1.inference_pb2 import GenerateResponse
 
 
 class Generating:
@@ -68,7 +67,7 @@ class Generating:
         asked, live = self._asked, len(streams)
         only, frames = live == 1, [Frames(answer, index) for index in range(live)]
 
-        def place(chunk: GenerateResponse) -> int | None:
+        def place(chunk: Chunk) -> int | None:
             """For a client that means to come back: where a resumed stream would go on."""
             return chunk.offset + len(chunk.token_ids) if asked.detached and only else None
 
@@ -78,7 +77,7 @@ class Generating:
                 said = None if asked.continuous_usage else frames[index].frame(chunk, place(chunk))
                 if said is None:
                     events = answer.events(index, chunk, usage=asked.continuous_usage)
-                    live -= chunk.HasField("final")
+                    live -= chunk.final is not None
                     if not live and not asked.include_usage:
                         events[-1] |= answer.end(usage=asked.continuous_usage)
                     said = b"".join(sse.event(each, place(chunk)) for each in events)
