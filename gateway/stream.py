@@ -2,41 +2,17 @@
 reads. How a chunk travels is the business of the doors; no transport lives here."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from gateway.feed import Feed, Round
+from gateway.chunk import Chunk
+from gateway.detokenizer import TOKENS_AT_ONCE
+from gateway.feed import Feed
 from gateway.link import Link
 from gateway.metrics import Metrics
-from gateway.text import TOKENS_AT_ONCE, TextModel
+from gateway.text import TextModel
 from protos.errors import BeyondEnd, DeadlinePassed, QueueFull
-from protos.v1 import inference_pb2, types_pb2
-
-
-@dataclass(slots=True)
-class Chunk:
-    """What came at once: gRPC's GenerateResponse, of which most doors need no message. The last one has `final`."""
-
-    request_id: str = ""
-    text: str = ""
-    token_ids: Sequence[int] = ()
-    offset: int = 0  # output tokens before it
-    rounds: Sequence[Round] = ()
-    logprobs: Sequence[types_pb2.Logprob] = ()  # one for each token, or none at all
-    final: inference_pb2.Final | None = None
-
-    def message(self) -> inference_pb2.GenerateResponse:
-        return inference_pb2.GenerateResponse(
-            request_id=self.request_id,
-            text=self.text,
-            token_ids=self.token_ids,
-            offset=self.offset,
-            rounds=[types_pb2.Round(**each._asdict()) for each in self.rounds],
-            logprobs=self.logprobs,
-            final=self.final,
-        )
 
 
 class Stream:

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
+from gateway.chunk import Chunk
 from gateway.oip.request import Asked
-from gateway.stream import Chunk
 from gateway.text import TextModel
 from protos.errors import Cancelled
 from protos.v1 import types_pb2

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.chunk import Chunk
 from gateway.openai.choice import Choice
-from gateway.stream import Chunk
 from protos.times import seconds
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.chunk import Chunk
 from gateway.openai import logprobs
 from gateway.openai.token_bytes import TokenBytes
-from gateway.stream import Chunk
 from protos.errors import Cancelled
 from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Final

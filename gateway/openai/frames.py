@@ -3,9 +3,9 @@ into an event that is ready but for it. answer.py says what an event looks like.
 
 from functools import cached_property
 
+from gateway.chunk import Chunk
 from gateway.openai import sse
 from gateway.openai.answer import Answer
-from gateway.stream import Chunk
 
 # An event with an empty text is cut here. No name and no id can look so: their quotes are escaped.
 _HOLES = {True: b'"content":""', False: b'"text":""'}

@@ -11,6 +11,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.chunk import Chunk
 from gateway.front import Front
 from gateway.http import errors
 from gateway.openai import sse, token_bytes
@@ -18,7 +19,7 @@ from gateway.openai.answer import Answer
 from gateway.openai.choice import Choice
 from gateway.openai.frames import Frames
 from gateway.openai.request import Asked
-from gateway.stream import Chunk, Stream
+from gateway.stream import Stream
 from protos.errors import REQUEST_ID_KEY, BadInput, RequestError
 
 

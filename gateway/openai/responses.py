@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from gateway.chunk import Chunk
 from gateway.http.errors import Unsupported
 from gateway.openai import request
 from gateway.openai.fields import Chat, InputItem, Responses, TextFormat
-from gateway.stream import Chunk
 from protos.errors import BadInput, Cancelled
 from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Final

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from gateway.chunk import Chunk
 from gateway.openai.choice import Call, Choice
-from gateway.stream import Chunk
 from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Final
 
