@@ -178,15 +178,26 @@ def _advance(bar: "Progress", task: "TaskID", ended: int) -> None:
     bar.update(task, completed=ended)
 
 
-def _print(results: dict[str, dict[str, float]]) -> None:
-    from rich.table import Table
+# Columns of the table: what is never left out has rank 0 (tables.py).
+_RANKS = {
+    "policy": 0,
+    "ended": 6,
+    "failed": 7,
+    "mean s": 0,
+    "rel.": 1,
+    "median s": 5,
+    "p99 s": 2,
+    "ttft s": 4,
+    "paused": 3,
+}
 
-    table = Table(box=None, header_style="bold")
-    for title in ("policy", "ended", "failed", "mean s", "rel.", "median s", "p99 s", "ttft s", "paused"):
-        table.add_column(title, justify="left" if title == "policy" else "right")
+
+def _print(results: dict[str, dict[str, float]]) -> None:
+    from laps_sd.tables import Column, FittedTable
+
     first = next(iter(results.values()))["mean_e2el_ms"] or 1.0
-    for name, row in results.items():
-        table.add_row(
+    rows = [
+        (
             name,
             f"{row['completed']:.0f}",
             f"{row['failed']:.0f}",
@@ -197,4 +208,7 @@ def _print(results: dict[str, dict[str, float]]) -> None:
             f"{row['mean_ttft_ms'] / 1e3:.2f}",
             f"{row['preemptions_per_request']:.2f}",
         )
+        for name, row in results.items()
+    ]
+    table = FittedTable([Column(title, rank, left=title == "policy") for title, rank in _RANKS.items()], rows)
     terminal.console().print(table)
