@@ -67,7 +67,7 @@ help:
 	@echo "make bench-quick  a first taste of it (five minutes), which proves nothing"
 	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/explanation/benchmarks.md (15 minutes; AGAINST=...)"
 	@echo "make bench-engine  the engine beside its peers: docs/explanation/engine.md (a quarter of an hour with PEERS=...)"
-	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/explanation/paper.md and its plots (25 minutes of one core)"
+	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/explanation/paper.md and its plots (30 minutes of one core)"
 	@echo "make wheels build the wheels of the service and of the client alone: dist"
 	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
 	@echo "make docs   the documentation as a site: build/site; first its tables are made anew"
@@ -162,6 +162,7 @@ fuzz: env
 bench-paper: env
 	@mkdir -p docs/paper
 	$(BIN)/python -m scheduler_service.sim.decision --json docs/paper/decision.json
+	$(BIN)/python -m scheduler_service.sim.worth
 	$(BIN)/python -m scheduler_service.sim.paper
 
 page-picture: env

@@ -26,6 +26,10 @@ if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
 
 SYNTHETIC = "synthetic"
 MOST_MS = 1e6  # for each --t-... flag
+TITLES = (
+    *("policy", "ended", "failed", "mean s", "rel.", "median s", "p99 s"),
+    *("ttft s", "p99 ttft", "p99 pause", "paused"),
+)
 
 
 def simulate(
@@ -132,7 +136,8 @@ def _jobs(workload: str, fleet: "SimFleet", seed: int) -> "Sequence[Job]":
     kind, _, settings = workload.partition(":")
     if kind == SYNTHETIC:
         return generate(parse_synthetic(settings), seed, fleet)
-    return with_acceptance(read_workload(Path(workload)), max(1, fleet.reference_draft), seed)
+    jobs = read_workload(Path(workload), note=partial(typer.echo, err=True))
+    return with_acceptance(jobs, max(1, fleet.reference_draft), seed)
 
 
 def _policies(names: str, settings: Sequence[str], jobs: "Sequence[Job]", draft_len: int) -> "dict[str, Policy]":
@@ -185,9 +190,11 @@ _RANKS = {
     "failed": 7,
     "mean s": 0,
     "rel.": 1,
-    "median s": 5,
+    "median s": 8,
     "p99 s": 2,
-    "ttft s": 4,
+    "ttft s": 5,
+    "ttft p99 s": 4,
+    "pause p99 s": 9,
     "paused": 3,
 }
 
@@ -206,6 +213,8 @@ def _print(results: dict[str, dict[str, float]]) -> None:
             f"{row['median_e2el_ms'] / 1e3:.2f}",
             f"{row['p99_e2el_ms'] / 1e3:.2f}",
             f"{row['mean_ttft_ms'] / 1e3:.2f}",
+            f"{row['p99_ttft_ms'] / 1e3:.2f}",
+            f"{row['p99_pause_ms'] / 1e3:.2f}",
             f"{row['preemptions_per_request']:.2f}",
         )
         for name, row in results.items()
