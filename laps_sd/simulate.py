@@ -13,7 +13,7 @@ import typer
 from laps_sd import machine, terminal
 from laps_sd.draft_len import parse_draft_len
 from laps_sd.outputs import writable
-from scheduler_service.predictor import PredictorKind, make_predictor
+from scheduler_service.predictor import PredictorKind, lacks, make_predictor
 from scheduler_service.sim.costs import StepCosts
 
 if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
@@ -86,6 +86,8 @@ def simulate(
         draft = parse_draft_len(draft_len, MOST_DRAFT)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--draft-len") from None
+    if missing := lacks(predictor):
+        raise typer.BadParameter(missing, param_hint="--predictor")
     fleet = SimFleet(
         slots=slots,
         workers=workers,
@@ -181,15 +183,28 @@ def _advance(bar: "Progress", task: "TaskID", ended: int) -> None:
     bar.update(task, completed=ended)
 
 
-def _print(results: dict[str, dict[str, float]]) -> None:
-    from rich.table import Table
+# Columns of the table: what is never left out has rank 0 (tables.py).
+_RANKS = {
+    "policy": 0,
+    "ended": 6,
+    "failed": 7,
+    "mean s": 0,
+    "rel.": 1,
+    "median s": 8,
+    "p99 s": 2,
+    "ttft s": 5,
+    "ttft p99 s": 4,
+    "pause p99 s": 9,
+    "paused": 3,
+}
 
-    table = Table(box=None, header_style="bold")
-    for title in TITLES:
-        table.add_column(title, justify="left" if title == "policy" else "right")
+
+def _print(results: dict[str, dict[str, float]]) -> None:
+    from laps_sd.tables import Column, FittedTable
+
     first = next(iter(results.values()))["mean_e2el_ms"] or 1.0
-    for name, row in results.items():
-        table.add_row(
+    rows = [
+        (
             name,
             f"{row['completed']:.0f}",
             f"{row['failed']:.0f}",
@@ -202,4 +217,7 @@ def _print(results: dict[str, dict[str, float]]) -> None:
             f"{row['p99_pause_ms'] / 1e3:.2f}",
             f"{row['preemptions_per_request']:.2f}",
         )
+        for name, row in results.items()
+    ]
+    table = FittedTable([Column(title, rank, left=title == "policy") for title, rank in _RANKS.items()], rows)
     terminal.console().print(table)

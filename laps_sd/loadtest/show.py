@@ -77,8 +77,8 @@ def table(results: Mapping[str, Any]) -> Group:
         [[title, *(f"{results[f'{kind}_{name}_ms']:,.1f}" for kind in KINDS)] for name, title in TITLES.items()],
     )
     rest = Table(box=None, show_header=False, pad_edge=False)
-    rest.add_column(min_width=TITLE_WIDTH)
-    rest.add_column()
+    rest.add_column(min_width=TITLE_WIDTH, overflow="fold")
+    rest.add_column(overflow="fold")
     for title, value in figures(results).items():
         rest.add_row(title, value)
     return Group(times, "", rest)
