@@ -99,6 +99,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             tls = settings.metrics_ssl_contexts()
             metrics_at = await ports.serve(metrics_app(front, metrics), settings.admin_host, settings.metrics_port, tls)
         grpc_at = address(settings.host, await server.start(settings.host, settings.grpc_port))
+        await server.start_health(settings.health_host, settings.health_port)
         if settings.admin_port is not None:
             admin_at = address(settings.admin_host, await admin.start(settings.admin_host, settings.admin_port))
         async with asyncio.TaskGroup() as tasks:  # if the link fails the gateway ends, and is started again

