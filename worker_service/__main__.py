@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from protos import tracing
 from protos.link.v1 import worker_link_pb2
 from protos.observed import observed
 from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals, trace
-from protos.settings import BAD_SETTINGS, is_loopback, read
+from protos.settings import BAD_SETTINGS, LEFT, is_loopback, read
+from worker_service.announcing import announce
 from worker_service.capacity import TooLittleMemoryError, check_kv_tokens, check_memory
 from worker_service.config import Settings
 from worker_service.drafters import make_drafter
@@ -34,9 +36,9 @@ from worker_service.wire import of_model
 SERVICE = worker_link_pb2.DESCRIPTOR.services_by_name["WorkerLink"].full_name
 
 
-async def serve(settings: Settings, group: Group | None) -> None:
-    """Run the worker until SIGTERM or SIGINT. Raises what the model raises, ModelError, or OSError if the port is
-    taken.
+async def serve(settings: Settings, group: Group | None) -> bool:
+    """Run the worker until SIGTERM or SIGINT, or until the scheduler has it drain: then True is returned. Raises what
+    the model raises, ModelError, or OSError if the port is taken.
 
     `group`: the processes that share the model with this one, which leads them.
     """
@@ -51,6 +53,11 @@ async def serve(settings: Settings, group: Group | None) -> None:
         metrics = Metrics(settings.blocks, settings.metrics_prefix)
         traces = tracing.make("worker", settings.otlp_endpoint, settings.trace_ratio)
         stays = Stays(traces, settings.worker_id)
+        told_to_drain = asyncio.Event()
+
+        def drain() -> None:
+            told_to_drain.set()
+            stopping.set()
 
         async def stop() -> None:
             await stopping.wait()
@@ -60,12 +67,13 @@ async def serve(settings: Settings, group: Group | None) -> None:
 
         try:
             async with observed(settings, settings.metrics_port, metrics, metrics.lag, lambda: server.ready):
-                await first_of(lambda: work(settings, group, server, attached, metrics, stays), stop)
+                await first_of(lambda: work(settings, group, server, attached, metrics, stays, drain), stop)
         finally:
             await server.stop(0)
             if traces is not None:
                 traces.close()
     log.info("stopped")
+    return told_to_drain.is_set()
 
 
 async def work(
@@ -75,6 +83,7 @@ async def work(
     attached: "asyncio.Future[Link]",
     metrics: Metrics,
     stays: Stays,
+    on_drain: Callable[[], None],
 ) -> None:
     """Load the model, warm up, and serve the scheduler until cancelled. `attached` gets the link once there is one."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
@@ -110,6 +119,8 @@ async def work(
             ),
             on_attached=server.set_ready,
             stays=stays,
+            on_drain=on_drain,
+            leave_if_refused=settings.leave_if_refused,
         )
         attached.set_result(link)
         await first_of(link.run, lambda: asyncio.shield(ended))
@@ -139,20 +150,23 @@ def load_share(settings: Settings, group: Group | None) -> LoadedModel:
     return model
 
 
-def share(settings: Settings, ranks: Ranks) -> None:
-    """Lead, or compute a share of each pass until the leader ends. Raises ParallelError, and what `serve` raises."""
+def share(settings: Settings, ranks: Ranks) -> bool:
+    """Lead, or compute a share of each pass until the leader ends. Returns, and raises, what `serve` does, and raises
+    ParallelError."""
+    drained = False
     if not ranks.leads:
         # torchrun signals all processes. The leader decides when to end, and its last step needs every share.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
     group = Group(ranks, choose_device(settings.device, ranks))
     if ranks.leads:
-        asyncio.run(serve(settings, group))
+        drained = asyncio.run(serve(settings, group))
     else:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         SharedTarget(load_share(settings, group).model, group).follow()
     group.leave()
+    return drained
 
 
 def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Group | None = None) -> Engine:
@@ -187,10 +201,8 @@ def main() -> None:
     ranks = Ranks.from_environment()
     name = "worker" if ranks.size == 1 else f"worker, process {ranks.rank + 1} of {ranks.size}"
     try:
-        if ranks.size == 1:
-            asyncio.run(serve(settings, None))
-        else:
-            share(settings, ranks)
+        if share(settings, ranks) if ranks.size > 1 else asyncio.run(serve(settings, None)):
+            sys.stderr.write(f"{name}: {LEFT}\n")
     except (OSError, ModelError, ParallelError) as error:  # a sentence, not a traceback
         sys.stderr.write(f"{name}: {error}\n")
         hopeless = isinstance(error, ModelError) and not isinstance(error, TooLittleMemoryError)
