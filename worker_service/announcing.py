@@ -31,7 +31,7 @@ def refusal(error: BaseException) -> RefusedError | None:
 
 
 async def announce(schedulers: Sequence[str], tls: Tls, *, worker: str, model: str, fingerprint: str) -> None:
-    """Until cancelled, or until every scheduler has said that it is too old for this. `schedulers`: HOST:PORT of each.
+    """Until cancelled; a scheduler that is too old for it is told nothing. `schedulers`: HOST:PORT of each.
     Raises RefusedError."""
     request = pb.AnnounceRequest(
         protocol=version.CURRENT,
@@ -63,7 +63,7 @@ async def _announce(scheduler: str, tls: Tls, request: pb.AnnounceRequest) -> No
                 pass
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    return
+                    await asyncio.Event().wait()
                 if (refused := refusal(error)) is not None:
                     raise refused from error
             finally:
