@@ -55,7 +55,7 @@ class Workers:
         serving = sorted((child for child in workers if not child.stopping), key=lambda child: _number(child.name))
         ending = serving[number:]
         for child in ending:
-            self._tasks.create_task(child.stop())
+            child.begin_to_stop()
         taken = {child.name for child in workers}
         free = (index for index in range(len(taken) + number) if f"{PREFIX}{index}" not in taken)
         starting = [stack.child(self._make(next(free), number)) for _ in range(number - len(serving))]

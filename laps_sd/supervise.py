@@ -72,9 +72,13 @@ class Child:
         """It is told to end, and will not be started again."""
         return self._stopping.is_set()
 
-    async def stop(self) -> None:
-        """SIGTERM, then SIGKILL after the command's `stop_s`. Returns when the process is gone."""
+    def begin_to_stop(self) -> None:
+        """SIGTERM, then SIGKILL after the command's `stop_s`. Returns at once."""
         self._stopping.set()
+
+    async def stop(self) -> None:
+        """The same, and returns when the process is gone."""
+        self.begin_to_stop()
         await self._ended.wait()
 
     def replace(self, command: Command) -> None:
