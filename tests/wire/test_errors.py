@@ -5,7 +5,16 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from protos.errors import DOMAIN, MAX_MESSAGE_CHARS, BadInput, NotServing, QueueFull, RequestError, from_code
+from protos.errors import (
+    DOMAIN,
+    MAX_MESSAGE_CHARS,
+    BadInput,
+    LastWorker,
+    NotServing,
+    QueueFull,
+    RequestError,
+    from_code,
+)
 from protos.times import seconds
 
 
