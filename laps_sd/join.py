@@ -1,7 +1,6 @@
 """`laps-sd worker`: one worker that joins a service that runs already, started again when it dies. Its flags are those
 of `laps-sd up` that concern a worker (options.py)."""
 
-import asyncio
 from typing import Annotated, Any
 
 import typer
@@ -55,6 +54,7 @@ def worker(
 
 
 async def _run(options: Options, join: str, name: str, threads: int) -> None:
+    import asyncio
     import os
     import socket
     from functools import partial
