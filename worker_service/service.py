@@ -5,21 +5,30 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
 from protos import tracing
 from protos.link.v1 import worker_link_pb2
 from protos.observed import observed
-from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals
-from protos.settings import is_loopback
+from protos.serving import (
+    MAX_PROBES,
+    PUBLIC_MESSAGE_BYTES,
+    Server,
+    address,
+    configure_logs,
+    first_of,
+    stop_signals,
+    stranger_options,
+)
 from worker_service.announcing import RefusedError, announce
 from worker_service.config import CommonSettings
 from worker_service.engine.port import EnginePort
 from worker_service.identity import Described, fingerprint, model_name, read_ahead
 from worker_service.link import Link
 from worker_service.metrics import Metrics
+from worker_service.model_files import ModelError
+from worker_service.pull import find
 from worker_service.runner import Runner
 from worker_service.stays import Stays
 from worker_service.watchdog import Watchdog
@@ -46,12 +55,12 @@ async def serve(settings: CommonSettings, load: Callable[[], Awaitable[Loaded]])
     """Run the worker until SIGTERM or SIGINT, or until somebody has the scheduler let it go, which returns True. Raises
     what `load` and the engine raise, OSError if the port is taken, RefusedError."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
-    # On loopback only this machine can ask. A worker's certificate is for calling others, so it is not needed there.
-    credentials = None if is_loopback(settings.host) else settings.tls.server_credentials()
-    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, credentials, reflect=settings.reflection)
+    # It tells health and nothing else, in plaintext.
+    bounds = stranger_options(MAX_PROBES)
+    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, further_options=bounds, max_calls=MAX_PROBES, reflect=False)
     async with stop_signals() as stopping:
-        port = await server.start(settings.host, settings.health_port)
-        log.info("listening", health=address(settings.host, port))
+        port = await server.start(settings.health_host, settings.health_port)
+        log.info("listening", health=address(settings.health_host, port))
         attached: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         metrics = Metrics(settings.metrics_prefix)
         traces = tracing.make("worker", settings.otlp_endpoint, settings.trace_ratio)
@@ -85,16 +94,18 @@ async def serve(settings: CommonSettings, load: Callable[[], Awaitable[Loaded]])
 
 async def _announce(settings: CommonSettings, attached: "asyncio.Future[Link]") -> None:
     """Say that this worker is coming, until it has a link. Never returns. Raises RefusedError if it is to leave."""
-    folder = Path(settings.model)
-    about = {"worker": settings.worker_id, "model": model_name(folder), "fingerprint": fingerprint(folder)}
     try:
-        await first_of(
-            lambda: announce(settings.scheduler.split(","), settings.tls, **about), lambda: asyncio.shield(attached)
-        )
+        folder = await asyncio.to_thread(find, settings.model)
+        read_ahead(folder)
+        about = {"worker": settings.worker_id, "model": model_name(folder), "fingerprint": fingerprint(folder)}
+        schedulers = settings.scheduler.split(",")
+        await first_of(lambda: announce(schedulers, settings.tls, **about), lambda: asyncio.shield(attached))
     except RefusedError as error:
         structlog.get_logger().bind(service="worker", worker=settings.worker_id).error("refused", reason=str(error))
         if settings.leave_if_refused:
             raise
+    except (ModelError, OSError, ValueError, KeyError):
+        pass  # who loads the model says what is wrong with it
     await asyncio.Event().wait()
 
 
@@ -110,7 +121,6 @@ async def _work(
     """Load the model, warm up, and serve the scheduler until cancelled. `attached` gets the link once there is one."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
     log.info("loading", model=settings.model)
-    read_ahead(Path(settings.model))
     loaded = await load()
     engine, runner = loaded.engine, loaded.runner
     metrics.serve(loaded.model.name, runner.tally, lambda: engine.blocks)
