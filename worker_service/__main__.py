@@ -12,6 +12,7 @@ from protos.serving import trace
 from protos.settings import BAD_SETTINGS, LEFT, read
 from worker_service.config import Settings
 from worker_service.model_files import ModelError, TooLittleMemoryError
+from worker_service.pull import find
 from worker_service.service import Loaded, serve
 
 
@@ -31,7 +32,7 @@ def main() -> None:
     rank, size = (int(os.environ.get(name, alone)) for name, alone in (("RANK", 0), ("WORLD_SIZE", 1)))  # of torchrun
     name = "worker" if size == 1 else f"worker, process {rank + 1} of {size}"
     try:
-        if _own_engine().share(settings) if size > 1 else asyncio.run(serve(settings, lambda: _load(settings))):
+        if _own_engine().share(settings) if size > 1 else asyncio.run(serve(settings, lambda: _load(settings), find)):
             sys.stderr.write(f"{name}: {LEFT}\n")
     except (OSError, ModelError) as error:  # a sentence, not a traceback
         sys.stderr.write(f"{name}: {error}\n")

@@ -70,7 +70,7 @@ def share(settings: Settings) -> bool:
             signal.signal(number, signal.SIG_IGN)
     group = Group(ranks, choose_device(settings.device, ranks))
     if ranks.leads:
-        drained = asyncio.run(serve(settings, lambda: load_engine(settings, group)))
+        drained = asyncio.run(serve(settings, lambda: load_engine(settings, group), find))
     else:
         if settings.threads:
             torch.set_num_threads(settings.threads)

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -28,7 +29,6 @@ from worker_service.identity import Described, fingerprint, model_name, read_ahe
 from worker_service.link import Link
 from worker_service.metrics import Metrics
 from worker_service.model_files import ModelError
-from worker_service.pull import find
 from worker_service.runner import Runner
 from worker_service.stays import Stays
 from worker_service.watchdog import Watchdog
@@ -51,9 +51,12 @@ class Loaded:
     about: Mapping[str, str]
 
 
-async def serve(settings: CommonSettings, load: Callable[[], Awaitable[Loaded]]) -> bool:
+async def serve(
+    settings: CommonSettings, load: Callable[[], Awaitable[Loaded]], find: Callable[[str], Path] = Path
+) -> bool:
     """Run the worker until SIGTERM or SIGINT, or until somebody has the scheduler let it go, which returns True. Raises
-    what `load` and the engine raise, OSError if the port is taken, RefusedError."""
+    what `load` and the engine raise, OSError if the port is taken, RefusedError. `find`: the folder of the model that
+    the settings name."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
     # It tells health and nothing else, in plaintext.
     bounds = stranger_options(MAX_PROBES)
@@ -81,7 +84,7 @@ async def serve(settings: CommonSettings, load: Callable[[], Awaitable[Loaded]])
             async with observed(settings, settings.metrics_port, metrics, metrics.lag, lambda: server.ready):
                 await first_of(
                     lambda: _work(settings, load, server, attached, metrics, stays, drain),
-                    lambda: _announce(settings, attached),
+                    lambda: _announce(settings, find, attached),
                     stop,
                 )
         finally:
@@ -92,7 +95,7 @@ async def serve(settings: CommonSettings, load: Callable[[], Awaitable[Loaded]])
     return told_to_drain.is_set()
 
 
-async def _announce(settings: CommonSettings, attached: "asyncio.Future[Link]") -> None:
+async def _announce(settings: CommonSettings, find: Callable[[str], Path], attached: "asyncio.Future[Link]") -> None:
     """Say that this worker is coming, until it has a link. Never returns. Raises RefusedError if it is to leave."""
     try:
         folder = await asyncio.to_thread(find, settings.model)
