@@ -37,7 +37,7 @@ BUF ?= build/buf/node_modules/.bin/buf
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo demo-picture test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak \
+.PHONY: demo demo-picture test test-doors test-stores test-engine test-families gpu-check test-compare test-faults sim-faults fuzz chaos soak \
     bench bench-quick bench-scheduler bench-engine bench-paper page-picture docs check lint lint-protos types architecture \
     protos protos-check protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
@@ -48,6 +48,7 @@ help:
 	@echo "make test   all tests but the long ones below, against a real Redis and the real model"
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
+	@echo "make test-families  sixty tiny models of public families, each served right or refused (three minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make test-doors  other people's clients on a live stack, each in an environment of its own; fuzzing of HTTP"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
@@ -124,6 +125,9 @@ test-stores: env
 test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest -s tests/slow/test_two_hundred_prompts.py
+
+test-families: env
+	$(BIN)/python -m pytest tests/families
 
 test-doors: env
 	$(BIN)/laps-sd pull $(MODEL)

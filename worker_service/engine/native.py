@@ -19,7 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 
 _SOURCES = Path(__file__).with_name("kernels")
@@ -37,7 +36,7 @@ def kernels() -> ctypes.CDLL | None:
     """The compiled library; None: there is none, and the log says why."""
     try:
         return ctypes.CDLL(str(_library()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, ImportError) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()[-_TAIL_CHARS:]
         reason = f"{error}\n{said}" if said else str(error)
         logging.getLogger(__name__).warning("no native kernels, torch's own take their place: %s", reason)
@@ -73,6 +72,8 @@ def _compiler() -> str | None:
 
 def _library() -> Path:
     """The file of the kernels for this source, these flags and this processor: compiled now if there is none."""
+    from platformdirs import user_cache_dir  # not on a machine that has the engine's own libraries alone
+
     cxx = _compiler()
     if cxx is None:
         raise FileNotFoundError("there is no C++ compiler")
@@ -80,7 +81,7 @@ def _library() -> Path:
     flags = " ".join(_FLAGS).encode()
     source = b"".join(path.read_bytes() for path in sorted(_SOURCES.iterdir()))
     key = hashlib.sha256(source + flags + version + _processor())
-    library = Path(platformdirs.user_cache_dir("laps-sd")) / "kernels" / f"{key.hexdigest()[:16]}.so"
+    library = Path(user_cache_dir("laps-sd")) / "kernels" / f"{key.hexdigest()[:16]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:  # two workers may start at once
