@@ -114,6 +114,7 @@ async def stats(leader: Leader) -> status_pb.StatsResponse:
         tenants=tally.largest(counts.refused_by_tenant),
         refused=counts.refused,
         unreadable=leader.recovery.set_aside.count,
+        loading_workers=leader.workers.loading,
         expired=counts.ended[State.EXPIRED],
         backlog_bound=duration(bound_s) if bound_s < inf else None,
     )
@@ -263,6 +264,7 @@ def _worker_status(leader: Leader, session: WorkerSession) -> status_pb.WorkerSt
         idle_share=session.idle_share,
         outside_forward_share=session.outside_forward_share,
         output_tokens=session.tokens,
+        draining=worker.draining,
     )
 
 
