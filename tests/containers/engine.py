@@ -63,6 +63,15 @@ class Engine:
         asked = [self.program, "exec", self.container(service), *check]
         return subprocess.run(asked, capture_output=True, timeout=COMMAND_S).returncode == 0
 
+    def until_healthy(self, services: Sequence[str], timeout_s: float) -> None:
+        """Returns once all are. Raises EngineError."""
+        until = time.monotonic() + timeout_s
+        for service in services:
+            while not self.healthy(service):
+                if time.monotonic() > until:
+                    raise EngineError(f"{service} is not healthy after {timeout_s:g} s: {self.logs(service)[-2000:]}")
+                time.sleep(POLL_S)
+
     def logs(self, service: str) -> str:
         done = subprocess.run([self.program, "logs", self.container(service)], capture_output=True, timeout=COMMAND_S)
         return (done.stdout + done.stderr).decode(errors="replace")
