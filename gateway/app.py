@@ -17,6 +17,7 @@ from gateway.config import Settings
 from gateway.front import Front
 from gateway.http.access import Access
 from gateway.http.app import common_routes, make_app
+from gateway.http.errors import UNREADABLE
 from gateway.keys import Keys
 from gateway.link import Link
 from gateway.metrics import Metrics
@@ -126,7 +127,7 @@ class Ports:
 
     async def serve(self, app: ASGIApp, host: str, port: int, tls_context: Callable[[], ssl.SSLContext] | None) -> str:
         """Serve it there. Returns HOST:PORT. Raises OSError if the port is taken."""
-        self._servers.append(server := HttpServer(app, host, port, tls_context=tls_context))
+        self._servers.append(server := HttpServer(app, host, port, tls_context=tls_context, unreadable=UNREADABLE))
         await server.start()
         return address(host, server.port)
 

@@ -227,7 +227,7 @@ def catalogue(cache: Path | None = None) -> Table:
     """The models that are known to work. Those of the hub are there as OWNER/NAME; any other can be named, too."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("model", "parameters", "fetches", "licence", "from", "in the cache"):
-        table.add_column(title, no_wrap=True, justify="right" if title in ("parameters", "fetches") else "left")
+        table.add_column(title, overflow="fold", justify="right" if title in ("parameters", "fetches") else "left")
     for name, package in CATALOGUE.items():
         there = _is_cached((cache or default_cache()) / "models" / name, package.sha256)
         size = f"{package.megabytes:,} MB"
