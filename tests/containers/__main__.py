@@ -39,8 +39,11 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def prepare(program: str, compose: tuple[str, ...], arguments: dict[str, str]) -> tuple[Engine, str]:
-    """The model, a key, and what compose is told. Returns the engine and the key."""
+def prepare(
+    program: str, compose: tuple[str, ...], arguments: dict[str, str], *, paced: bool = True
+) -> tuple[Engine, str]:
+    """The tiny model, a key, and what compose is told. Returns the engine and the key. `paced`: workers are as fast as
+    PACE says."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     make_tiny_model(FOLDER / "cache" / "models" / "tiny", context_tokens=2048)
     (FOLDER / "keys").mkdir()
@@ -49,8 +52,9 @@ def prepare(program: str, compose: tuple[str, ...], arguments: dict[str, str]) -
     for path in (FOLDER, *FOLDER.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     override = FOLDER / "override.yml"
-    paced = {"environment": {"LAPS_SD_WORKER_PACE": json.dumps(PACE)}}
-    override.write_text(json.dumps({"services": {name: paced for name in SERVICES if name.startswith("worker")}}))
+    environment = {"LAPS_SD_WORKER_PACE": json.dumps(PACE)} if paced else {}
+    workers = {name: {"environment": environment} for name in SERVICES if name.startswith("worker")}
+    override.write_text(json.dumps({"services": workers}))
     told = {"MODEL": "tiny", "CACHE": str(FOLDER / "cache"), "KEYS": str(FOLDER / "keys"), "DTYPE": "float32"}
     told |= {"KV_TOKENS": "8192", "SLOTS": "2", **PORTS, **arguments}
     files = (ROOT / "docker-compose.yml", override)
