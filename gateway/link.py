@@ -245,7 +245,7 @@ class Link:
             self._tell(feed, Event.REFUSE, error)
 
     async def _serve(self, serving: gateway_link_pb2.Serving) -> None:
-        if serving.HasField("model") and (self.model is None or self.model.fingerprint != serving.model.fingerprint):
+        if serving.HasField("model") and (self.model is None or self.model.info != serving.model):
             try:
                 self.model = await asyncio.to_thread(TextModel, serving.model)
             except ValueError as error:

@@ -23,18 +23,22 @@ class BadChat(ValueError):
 
 
 class TextModel:
-    """The tokenizer and the chat template of one fingerprint. Raises ValueError if `info` cannot be used.
+    """The tokenizer and the chat template of one model, and what its engine cannot do. Raises ValueError if `info`
+    cannot be used.
 
     A large tokenizer takes a second to load. A thread does not help: the library keeps the interpreter's lock
-    meanwhile. It is loaded once for each fingerprint, before the gateway is ready."""
+    meanwhile. It is loaded once for each `info`, before the gateway is ready."""
 
     def __init__(self, info: common_pb2.ModelInfo) -> None:
+        self.info = info
         self.name = info.name
         self.fingerprint = info.fingerprint
         self.context_tokens = info.context_tokens
         self.vocab_size = info.vocab_size
         self.eos_ids = list(info.eos_ids)
         self.tokenizer_json = info.tokenizer_json  # compressed by gzip
+        self.refused = dict(info.refused)  # fields of a request that its engine cannot serve, and why
+        self.caveats = list(info.caveats)
         self._special_tokens = dict(info.special_tokens)
         try:
             self._tokenizer = Tokenizer.from_str(gzip.decompress(info.tokenizer_json).decode())

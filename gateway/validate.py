@@ -41,6 +41,7 @@ async def submission(
     Raises BadInput; NotServing where `structures` does."""
     deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
+    check_served(request, model)
     prompt = await encode_input(request, model, max_input_bytes, encoders)
     check_room(request.WhichOneof("input") or "", prompt, model.context_tokens)
     if request.HasField("structure"):
@@ -96,6 +97,13 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
         raise BadInput("priority", f"unknown value {request.priority}")
     if request.on_disconnect not in types_pb2.OnDisconnect.values():
         raise BadInput("on_disconnect", f"unknown value {request.on_disconnect}")
+
+
+def check_served(request: inference_pb2.GenerateRequest, model: TextModel) -> None:
+    """Whether the engine can do what the request asks for."""
+    for field, _ in request.ListFields():
+        if reason := model.refused.get(field.name):
+            raise BadInput(field.name, reason)
 
 
 def _check_logits(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:

@@ -19,7 +19,7 @@ class GatewayOutbox:
         self.follows: set[str] = set()  # requests whose output goes to this gateway
         self.gone = False  # nobody takes from it any more
         self._model: common_pb.ModelInfo | None = None
-        self._sent = ("", 0)  # fingerprint and context of the model that the gateway has been sent
+        self._sent: object = None  # what tells the model that the gateway has been sent from others
         self._messages = deque([pb.ToGateway()])  # the last one grows
         self._items = 0  # in the last message
         self._pending = 0
@@ -68,9 +68,12 @@ class GatewayOutbox:
     def unsent_model(self, message: pb.ToGateway) -> common_pb.ModelInfo | None:
         """The model that has to go with `message`; None if it says nothing of the service, or the gateway has it."""
         model = self._model
-        if model is None or not message.serving.ready or self._sent == (model.fingerprint, model.context_tokens):
+        if model is None or not message.serving.ready:
             return None
-        self._sent = model.fingerprint, model.context_tokens
+        told = model.fingerprint, model.context_tokens, dict(model.refused), list(model.caveats)
+        if self._sent == told:
+            return None
+        self._sent = told
         return model
 
     def _put(self) -> pb.ToGateway:

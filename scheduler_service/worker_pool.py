@@ -38,13 +38,15 @@ class WorkerPool:
 
     def attach(self, hello: pb.Hello) -> WorkerSession:
         """A worker's new connection; an older one of the same worker is closed. Raises BadInput if the worker runs
-        another model than the others, or one with a smaller context."""
+        another model than the others, or one with a smaller context, or refuses what they serve."""
         if self.model is not None and hello.model.fingerprint != self.model.fingerprint:
             raise BadInput("model", f"{hello.model.name} differs from what the other workers run: {self.model.name}")
         if self.model is None or not self.sessions:
             self.model = hello.model
         elif hello.model.context_tokens < self.model.context_tokens:
             raise BadInput("model", f"its context is smaller than the {self.model.context_tokens} tokens promised")
+        elif less := sorted(hello.model.refused.keys() - self.model.refused.keys()):
+            raise BadInput("model", f"its engine cannot serve {', '.join(less)}, which the other workers do")
         # -1 is no placement: requests that the worker still holds are admitted anew, and their tokens are truncated to
         # those that are durable.
         sent = {held.request_id: -1 for held in hello.held}

@@ -20,8 +20,8 @@ def _possible(cost: CostProfile) -> CostProfile:
     return cost
 
 
-class Settings(ServiceSettings):
-    """A worker of LAPS-SD: one model that drafts and verifies for one scheduler."""
+class CommonSettings(ServiceSettings):
+    """What every worker can be told, whichever engine it has."""
 
     model_config = SettingsConfigDict(
         env_prefix="LAPS_SD_WORKER_",
@@ -37,20 +37,9 @@ class Settings(ServiceSettings):
     worker_id: str = Field(
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1, description="unique in a service"
     )
-    device: str = Field("auto", description="auto, cpu or cuda")
     dtype: Dtype = "auto"
     slots: Slots = Field(4, description="requests that run in one step")
-    kv_tokens: KvTokens = Field(32_768, description="tokens of all requests together whose KV fits into memory")
-    host_kv_tokens: HostKvTokens | None = Field(
-        None, description="more, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
-    )
-    block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
-    drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
     max_draft: DraftLen = Field(8, description="most tokens drafted for a request in one step")
-    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
-    pace: Annotated[CostProfile, AfterValidator(_possible)] | None = Field(
-        None, description='JSON: be as fast as this cost profile, {"verify_s": 0.013, ...}, not faster; for comparisons'
-    )
     step_timeout_s: float = Field(
         30.0, gt=0, description="a step that takes so much longer than expected hangs: the worker ends with 1"
     )
@@ -63,6 +52,22 @@ class Settings(ServiceSettings):
     health_port: Port = Field(0, description="port of grpc.health.v1; 0: any free one")
     metrics_port: Port | None = Field(
         None, description="serves /metrics, /health and /live, on --host; 0: any free one"
+    )
+
+
+class Settings(CommonSettings):
+    """A worker of LAPS-SD: one model that drafts and verifies for one scheduler."""
+
+    device: str = Field("auto", description="auto, cpu or cuda")
+    kv_tokens: KvTokens = Field(32_768, description="tokens of all requests together whose KV fits into memory")
+    host_kv_tokens: HostKvTokens | None = Field(
+        None, description="more, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
+    )
+    block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
+    drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
+    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
+    pace: Annotated[CostProfile, AfterValidator(_possible)] | None = Field(
+        None, description='JSON: be as fast as this cost profile, {"verify_s": 0.013, ...}, not faster; for comparisons'
     )
 
     @property

@@ -2,22 +2,24 @@
 the runner's tally."""
 
 from collections import Counter
+from collections.abc import Callable
 
 from protos.metrics import PREFIX, Families, Reading, loop_lag
 from worker_service.tally import Tally, reached
 
 
 class Metrics(Families):
-    """`blocks`: of KV, in all. Before `serve` the model is still being loaded."""
+    """Before `serve` the model is still being loaded."""
 
-    def __init__(self, blocks: int, prefix: str = PREFIX) -> None:
+    def __init__(self, prefix: str = PREFIX) -> None:
         super().__init__(prefix, lambda: self._name)
         self._name, self._tally = "", Tally()
+        self._blocks: Callable[[], int] = lambda: 1
         self.lag = loop_lag(self)
 
         def used() -> float:
             free = self._tally.free_blocks
-            return 0.0 if free is None else 1 - free / blocks
+            return 0.0 if free is None else 1 - free / self._blocks()
 
         self.gauge("kv_cache_usage_perc", "Share of the KV memory that is in use, from 0 to 1", used)
         self.gauge("step_requests", "Requests that ran in the last step", lambda: float(self._tally.running))
@@ -43,9 +45,9 @@ class Metrics(Families):
         text = "Drafted tokens that the target agreed with, by position in the draft, from 0"
         self.counter("spec_decode_num_accepted_tokens_per_pos", text, lambda: _per_pos(self._tally.accepted), label)
 
-    def serve(self, model: str, tally: Tally) -> None:
-        """The model is loaded, and its runner counts there."""
-        self._name, self._tally = model, tally
+    def serve(self, model: str, tally: Tally, blocks: Callable[[], int]) -> None:
+        """The model is loaded, and its runner counts there. `blocks`: of KV, in all, asked once a step has run."""
+        self._name, self._tally, self._blocks = model, tally, blocks
 
 
 def _tokens(rounds: Counter[int]) -> float:

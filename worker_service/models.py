@@ -1,8 +1,7 @@
 """Models in memory: weights, tokenizer, and what the service must know of them. They are fetched by pull.py."""
 
-import hashlib
-import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
-from worker_service import hub
 from worker_service.capacity import read_config
 from worker_service.engine.parallel import Ranks
-from worker_service.model_files import MARKER, ModelError, check_directory
+from worker_service.identity import fingerprint, model_name
+from worker_service.model_files import ModelError, check_directory
 
-_TEXT_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
-_SAMPLE_BYTES = 4096
 _ALONE = Ranks()
 
 
@@ -41,6 +31,8 @@ class LoadedModel:
     eos_ids: frozenset[int]
     device: torch.device
     dtype: torch.dtype
+    refused: Mapping[str, str] = field(default_factory=dict)  # our engine serves all that the interface has
+    caveats: Sequence[str] = ()
 
 
 def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _ALONE) -> LoadedModel:
@@ -71,7 +63,7 @@ def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _A
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        name=_name(folder),
+        name=model_name(folder),
         fingerprint=fingerprint(folder),
         context_tokens=int(model.config.max_position_embeddings),
         eos_ids=_eos_ids(model, tokenizer),
@@ -118,50 +110,12 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return known[dtype]
 
 
-def fingerprint(folder: Path) -> str:
-    """Hex digest of what decides the output: every tokenizer and config file, and the weights.
-
-    Of the weights it reads the header of each file and both ends of every tensor: other weights differ there, and
-    gigabytes need not be read twice.
-    """
-    digest = hashlib.sha256()
-    for name in _TEXT_FILES:
-        file = folder / name
-        content = file.read_bytes() if file.is_file() else b""
-        digest.update(f"{name} {len(content)}\n".encode() + content)
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-        _sample_tensors(file, digest)
-    return digest.hexdigest()[:32]
-
-
-def _sample_tensors(path: Path, digest: "hashlib._Hash") -> None:
-    with path.open("rb") as file:
-        header = file.read(int.from_bytes(file.read(8), "little"))
-        data = file.tell()
-        digest.update(header)
-        for name, tensor in json.loads(header).items():
-            if name == "__metadata__":
-                continue
-            begin, end = tensor["data_offsets"]
-            for offset in (begin, max(begin, end - _SAMPLE_BYTES)):
-                file.seek(data + offset)
-                digest.update(file.read(min(_SAMPLE_BYTES, end - offset)))
-
-
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """The ids that end an output. Chat models name them in up to three places, and not always in all."""
     ids: set[int] = set()
     for found in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
         ids.update(found if isinstance(found, list) else [] if found is None else [found])
     return frozenset(ids)
-
-
-def _name(folder: Path) -> str:
-    marker = folder / MARKER
-    if marker.is_file():
-        return str(json.loads(marker.read_text())["name"])
-    return hub.repository_of(folder.resolve()) or folder.resolve().name
 
 
 def _cpu_has_bfloat16() -> bool:

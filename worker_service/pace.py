@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter, sleep
 
-from worker_service.engine.engine import Engine
+from worker_service.engine.port import EnginePort
 from worker_service.engine.types import CostProfile, Run, StepResult
 from worker_service.runner import Runner
 
@@ -49,7 +49,7 @@ class Pace:
 class PacedRunner(Runner):
     """The worker's runner, at a pace."""
 
-    def __init__(self, engine: Engine, slots: int, threads: int, pace: Pace) -> None:
+    def __init__(self, engine: EnginePort, slots: int, threads: int, pace: Pace) -> None:
         super().__init__(engine, slots, threads)
         self._pace = pace
 

@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter
 
 from worker_service.engine.cost_model import CostModel
-from worker_service.engine.engine import Engine
+from worker_service.engine.port import EnginePort
 from worker_service.engine.types import Admission, CostProfile, Held, Run, StepResult
 from worker_service.engine.warm_up import measure
 from worker_service.reporting import Report, Reporter, Seconds
@@ -71,7 +71,7 @@ class _Step:
 class Runner:
     """Owns the engine. `attach` and `detach` frame a connection; between them steps run as commands say."""
 
-    def __init__(self, engine: Engine, slots: int, threads: int) -> None:
+    def __init__(self, engine: EnginePort, slots: int, threads: int) -> None:
         """`slots`: requests that run in one step. `threads`: of torch in the model's thread; 0: all cores."""
         self._engine, self._slots, self._threads = engine, slots, threads
         self._wake = threading.Condition()

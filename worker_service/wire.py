@@ -9,7 +9,7 @@ from protos.link.v1 import worker_link_pb2 as pb
 from protos.structure import grammar
 from protos.v1 import types_pb2
 from worker_service.engine.types import Admission, CostProfile, Finish, Held, Limits, Logprob, Row, Run, Sampling, Skip
-from worker_service.models import LoadedModel
+from worker_service.identity import Described
 from worker_service.reporting import Report
 from worker_service.runner import Command
 
@@ -133,7 +133,7 @@ def of_cost(cost: CostProfile) -> pb.CostProfile:
     return pb.CostProfile(**asdict(cost))
 
 
-def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> common_pb.ModelInfo:
+def of_model(model: Described, context_tokens: int, vocab_size: int) -> common_pb.ModelInfo:
     """What a gateway needs to turn text into tokens and back. `context_tokens`: what both model and KV memory allow."""
     tokenizer = model.tokenizer
     return common_pb.ModelInfo(
@@ -147,4 +147,6 @@ def of_model(model: LoadedModel, context_tokens: int, vocab_size: int) -> common
         special_tokens={
             name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
         },
+        refused=model.refused,
+        caveats=model.caveats,
     )

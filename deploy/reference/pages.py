@@ -19,7 +19,7 @@ _MADE = re.compile(r"(?<=<!-- made by `python -m deploy.reference`: )([\w-]+)( -
 
 def services() -> dict[str, Families]:
     """What each service declares."""
-    return {"gateway": OfGateway(), "scheduler": OfScheduler(lambda: None), "worker": OfWorker(blocks=1)}
+    return {"gateway": OfGateway(), "scheduler": OfScheduler(lambda: None), "worker": OfWorker()}
 
 
 def metrics() -> str:

@@ -148,6 +148,8 @@ class Doors:
             "owned_by": "laps-sd",
             "root": model.name,
             "max_model_len": model.context_tokens,
+            **({"refused_fields": model.refused} if model.refused else {}),
+            **({"caveats": model.caveats} if model.caveats else {}),
         }
 
 

@@ -90,7 +90,7 @@ class PackingWorker(Worker):
         self._reporter.add(last, map(to_row, report.rows), ended_s, self.round_s, command.report_within_s)
 
     def _report(self, report: Report) -> None:
-        from worker_service.wire import of_report  # brings torch along, which only this bench needs
+        from worker_service.wire import of_report  # brings grammars along, which only this bench needs
 
         for rows in report.rounds:
             self._known[rows[-1].request_id][report.step] = self._rounds[rows[-1].request_id]

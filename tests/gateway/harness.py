@@ -50,7 +50,9 @@ def train_tokenizer() -> Tokenizer:
 TOKENIZER = train_tokenizer()
 
 
-def model_info(*, template: str = TEMPLATE, fingerprint: str = "one", context_tokens: int = CONTEXT_TOKENS) -> Any:
+def model_info(
+    *, template: str = TEMPLATE, fingerprint: str = "one", context_tokens: int = CONTEXT_TOKENS, **engine: Any
+) -> Any:
     return common_pb.ModelInfo(
         name="tiny",
         fingerprint=fingerprint,
@@ -60,6 +62,7 @@ def model_info(*, template: str = TEMPLATE, fingerprint: str = "one", context_to
         tokenizer_json=gzip.compress(TOKENIZER.to_str().encode()),
         chat_template=template,
         special_tokens={"bos_token": "<bos>", "eos_token": "<eos>"},
+        **engine,
     )
 
 

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gateway.feed import BEYOND
 from laps_sd.client import AsyncClient
 from laps_sd.client.base import SERVICE
-from protos.errors import Lost, NotServing
+from protos.errors import BadInput, Lost, NotServing
 from protos.idempotence import same
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
@@ -210,6 +210,23 @@ async def test_a_new_fingerprint_brings_its_own_tokenizer() -> None:
                 await finish(task)
                 if list(submit.prompt) == [TOKENIZER.token_to_id("<eos>"), *ids("a")]:
                     break
+
+
+async def test_what_another_engine_cannot_serve_is_refused_from_then_on() -> None:
+    async with stack() as (_, link, client):
+        await link.send(serving=pb.Serving(ready=True, model=model_info(refused={"top_k": "not with this engine"})))
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                task = asyncio.create_task(client.complete("a", top_k=3))
+                accepting = asyncio.create_task(link.accept())
+                await asyncio.wait([task, accepting], return_when=asyncio.FIRST_COMPLETED)
+                if task.done():
+                    accepting.cancel()
+                    break
+                await link.delta(await accepting, 0, [40], ending=ending())
+                await finish(task)
+        with pytest.raises(BadInput, match=r"^top_k: not with this engine"):
+            await task
 
 
 async def test_ready_only_with_a_warmed_worker() -> None:

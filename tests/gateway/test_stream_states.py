@@ -8,7 +8,7 @@ from gateway.feed import Feed
 from gateway.stream_states import FLOW, LIFE, Event, Flow, IllegalEvent, Life, after, mermaid
 from protos.link.v1 import gateway_link_pb2 as pb
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "streams.md"
+PAGE = Path(__file__).parents[2] / "gateway" / "streams.md"
 
 
 @pytest.mark.parametrize("life", [Life.ENDED, Life.FAILED])

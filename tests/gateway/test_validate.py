@@ -90,6 +90,30 @@ async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -
     assert refusal.value.message.startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"logit_bias": {3: 1.0}}, True),
+        ({"logit_bias": {}}, False),
+        ({"structure": Structure(regex="a")}, True),
+        ({"presence_penalty": 0.5}, True),
+        ({"presence_penalty": 0.0}, False),
+    ],
+)
+def test_a_field_that_the_engine_cannot_serve_is_refused_where_it_would_matter(
+    fields: dict[str, Any], refused: bool
+) -> None:
+    names = ("logit_bias", "structure", "presence_penalty")
+    model = TextModel(model_info(refused=dict.fromkeys(names, "not with this engine")))
+    request = inference_pb2.GenerateRequest(prompt="a", **fields)
+    if not refused:
+        validate.check_served(request, model)
+        return
+    with pytest.raises(BadInput) as refusal:
+        validate.check_served(request, model)
+    assert refusal.value.message == f"{next(iter(fields))}: not with this engine"
+
+
 async def test_a_chat_for_a_model_without_template_is_refused() -> None:
     request = inference_pb2.GenerateRequest(chat=chat(("user", "hi")))
     with pytest.raises(BadInput, match=r"^chat: .*no chat template"):

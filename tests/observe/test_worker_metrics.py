@@ -20,8 +20,8 @@ SECOND = StepResult((Row("a", 1, 3, tokens=(1, 2), drafted=1, accepted=1),), 50,
 
 
 def served() -> Metrics:
-    metrics, tally = Metrics(blocks=100), Tally()
-    metrics.serve("tiny", tally)
+    metrics, tally = Metrics(), Tally()
+    metrics.serve("tiny", tally, lambda: 100)
     tally.add(FIRST, Seconds(0.25, 0.5, 0.125, 1.0))
     tally.add(SECOND, Seconds(0.25, 0.5, 0.125, 0.0))
     return metrics
@@ -56,4 +56,4 @@ def test_the_kv_memory_is_told_as_the_last_step_left_it() -> None:
 
 
 def test_before_the_model_is_loaded_nothing_is_in_use() -> None:
-    assert Metrics(blocks=100).registry.get_sample_value("laps_sd_kv_cache_usage_perc") == 0
+    assert Metrics().registry.get_sample_value("laps_sd_kv_cache_usage_perc") == 0

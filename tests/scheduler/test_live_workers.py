@@ -85,6 +85,7 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
         ({"slots": 5000}, "slots: must be from 1 to 1024"),
         ({"model": {"fingerprint": "other"}}, "model: scripted differs"),
         ({"model": {"context_tokens": 255}}, "model: its context is smaller than the 256 tokens promised"),
+        ({"model": {"refused": {"seed": "no"}}}, "model: its engine cannot serve seed, which the other workers do"),
         ({"cost": {"verify_s": math.nan}}, "cost: verify_s of nan s is no duration"),
         ({"cost": {"draft_s": 1e308}}, "cost: draft_s of 1e.308 s is no duration"),
         ({"cost": {"verify_s": 1e-9}}, "cost: verify_s must be at least 1e-06 s"),

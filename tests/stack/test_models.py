@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.tiny_model import EOS, make_tiny_model
+from worker_service.identity import fingerprint
 from worker_service.model_files import ModelError
-from worker_service.models import choose_device, choose_dtype, fingerprint, load
+from worker_service.models import choose_device, choose_dtype, load
 from worker_service.pull import resolve
 
 

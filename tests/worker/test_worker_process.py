@@ -12,7 +12,7 @@ from protos.link.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
 from tests.worker.harness import Tiny
 from tests.worker.scripted import ScriptedScheduler, admit
-from worker_service.__main__ import SERVICE
+from worker_service.service import SERVICE
 
 DEADLINE_S = 200.0  # to load torch and, once, to compile the kernels takes minutes on a busy machine
 

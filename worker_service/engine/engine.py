@@ -64,6 +64,10 @@ class Engine:
         return self.pool.blocks
 
     @property
+    def block_tokens(self) -> int:
+        return self.pool.block_tokens
+
+    @property
     def free_blocks(self) -> int:
         return self.pool.free_blocks
 
@@ -141,6 +145,20 @@ class Engine:
         """Whether a step with this entry in its schedule could do something for the request."""
         request = self._requests.get(run.request_id)
         return request is not None and request.runnable(run.prefill_tokens)
+
+    def rehearse_drafts(self, batch: int, draft_len: int) -> None:
+        """See EnginePort."""
+        with torch.inference_mode():
+            self.drafter.rehearse(batch, draft_len)
+
+    def rehearse_offload(self, blocks: int) -> None:
+        """See EnginePort."""
+        kv = KV(self.pool)
+        kv.extend(blocks * self.block_tokens)
+        self.target.save("", kv.table)  # no request has this id
+        self.target.restore("", 0, kv.table)
+        self.target.discard("")
+        kv.release()
 
     def step(self, schedule: Sequence[Run], slots: int) -> StepResult:
         """Run the first `slots` runnable requests of `schedule`, best first: plan, draft, verify, accept.

@@ -1,13 +1,11 @@
-"""Warm-up: what steps cost on this machine, measured on the engine itself. It leaves nothing admitted."""
+"""Warm-up: what steps cost on this machine, measured on the engine itself, any that fills the port. It leaves nothing
+admitted."""
 
 from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple
 
-import torch
-
-from worker_service.engine.engine import Engine
-from worker_service.engine.kv import KV
+from worker_service.engine.port import EnginePort
 from worker_service.engine.types import Admission, CostProfile, Limits, Run, Sampling, StepResult
 
 _PROMPT = 64
@@ -18,13 +16,13 @@ _OFFLOADED = 8  # blocks copied at a time
 _LIMITS = Limits(max_tokens=1 << 20, ignore_eos=True)
 
 
-def measure(engine: Engine, slots: int) -> CostProfile:
+def measure(engine: EnginePort, slots: int) -> CostProfile:
     """Time prefills, and steps of one request and of `slots`, without drafts and with. The engine must hold no request.
 
     Of a few repetitions the fastest counts, for a busy machine only ever adds time. With a small model all of it takes
     less than two seconds. With memory for fewer requests than `slots` the slope comes from those that fit.
     """
-    batch = max(min(slots, engine.blocks // -(-WARM_UP_TOKENS // engine.pool.block_tokens)), 1)
+    batch = max(min(slots, engine.blocks // -(-WARM_UP_TOKENS // engine.block_tokens)), 1)
     names = [f"warm-up-{i}" for i in range(batch)]
     prompt = [token % engine.vocab_size for token in (1, 2, 3, 4)] * (_PROMPT // 4)  # n-gram drafters propose here
     prefills = []
@@ -56,7 +54,7 @@ class _Steps(NamedTuple):
     drafted: float
 
 
-def _steps(engine: Engine, names: list[str], drafts: int) -> _Steps:
+def _steps(engine: EnginePort, names: list[str], drafts: int) -> _Steps:
     steps = [_timed_step(engine, names, drafts) for _ in range(_REPETITIONS)]
     return _Steps(
         min(total_s - result.draft_s for total_s, result in steps),
@@ -65,35 +63,21 @@ def _steps(engine: Engine, names: list[str], drafts: int) -> _Steps:
     )
 
 
-def _timed_step(engine: Engine, names: list[str], drafts: int) -> tuple[float, StepResult]:
+def _timed_step(engine: EnginePort, names: list[str], drafts: int) -> tuple[float, StepResult]:
     begun = perf_counter()
     result = engine.step([Run(name, drafts, _PROMPT) for name in names], len(names))
     return perf_counter() - begun, result
 
 
-def _drafting(engine: Engine, batch: int) -> float:
+def _drafting(engine: EnginePort, batch: int) -> float:
     """Seconds for each position, of a drafter that might spare itself the work in the steps measured above."""
-
-    def rehearse() -> None:
-        with torch.inference_mode():
-            engine.drafter.rehearse(batch, _DRAFTS)
-
-    return _least_s(rehearse) / _DRAFTS
+    return _least_s(lambda: engine.rehearse_drafts(batch, _DRAFTS)) / _DRAFTS
 
 
-def _offloading(engine: Engine) -> float:
+def _offloading(engine: EnginePort) -> float:
     """Seconds for each block of KV that is copied to the host's memory and back."""
     blocks = min(_OFFLOADED, engine.blocks)
-
-    def copy() -> None:
-        kv = KV(engine.pool)
-        kv.extend(blocks * engine.pool.block_tokens)
-        engine.target.save("", kv.table)  # no request has this id
-        engine.target.restore("", 0, kv.table)
-        engine.target.discard("")
-        kv.release()
-
-    return _least_s(copy) / blocks
+    return _least_s(lambda: engine.rehearse_offload(blocks)) / blocks
 
 
 def _least_s(work: Callable[[], None]) -> float:

@@ -201,6 +201,26 @@ class ModelInfo(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RefusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
@@ -209,6 +229,8 @@ class ModelInfo(_message.Message):
     TOKENIZER_JSON_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    CAVEATS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """As people call it."""
     fingerprint: _builtins.str
@@ -229,6 +251,14 @@ class ModelInfo(_message.Message):
     def special_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The text of bos_token, eos_token and others that the template may name, by that name."""
 
+    @_builtins.property
+    def refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Fields of a request that the engine cannot serve, by their names in laps_sd.v1.GenerateRequest, and why."""
+
+    @_builtins.property
+    def caveats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where the engine keeps less than this interface promises: a sentence each."""
+
     def __init__(
         self,
         *,
@@ -240,10 +270,12 @@ class ModelInfo(_message.Message):
         tokenizer_json: _builtins.bytes = ...,
         chat_template: _builtins.str = ...,
         special_tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        refused: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        caveats: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "context_tokens", b"context_tokens", "eos_ids", b"eos_ids", "fingerprint", b"fingerprint", "name", b"name", "special_tokens", b"special_tokens", "tokenizer_json", b"tokenizer_json", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caveats", b"caveats", "chat_template", b"chat_template", "context_tokens", b"context_tokens", "eos_ids", b"eos_ids", "fingerprint", b"fingerprint", "name", b"name", "refused", b"refused", "special_tokens", b"special_tokens", "tokenizer_json", b"tokenizer_json", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -60,10 +60,15 @@ class Door:
 
 @asynccontextmanager
 async def door(
-    *, template: str = TEMPLATE, context_tokens: int = CONTEXT_TOKENS, **settings: Any
+    *,
+    template: str = TEMPLATE,
+    context_tokens: int = CONTEXT_TOKENS,
+    engine: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Door]:
     scheduler = Scheduler()
-    scheduler.serving = pb.Serving(ready=True, model=model_info(template=template, context_tokens=context_tokens))
+    model = model_info(template=template, context_tokens=context_tokens, **(engine or {}))
+    scheduler.serving = pb.Serving(ready=True, model=model)
     await scheduler.start()
     try:
         async with (

@@ -27,6 +27,13 @@ async def test_the_model_may_have_further_names() -> None:
         assert (answer.status_code, answer.json()["model"]) == (200, "gpt-4o")
 
 
+async def test_what_the_engine_keeps_less_of_is_told_with_the_model() -> None:
+    engine = {"refused": {"structure": "not here"}, "caveats": ["Sampled text depends on drafts."]}
+    async with door(engine=engine) as at:
+        card = (await at.http.get("/v1/models/tiny")).json()
+        assert (card["refused_fields"], card["caveats"]) == (engine["refused"], engine["caveats"])
+
+
 async def test_text_to_tokens_and_back() -> None:
     async with door() as at:
         said = (await at.http.post("/tokenize", json={"model": "tiny", "prompt": "the fox"})).json()

@@ -208,6 +208,25 @@ async def test_bytes_that_are_no_body_are_400(path: str) -> None:
             assert len(answer.content) < 2000  # whatever was sent, little of it comes back
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logit_bias": {"3": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ],
+)
+async def test_what_the_workers_engine_cannot_do_is_a_400_that_names_the_field(
+    fields: dict[str, Any], param: str
+) -> None:
+    refused = {"logit_bias": "not with this engine", "structure": "not with this engine"}
+    async with door(engine={"refused": refused}) as at:
+        error = await at.refused(CHAT | fields)
+        assert (error["status"], error["param"], error["message"]) == (400, param, f"{param}: not with this engine")
+        answer, _ = await at.answered(CHAT | {"logit_bias": {}})
+        assert answer.status_code == 200
+
+
 async def test_the_last_of_two_equal_names_counts() -> None:
     async with door() as at:
         raw = json.dumps(CHAT).encode()[:-1] + b', "model": "other"}'

@@ -1,0 +1,86 @@
+"""Which model a directory holds: its name, and the fingerprint that all workers of a service must agree on. It is read
+from the files alone: no library of models, and no torch."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from worker_service import hub
+from worker_service.model_files import MARKER
+
+_TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_SAMPLE_BYTES = 4096
+
+
+class Described(Protocol):
+    """What others must know of a loaded model, whichever engine runs it."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """A fast tokenizer of transformers (`.backend_tokenizer`, `.chat_template`)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal where weights, tokenizer and chat template are equal, whatever engine, dtype and device."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Fields of a request that the engine cannot serve, and why."""
+
+    @property
+    def caveats(self) -> Sequence[str]:
+        """Where the engine keeps less than the interface promises: a sentence each."""
+
+
+def fingerprint(folder: Path) -> str:
+    """Hex digest of what decides the output: every tokenizer and config file, and the weights.
+
+    Of the weights it reads the header of each file and both ends of every tensor: other weights differ there, and
+    gigabytes need not be read twice.
+    """
+    digest = hashlib.sha256()
+    for name in _TEXT_FILES:
+        file = folder / name
+        content = file.read_bytes() if file.is_file() else b""
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        _sample_tensors(file, digest)
+    return digest.hexdigest()[:32]
+
+
+def _sample_tensors(path: Path, digest: "hashlib._Hash") -> None:
+    with path.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+        data = file.tell()
+        digest.update(header)
+        for name, tensor in json.loads(header).items():
+            if name == "__metadata__":
+                continue
+            begin, end = tensor["data_offsets"]
+            for offset in (begin, max(begin, end - _SAMPLE_BYTES)):
+                file.seek(data + offset)
+                digest.update(file.read(min(_SAMPLE_BYTES, end - offset)))
+
+
+def model_name(folder: Path) -> str:
+    """As people call it: by the marker of `laps-sd pull`, the hub, or the folder."""
+    marker = folder / MARKER
+    if marker.is_file():
+        return str(json.loads(marker.read_text())["name"])
+    return hub.repository_of(folder.resolve()) or folder.resolve().name

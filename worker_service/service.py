@@ -1,0 +1,115 @@
+"""A worker as a service, whichever engine it has: health, metrics, the runner's thread, the link, an orderly end. How
+a model becomes an engine is not known here, and no torch is imported."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from protos import tracing
+from protos.link.v1 import worker_link_pb2
+from protos.observed import observed
+from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals
+from protos.settings import is_loopback
+from worker_service.config import CommonSettings
+from worker_service.engine.port import EnginePort
+from worker_service.identity import Described
+from worker_service.link import Link
+from worker_service.metrics import Metrics
+from worker_service.runner import Runner
+from worker_service.stays import Stays
+from worker_service.watchdog import Watchdog
+from worker_service.wire import of_model
+
+# The service whose health, by grpc.health.v1, is the worker's readiness.
+SERVICE = worker_link_pb2.DESCRIPTOR.services_by_name["WorkerLink"].full_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """An engine with its model. `runner` is to be started. `context_tokens`: what model and KV memory allow; asked once
+    the runner is warmed. `max_draft`: tokens drafted for one request in a step. `about`: what the log tells of it."""
+
+    engine: EnginePort
+    runner: Runner
+    model: Described
+    context_tokens: Callable[[], int]
+    max_draft: int
+    about: Mapping[str, str]
+
+
+async def serve(settings: CommonSettings, load: Callable[[], Awaitable[Loaded]]) -> None:
+    """Run the worker until SIGTERM or SIGINT. Raises what `load` and the engine raise, or OSError if the port is
+    taken."""
+    log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
+    # On loopback only this machine can ask. A worker's certificate is for calling others, so it is not needed there.
+    credentials = None if is_loopback(settings.host) else settings.tls.server_credentials()
+    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, credentials, reflect=settings.reflection)
+    async with stop_signals() as stopping:
+        port = await server.start(settings.host, settings.health_port)
+        log.info("listening", health=address(settings.host, port))
+        attached: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        metrics = Metrics(settings.metrics_prefix)
+        traces = tracing.make("worker", settings.otlp_endpoint, settings.trace_ratio)
+        stays = Stays(traces, settings.worker_id)
+
+        async def stop() -> None:
+            await stopping.wait()
+            if attached.done():
+                log.info("draining")
+                await attached.result().drain(settings.drain_s)
+
+        try:
+            async with observed(settings, settings.metrics_port, metrics, metrics.lag, lambda: server.ready):
+                await first_of(lambda: _work(settings, load, server, attached, metrics, stays), stop)
+        finally:
+            await server.stop(0)
+            if traces is not None:
+                traces.close()
+    log.info("stopped")
+
+
+async def _work(
+    settings: CommonSettings,
+    load: Callable[[], Awaitable[Loaded]],
+    server: Server,
+    attached: "asyncio.Future[Link]",
+    metrics: Metrics,
+    stays: Stays,
+) -> None:
+    """Load the model, warm up, and serve the scheduler until cancelled. `attached` gets the link once there is one."""
+    log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
+    log.info("loading", model=settings.model)
+    loaded = await load()
+    engine, runner = loaded.engine, loaded.runner
+    metrics.serve(loaded.model.name, runner.tally, lambda: engine.blocks)
+    log.info("warming_up")
+    runner.start()
+    ended = asyncio.wrap_future(runner.ended)
+    watchdog = asyncio.create_task(Watchdog(runner, settings.step_timeout_s, settings.warm_up_timeout_s).run())
+    try:
+        cost = await asyncio.shield(asyncio.wrap_future(runner.warmed))
+        log.info("warmed", model=loaded.model.name, **loaded.about, cost=str(cost))
+        link = Link(
+            settings.scheduler.split(","),
+            tls=settings.tls,
+            runner=runner,
+            hello=worker_link_pb2.Hello(
+                worker_id=settings.worker_id,
+                model=of_model(loaded.model, loaded.context_tokens(), engine.vocab_size),
+                slots=settings.slots,
+                blocks=engine.blocks,
+                block_tokens=engine.block_tokens,
+                host_blocks=engine.host_blocks,
+                max_draft=loaded.max_draft,
+            ),
+            on_attached=server.set_ready,
+            stays=stays,
+        )
+        attached.set_result(link)
+        await first_of(link.run, lambda: asyncio.shield(ended))
+    finally:
+        runner.stop()
+        with suppress(Exception):
+            await ended
+        watchdog.cancel()  # not before: the last step may hang, too
