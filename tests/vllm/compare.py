@@ -1,8 +1,8 @@
 """vLLM's own order beside ours on the real model: the same prompts at the same times, in turn, each in an engine of its
 own. It needs an idle machine; `--quick` only shows that it runs. No assertions live here.
 
-Two ways to queue: few slots, or little KV memory. A load is a share of the tokens a second that vLLM makes at the
---max-num-seqs at which it is best. `python -m tests.vllm.compare --json FILE`.
+Two ways to queue: few slots, or little KV memory. A load is a share of the tokens a second that vLLM itself makes in
+that cell when requests always wait. `python -m tests.vllm.compare --json FILE`.
 """
 
 import argparse
