@@ -18,6 +18,7 @@ from laps_sd.stack import gateway_command, scheduler_command, worker_command
 from laps_sd.supervise import Command
 from scheduler_service.config import Settings as Scheduler
 from worker_service.config import Settings as Worker
+from worker_service.vllm_engine.config import Settings as VllmWorker
 
 # Names of services' settings that follow from an option of another name.
 _OPTION_OF = {"max_draft": "draft_len", "redis_url": "redis", "tls": "certs", "policy-set": "policy_set"}
@@ -28,7 +29,8 @@ def check_services(options: Options) -> None:
     """Raises Wrong with the first thing that a service would refuse."""
     one = replace(options, devices=1)  # else the command is torchrun's
     _check(options, "scheduler", Scheduler, scheduler_command(one, 1, one.redis or "unix:///redis.sock"))
-    _check(options, "worker", Worker, worker_command(one, 0, _NOWHERE, Path("model")))
+    worker = VllmWorker if one.engine == "vllm" else Worker
+    _check(options, "worker", worker, worker_command(one, 0, _NOWHERE, Path("model")))
     _check(options, "gateway", Gateway, gateway_command(one, one.grpc_port, one.http_port, _NOWHERE))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from platformdirs import user_data_dir
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from laps_sd import targets
+from laps_sd import targets, vllm_python
 from laps_sd.child_logs import as_entry
 from laps_sd.client import AsyncClient, NotServing
 from laps_sd.options import Options
@@ -126,7 +126,7 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
         scheduler = ",".join(f"{HOST}:{port}" for port in ports[: options.schedulers])
         services = [
             *(scheduler_command(options, port, redis_url) for port in ports[: options.schedulers]),
-            *(worker_command(options, i, scheduler, model) for i in range(options.workers)),
+            *(worker_command(options, i, scheduler, model, Path(folder)) for i in range(options.workers)),
             gateway_command(options, grpc_port, http_port, scheduler),
         ]
         if options.metrics_targets is not None:
@@ -186,12 +186,19 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
     return Command(SCHEDULER, arguments, environment)
 
 
-def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:
+def worker_command(options: Options, index: int, scheduler: str, model: Path, folder: Path | None = None) -> Command:
+    """`folder`: for what a worker in another environment imports; None: it is not started, only checked."""
     threads = max(1, _cores() // (options.workers * options.devices))
     name = f"worker-{index}"
-    arguments = _python("worker_service", "--scheduler", scheduler, "--worker-id", name, "--model", model)
-    arguments += ["--device", options.device, "--dtype", options.dtype, "--slots", str(options.slots)]
+    arguments = ["--scheduler", scheduler, "--worker-id", name, "--model", str(model)]
+    arguments += ["--dtype", options.dtype, "--slots", str(options.slots)]
     arguments += ["--drafter", options.drafter, "--threads", str(threads)]
+    environment = {**_WORKER_ENVIRONMENT, **_further(options, "worker"), "OMP_NUM_THREADS": str(threads)}
+    if options.engine == "vllm":
+        arguments = [*vllm_python.command(options.vllm_python), *arguments]
+        environment |= vllm_python.environment(options.vllm_args, folder)
+    else:
+        arguments = [*_python("worker_service"), *arguments, "--device", options.device]
     arguments += _tls(options, "worker")
     if options.draft_len is not None:
         arguments += ["--max-draft", str(options.draft_len)]
@@ -207,7 +214,6 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
         # torchrun's processes would outlive a torchrun that is killed, so each ends with torchrun (`leashed`).
         torchrun = _python("torch.distributed.run", "--standalone", "--nproc-per-node", options.devices, "--no-python")
         arguments = [*torchrun, *leashed(arguments, parent=0)]
-    environment = {**_WORKER_ENVIRONMENT, **_further(options, "worker"), "OMP_NUM_THREADS": str(threads)}
     # A worker that dies after it has attached may have died of a request. The scheduler finds out which, so that is
     # no reason to give up.
     return Command(
