@@ -1,5 +1,5 @@
-"""LAPS-SD inside vLLM: a scheduler that orders requests by the work that each still needs. The scheduler loads only when
-vLLM asks for it, so that whoever reads a version or a setting needs no vLLM."""
+"""LAPS-SD inside vLLM: a scheduler that orders requests by the work that each still needs. The scheduler loads only
+when vLLM asks for it, so that whoever reads a version or a setting needs no vLLM."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""What finished requests teach, inside vLLM: asked when a request comes, told when one ends. Fits and files are jobs for
-the background. It decides nothing."""
+"""What finished requests teach, inside vLLM: asked when a request comes, told when one ends. Fits and files are jobs
+for the background. It decides nothing."""
 
 import copy
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""The core with its beliefs and costs, as one vLLM drives it: it is told of requests and steps, and asked for the order.
-It knows nothing of vLLM, reads no clock and does no I/O.
+"""The core with its beliefs and costs, as one vLLM drives it: it is told of requests and steps, and asked for the
+order. It knows nothing of vLLM, reads no clock and does no I/O.
 
 Most steps change nothing in the order, so most are not told to the core at once: rounds of requests that merely go on
 wait until EVERY running requests are one step, and a plan is made only where something has changed.
@@ -139,7 +139,7 @@ class Ordering:
         )
 
     def costs(self, cost: CostProfile) -> None:
-        """Steps cost this now. The first time it becomes what claims are reckoned in, too: until then it was a guess."""
+        """Steps cost this now."""
         self.core.observe(CostChanged(NAME, cost), 0.0)
 
     def recost(self, cost: CostProfile) -> None:

@@ -24,15 +24,16 @@ READ_BY_SCHEDULE = ("next_decode_eligible_step", "current_step", "max_num_active
 GROUPS = (FullAttentionSpec, SlidingWindowSpec)  # kinds of attention whose KV stays while a request is not scheduled
 
 
-def check(scheduler: Any, most_groups: int) -> None:
-    """Raises Unsupported: this vLLM, model or option is none that a directed scheduler was tried with."""
+def check(scheduler: Any, most_groups: int | None) -> None:
+    """`most_groups`: of KV blocks; None: the scheduler only reports. Raises Unsupported: this vLLM, model or option is
+    none that was tried."""
     versions.check(vllm.__version__)
     missing = [name for name in (*ATTRIBUTES, *METHODS) if not hasattr(scheduler, name)]
     read = Scheduler.schedule.__code__.co_names
     missing += [name for name in READ_BY_SCHEDULE if name not in read]
     if missing:
         raise Unsupported(f"this vLLM {vllm.__version__} is not as it was released: its scheduler lacks {missing[0]}")
-    if reason := _refusal(scheduler, most_groups):
+    if most_groups is not None and (reason := _refusal(scheduler, most_groups)):
         raise Unsupported(f"LAPS-SD cannot order this vLLM: {reason}")
 
 

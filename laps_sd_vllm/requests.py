@@ -26,6 +26,7 @@ class Live:
     rounds: "array[int]" = field(default_factory=lambda: array("I"))  # drafted and accepted tokens of each
     drafted: int = 0
     accepted: int = 0
+    rejected: int = 0  # rounds in which the target disagreed with a draft
     emitted: int = 0
     last_s: float = 0.0  # when it got tokens last; 0: not yet
     pause_s: float = 0.0  # the longest time between two deliveries
@@ -37,6 +38,7 @@ class Live:
         self.rounds.append(row.drafted << WIDTH | row.accepted)
         self.drafted += row.drafted
         self.accepted += row.accepted
+        self.rejected += row.accepted < row.drafted and new > row.accepted
         self.emitted += new
         if self.last_s and now - self.last_s > self.pause_s:
             self.pause_s = now - self.last_s

@@ -1,5 +1,5 @@
-"""What a person may set, in `--additional-config '{"laps_sd": {...}}'`, refused in one sentence if wrong. Nothing of vLLM
-is imported here, and nothing is read from the environment."""
+"""What a person may set, in `--additional-config '{"laps_sd": {...}}'`, refused in one sentence if wrong. Nothing of
+vLLM is imported here, and nothing is read from the environment."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -13,20 +13,25 @@ KEY = "laps_sd"
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mode: Literal["observe", "order"] = Field("observe", description="observe: vLLM's own order, and what others would do")
+    mode: Literal["observe", "order"] = Field(
+        "observe", description="observe: vLLM's own order, and what others would do"
+    )
     policy: str = Field("default", description="as `laps-sd up --policy`")
-    policy_set: tuple[str, ...] = Field((), description="name=value, as often as needed", strict=False)
+    policy_set: tuple[str, ...] = Field((), description="name=value, as often as needed")
     slots: int | None = Field(
-        None, ge=1, le=65_536, description="requests that run at a time; null: --max-num-seqs, on the V2 runner 3/4 of it"
+        None,
+        ge=1,
+        le=65_536,
+        description="requests that run at a time; null: --max-num-seqs, on the V2 runner 3/4 of it",
     )
     draft_len: Literal["all", "auto"] | int = Field(
         "all", description="drafts verified a round: all that the drafter makes, as many as pay, or at most so many"
     )
     predictor: Literal["online", "none"] = Field("online", description="of output lengths and acceptance")
     learned: Path | Literal[False] | None = Field(
-        None, strict=False, description="file of what was learned; null: in vLLM's cache folder; false: none"
+        None, description="file of what was learned; null: in vLLM's cache folder; false: none"
     )
     compare: bool = Field(True, description="simulate other policies on the requests of the last ten minutes")
     compare_every_s: float = Field(60.0, ge=1, le=86_400, description="at most so often")

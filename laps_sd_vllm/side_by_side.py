@@ -1,5 +1,5 @@
-"""The requests of the last minutes under several policies: a question in JSON on stdin, an answer on stdout. It runs as a
-process of low priority beside vLLM, and decides nothing."""
+"""The requests of the last minutes under several policies: a question in JSON on stdin, an answer on stdout. It runs as
+a process of low priority beside vLLM, and decides nothing."""
 
 import os
 import sys
@@ -32,7 +32,11 @@ def figures(trace: Trace) -> Figures:
 def told(latencies_s: list[float], pause_s: float) -> Figures:
     """Of at least one request."""
     ordered = sorted(latencies_s)
-    return {"mean_s": fsum(ordered) / max(1, len(ordered)), "p99_s": percentile(ordered, 0.99), "longest_pause_s": pause_s}
+    return {
+        "mean_s": fsum(ordered) / max(1, len(ordered)),
+        "p99_s": percentile(ordered, 0.99),
+        "longest_pause_s": pause_s,
+    }
 
 
 def main() -> None:

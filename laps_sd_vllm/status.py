@@ -17,8 +17,8 @@ OLD_S = 86_400.0  # files of servers that were killed
 
 @dataclass(slots=True)
 class Status:
-    """`fallbacks`: how often stock order was fallen back to: 0 or 1, since that is for good. `late_plans`: those over the
-    limit. `bad_hints`: requests whose `laps_sd_*` arguments were none."""
+    """`fallbacks`: how often stock order was fallen back to: 0 or 1, since that is for good. `late_plans`: those over
+    the limit. `bad_hints`: requests whose `laps_sd_*` arguments were none."""
 
     mode: str
     policy: str
@@ -37,6 +37,11 @@ class Status:
     def write(self, file: Path) -> None:
         """Raises OSError."""
         write_whole(file, json.dumps({"schema": SCHEMA, "at": time.time(), **asdict(self)}).encode())
+
+
+def folder(cache: Path) -> Path:
+    """Where these files are, in vLLM's cache folder."""
+    return cache / "laps-sd" / "status"
 
 
 def file_of(folder: Path, instance: str, rank: int) -> Path:

@@ -64,12 +64,21 @@ class Watch:
         """It was aborted."""
         self.live.pop(id, None)
 
-    def compare(self, cost: CostProfile, now: float, clock: Callable[[], float]) -> None:
-        """If that is due and says something: simulate the requests of the last minutes, in the background."""
+    def compare(
+        self, cost: CostProfile, now: float, clock: Callable[[], float], tell: Callable[[Comparison], None]
+    ) -> None:
+        """If that is due and says something: simulate the requests of the last minutes, in the background. `tell` is
+        called there, in its thread."""
         if now < self._next_s or self._new < LEAST:
             return
         ended, fleet, policies = self._recent.since(now), self._fleet, self._policies
-        if self._background.start("compare", lambda: _compare(ended, fleet, cost, policies, now, clock)):
+
+        def job() -> Comparison:
+            comparison = _compare(ended, fleet, cost, policies, now, clock)
+            tell(comparison)
+            return comparison
+
+        if self._background.start("compare", job):
             self._new, self._next_s = 0, now + self._every_s
 
     def compared(self, comparison: Comparison) -> None:

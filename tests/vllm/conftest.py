@@ -24,5 +24,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """`make test-vllm` sets LAPS_SD_VLLM_WHOLE: then there must have been steps, pauses and drops."""
     if os.environ.get("LAPS_SD_VLLM_WHOLE") and not exitstatus and not all(DID[what] for what in WANTED):
-        print(f"nothing was tested: {dict(DID)}")
+        session.config.get_terminal_writer().line(f"nothing was tested: {dict(DID)}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -31,7 +31,12 @@ class Way:
 
 def toy_core(way: Way, scheduler: Any = DIRECTED, executor: Any = ToyExecutor, **arguments: Any) -> Any:
     speculation = {"method": "ngram", "num_speculative_tokens": way.drafts, "prompt_lookup_max": 4}
-    given: dict[str, Any] = {"block_size": BLOCK, "max_num_batched_tokens": 64, "max_num_seqs": 12, "max_model_len": 512}
+    given: dict[str, Any] = {
+        "block_size": BLOCK,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 12,
+        "max_model_len": 512,
+    }
     if way.drafts:
         given["speculative_config"] = speculation
     return make_core(

@@ -1,4 +1,4 @@
-"""vLLM's own engine on the toy executor: whoever runs, is paused or dropped when, the texts are the undisturbed ones."""
+"""vLLM's own engine on the toy executor: whoever runs, is paused or dropped when, the text is the undisturbed one."""
 
 from collections import Counter
 from typing import Any

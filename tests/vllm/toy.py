@@ -1,5 +1,5 @@
-"""A model runner without a model, for vLLM's own EngineCore. It believes nothing but what SchedulerOutput says, and keeps
-token ids where a runner keeps keys and values, so that reading a wrong, stale or foreign block fails at once. With it a
+"""A model runner without a model, for vLLM's own EngineCore. It believes nothing but what SchedulerOutput says, and
+keeps token ids where a runner keeps keys and values, so that reading a wrong, stale or foreign block fails at once. With it a
 scheduler runs thousands of steps in seconds, synchronous or not, in both runners' wire forms, with any drafts.
 """
 
@@ -126,7 +126,9 @@ class ToyExecutor(Executor):
         """New requests, and what is told of the others."""
         for new in step.scheduled_new_reqs:
             tokens = new.prefill_token_ids if self.v2 else new.prompt_token_ids
-            self.known[new.req_id] = Known(list(tokens), [list(each) for each in new.block_ids], new.num_computed_tokens)
+            self.known[new.req_id] = Known(
+                list(tokens), [list(each) for each in new.block_ids], new.num_computed_tokens
+            )
         told = step.scheduled_cached_reqs
         for number, id in enumerate(told.req_ids):
             known, blocks = self.known[id], told.new_block_ids[number]

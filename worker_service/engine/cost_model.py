@@ -38,7 +38,9 @@ class CostModel:
         if not ran:
             return None
         prefilled = sum(row.prefilled for row in ran)
-        return self.observe_sums([row.drafted for row in ran], prefilled, result.draft_s, result.verify_s + result.other_s)
+        return self.observe_sums(
+            [row.drafted for row in ran], prefilled, result.draft_s, result.verify_s + result.other_s
+        )
 
     def observe_sums(
         self, drafted: Sequence[int], prefilled: int, draft_s: float, other_s: float
