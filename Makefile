@@ -33,11 +33,15 @@ BENCH_SCHEDULER := $(BIN)/laps-sd bench scheduler --json docs/benchmarks/schedul
 # Of lint-protos.
 BUF ?= build/buf/node_modules/.bin/buf
 
+# Of test-failover: how many, and how many replicas must have a commit before it is told.
+FAILOVERS ?= 200
+REPLICAS ?= 1
+
 # Of sim-faults.
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo demo-picture test test-doors test-stores test-engine test-compare test-faults sim-faults fuzz chaos soak \
+.PHONY: demo demo-picture test test-doors test-stores test-engine test-compare test-faults test-failover sim-faults fuzz chaos soak \
     bench bench-quick bench-scheduler bench-engine bench-paper page-picture docs check lint lint-protos types architecture \
     protos protos-check protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
@@ -49,6 +53,7 @@ help:
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
+	@echo "make test-failover  200 fail-overs of a Redis with Sentinels under load (45 minutes; FAILOVERS=... REPLICAS=0)"
 	@echo "make test-doors  other people's clients on a live stack, each in an environment of its own; fuzzing of HTTP"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
@@ -134,6 +139,9 @@ test-compare: env
 
 test-faults: env
 	$(BIN)/python -m pytest tests/faults
+
+test-failover: env
+	$(BIN)/python -m tests.scheduler.failover --failovers $(FAILOVERS) --replicas $(REPLICAS)
 
 sim-faults: env
 	$(BIN)/python -m tests.scheduler.faults --schedules $(SCHEDULES) --seed $(FIRST)

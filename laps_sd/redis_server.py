@@ -4,7 +4,7 @@ import shutil
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from laps_sd.supervise import Command
 
@@ -61,7 +61,8 @@ def server_command(program: str, data: Path, socket: Path) -> Command:
 
 
 def check_reachable(url: str) -> None:
-    """Raises NoServer if nobody listens at redis://HOST:PORT or unix:///PATH: better at once than after retries."""
+    """Raises NoServer if nobody listens at redis://HOST:PORT or unix:///PATH, or none of the Sentinels does: better at
+    once than after retries."""
     parts = urlsplit(url)
     place = parts.path if parts.scheme == "unix" else parts.netloc.rpartition("@")[2]  # never a password
     try:
@@ -70,12 +71,29 @@ def check_reachable(url: str) -> None:
                 probe.connect(parts.path)
         elif parts.scheme in ("redis", "rediss") and parts.hostname:
             socket.create_connection((parts.hostname, parts.port or 6379), CONNECT_TIMEOUT_S).close()
+        elif parts.scheme in ("redis+sentinel", "rediss+sentinel") and parts.path.strip("/"):
+            _any_answers([urlsplit(f"//{each}") for each in place.split(",")])
         else:
             raise ValueError
     except ValueError:  # its words may hold a part of a password
-        forms = "redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH"
+        forms = "redis://HOST:PORT, redis+sentinel://HOST:PORT,HOST:PORT/PRIMARY, rediss: likewise, or unix:///PATH"
         raise NoServer(
             f"that is no URL of Redis; give {forms}, what is special in a password percent-encoded"
         ) from None
     except OSError as error:
         raise NoServer(f"no Redis at {place}: {error}") from error
+
+
+def _any_answers(sentinels: Sequence[SplitResult]) -> None:
+    """Raises OSError if nobody listens at any of them, ValueError if they are malformed."""
+    last = OSError("none was given")
+    for each in sentinels:
+        if not each.hostname:
+            raise ValueError
+        try:
+            socket.create_connection((each.hostname, each.port or 26379), CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            last = error
+        else:
+            return
+    raise last

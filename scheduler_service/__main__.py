@@ -8,7 +8,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_delay,
+    wait_exponential,
+)
 
 from protos import garbage, tracing
 from protos.errors import NotServing
@@ -26,7 +32,7 @@ from scheduler_service.links.workers import WorkerLink
 from scheduler_service.metrics import Metrics
 from scheduler_service.persister import Persister
 from scheduler_service.standby import HigherEpoch, wait_to_lead
-from scheduler_service.store import Fenced, Pulse, RedisStore, Store, StoreUnavailable
+from scheduler_service.store import Fenced, Pulse, RedisStore, Store, StoreUnavailable, WrongType
 
 SERVICES = ("laps_sd.link.v1.WorkerLink", "laps_sd.link.v1.GatewayLink")
 TAKE_OVER_TIMEOUT_S = 30.0
@@ -59,7 +65,11 @@ class LeaderSlot:
 async def serve(settings: Settings) -> None:
     """Until SIGTERM or SIGINT. Raises StoreUnavailable, OSError; Fenced if another took over and we are no standby."""
     store = RedisStore(
-        settings.redis_url, namespace=settings.namespace, keep_s=settings.keep_s, options=settings.redis_options()
+        settings.redis_url,
+        namespace=settings.namespace,
+        keep_s=settings.keep_s,
+        replicas=settings.redis_replicas,
+        options=settings.redis_options(),
     )
     slot = LeaderSlot(tracing.make("scheduler", settings.otlp_endpoint, settings.trace_ratio))
     server = make_server(settings)
@@ -126,7 +136,7 @@ async def retire(server: Server, slot: LeaderSlot) -> None:
 
 async def take_over(leader: Leader, seen: Pulse | None, least_epoch: int = 0) -> None:
     async for attempt in AsyncRetrying(
-        retry=retry_if_exception_type(StoreUnavailable),
+        retry=retry_if_exception_type(StoreUnavailable) & retry_if_not_exception_type(WrongType),
         wait=wait_exponential(multiplier=0.05, max=1.0),
         stop=stop_after_delay(TAKE_OVER_TIMEOUT_S),
         reraise=True,

@@ -2,17 +2,16 @@
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
-from redis.asyncio import ConnectionPool
 
 from protos.bounds import DraftLen, Port
 from protos.settings import ServiceSettings, is_loopback
 from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.core.types import Bounds
 from scheduler_service.predictor import PredictorKind
+from scheduler_service.store import connection
 from scheduler_service.tenants import read_terms
 
 
@@ -33,8 +32,17 @@ class Settings(ServiceSettings):
     lease_s: float = Field(
         0.75, gt=0.25, description="a leader that writes nothing for so long is replaced by a standby"
     )
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="also rediss://USER@HOST, unix:///path/to.sock")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="also rediss://USER@HOST, unix:///path/to.sock, redis+sentinel://HOST,HOST,HOST/PRIMARY",
+    )
     redis_password_file: Path | None = Field(None, description="holds the password, in place of the URL")
+    redis_sentinel_password_file: Path | None = Field(
+        None, description="likewise of the Sentinels, if they ask for one"
+    )
+    redis_replicas: int = Field(
+        0, ge=0, le=16, description="so many have a commit before it is acknowledged and told; 0: none need have it"
+    )
     namespace: str = Field("laps-sd", pattern=r"^[A-Za-z0-9._-]+$", description="prefix of every key in Redis")
     policy: str = "default"
     policy_set: list[str] = Field(default=[], description="name=value, as often as needed")
@@ -78,10 +86,9 @@ class Settings(ServiceSettings):
     @classmethod
     def _is_a_redis_url(cls, url: str) -> str:
         try:
-            ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]
+            connection.connect(url, 1.0, {})
         except (ValueError, TypeError):  # whose words may hold a part of a password
-            form = "redis://USER:PASSWORD@HOST:PORT/0, rediss:// likewise, or unix:///path/to.sock"
-            raise ValueError(f"is not of the form {form}; special characters are percent-encoded") from None
+            raise ValueError(f"is not of the form {connection.FORM}; special characters are percent-encoded") from None
         return url
 
     @field_validator("tenants")
@@ -91,7 +98,7 @@ class Settings(ServiceSettings):
             read_terms(file)
         return file
 
-    @field_validator("redis_password_file")
+    @field_validator("redis_password_file", "redis_sentinel_password_file")
     @classmethod
     def _is_readable(cls, file: Path | None) -> Path | None:
         try:
@@ -104,18 +111,26 @@ class Settings(ServiceSettings):
     @property
     def redis_in_the_clear(self) -> bool:
         """Whether prompts and a password go to another machine unencrypted."""
-        parts = urlsplit(self.redis_url)
-        return parts.scheme == "redis" and not is_loopback(parts.hostname or "localhost")
+        encrypted = self.redis_url.startswith("rediss")
+        return not encrypted and not all(map(is_loopback, connection.hosts(self.redis_url)))
 
     def redis_options(self) -> dict[str, str]:
         """Beside the URL: the password, and under rediss:// our own certificate and whose we trust."""
         options = {}
         if self.redis_password_file is not None:
             options["password"] = self.redis_password_file.read_text().strip()
-        if self.tls and self.redis_url.startswith("rediss:"):
+        if self.redis_sentinel_password_file is not None:
+            options["sentinel_password"] = self.redis_sentinel_password_file.read_text().strip()
+        if self.tls and self.redis_url.startswith("rediss"):
             names = {"ssl_ca_certs": self.tls.ca, "ssl_certfile": self.tls.cert, "ssl_keyfile": self.tls.key}
             options |= {name: str(file) for name, file in names.items()}
         return options
+
+    @model_validator(mode="after")
+    def _only_sentinels_have_a_password_of_their_own(self) -> Self:
+        if self.redis_sentinel_password_file is not None and not connection.by_sentinels(self.redis_url):
+            raise ValueError("redis_sentinel_password_file is for a redis_url that begins with redis+sentinel://")
+        return self
 
     @model_validator(mode="after")
     def _policy_exists(self) -> Self:

@@ -2,10 +2,13 @@
 It is for finding mistakes: nothing is recovered from it."""
 
 import json
+import queue
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from threading import Thread
+from typing import Any
 
+import structlog
 from pydantic import TypeAdapter
 
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
@@ -39,44 +42,70 @@ _PLAN = TypeAdapter(Plan)
 _RECORD = TypeAdapter(Record)
 
 
+MOST_WAITING = 4096  # lines; then whoever has more waits for the disk: a replay needs all of them
+CLOSE_S = 10.0  # for what waits to be written
+
+Line = Callable[[], dict[str, object]]  # data that nobody changes, still to be put into words
+
+
 class EventLog:
-    """One line is written for each event. Lines are never forced to the disk."""
+    """One line is written for each event, by a thread of its own. Lines are never forced to the disk. If the file can
+    no longer be written the log ends there, and the service goes on."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a", buffering=1)
+        """Raises OSError."""
+        self._file = path.open("a")
+        self._lines: queue.Queue[Line | None] = queue.Queue(MOST_WAITING)
+        self._open = True
+        self._writer = Thread(target=self._write_all, name="event-log", daemon=True)
+        self._writer.start()
 
     def leading(self, core: Core) -> None:
         """A leader begins with what was learned before. The log may hold several leaders, one after the other."""
         known = core.fleet.known
         length, acceptance = _LENGTH.dump_python(known.length), _ACCEPTANCE.dump_python(known.acceptance)
-        self._write(
-            length=length,
-            acceptance=acceptance,
-            bounds=_BOUNDS.dump_python(core.fleet.bounds),
-            few_plans=core.fleet.few_plans,
-        )
+        bounds = _BOUNDS.dump_python(core.fleet.bounds)
+        line = {"length": length, "acceptance": acceptance, "bounds": bounds, "few_plans": core.fleet.few_plans}
+        self._put(lambda: line)
 
     def terms(self, terms: Mapping[str, Terms]) -> None:
         """The terms of tenants from now on."""
-        self._write(terms=_TERMS.dump_python(dict(terms)))
+        line: dict[str, object] = {"terms": _TERMS.dump_python(dict(terms))}
+        self._put(lambda: line)
 
     def restored(self, record: Record) -> None:
-        self._write(restored=_RECORD.dump_python(record, mode="json"))
+        self._put(lambda: {"restored": _RECORD.dump_python(record, mode="json")})
 
     def event(self, now: float, event: Event) -> None:
         kind = type(event).__name__
-        self._write(now=now, kind=kind, event=_KINDS[kind].dump_python(event, mode="json"))
+        self._put(lambda: {"now": now, "kind": kind, "event": _KINDS[kind].dump_python(event, mode="json")})
 
     def plan(self, worker: str, plan: Plan) -> None:
-        self._write(worker=worker, plan=_PLAN.dump_python(plan, mode="json"))
-
-    def _write(self, **line: object) -> None:
-        if not self._file.closed:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._put(lambda: {"worker": worker, "plan": _PLAN.dump_python(plan, mode="json")})
 
     def close(self) -> None:
-        """What a stream still does while it ends is not written."""
-        self._file.close()
+        """Returns when all is written. What a stream still does while it ends is not written."""
+        if self._writer.is_alive():
+            self._open = False
+            self._lines.put(None)
+            self._writer.join(CLOSE_S)
+
+    def _put(self, line: Line) -> None:
+        if self._open:
+            self._lines.put(line)
+
+    def _write_all(self) -> None:
+        try:
+            with self._file:
+                while (line := self._lines.get()) is not None:
+                    self._file.write(json.dumps(line(), separators=(",", ":")) + "\n")
+                    if self._lines.empty():
+                        self._file.flush()
+        except OSError as error:
+            structlog.get_logger().error("event_log_ended", reason=str(error))
+            self._open = False
+            while self._lines.get() is not None:  # somebody may be waiting for room
+                pass
 
 
 def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Plan, Plan]]:

@@ -46,6 +46,7 @@ from scheduler_service.unreadable import Found
 from scheduler_service.worker_pool import WorkerPool
 
 TICK_S = 0.1
+FIRST_COMMIT_S = 20.0
 
 
 class Leader:
@@ -78,7 +79,7 @@ class Leader:
         self.ledger = Ledger(store, clock, drop=lambda id: self.durable.drop(id))
         self.recovery = Recovery(store, self._take, self.ledger.live.__contains__)
         self.persister = Persister(store, settings.max_pending_steps, self.ledger, rewritten=self.recovery.again)
-        self._event_log = EventLog(settings.event_log) if settings.event_log else None
+        self.event_log = EventLog(settings.event_log) if settings.event_log else None
         history = History()
         self.comparing = Comparing(settings, self.core.fleet, history, clock)
         self.durable = DurableCore(
@@ -91,7 +92,7 @@ class Leader:
             sessions=self.sessions,
             timelines=self.timelines,
             history=history,
-            event_log=self._event_log,
+            event_log=self.event_log,
         )
         self._other_model = OtherModel(self.durable.fail)
         self.workers = WorkerPool(settings, self.durable, self.ledger, self.sessions, self.outboxes)
@@ -104,7 +105,7 @@ class Leader:
             recovery=self.recovery,
             counters=self.counters,
             outboxes=self.outboxes,
-            event_log=self._event_log,
+            event_log=self.event_log,
         )
         self._store = store
         self._log = structlog.get_logger()
@@ -118,15 +119,29 @@ class Leader:
         self.persisting = asyncio.create_task(self.persister.run(self.epoch), name="persister")
         try:
             await self.learning.take_over(self.epoch)
-            if self._event_log:
-                self._event_log.leading(self.core)
+            if self.event_log:
+                self.event_log.leading(self.core)
             self.requests.reload_tenant_terms()
             await self.recovery.begin(self.epoch)
+            await self._acknowledged()
         except BaseException:
             await first_of(lambda: self.persisting, lambda: asyncio.sleep(0))  # cancelled, and surely at its end
             raise
         with_kv, waiting = len(self.ledger.live), len(self.recovery.unread)
         self._log.info("leading", epoch=self.epoch, with_kv=with_kv, waiting=waiting, policy=self.settings.policy)
+
+    async def _acknowledged(self) -> None:
+        """Returns once a commit of ours counts: then replicas, if any were asked for, have all that we have read."""
+        first = asyncio.ensure_future(self.persister.acknowledged.wait())
+        try:
+            waits = (first, self.persisting)
+            await asyncio.wait(waits, timeout=FIRST_COMMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            first.cancel()
+        if self.persisting.done():
+            self.persisting.result()
+        if not self.persister.acknowledged.is_set():
+            raise StoreUnavailable(self.persister.refusal or f"no commit was acknowledged in {FIRST_COMMIT_S:.0f} s")
 
     async def _take(self, id: str, found: Found) -> None:
         """A request that an earlier leader left was read. It is ours if it has not ended."""
@@ -171,7 +186,7 @@ class Leader:
         """After `run`: keep what was learned, and let a standby lead at once."""
         self.over.set()
         await self.learning.close()
-        if self._event_log:
-            self._event_log.close()
+        if self.event_log:
+            self.event_log.close()
         with suppress(StoreUnavailable):
             await self._store.step_down(self.epoch)

@@ -42,6 +42,7 @@ class Persister:
         self._ledger, self._rewritten = ledger, rewritten
         self._epoch = 0
         self._commits = 0  # acknowledged by the store
+        self.acknowledged = asyncio.Event()  # set by the first commit
         self._lost = False  # the store had lost something, and has not said yet that it holds everything again
         self.refusal = ""  # why the store has refused every commit for REFUSED_S; a person has to mend that
         self._parts = -1  # the number of the last part of a rewriting
@@ -84,6 +85,8 @@ class Persister:
     async def run(self, epoch: int) -> None:
         """Commit as the leader of this epoch, until cancelled. Raises Fenced when another leader took over."""
         self._epoch, self._commits, self._lost, self._parts = epoch, 0, False, -1
+        self.acknowledged.clear()
+        self._work.set()  # the first commit is made at once
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
@@ -117,14 +120,17 @@ class Persister:
     async def _commit(self, writes: list[Write]) -> list[Verdict]:
         wait_s = RETRY_S  # not tenacity: it leaves reference cycles behind after each commit
         refused_s = 0.0
+        clock = asyncio.get_running_loop().time
         while True:
+            began = clock()
             try:
                 verdicts = await self._commit_once(writes)
                 self.refusal = ""
+                self.acknowledged.set()
                 return verdicts
             except StoreUnavailable as error:
                 structlog.get_logger().warning("store_unavailable", error=str(error))
-                refused_s = refused_s + wait_s if isinstance(error, StoreRefuses) else 0.0
+                refused_s = refused_s + clock() - began + wait_s if isinstance(error, StoreRefuses) else 0.0
                 if refused_s >= REFUSED_S and not self.refusal:
                     self.refusal = str(error)
                     structlog.get_logger().error("store_refuses", reason=self.refusal)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from scheduler_service.store import Pulse, Store, StoreUnavailable
+from scheduler_service.store import Pulse, Store, StoreUnavailable, WrongType
 
 POLLS = 10  # in the time that a leader may be silent
 MAX_POLL_S = 0.25  # so that a leader that steps down is replaced soon
@@ -22,13 +22,15 @@ async def wait_to_lead(store: Store, lease_s: float) -> Pulse:
 
     When the store does not answer a poll the wait begins anew: after an outage the leader may have to rewrite
     everything, and gets `lease_s` to be heard of. Time is counted in polls of our own: a standby that stood still for a
-    while, alone or with its whole machine, has not seen the leader be silent.
+    while, alone or with its whole machine, has not seen the leader be silent. Raises WrongType.
     """
     pause_s = min(lease_s / POLLS, MAX_POLL_S)
     seen, silent_s = None, 0.0
     while True:
         try:
             pulse = await store.pulse()
+        except WrongType:
+            raise
         except StoreUnavailable:
             seen = None
         else:

@@ -11,13 +11,15 @@ from scheduler_service.store.port import (
     StoreFull,
     StoreRefuses,
     StoreUnavailable,
+    TooFewReplicas,
     Unreadable,
     Verdict,
     Write,
+    WrongType,
 )
 from scheduler_service.store.redis import RedisStore
 
 __all__ = [
     "Fenced", "Index", "LostWrites", "MemoryStore", "Pulse", "RedisStore", "Store", "StoreFull", "StoreRefuses",
-    "StoreUnavailable", "Stored", "Unreadable", "Verdict", "Write",
+    "StoreUnavailable", "Stored", "TooFewReplicas", "Unreadable", "Verdict", "Write", "WrongType",
 ]  # fmt: skip

@@ -30,6 +30,16 @@ class StoreRefuses(StoreUnavailable):
     script that fails. A person has to mend it; then the same call succeeds."""
 
 
+class WrongType(StoreRefuses):
+    """A key that the store needs as a whole holds something else. No leader can begin before a person has removed
+    it."""
+
+
+class TooFewReplicas(StoreRefuses):
+    """Not as many replicas as were asked for have the commit. It may be written, but does not count before they have.
+    Nobody but a person may be able to bring them back."""
+
+
 class Fenced(Exception):
     """Another leader took over. Nothing that this leader writes is accepted any more."""
 
@@ -97,6 +107,7 @@ class Pulse(NamedTuple):
 
     epoch: int  # 0: nobody ever led
     commit: int | None  # number of the leader's last commit; None: it has stepped down
+    touched: int = 0  # how often a leader has asked again whether replicas have its last commit
 
 
 class Store(Protocol):

@@ -1,17 +1,16 @@
 """The store on Redis (7.0 or later, or Valkey). Every key is built here, or by commit.lua from a prefix of here. Every
 write is a script that checks who leads (scripts.py); what a request's fields mean is in fields.py."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import msgpack
-import redis.asyncio as aioredis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
+from redis.commands.core import AsyncScript
+from redis.exceptions import AuthenticationError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
 
 from scheduler_service.core.lifecycle import State
-from scheduler_service.store import fields, scripts
+from scheduler_service.store import connection, fields, scripts
 from scheduler_service.store.port import (
     Fenced,
     Index,
@@ -21,15 +20,22 @@ from scheduler_service.store.port import (
     StoreFull,
     StoreRefuses,
     StoreUnavailable,
+    TooFewReplicas,
     Unreadable,
     Verdict,
     Write,
+    WrongType,
 )
 
 UNREADABLE_KEPT_S = 7 * 86_400  # how long an unreadable request is kept, for a person to look at
 # Error answers that may pass by themselves: Redis fails over, runs a long script, or cannot write its disk. All
 # others need a person.
-PASSING = ("READONLY", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MISCONF")
+PASSING = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MISCONF")
+DEMOTED = ("READONLY", "MASTERDOWN")  # of these, those that another server would not give
+# For replicas, each time that they are asked. A leader that asks again every so often shows its standby that it lives:
+# with the pause in between it is less than the least `lease_s` that anybody should use.
+REPLICAS_MS = 250
+ASK_SENTINELS_S = 0.5  # between two looks at whether another server is the primary now
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}  # to call `Verdict` costs ten times as much
 
 
@@ -65,23 +71,22 @@ class RedisStore:
         namespace: str = "laps-sd",
         keep_s: int = 600,
         timeout_s: float = 2.0,
+        replicas: int = 0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`keep_s`: how long an ended request can still be asked for. `options`: of the connection, beside the URL's.
+        """`keep_s`: how long an ended request can still be asked for. `replicas`: so many have a commit, and all before
+        it, when it is acknowledged. `options`: of the connection, beside the URL's; connection.py has both.
 
-        Raises ValueError if the URL is malformed.
+        Raises ValueError or TypeError if the URL is malformed.
         """
-        # The client must not retry: a commit that may have happened is repeated by its owner, under its number.
-        self._redis: aioredis.Redis = aioredis.Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            **(options or {}),
-        )
+        self._redis = connection.connect(url, timeout_s, options or {})
         self.keys = Keys(namespace)
-        self._keep_s = keep_s
+        self._keep_s, self._replicas = keep_s, replicas
+        self._tried = (0, 0)  # epoch and number of the last commit that was begun
+        self._by_sentinels = connection.by_sentinels(url)
+        self._look: asyncio.Task[None] | None = None  # whether another server is the primary now
         script = self._redis.register_script
+        self._touch = script(scripts.TOUCH)
         self._lead, self._step_down = script(scripts.LEAD), script(scripts.STEP_DOWN)
         self._commit, self._commit_nothing = script(scripts.COMMIT), script(scripts.COMMIT_NOTHING)
         self._index, self._read = script(scripts.INDEX), script(scripts.READ)
@@ -89,14 +94,15 @@ class RedisStore:
 
     async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
         unchanged = [] if seen is None else [seen.epoch, "" if seen.commit is None else seen.commit]
-        return int(await _guarded(self._lead(keys=[self.keys.leader], args=[now_ms, *unchanged])))
+        return int(await self._guarded(self._lead(keys=[self.keys.leader], args=[now_ms, *unchanged])))
 
     async def pulse(self) -> Pulse:
-        epoch, commit = await _guarded(self._redis.hmget(self.keys.leader, "epoch", "commit"))
-        return Pulse(int(epoch or 0), None if commit is None else int(commit))
+        leader = self.keys.leader
+        epoch, commit, touched = await self._guarded(self._redis.hmget(leader, "epoch", "commit", "touched"), leader)
+        return Pulse(int(epoch or 0), None if commit is None else int(commit), int(touched or 0))
 
     async def step_down(self, epoch: int) -> None:
-        await _guarded(self._step_down(keys=[self.keys.leader], args=[epoch]))
+        await self._guarded(self._step_down(keys=[self.keys.leader], args=[epoch]))
 
     async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
         return await self._write(epoch, number, "", writes)
@@ -108,11 +114,35 @@ class RedisStore:
         changed = msgpack.packb([_change(write) for write in writes], use_bin_type=False)
         keys = [self.keys.leader, self.keys.with_kv, *self.keys.queues]
         args = [epoch, number, follows, self._keep_s, fields.LEVELS, self.keys.request(""), self.keys.log(""), changed]
+        if self._by_sentinels and (self._look is None or self._look.done()):
+            self._look = asyncio.create_task(self._look_for_primary())
         script = self._commit if writes else self._commit_nothing
-        return [_VERDICTS[verdict] for verdict in await _guarded(script(keys=keys, args=args))]
+        again, self._tried = self._tried == (epoch, number), (epoch, number)
+        call = self._on_replicas(script, keys, args, again) if self._replicas else script(keys=keys, args=args)
+        return [_VERDICTS[verdict] for verdict in await self._guarded(call)]
+
+    async def _on_replicas(self, script: AsyncScript, keys: Sequence[str], args: Sequence[Any], again: bool) -> Any:
+        """The answer of a script, once enough replicas have what it wrote. WAIT waits for what its own connection has
+        written last. A commit that is tried `again` may write nothing, so something is written after it."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.evalsha(script.sha, len(keys), *keys, *args)
+            if again:
+                pipe.evalsha(self._touch.sha, 1, keys[0], args[0])
+            pipe.execute_command("WAIT", self._replicas, REPLICAS_MS)
+            answers = await pipe.execute(raise_on_error=False)  # else its words would be the whole command
+        for answer in answers:
+            if isinstance(answer, NoScriptError):
+                for unknown in (script, self._touch):
+                    await self._redis.script_load(unknown.script)
+                return await self._on_replicas(script, keys, args, again)
+            if isinstance(answer, Exception):
+                raise answer
+        if answers[-1] < self._replicas:
+            raise TooFewReplicas(f"{answers[-1]} of {self._replicas} replicas have the last commit")
+        return answers[0]
 
     async def index(self) -> Index:
-        members, *queues = await _guarded(self._index(keys=[self.keys.with_kv, *self.keys.queues]))
+        members, *queues = await self._guarded(self._index(keys=[self.keys.with_kv, *self.keys.queues]))
         live = [raw for queue in queues for raw in queue if raw.isascii()]  # nothing else is a request's id
         with_kv = set(members)
         return Index(
@@ -124,24 +154,40 @@ class RedisStore:
 
     async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
         keys = [key for id in ids for key in (self.keys.request(id), self.keys.log(id))]
-        answers = await _guarded(self._read(keys=keys)) if keys else []
+        answers = await self._guarded(self._read(keys=keys)) if keys else []
         return [_stored(id, answers[2 * i], answers[2 * i + 1]) for i, id in enumerate(ids)]
 
     async def set_aside(self, epoch: int, id: str, reason: str) -> None:
         keys = self.keys
         kept = [keys.unreadable(id), keys.unreadable_log(id), keys.all_unreadable]
         named = [keys.leader, keys.request(id), keys.log(id), *kept, keys.with_kv, *keys.queues]
-        await _guarded(self._set_aside(keys=named, args=[epoch, id, reason, self._keep_s, UNREADABLE_KEPT_S]))
+        await self._guarded(self._set_aside(keys=named, args=[epoch, id, reason, self._keep_s, UNREADABLE_KEPT_S]))
 
     async def save_learned(self, epoch: int, learned: bytes) -> None:
-        await _guarded(self._save_learned(keys=[self.keys.leader, self.keys.learned], args=[epoch, learned]))
+        await self._guarded(self._save_learned(keys=[self.keys.leader, self.keys.learned], args=[epoch, learned]))
 
     async def learned(self) -> bytes | None:
-        kept: bytes | None = await _guarded(self._redis.get(self.keys.learned))
+        kept: bytes | None = await self._guarded(self._redis.get(self.keys.learned), self.keys.learned)
         return kept
 
+    async def _look_for_primary(self) -> None:
+        await asyncio.sleep(ASK_SENTINELS_S)
+        if await connection.has_moved(self._redis):
+            await connection.reconnect(self._redis)
+
     async def close(self) -> None:
-        await self._redis.aclose()
+        if self._look is not None:
+            self._look.cancel()
+        await connection.close(self._redis)
+
+    async def _guarded(self, call: Awaitable[Any], key: str = "") -> Any:
+        """The answer to a call; its errors in the port's words. `key`: the one that it is about; scripts say it."""
+        try:
+            return await _told(call, key)
+        except StoreUnavailable as error:
+            if isinstance(error, TooFewReplicas) or str(error).startswith(DEMOTED):
+                await connection.reconnect(self._redis)  # perhaps another server is the primary now
+            raise
 
 
 def _change(write: Write) -> tuple[Any, ...]:
@@ -194,8 +240,7 @@ def _stored(id: str, answer: Sequence[bytes] | bytes, log: bytes | list[bytes] |
     return Stored(record, raw["submit"], log or b"", raw.get("ending"), model)
 
 
-async def _guarded(call: Any) -> Any:
-    """The answer to a call; its errors in the port's words."""
+async def _told(call: Awaitable[Any], key: str) -> Any:
     try:
         return await call
     except OutOfMemoryError as error:
@@ -207,6 +252,10 @@ async def _guarded(call: Any) -> Any:
             raise LostWrites(str(error)) from error
         code = getattr(error, "status_code", None)  # redis-py takes the codes that it knows off the text
         text = f"{code} {error}" if code else str(error)
+        if text.startswith("NOREPLICAS"):
+            raise TooFewReplicas(text) from error
+        if text.startswith("WRONGTYPE"):
+            raise WrongType(f"rename or delete what this needs, and start again: {text}{key and ': '}{key}") from error
         raise (StoreUnavailable if text.startswith(PASSING) else StoreRefuses)(text) from error
     except (RedisError, OSError, TimeoutError) as error:
         signed_in = not isinstance(error.__cause__, AuthenticationError)  # redis-py wraps those of a new connection

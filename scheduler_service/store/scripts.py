@@ -12,13 +12,19 @@ COMMIT_NOTHING = f"#!lua flags=allow-oom\n{COMMIT}"  # a commit without writes: 
 
 # KEYS: leader. ARGV: time in ms; if only an unchanged pulse may be followed: its epoch, and its commit or ''.
 LEAD = """#!lua flags=allow-oom
-local stored = redis.call('HMGET', KEYS[1], 'epoch', 'commit')
+local stored = redis.pcall('HMGET', KEYS[1], 'epoch', 'commit')
+if stored.err then return redis.error_reply(stored.err .. ': ' .. KEYS[1]) end
 if ARGV[2] and (ARGV[2] ~= (stored[1] or '0') or ARGV[3] ~= (stored[2] or '')) then
   return redis.error_reply('FENCED another leader has taken over')
 end
 local epoch = string.format('%.0f', math.max(tonumber(stored[1] or '0') + 1, tonumber(ARGV[1])))
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'commit', 0)
 return epoch
+"""
+
+# KEYS: leader. ARGV: epoch. A write that only counts: a WAIT after it waits for all that was written before.
+TOUCH = """#!lua flags=allow-oom
+if redis.call('HGET', KEYS[1], 'epoch') == ARGV[1] then redis.call('HINCRBY', KEYS[1], 'touched', 1) end
 """
 
 # KEYS: leader. ARGV: epoch.
@@ -37,8 +43,11 @@ SAVE_LEARNED = f"{_FENCE} redis.call('SET', KEYS[2], ARGV[2])"
 
 # KEYS: the set of requests with KV, the queues. Returns the members of each.
 INDEX = """#!lua flags=no-writes
-local members = {redis.call('SMEMBERS', KEYS[1])}
-for i = 2, #KEYS do members[i] = redis.call('ZRANGE', KEYS[i], 0, -1) end
+local members = {redis.pcall('SMEMBERS', KEYS[1])}
+for i = 2, #KEYS do members[i] = redis.pcall('ZRANGE', KEYS[i], 0, -1) end
+for i, found in ipairs(members) do
+  if found.err then return redis.error_reply(found.err .. ': ' .. KEYS[i]) end
+end
 return members
 """
 

@@ -44,6 +44,8 @@ async def scheduler(
         await asyncio.gather(running, return_exceptions=True)
         await server.stop(0)
         await leader.learning.close()
+        if leader.event_log is not None:
+            leader.event_log.close()
 
 
 class Peer:

@@ -1,6 +1,9 @@
 """A Redis that answers and will not write: full, demoted, short of replicas. Nothing is lost, and all goes on after it.
 What a person has to mend (a permission, a password, a key of the wrong type) is told from what passes by itself."""
 
+import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,22 @@ import pytest
 import redis
 
 from protos.v1 import types_pb2
-from scheduler_service.store import LostWrites, RedisStore, StoreFull, StoreRefuses, StoreUnavailable
+from scheduler_service.__main__ import take_over
+from scheduler_service.config import Settings
+from scheduler_service.leader import Leader
+from scheduler_service.store import (
+    LostWrites,
+    RedisStore,
+    StoreFull,
+    StoreRefuses,
+    StoreUnavailable,
+    TooFewReplicas,
+    WrongType,
+)
 from tests.conftest import redis_server
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.scheduler.test_redis_loss import output
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 STOP = types_pb2.FINISH_REASON_STOP
 REFUSES = {  # what makes it so, and what mends it
@@ -133,13 +147,13 @@ async def kind(store: RedisStore) -> type[Exception] | None:
 @pytest.mark.parametrize(
     ("does", "options", "said"),
     [
-        ("SET {laps-sd}:leader text", {}, StoreRefuses),
+        ("SET {laps-sd}:leader text", {}, WrongType),
         ("ACL SETUSER default -hset", {}, StoreRefuses),
         ("ACL SETUSER default -evalsha -eval", {}, StoreRefuses),
         ("PING", {"username": "nobody", "password": "guess"}, StoreRefuses),
         ("CONFIG SET requirepass secret", {}, StoreRefuses),
         (FULL, {}, StoreFull),
-        ("CONFIG SET min-replicas-to-write 1", {}, StoreUnavailable),
+        ("CONFIG SET min-replicas-to-write 1", {}, TooFewReplicas),
         ("REPLICAOF 127.0.0.1 1", {}, StoreUnavailable),
         ("PING", {}, None),
     ],
@@ -157,3 +171,27 @@ async def test_lost_writes_are_no_refusal(url: str) -> None:
     with pytest.raises(LostWrites):
         await store.save_learned(await store.lead(1) + 1, b"anything")
     await store.close()
+
+
+@pytest.mark.parametrize("key", ["leader", "with-kv", "queue:16"])
+async def test_a_key_of_the_wrong_type_ends_a_take_over_at_once(url: str, key: str) -> None:
+    with redis.Redis.from_url(url) as admin:
+        admin.set(f"{{laps-sd}}:{key}", "text")
+    store = RedisStore(url)
+    with pytest.raises(WrongType, match=key):
+        await take_over(Leader(Settings(_cli_parse_args=False), store), None)  # type: ignore[call-arg]
+    await store.close()
+
+
+async def test_a_standby_ends_with_one_sentence_that_names_a_key_of_the_wrong_type(url: str) -> None:
+    with redis.Redis.from_url(url) as admin:
+        admin.set("{laps-sd}:leader", "text")
+    words = ("-m", "scheduler_service", "--redis-url", url, "--port", "0", "--standby")
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(WAIT_S):
+        _, said = await process.communicate()
+    assert process.returncode == 1
+    last = json.loads(said.splitlines()[-1])
+    wrong = "WRONGTYPE Operation against a key holding the wrong kind of value"
+    assert last["event"] == "stopped"
+    assert last["reason"] == f"rename or delete what this needs, and start again: {wrong}: {{laps-sd}}:leader"

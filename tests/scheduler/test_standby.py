@@ -38,7 +38,7 @@ async def waited(*pulses: Pulse | None) -> tuple[Pulse, float]:
 
 async def test_a_leader_that_has_stepped_down_is_followed_at_once() -> None:
     store = Scripted(Pulse(7, None))
-    assert await wait_to_lead(store, lease_s=3600) == (7, None)
+    assert await wait_to_lead(store, lease_s=3600) == Pulse(7, None)
     assert store.asked == 1
 
 

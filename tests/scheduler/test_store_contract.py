@@ -130,15 +130,15 @@ async def test_an_earlier_leader_is_fenced(store: Store) -> None:
 
 
 async def test_who_leads_is_seen_by_its_commits_until_it_steps_down(store: Store) -> None:
-    assert await store.pulse() == (0, None)
+    assert await store.pulse() == Pulse(0, None)
     reign = await created(store, "a")
-    assert await store.pulse() == (reign.epoch, 1)
+    assert await store.pulse() == Pulse(reign.epoch, 1)
     await reign.commit()
-    assert await store.pulse() == (reign.epoch, 2)
+    assert await store.pulse() == Pulse(reign.epoch, 2)
     await store.step_down(reign.epoch - 1)  # another's business
-    assert await store.pulse() == (reign.epoch, 2)
+    assert await store.pulse() == Pulse(reign.epoch, 2)
     await store.step_down(reign.epoch)
-    assert await store.pulse() == (reign.epoch, None)
+    assert await store.pulse() == Pulse(reign.epoch, None)
 
 
 async def test_of_two_that_saw_the_same_pulse_one_leads(store: Store) -> None:

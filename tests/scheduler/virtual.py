@@ -127,6 +127,8 @@ class Live:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await leader.learning.close()
+            if leader.event_log is not None:
+                leader.event_log.close()
             self.workers.clear()
 
     def _start(self, handler: Any, stream: Stream) -> None:

@@ -12,10 +12,14 @@ import redis
 from pydantic import ValidationError
 from redis.exceptions import AuthenticationError, NoPermissionError
 
+from laps_sd.ports import claim_ports
 from scheduler_service.config import Settings
 from scheduler_service.store import RedisStore, StoreUnavailable
 from scheduler_service.store.acl import acl_file
-from tests.conftest import redis_server
+from tests.conftest import redis_binary, redis_server
+from tests.scheduler.redis_group import Node
+
+OF_TLS = {"ca_certs": "ca", "certfile": "cert", "keyfile": "key"}  # what the client calls them, and our settings
 
 
 def settings(**values: object) -> Settings:
@@ -107,6 +111,42 @@ async def test_the_store_speaks_mutual_tls_to_redis(
             await store.close()
 
 
+async def test_the_store_speaks_mutual_tls_to_sentinels_and_to_the_primary_that_they_name(
+    certs: Path, tmp_path: Path
+) -> None:
+    tls = ["--tls-replication", "yes", "--tls-ca-cert-file", str(certs / "redis" / "ca.crt")]
+    tls += ["--tls-cert-file", str(certs / "redis" / "tls.crt"), "--tls-key-file", str(certs / "redis" / "tls.key")]
+    names = {"ca": certs / "scheduler" / "ca.crt", "cert": certs / "scheduler" / "tls.crt"}
+    names["key"] = certs / "scheduler" / "tls.key"
+    options = {"ssl": True, **{f"ssl_{name}": str(names[part]) for name, part in OF_TLS.items()}}
+    (tmp_path / "sentinel.conf").touch()
+    ports = claim_ports(0, 0)
+    of_primary, of_sentinel = ([*tls, "--port", "0", "--tls-port", str(port)] for port in ports)
+    primary = Node(ports[0], tmp_path, of_primary, options)
+    monitor = ["--sentinel", "monitor", "main", "127.0.0.1", str(ports[0]), "1"]
+    sentinel = Node(
+        ports[1], tmp_path, [str(tmp_path / "sentinel.conf"), "--sentinel", *of_sentinel, *monitor], options
+    )
+    try:
+        await primary.start()
+    except AssertionError:
+        pytest.skip(f"{redis_binary()} was built without TLS")
+    try:
+        await sentinel.start()
+        url = f"rediss+sentinel://127.0.0.1:{ports[1]}/main"
+        chosen = settings(redis_url=url, tls=names)
+        store = RedisStore(url, options=chosen.redis_options())
+        assert await store.lead(7) == 7
+        await store.close()
+        store = RedisStore(url, options={"ssl_ca_certs": str(names["ca"])})  # it shows no certificate
+        with pytest.raises(StoreUnavailable):
+            await store.lead(8)
+        await store.close()
+    finally:
+        primary.kill()
+        sentinel.kill()
+
+
 @pytest.mark.parametrize(
     ("url", "clear"),
     [
@@ -117,6 +157,9 @@ async def test_the_store_speaks_mutual_tls_to_redis(
         ("redis://[::1]:6379", False),
         ("redis://", False),
         ("unix:///run/redis.sock", False),
+        ("redis+sentinel://me:secret@127.0.0.1,10.0.0.1:26379/main", True),
+        ("redis+sentinel://127.0.0.1,[::1]:26379/main/3", False),
+        ("rediss+sentinel://10.0.0.1/main", False),
     ],
 )
 def test_a_scheduler_knows_when_it_talks_to_another_machine_in_the_clear(url: str, clear: bool) -> None:

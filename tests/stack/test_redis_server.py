@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import create_server
 
 import pytest
 from redis.asyncio import Redis
@@ -70,15 +71,32 @@ def test_no_server_at_all_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> No
         find_server()
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:6379", "redis://127.0.0.1:1", "unix:///no/such.sock", "redis://[::1]:port"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:6379", "redis://127.0.0.1:1", "unix:///no/such.sock", "redis://[::1]:port",
+        "redis+sentinel://127.0.0.1:1,127.0.0.1:2/main", "redis+sentinel://127.0.0.1:1", "rediss+sentinel://:1/main",
+    ],
+)  # fmt: skip
 def test_a_redis_that_cannot_be_reached_is_refused_at_once(url: str) -> None:
     with pytest.raises(NoServer, match="Redis"):
         check_reachable(url)
 
 
+def test_one_sentinel_that_answers_is_enough() -> None:
+    with create_server(("127.0.0.1", 0)) as sentinel:
+        check_reachable(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.getsockname()[1]}/main")
+
+
 @pytest.mark.parametrize(
     "url",
-    ["redis://me:secret@127.0.0.1:1/0", "unix://me@/no.sock?password=secret", "x://:secret@h", "redis://me:secret/1@h"],
+    [
+        "redis+sentinel://me:secret@127.0.0.1:1,127.0.0.1:1/main?sentinel_password=secret",
+        "redis://me:secret@127.0.0.1:1/0",
+        "unix://me@/no.sock?password=secret",
+        "x://:secret@h",
+        "redis://me:secret/1@h",
+    ],
 )
 def test_what_is_said_of_a_url_holds_no_password(url: str) -> None:
     with pytest.raises(NoServer) as refused:

@@ -1,0 +1,43 @@
+"""The log of events is written beside the event loop: nobody waits for a slow disk before too much waits for it, and
+one that fails ends the log and not the service."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from scheduler_service.core.types import Cancelled
+from scheduler_service.event_log import MOST_WAITING, EventLog
+
+FULL = Path("/dev/full")  # a file that cannot be written
+PIPE_BYTES = 1 << 16  # that a pipe holds at most, on Linux
+
+
+def log_events(log: EventLog, count: int) -> None:
+    for number in range(count):
+        log.event(float(number), Cancelled("a"))
+
+
+def test_a_disk_that_stands_still_holds_up_nobody_and_gets_every_line_in_order(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "events.jsonl")
+    disk = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    log = EventLog(path)
+    assert MOST_WAITING * len(b'{"now":0.0,"kind":"Cancelled","event":{"id":"a"}}\n') > 2 * PIPE_BYTES
+    log_events(log, MOST_WAITING)  # returns, though nothing is read
+    os.set_blocking(disk.fileno(), True)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.extend(disk))
+    reader.start()
+    log.close()
+    reader.join()
+    disk.close()
+    assert [float(line.split(b",")[0].split(b":")[1]) for line in read] == list(range(MOST_WAITING))
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
+def test_a_full_disk_ends_the_log_and_nobody_waits_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    log = EventLog(FULL)
+    log_events(log, 3 * MOST_WAITING)
+    log.close()
+    assert "No space left" in capsys.readouterr().out
