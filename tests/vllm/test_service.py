@@ -1,5 +1,5 @@
 """The whole service with workers whose engine is vLLM, on the real model in float32: the texts are those of vLLM
-undisturbed, whatever is paused, and whoever dies. It runs in our environment; LAPS_SD_VLLM_PYTHON names the other."""
+undisturbed, whatever is paused, and whoever dies. It runs in our environment, beside that of vLLM."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-if "LAPS_SD_VLLM_PYTHON" not in os.environ:
-    pytest.skip("LAPS_SD_VLLM_PYTHON does not name an interpreter with vLLM: make test-vllm", allow_module_level=True)
+if "LAPS_SD_TESTS_VLLM_PYTHON" not in os.environ:
+    pytest.skip("no interpreter with vLLM is named: make test-vllm", allow_module_level=True)
 
 import httpx2
 from tokenizers import Tokenizer
@@ -26,24 +26,24 @@ from worker_service.vllm_engine.promises import LOGIT_BIAS, STRUCTURE
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
-PYTHON = Path(os.environ.get("LAPS_SD_VLLM_PYTHON", ""))
+PYTHON = Path(os.environ["LAPS_SD_TESTS_VLLM_PYTHON"])
 MODEL = resolve("smollm2-135m")
 MODULE = "worker_service.vllm_engine"
 END = 2  # <|im_end|>
 ARGS = json.dumps({"enforce_eager": True, "max_model_len": 1024})
 PROMPTS = [
-    ("Explain photosynthesis to a child.", 60),
-    ("Write a Python function that reverses a string.", 60),
-    ("A train travels 60 km in 45 minutes. What is its speed in km/h?", 70),
-    ("def fibonacci(n):", 60),
-    ("What is the capital of France?", 24),
-    ("List the days of the week.", 40),
-    ("Repeat five times: the queue is short.", 50),
-    ("Translate 'good morning' into Spanish.", 16),
-    ("Who wrote Romeo and Juliet?", 24),
-    ("Count from 1 to 20, separated by commas.", 40),
-    ("Write a haiku about rivers.", 30),
-    ("If x + 3 = 10, what is x?", 40),
+    ("Explain photosynthesis to a child.", 28),
+    ("Write a Python function that reverses a string.", 28),
+    ("A train travels 60 km in 45 minutes. What is its speed in km/h?", 28),
+    ("def fibonacci(n):", 28),
+    ("What is the capital of France?", 12),
+    ("List the days of the week.", 16),
+    ("Repeat five times: the queue is short.", 16),
+    ("Translate 'good morning' into Spanish.", 8),
+    ("Who wrote Romeo and Juliet?", 12),
+    ("Count from 1 to 20, separated by commas.", 16),
+    ("Write a haiku about rivers.", 12),
+    ("If x + 3 = 10, what is x?", 16),
 ]
 
 
@@ -123,6 +123,13 @@ async def test_a_stop_string_ends_the_text_before_it(client: AsyncClient) -> Non
     assert "Wednesday" not in answer.text
 
 
+async def test_no_text_ends_before_its_least_tokens(client: AsyncClient, undisturbed: list[list[int]]) -> None:
+    prompt, shortest = next((PROMPTS[i][0], each) for i, each in enumerate(undisturbed) if each[-1] == END)
+    answer = await client.complete(tokens=encoded(prompt), max_tokens=60, min_tokens=len(shortest) + 4, temperature=0)
+    assert answer.token_ids[: len(shortest) - 1] == shortest[:-1]
+    assert len(answer.token_ids) >= len(shortest) + 4
+
+
 async def test_log_probabilities_are_those_of_the_tokens(client: AsyncClient) -> None:
     answer = await client.complete(tokens=encoded(PROMPTS[4][0]), max_tokens=12, temperature=0, logprobs=2)
     assert len(answer.logprobs) == len(answer.token_ids)
@@ -175,6 +182,7 @@ async def test_a_worker_killed_in_the_middle_changes_no_token(
     await answers[0].first.wait()
     await answers[2].first.wait()
     status = await client.status("again-2")
+    assert not status.finish_reason
     stack.child(MODULE, having=status.worker_id).kill()
     told = await asyncio.gather(*(answer.task for answer in answers))
     assert [answer.token_ids for answer in told] == undisturbed

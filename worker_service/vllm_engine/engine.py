@@ -14,7 +14,7 @@ from vllm.v1.request import RequestStatus
 from laps_sd_vllm.directed import Desired, Place, StepDone, StepRow
 from laps_sd_vllm.versions import Unsupported
 from worker_service.engine.stop import StopStrings
-from worker_service.engine.types import Admission, Finish, Held, Row, Run, StepResult
+from worker_service.engine.types import Admission, Finish, Held, Limits, Row, Run, Sampling, StepResult
 from worker_service.model_files import ModelError
 from worker_service.vllm_engine.request import EngineRequest, ask, logprobs, problem
 
@@ -85,6 +85,17 @@ class VllmEngine:
         self._scheduler.desired = Desired((), 0)
         self._scheduler.on_step = self._done.append
         self._scheduler.stops = self._stops
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """One request that draws, with log-probabilities and penalties: vLLM compiles what they need at their first
+        use, which may take longer than a step may."""
+        name, prompt = "rehearsal", [token % self.vocab_size for token in (1, 2, 3, 4)] * 8
+        sampling = Sampling(1.0, top_p=0.9, top_k=5, seed=1, presence_penalty=0.1, logprobs=1)
+        self.admit(Admission(name, 0, prompt, len(prompt), sampling, Limits(8, ignore_eos=True), salt=name))
+        while self.runnable(run := Run(name, self._max_draft, len(prompt))):
+            self.step([run], 1)
+        self.forget(name)
 
     def close(self) -> None:
         """End vLLM's own processes. The thread must have ended."""
@@ -201,13 +212,15 @@ class VllmEngine:
         return rows, places
 
     def _bound_prefill(self, places: Sequence[Place], slots: int) -> None:
-        """No request prefills more than its schedule says. vLLM knows one bound for all, so the least one counts, and
-        none for a request that is the only one it has."""
+        """No request prefills more than its schedule says. vLLM knows one bound for all, so the least one counts, none
+        for a request that is the only one it has, and none below the places of one request's drafts."""
         running = islice(
             (each for each in places if self._scheduler.runnable(each.request_id, each.prefill_tokens)), slots
         )
         bounds = [each.prefill_tokens for each in running if self._scheduler.prefill_owed(each.request_id)]
-        self._config.scheduler_config.long_prefill_token_threshold = min([*bounds, self._chunk])
+        self._config.scheduler_config.long_prefill_token_threshold = max(
+            min([*bounds, self._chunk]), 1 + self._max_draft
+        )
 
     def _turn(self) -> None:
         """Let vLLM go round until it tells of a step that did something, or has nothing under way."""
