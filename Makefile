@@ -41,7 +41,7 @@ REPLICAS ?= 1
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo demo-picture test test-doors test-stores test-engine test-compare test-faults test-failover sim-faults fuzz chaos soak \
+.PHONY: demo demo-picture test test-doors test-stores test-engine test-containers test-k8s test-compare test-faults test-failover sim-faults fuzz chaos soak \
     bench bench-quick bench-scheduler bench-engine bench-paper page-picture docs check lint lint-protos types architecture \
     protos protos-check protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
@@ -55,6 +55,8 @@ help:
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make test-failover  200 fail-overs of a Redis with Sentinels under load (45 minutes; FAILOVERS=... REPLICAS=0)"
 	@echo "make test-doors  other people's clients on a live stack, each in an environment of its own; fuzzing of HTTP"
+	@echo "make test-k8s  the manifests for Kubernetes: rendered by kubectl and validated (half a minute; no cluster)"
+	@echo "make test-containers  images built, the stack run in them, each container killed in mid-stream (docker or podman)"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
@@ -65,7 +67,7 @@ help:
 	@echo "make bench-quick  a first taste of it (five minutes), which proves nothing"
 	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/explanation/benchmarks.md (15 minutes; AGAINST=...)"
 	@echo "make bench-engine  the engine beside its peers: docs/explanation/engine.md (a quarter of an hour with PEERS=...)"
-	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/explanation/paper.md and its plots (25 minutes of one core)"
+	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/explanation/paper.md and its plots (30 minutes of one core)"
 	@echo "make wheels build the wheels of the service and of the client alone: dist"
 	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
 	@echo "make docs   the documentation as a site: build/site; first its tables are made anew"
@@ -143,6 +145,13 @@ test-faults: env
 test-failover: env
 	$(BIN)/python -m tests.scheduler.failover --failovers $(FAILOVERS) --replicas $(REPLICAS)
 
+test-k8s: env
+	$(BIN)/python -m pytest tests/k8s
+
+# Where no registry of images can be reached: STAND_IN=1 makes stand-ins of the bases (tests/containers/stand_in.py).
+test-containers: env
+	$(BIN)/python -m tests.containers
+
 sim-faults: env
 	$(BIN)/python -m tests.scheduler.faults --schedules $(SCHEDULES) --seed $(FIRST)
 	EXAMPLES=1000 $(BIN)/python -m pytest --timeout 3600 tests/scheduler/test_store_machine.py
@@ -153,6 +162,7 @@ fuzz: env
 bench-paper: env
 	@mkdir -p docs/paper
 	$(BIN)/python -m scheduler_service.sim.decision --json docs/paper/decision.json
+	$(BIN)/python -m scheduler_service.sim.worth
 	$(BIN)/python -m scheduler_service.sim.paper
 
 page-picture: env
@@ -186,7 +196,7 @@ architecture: env
 	$(BIN)/lint-imports
 
 compose-check: env
-	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml compose.gpu.yml
 
 audit: env
 	$(BIN)/python deploy/audit.py --strict

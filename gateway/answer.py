@@ -1,6 +1,7 @@
 """The figures of one answer while it streams, and how it ends. No text and no RPC live here."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ class Answer:
     ttft_s: float | None = None
     last: float = 0.0  # when tokens came, on the same clock
     tokens: int = 0
-    spec_decode: inference_pb2.SpecDecode = field(default_factory=inference_pb2.SpecDecode)
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)  # by drafted and accepted tokens
     ending: gateway_link_pb2.Ending | None = None
 
     def add(self, batch: Batch) -> None:
@@ -39,10 +40,8 @@ class Answer:
                 self.itl.observe(now - self.last)
             self.last = now
         self.tokens += len(batch.tokens)
-        for round in batch.rounds:
-            self.spec_decode.num_drafts += round.drafted > 0
-            self.spec_decode.num_draft_tokens += round.drafted
-            self.spec_decode.num_accepted_tokens += round.accepted
+        for _, drafted, accepted in batch.rounds:
+            self.rounds[drafted, accepted] += 1
         self.ending = batch.ending
         if batch.ending is None:
             return
@@ -64,10 +63,17 @@ class Answer:
         return inference_pb2.Final(
             finish_reason=self.ending.finish_reason,
             usage=inference_pb2.Usage(prompt_tokens=prompt_tokens, completion_tokens=self.tokens),
-            spec_decode=self.spec_decode,
+            spec_decode=self._spec_decode(),
             queue_time=duration(self.ending.queue_ms / 1000),
             preemptions=self.ending.preemptions,
             rounds=self.ending.rounds,
+        )
+
+    def _spec_decode(self) -> inference_pb2.SpecDecode:
+        return inference_pb2.SpecDecode(
+            num_drafts=sum(count for (drafted, _), count in self.rounds.items() if drafted),
+            num_draft_tokens=sum(drafted * count for (drafted, _), count in self.rounds.items()),
+            num_accepted_tokens=sum(accepted * count for (_, accepted), count in self.rounds.items()),
         )
 
     def summary(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from gateway.config import Settings
 from gateway.front import Front
 from gateway.http.access import Access
 from gateway.http.app import common_routes, make_app
+from gateway.http.errors import UNREADABLE
 from gateway.keys import Keys
 from gateway.link import Link
 from gateway.metrics import Metrics
@@ -98,6 +99,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             tls = settings.metrics_ssl_contexts()
             metrics_at = await ports.serve(metrics_app(front, metrics), settings.admin_host, settings.metrics_port, tls)
         grpc_at = address(settings.host, await server.start(settings.host, settings.grpc_port))
+        await server.start_health(settings.health_host, settings.health_port)
         if settings.admin_port is not None:
             admin_at = address(settings.admin_host, await admin.start(settings.admin_host, settings.admin_port))
         async with asyncio.TaskGroup() as tasks:  # if the link fails the gateway ends, and is started again
@@ -125,7 +127,7 @@ class Ports:
 
     async def serve(self, app: ASGIApp, host: str, port: int, tls_context: Callable[[], ssl.SSLContext] | None) -> str:
         """Serve it there. Returns HOST:PORT. Raises OSError if the port is taken."""
-        self._servers.append(server := HttpServer(app, host, port, tls_context=tls_context))
+        self._servers.append(server := HttpServer(app, host, port, tls_context=tls_context, unreadable=UNREADABLE))
         await server.start()
         return address(host, server.port)
 

@@ -15,14 +15,14 @@ from gateway.config import RETRY_AFTER_MS
 from protos import version
 from protos.errors import NotServing, from_code
 from protos.link.v1 import gateway_link_pb2, gateway_link_pb2_grpc
-from protos.serving import SILENT_S, Stream, channel, first_of
+from protos.serving import SILENT_S, Stream, channel, dialled, first_of
 from protos.tls import Tls
 from protos.v1 import inference_pb2, status_pb2
 
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 0.3
 START_S = 10.0  # services that start together find each other within this; a gateway that starts alone says so then
-GREETING_TIMEOUT_S = 5.0  # from dialling to the scheduler's first message
+GREETING_TIMEOUT_S = 5.0  # until the scheduler's first message
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 Answer = TypeVar("Answer")
@@ -147,6 +147,7 @@ class Connection:
             self._schedulers.rotate(-1)  # if it fails us now it is asked last
             try:
                 async with channel(scheduler, self._tls.channel_credentials()) as link:
+                    await _dialled(link)
                     return await self._converse(scheduler, gateway_link_pb2_grpc.GatewayLinkStub(link))
             except (LinkDown, grpc.aio.AioRpcError):
                 if not others:
@@ -187,6 +188,13 @@ class Connection:
             if not isinstance(message, gateway_link_pb2.ToGateway):
                 return  # the scheduler hung up
             await self._on_message(message)
+
+
+async def _dialled(link: grpc.aio.Channel) -> None:
+    try:
+        await dialled(link)
+    except TimeoutError:
+        raise LinkDown("the scheduler's port does not answer") from None
 
 
 async def _write(call: Call, upward: Upward) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from gateway.chunk import Round
 from gateway.stream_states import FLOW, LIFE, Act, Event, Flow, Life, Step, after
 from protos.errors import Lost, RequestError
 from protos.link.v1 import gateway_link_pb2 as pb
@@ -26,7 +27,7 @@ class Batch:
 
     start: int
     tokens: list[int] = field(default_factory=list)
-    rounds: list[types_pb2.Round] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     logprobs: list[types_pb2.Logprob] = field(default_factory=list)  # one for each token, or none at all
     ending: pb.Ending | None = None
 
@@ -42,8 +43,9 @@ class Batch:
             if uncounted <= 0:
                 self.rounds = self.rounds[number + 1 :]
                 break
-            self.rounds[number].tokens = min(self.rounds[number].tokens, uncounted)
-            uncounted -= self.rounds[number].tokens
+            kept = min(self.rounds[number].tokens, uncounted)
+            self.rounds[number] = self.rounds[number]._replace(tokens=kept)
+            uncounted -= kept
         return skipped
 
 
@@ -76,7 +78,10 @@ class Feed:
         self._ahead: int | None = None  # while FILLING: where the next token ahead is expected; None: anywhere
         self._batch = Batch(0)
         self._error: RequestError | None = None
-        self._wake = asyncio.Event()
+        # News for `take`, and who waits for them there: an asyncio.Event costs three times as much, for every chunk.
+        self._news = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._decided = asyncio.Event()  # the scheduler has acknowledged the request, or never will
         if accepted:
             self._decided.set()
@@ -112,24 +117,26 @@ class Feed:
         if not self.life.read:
             return self.on(Event.END) if delta.HasField("ending") else []
         messages: list[pb.FromGateway] = []
-        if ahead := delta.start > self.received:
-            messages = self._messages(self._jump(delta.start, delta.start + len(delta.tokens)))
-        elif new := delta.tokens[self.received - delta.start :]:
+        start = delta.start
+        if ahead := start > self.received:
+            messages = self._messages(self._jump(start, start + len(delta.tokens)))
+        elif new := delta.tokens[self.received - start :]:
             full = self.received + len(new) >= self._until or len(self._batch.tokens) + len(new) >= self._most
             if Act.KEEP in self._step(Step.FILL if full else Step.NEXT):
                 self._keep(new, delta)
         if delta.HasField("ending") and Act.KEEP in self._step(Step.END_AHEAD if ahead else Step.END):
             self._batch.ending = delta.ending
-            self._wake.set()
+            self._tell()
             messages += self.on(Event.END)
         return messages
 
     def _keep(self, new: Sequence[int], delta: pb.Delta) -> None:
         self._batch.tokens.extend(new)
-        self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
-        self._batch.rounds.append(types_pb2.Round(tokens=len(new), drafted=delta.drafted, accepted=delta.accepted))
+        if delta.HasField("logprobs"):
+            self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
+        self._batch.rounds.append(Round(len(new), delta.drafted, delta.accepted))
         self.received += len(new)
-        self._wake.set()
+        self._tell()
 
     def _jump(self, start: int, end: int) -> tuple[Act, ...]:
         """Tokens from `start` to `end` came, and those before `start` have not. While a follow is under way that is no
@@ -171,7 +178,7 @@ class Feed:
         """The client is told of the first such error, once it has taken what is in the buffer."""
         self._error = self._error or error
         self._decided.set()
-        self._wake.set()
+        self._tell()
 
     async def until_accepted(self) -> None:
         """Return once the request is durable. Raises RequestError if it never will be."""
@@ -181,20 +188,32 @@ class Feed:
 
     def want(self) -> list[pb.FromGateway]:
         """The client waits for more: if the buffer was full, there is room again."""
-        if self._batch.tokens or not (self.life.accepted and self.life.read):
+        if self.flow is Flow.FLOWING or self._batch.tokens or not (self.life.accepted and self.life.read):
             return []
         return self._messages(self._step(Step.DRAINED))
 
+    def _tell(self) -> None:
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     async def take(self) -> Batch:
-        """The next batch, with at least one token or the ending. Raises RequestError once the stream has failed."""
-        await self._wake.wait()
-        self._wake.clear()
+        """The next batch, with at least one token or the ending. One at a time may wait. Raises RequestError once the
+        stream has failed."""
+        if not self._news:
+            self._loop = self._loop or asyncio.get_running_loop()
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._news = False
         batch, self._batch = self._batch, Batch(self.received)
         if not batch.tokens and batch.ending is None:
             assert self._error is not None
             raise self._error
         if self._error is not None:
-            self._wake.set()
+            self._tell()
         return batch
 
     def drop(self) -> None:

@@ -180,13 +180,16 @@ class Front:
         most_s = self._settings.request_timeout_s
         return asyncio.get_running_loop().time() + (most_s if timeout_s is None else min(timeout_s, most_s))
 
-    async def cancel(self, request_id: str) -> None:
-        """End a request at once."""
+    async def cancel(self, request_id: str) -> bool:
+        """End a request at once. Returns whether there was anything to end: it was live."""
         if (feeds := self._link.feeds.get(_required_id(request_id))) is not None:
             _own(request_id, feeds[0].submit.tenant)
         else:
-            await self.get_request(inference_pb2.GetRequestRequest(request_id=request_id))
+            known = await self.get_request(inference_pb2.GetRequestRequest(request_id=request_id))
+            if known.request.state == status_pb2.REQUEST_STATE_FINISHED:
+                return False
         self._link.cancel(request_id)
+        return True
 
     async def get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.GetRequestResponse:
         """The state of one request of the caller's."""

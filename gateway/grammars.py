@@ -8,8 +8,8 @@ import random
 import resource
 import sys
 import time
+from collections.abc import Sequence
 
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MEMORY_BYTES = 4 << 30
@@ -27,17 +27,28 @@ def problem(tokenizer: LLTokenizer, grammar: str) -> str:
     for _ in range(WALK_TOKENS):
         if matcher.is_stopped():
             break
-        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        tokens = np.flatnonzero(bits)
-        if not len(tokens):
+        words = memoryview(matcher.compute_bitmask()).cast("I")
+        allowed = sum(map(int.bit_count, words))
+        if not allowed:
             return IMPOSSIBLE
-        matcher.consume_token(int(chosen.choice(tokens)))
+        matcher.consume_token(nth_bit(words, chosen.randrange(allowed)))
     if not matcher.is_error():
         return ""
     error = matcher.get_error()
     if error.startswith("NoExtension"):
         return IMPOSSIBLE
     return " ".join(error.removesuffix("<non-verbose/>").split())[:ERROR_CHARS]
+
+
+def nth_bit(words: Sequence[int], n: int) -> int:
+    """The position of the set bit with `n` set ones before it, of words of 32 bits, the lowest bit of each first."""
+    for i, word in enumerate(words):
+        if n < word.bit_count():
+            for _ in range(n):
+                word &= word - 1  # without its lowest set bit
+            return 32 * i + (word & -word).bit_length() - 1
+        n -= word.bit_count()
+    raise IndexError(n)
 
 
 def main() -> None:

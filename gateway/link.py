@@ -219,10 +219,12 @@ class Link:
             told = await _pause(told + 1)
         last = ""
         for count, delta in enumerate(message.deltas, 1):
-            for feed in self.feeds.get(delta.request_id, []).copy():
+            request_id = delta.request_id
+            for feed in tuple(self.feeds.get(request_id, ())):
                 self._put(feed, delta)
-            told, last = told + (delta.request_id != last), delta.request_id
-            told = await _pause(AT_ONCE if count % DELTAS_AT_ONCE == 0 else told)
+            told, last = told + (request_id != last), request_id
+            if told >= AT_ONCE or count % DELTAS_AT_ONCE == 0:
+                told = await _pause(AT_ONCE)
 
     def _put(self, feed: Feed, delta: gateway_link_pb2.Delta) -> None:
         if messages := feed.put(delta):

@@ -92,4 +92,4 @@ async def _relay(stream: Stream, context: Context) -> None:
     await context.send_initial_metadata(((REQUEST_ID_KEY, stream.request_id),))
     async for chunk in stream:
         async with stream.writing(chunk):
-            await context.write(chunk)
+            await context.write(chunk.message())

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from gateway.chunk import Chunk
+from gateway.detokenizer import TOKENS_AT_ONCE
 from gateway.feed import Feed
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.text import TextModel
 from protos.errors import BeyondEnd, DeadlinePassed, QueueFull
-from protos.v1 import inference_pb2
 
 
 class Stream:
@@ -50,7 +51,7 @@ class Stream:
         """Return once the request is durable. Raises RequestError if it never will be."""
         await self._feed.until_accepted()
 
-    async def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
         """The chunks; the last one has `final`. The text before `offset` is made too: the rest depends on it. Raises
         RequestError."""
         limits = self._feed.submit.limits
@@ -58,27 +59,23 @@ class Stream:
         while self.answer.ending is None:
             batch = await self._link.take(self._feed)
             self.answer.add(batch)
-            await detokenizer.push_in_turns(batch.skip(self._offset))
+            if batch.start < self._offset:
+                await detokenizer.push_in_turns(batch.skip(self._offset))
             if not batch.tokens and batch.ending is None:
                 continue
             if batch.start < self._offset:
                 raise BeyondEnd(f"offset: the answer ended at token {batch.start}, and {self._offset} is beyond it")
-            chunk = inference_pb2.GenerateResponse(
-                request_id=self.request_id,
-                text=await detokenizer.push_in_turns(batch.tokens),
-                token_ids=batch.tokens,
-                offset=batch.start,
-                rounds=batch.rounds,
-                logprobs=batch.logprobs,
-            )
+            few = len(batch.tokens) <= TOKENS_AT_ONCE
+            text = detokenizer.push(batch.tokens) if few else await detokenizer.push_in_turns(batch.tokens)
+            chunk = Chunk(self.request_id, text, batch.tokens, batch.start, batch.rounds, batch.logprobs)
             if batch.ending is not None:
                 chunk.text += detokenizer.finish()
-                chunk.final.CopyFrom(self.answer.final(self.prompt_tokens))
+                chunk.final = self.answer.final(self.prompt_tokens)
             yield chunk
         self._metrics.finished(self.answer, self.prompt_tokens)
 
     @asynccontextmanager
-    async def writing(self, chunk: inference_pb2.GenerateResponse) -> AsyncIterator[None]:
+    async def writing(self, chunk: Chunk) -> AsyncIterator[None]:
         """The block writes `chunk` to the client. While the client does not read, the transport takes no more and the
         block waits. If that lasts too long the stream is left. The client hears of it when it reads again: no error can
         overtake the chunk, and the chunk cannot be taken back. Raises QueueFull, or DeadlinePassed if the deadline

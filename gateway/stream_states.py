@@ -27,18 +27,15 @@ class Life(StrEnum):
     ENDED = "ended"
     FAILED = "failed"  # after the buffer the client is told an error
 
-    @property
-    def live(self) -> bool:
-        return self in LIFE
+    # Asked for each delta of each stream, so they are worked out once, in the constructor.
+    live: bool
+    accepted: bool
+    read: bool  # a client reads it, or would if there were anything
 
-    @property
-    def accepted(self) -> bool:
-        return self in (Life.ACCEPTED, Life.CANCELLING, Life.CLOSING)
-
-    @property
-    def read(self) -> bool:
-        """A client reads it, or would if there were anything."""
-        return self in (Life.SUBMITTED, Life.SUBMITTED_CANCELLING, Life.ACCEPTED, Life.CANCELLING)
+    def __init__(self, name: str) -> None:
+        self.live = name not in ("ended", "failed")
+        self.accepted = name in ("accepted", "cancelling", "closing")
+        self.read = name in ("submitted", "submitted_cancelling", "accepted", "cancelling")
 
 
 class Event(StrEnum):

@@ -1,6 +1,5 @@
 """Text to tokens and back, with the tokenizer and template of the workers' model. Knows neither requests nor RPC."""
 
-import asyncio
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from gateway.detokenizer import Detokenizer, byte_table
 from protos.link.v1 import common_pb2
-
-TOKENS_AT_ONCE = 64  # made into text in one turn of the event loop
-REPLACEMENT = "\ufffd"  # stands for bytes that are no character, or not a whole one yet
 
 
 class BadChat(ValueError):
@@ -48,6 +45,7 @@ class TextModel:
         # A request that does not fit is refused, never cut.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._bytes = byte_table(self._tokenizer)
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Token ids of a raw prompt, with the special tokens that the tokenizer's post-processing adds."""
@@ -77,125 +75,8 @@ class TextModel:
         """`special`: special tokens are shown, too."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=not special))
 
-    def detokenizer(self, stop: Sequence[str] = (), min_tokens: int = 0) -> "Detokenizer":
-        return Detokenizer(self._tokenizer, stop, min_tokens)
-
-
-class Detokenizer:
-    """Makes text of output tokens as they come. It never shows half a character, nor a stop string and what follows it.
-    A stop string that is complete before token number `min_tokens` does not count.
-
-    The library's own DecodeStream raises on bytes that are no UTF-8 (byte fallback), and sampled output may have some.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> None:
-        self._tokenizer = tokenizer
-        self._stop = StopCutter(stop)
-        self._min_tokens = min_tokens
-        self._token_ids: list[int] = []
-        self._decoded_chars = 0
-        self._context: list[
-            int
-        ] = []  # the tokens shown last: some tokens decode differently at the beginning of a text
-        self._context_chars = 0
-        self._fresh: list[int] = []
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        # Decoding costs more by the call than by the token, so the tokens of a round are decoded together where no stop
-        # string can end between them. Where they end within a character, those before it are shown all the same.
-        if len(token_ids) > 1 and not self._stop.strings:
-            held = len(self._fresh)
-            self._fresh.extend(token_ids)
-            if text := self._show():
-                self._token_ids.extend(token_ids)
-                return text
-            del self._fresh[held:]
-        return "".join(self._push(token_id) for token_id in token_ids)
-
-    async def push_in_turns(self, token_ids: Sequence[int]) -> str:
-        """As `push`. A thousand tokens take ten milliseconds, so the event loop has turns for others in between."""
-        text = []
-        for start in range(0, len(token_ids), TOKENS_AT_ONCE):
-            if start:
-                await asyncio.sleep(0)
-            text.append(self.push(token_ids[start : start + TOKENS_AT_ONCE]))
-        return "".join(text)
-
-    def _push(self, token_id: int) -> str:
-        self._token_ids.append(token_id)
-        self._fresh.append(token_id)
-        return self._stop.push(self._show(), armed=self._armed)
-
-    def _show(self) -> str:
-        """What the fresh tokens add to the text, if they end with a whole character."""
-        text = self._decode(self._context + self._fresh)
-        if len(text) <= self._context_chars or text.endswith(REPLACEMENT):
-            return ""  # a special token, or half a character
-        text = text[self._context_chars :]
-        self._context, self._fresh = self._fresh, []
-        self._context_chars = len(self._decode(self._context))
-        self._decoded_chars += len(text)
-        return text
-
-    def finish(self) -> str:
-        """The text withheld so far: half a character (as the replacement character), the beginning of a stop string."""
-        text = self._decode(self._token_ids)
-        return self._stop.push(text[self._decoded_chars :], armed=self._armed) + self._stop.flush()
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
-
-    @property
-    def _armed(self) -> bool:
-        return len(self._token_ids) >= self._min_tokens
-
-
-class StopCutter:
-    """Cuts a text at the stop string that is complete first; if two end at the same character, at the longer one. It
-    withholds an end of the text that may still become a stop string."""
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self.strings = tuple(stop)
-        self._withheld = ""
-        self._cut = False
-
-    def push(self, text: str, *, armed: bool = True) -> str:
-        """The text that may be shown by now. If not `armed`, stop strings that end in `text` do not count."""
-        if self._cut:
-            return ""
-        if not self.strings:
-            return text
-        old, self._withheld = len(self._withheld), self._withheld + text
-        if armed and (match := self._first_match(old)) is not None:
-            self._cut = True
-            return self._withheld[:match]
-        keep = self._longest_beginning()
-        shown, self._withheld = (
-            self._withheld[: len(self._withheld) - keep],
-            self._withheld[len(self._withheld) - keep :],
-        )
-        return shown
-
-    def flush(self) -> str:
-        withheld, self._withheld = self._withheld, ""
-        return "" if self._cut else withheld
-
-    def _first_match(self, old: int) -> int | None:
-        """Where a stop string begins that ends beyond the first `old` characters: of several, the first to end."""
-        matches = []
-        for stop in self.strings:
-            begin = self._withheld.find(stop, max(0, old - len(stop) + 1))
-            if begin >= 0:
-                matches.append((begin + len(stop), begin))
-        return min(matches)[1] if matches else None
-
-    def _longest_beginning(self) -> int:
-        """Length of the longest end of the withheld text with which some stop string begins, but is not whole."""
-        longest = max(len(stop) for stop in self.strings) - 1
-        for length in range(min(longest, len(self._withheld)), 0, -1):
-            if any(len(stop) > length and stop.startswith(self._withheld[-length:]) for stop in self.strings):
-                return length
-        return 0
+    def detokenizer(self, stop: Sequence[str] = (), min_tokens: int = 0) -> Detokenizer:
+        return Detokenizer(self._tokenizer, stop, min_tokens, self._bytes)
 
 
 def _environment() -> jinja2.Environment:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from laps_sd.client import AsyncClient, BadInput, Chunk, Collector, Completion, RequestError
 from laps_sd.interrupt import INTERRUPTED
+from laps_sd.reach import LISTENS_S, listens
 
 Ask = Callable[[AsyncClient], AsyncIterator[Chunk]]
 
@@ -20,9 +21,17 @@ Ask = Callable[[AsyncClient], AsyncIterator[Chunk]]
 def show(
     server: str, api_key: str | None, ca: Path | None, ask: Ask, *, as_json: bool, stats: bool, after: str = ""
 ) -> None:
-    """Prints the answer to stdout. `after`: printed to stderr after Ctrl-C. Raises typer.Exit."""
+    """Prints the answer to stdout. `after`: the request outlives a pause of the service, and Ctrl-C, after which this
+    is printed to stderr. Raises typer.Exit."""
+
+    async def answer(client: AsyncClient) -> AsyncIterator[Chunk]:
+        if after:  # the client itself would wait for half a minute
+            await listens(server, api_key, ca, LISTENS_S)
+        async for chunk in ask(client):
+            yield chunk
+
     try:
-        completion = asyncio.run(_stream(AsyncClient(server, api_key=api_key, ca=ca), ask, echo=not as_json))
+        completion = asyncio.run(_stream(AsyncClient(server, api_key=api_key, ca=ca), answer, echo=not as_json))
     except RequestError as error:
         hint = " (use --raw for a model without a chat template)" if _lacks_template(error) else ""
         typer.echo(f"laps-sd: {error.code.name}: {error.message}{hint}", err=True)
@@ -81,6 +90,8 @@ def _print_stats(completion: Completion) -> None:
         "preemptions": str(completion.preemptions),
     }
     table = Table(show_header=False, box=None)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, value)
     Console(stderr=True).print(table)

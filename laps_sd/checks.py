@@ -40,8 +40,12 @@ def check_machine(options: Options) -> None:
         raise Wrong("--certs", f"{options.certs} is no directory; `laps-sd certs` makes one")
     if options.metrics_targets is not None and not os.access(options.metrics_targets.absolute().parent, os.W_OK):
         raise Wrong("--metrics-targets", f"{options.metrics_targets} cannot be written")
+    if options.redis is not None:
+        _check_redis(options.redis)
     _check_policy(options)
     _check_model(options.model)
+    if options.devices > 1:
+        _check_shares(options.model, options.devices)
     if options.drafter not in DRAFTERS:
         _check_drafter(Path(options.drafter))
     if options.engine == "vllm":
@@ -100,6 +104,27 @@ def _check_model(model: str) -> None:
             raise ModelError(f"{model!r} does not exist, and is neither {', '.join(CATALOGUE)} nor OWNER/NAME of a hub")
     except (ModelError, OSError) as error:
         raise Wrong("--model", str(error)) from None
+
+
+def _check_redis(url: str) -> None:
+    from laps_sd.redis_server import NoServer, check_reachable
+
+    try:
+        check_reachable(url)
+    except NoServer as error:
+        raise Wrong("--redis", str(error)) from None
+
+
+def _check_shares(model: str, devices: int) -> None:
+    """Whether the devices can share the model's heads of keys and values, as far as that is known before the model is
+    there."""
+    from worker_service.catalogue import CATALOGUE  # these are light
+    from worker_service.model_files import kv_heads
+
+    path = Path(model).expanduser()
+    heads = CATALOGUE[model].kv_heads if model in CATALOGUE else kv_heads(path) if path.is_dir() else None
+    if heads is not None and heads % devices:
+        raise Wrong("--devices", f"{devices} devices cannot share the {heads} heads of keys and values of {model}")
 
 
 def _check_drafter(folder: Path) -> None:

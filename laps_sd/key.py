@@ -46,7 +46,9 @@ def list_keys(file: KeysFile) -> None:
     from gateway.keys import read_entries
     from laps_sd import terminal
 
-    table = Table("id", "tenant", "rights", "comment", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("id", "tenant", "rights", "comment"):
+        table.add_column(title, overflow="fold")
     try:
         for id, (entry, comment) in read_entries(file.read_text()).items():
             table.add_row(id, entry.caller.tenant, ",".join(sorted(entry.caller.rights)), comment)

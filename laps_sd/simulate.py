@@ -13,7 +13,7 @@ import typer
 from laps_sd import machine, terminal
 from laps_sd.draft_len import parse_draft_len
 from laps_sd.outputs import writable
-from scheduler_service.predictor import PredictorKind, make_predictor
+from scheduler_service.predictor import PredictorKind, lacks, make_predictor
 from scheduler_service.sim.costs import StepCosts
 
 if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
@@ -26,6 +26,10 @@ if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
 
 SYNTHETIC = "synthetic"
 MOST_MS = 1e6  # for each --t-... flag
+TITLES = (
+    *("policy", "ended", "failed", "mean s", "rel.", "median s", "p99 s"),
+    *("ttft s", "p99 ttft", "p99 pause", "paused"),
+)
 
 
 def simulate(
@@ -82,6 +86,8 @@ def simulate(
         draft = parse_draft_len(draft_len, MOST_DRAFT)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--draft-len") from None
+    if missing := lacks(predictor):
+        raise typer.BadParameter(missing, param_hint="--predictor")
     fleet = SimFleet(
         slots=slots,
         workers=workers,
@@ -130,7 +136,8 @@ def _jobs(workload: str, fleet: "SimFleet", seed: int) -> "Sequence[Job]":
     kind, _, settings = workload.partition(":")
     if kind == SYNTHETIC:
         return generate(parse_synthetic(settings), seed, fleet)
-    return with_acceptance(read_workload(Path(workload)), max(1, fleet.reference_draft), seed)
+    jobs = read_workload(Path(workload), note=partial(typer.echo, err=True))
+    return with_acceptance(jobs, max(1, fleet.reference_draft), seed)
 
 
 def _policies(names: str, settings: Sequence[str], jobs: "Sequence[Job]", draft_len: int) -> "dict[str, Policy]":
@@ -176,15 +183,28 @@ def _advance(bar: "Progress", task: "TaskID", ended: int) -> None:
     bar.update(task, completed=ended)
 
 
-def _print(results: dict[str, dict[str, float]]) -> None:
-    from rich.table import Table
+# Columns of the table: what is never left out has rank 0 (tables.py).
+_RANKS = {
+    "policy": 0,
+    "ended": 6,
+    "failed": 7,
+    "mean s": 0,
+    "rel.": 1,
+    "median s": 8,
+    "p99 s": 2,
+    "ttft s": 9,
+    "ttft p99": 4,
+    "pause p99": 5,
+    "paused": 3,
+}
 
-    table = Table(box=None, header_style="bold")
-    for title in ("policy", "ended", "failed", "mean s", "rel.", "median s", "p99 s", "ttft s", "paused"):
-        table.add_column(title, justify="left" if title == "policy" else "right")
+
+def _print(results: dict[str, dict[str, float]]) -> None:
+    from laps_sd.tables import Column, FittedTable
+
     first = next(iter(results.values()))["mean_e2el_ms"] or 1.0
-    for name, row in results.items():
-        table.add_row(
+    rows = [
+        (
             name,
             f"{row['completed']:.0f}",
             f"{row['failed']:.0f}",
@@ -193,6 +213,11 @@ def _print(results: dict[str, dict[str, float]]) -> None:
             f"{row['median_e2el_ms'] / 1e3:.2f}",
             f"{row['p99_e2el_ms'] / 1e3:.2f}",
             f"{row['mean_ttft_ms'] / 1e3:.2f}",
+            f"{row['p99_ttft_ms'] / 1e3:.2f}",
+            f"{row['p99_pause_ms'] / 1e3:.2f}",
             f"{row['preemptions_per_request']:.2f}",
         )
+        for name, row in results.items()
+    ]
+    table = FittedTable([Column(title, rank, left=title == "policy") for title, rank in _RANKS.items()], rows)
     terminal.console().print(table)

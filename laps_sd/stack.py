@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -122,6 +122,7 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
     with (
         tempfile.TemporaryDirectory(prefix="laps-sd-") as folder,
         own_redis(options, Path(folder)) as (redis_url, redis),
+        ExitStack() as parts,
     ):
         scheduler = ",".join(f"{HOST}:{port}" for port in ports[: options.schedulers])
         services = [
@@ -130,7 +131,8 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
             gateway_command(options, grpc_port, http_port, scheduler),
         ]
         if options.metrics_targets is not None:
-            services = with_metrics(services, ports[options.schedulers :], options.metrics_targets)
+            services, told = with_metrics(services, ports[options.schedulers :])
+            parts.enter_context(targets.written(options.metrics_targets, told))
         commands = [*redis, *services]
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
         stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit)
@@ -246,13 +248,13 @@ def _further(options: Options, service: str) -> dict[str, str]:
     return {name: value for name, value in told.items() if name not in os.environ}
 
 
-def with_metrics(services: Sequence[Command], ports: Sequence[int], file: Path) -> list[Command]:
-    """The same services, each with a port for its metrics. `file` tells Prometheus which one has which."""
-    targets.write(file, [(command.name, f"{HOST}:{port}") for command, port in zip(services, ports, strict=True)])
+def with_metrics(services: Sequence[Command], ports: Sequence[int]) -> tuple[list[Command], list[tuple[str, str]]]:
+    """The same services, each with a port for its metrics; and the name of each with its HOST:PORT."""
+    pairs = list(zip(services, ports, strict=True))
+    told = [(command.name, f"{HOST}:{port}") for command, port in pairs]
     return [
-        replace(command, arguments=[*command.arguments, "--metrics-port", str(port)])
-        for command, port in zip(services, ports, strict=True)
-    ]
+        replace(command, arguments=[*command.arguments, "--metrics-port", str(port)]) for command, port in pairs
+    ], told
 
 
 def _tls(options: Options, service: str) -> list[str]:

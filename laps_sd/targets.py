@@ -3,8 +3,20 @@ here."""
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def written(path: Path, targets: Iterable[tuple[str, str]]) -> Iterator[None]:
+    """The file is there while the block runs, and then no more: nobody is to scrape ports that others may have by
+    then."""
+    write(path, targets)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def write(path: Path, targets: Iterable[tuple[str, str]]) -> None:

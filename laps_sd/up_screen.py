@@ -27,6 +27,7 @@ _ORDER = list(PHASES)
 _NOT_REPEATED = ("service", "level", "event", "timestamp", "words")
 _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
 PROMPT = "Why is the sky blue?"
+MAX_TOKENS = 128  # without it an answer may fill what is left of the context
 _LONGEST = 100  # characters of one value of an entry
 
 
@@ -106,7 +107,7 @@ def _short(value: Any) -> str:
 def how_to_use(options: Options, model: str, grpc: str, http: str) -> list[str]:
     """Where the service is reached, and commands to copy."""
     url = f"{'https' if options.certs else 'http'}://{http}"
-    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}]}
+    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS}
     curl = ["curl", f"{url}/v1/chat/completions", "-H", "content-type: application/json", "-d", json.dumps(body)]
     generate = ["laps-sd", "generate", PROMPT]
     if grpc != f"{HOST}:{Options().grpc_port}":

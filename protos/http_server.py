@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -20,6 +20,7 @@ KEEP_ALIVE_S = 60  # the same between two requests
 HEADER_BYTES = 64 << 10  # of one request, before its body
 BACKLOG = 1024
 MAX_CONNECTIONS = 8192
+BODY = "laps_sd.body"  # among a scope's extensions: its Body
 
 
 class HttpServer:
@@ -27,16 +28,23 @@ class HttpServer:
     here, so its protocol alone is used."""
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, *, tls_context: Callable[[], ssl.SSLContext] | None = None
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        tls_context: Callable[[], ssl.SSLContext] | None = None,
+        unreadable: bytes = b'"this is no request of HTTP/1.1"',
     ) -> None:
-        """Port 0: any. `tls_context` gives the context for each handshake; None: plaintext. Raises OSError if the port
-        is taken."""
+        """Port 0: any. `tls_context` gives the context for each handshake; None: plaintext. `unreadable`: JSON, the
+        body of the 400 for bytes that are no request. Raises OSError if the port is taken."""
         self._socket = _bind(host.strip("[]"), port)
         self.port = int(self._socket.getsockname()[1])
         self._tls_context = tls_context
+        self._unreadable = unreadable
         self._state = ServerState()
         self._config = uvicorn.Config(
-            app,
+            _with_body(app),
             http=_Protocol,
             ws="none",
             lifespan="off",
@@ -54,7 +62,7 @@ class HttpServer:
         """Returns once it accepts connections."""
 
         def protocol() -> asyncio.Protocol:
-            return _Protocol(self._config, self._state, app_state={})
+            return _Protocol(self._config, self._state, self._unreadable)
 
         context = self._tls_context and _renewed(self._tls_context)
         self._server = await asyncio.get_running_loop().create_server(
@@ -81,9 +89,48 @@ class HttpServer:
             connection.transport.abort()
 
 
+class Body:
+    """The body of an answer without a length, once its head is out: written straight to the transport, in chunks (RFC
+    9112, 7.1). The app's middleware and ASGI's messages cost more than that, and say nothing but at head and end."""
+
+    def __init__(self, cycle: Any) -> None:
+        """`cycle`: uvicorn's, of the request that is answered."""
+        self._transport: asyncio.Transport = cycle.transport
+        self._flow = cycle.flow
+        self._chunked = cycle.scope["http_version"] == "1.1"  # else the end of the connection ends it
+
+    @property
+    def waits(self) -> bool:
+        """Whether the client is behind with its reading: more is to wait."""
+        return bool(self._flow.write_paused)
+
+    def write(self, data: bytes) -> None:
+        """`data` must not be empty. Where the client has gone nothing happens."""
+        if not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+
+def _with_body(app: ASGIApp) -> ASGIApp:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["extensions"] = {BODY: Body(send.__self__)}  # type: ignore[attr-defined]  # a method of the cycle
+        await app(scope, receive, send)
+
+    return call
+
+
 class _Protocol(H11Protocol):
     """Closes a connection over which no request begins, and one too many. uvicorn itself waits for ever for the first
     request, for the rest of one that has begun to come, and for the rest of a body after its answer."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, unreadable: bytes) -> None:
+        super().__init__(config, state, app_state={})
+        self._unreadable = unreadable
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            self.transport.write(head % len(self._unreadable) + b"connection: close\r\n\r\n" + self._unreadable)
+        self.transport.close()
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

@@ -6,8 +6,9 @@ from typing import Literal, TypeAlias
 
 from protos.link.v1.gateway_link_pb2 import Submit
 
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-ID_RULE = "must have 1 to 128 characters: letters, digits and . _ : -"
+MOST_ID_CHARS = 128
+REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MOST_ID_CHARS}}}")
+ID_RULE = f"must have 1 to {MOST_ID_CHARS} characters: letters, digits and . _ : -"
 Field: TypeAlias = Literal["timeout_s", "model_fingerprint", "prompt", "input_digest", "traceparent"]
 OF_AN_ATTEMPT: tuple[Field, ...] = ("timeout_s", "model_fingerprint")
 

@@ -24,6 +24,8 @@ from protos.errors import BadInput, RequestError
 MAX_METADATA_BYTES = 16 << 10
 LOST_CANCEL_S = 0.2
 BEAT_S = 1.0  # a scheduler sends something on each link at least this often
+DIAL_S = 2.0  # until a port answers
+MAX_PROBES = 64  # calls at a time on a port for health alone
 SILENT_S = 5.0  # a scheduler that sends nothing for this long hangs or was stopped: the link counts as broken
 
 
@@ -55,6 +57,15 @@ def channel(
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options(max_message_bytes))
     return grpc.aio.secure_channel(target, credentials, options=options(max_message_bytes))
+
+
+async def dialled(link: grpc.aio.Channel) -> None:
+    """Returns once the peer's port has answered or refused; a call then tells which. Raises TimeoutError if neither
+    comes within DIAL_S: the machine is gone, or its process hangs."""
+    undecided = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+    async with asyncio.timeout(DIAL_S):
+        while (state := link.get_state(try_to_connect=True)) in undecided:
+            await link.wait_for_state_change(state)
 
 
 In_co = TypeVar("In_co", covariant=True)
@@ -95,6 +106,7 @@ class Server:
         self._credentials = credentials
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        self._probed: grpc.aio.Server | None = None
         if reflect:
             names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self.grpc)
@@ -102,19 +114,27 @@ class Server:
     async def start(self, host: str, port: int) -> int:
         """Bind and serve. Returns the port, which the system chose if `port` is 0. Raises OSError if the port is
         taken."""
-        try:
-            bound = self._bind(address(host, port))
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address(host, port)}: {error}") from error
+        bound = _bind(self.grpc, address(host, port), self._credentials)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self.set_ready(False)
         await self.grpc.start()
         return bound
 
-    def _bind(self, address: str) -> int:
-        if self._credentials is None:
-            return int(self.grpc.add_insecure_port(address))
-        return int(self.grpc.add_secure_port(address, self._credentials))
+    async def start_health(self, host: str, port: int | None) -> int | None:
+        """A further port that tells the same health in plaintext, and nothing else: who probes a container or a pod has
+        no certificate. Port None: none. Returns the port. Raises OSError if it is taken."""
+        if port is None:
+            return None
+        probed = grpc.aio.server(
+            options=options(PUBLIC_MESSAGE_BYTES) + list(stranger_options(MAX_PROBES).items()),
+            interceptors=[WellFormed()],
+            maximum_concurrent_rpcs=MAX_PROBES,
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, probed)
+        bound = _bind(probed, address(host, port), None)
+        await probed.start()
+        self._probed = probed
+        return bound
 
     async def set_ready(self, ready: bool) -> None:
         """What the health check says about every service of this port."""
@@ -127,6 +147,16 @@ class Server:
         """Calls that run may end within `grace_s` seconds; then they are cancelled."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
+        if self._probed is not None:
+            await self._probed.stop(0)
+
+
+def _bind(server: grpc.aio.Server, at: str, credentials: grpc.ServerCredentials | None) -> int:
+    """Raises OSError if the port is taken."""
+    try:
+        return int(server.add_insecure_port(at) if credentials is None else server.add_secure_port(at, credentials))
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {at}: {error}") from error
 
 
 class WellFormed(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed

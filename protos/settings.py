@@ -8,7 +8,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp
 
-from protos.bounds import LogLevel
+from protos.bounds import LogLevel, Port
 from protos.channels import is_loopback as is_loopback
 from protos.tls import Tls
 
@@ -20,6 +20,10 @@ class ServiceSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to bind to; other than loopback: needs authentication")
     tls: Tls = Field(default_factory=Tls, description="mutual TLS with the other services")
+    health_host: str = Field("127.0.0.1", description="address of --health-port, which needs no authentication")
+    health_port: Port | None = Field(
+        None, description="grpc.health.v1 in plaintext and nothing else, for probes; 0: any free one"
+    )
     insecure: bool = Field(False, description="bind where others can connect, unauthenticated: closed networks only")
     reflection: bool = Field(True, description="serve the interface's description to anybody who asks")
     log_level: LogLevel = "info"

@@ -78,6 +78,7 @@ async def serve(settings: Settings) -> None:
     server.grpc.add_generic_rpc_handlers((FormerLinks(),))
     async with stop_signals() as stopping:
         port = await server.start(settings.host, settings.port)
+        await server.start_health(settings.health_host, settings.health_port)
         structlog.get_logger().info("listening", host=settings.host, port=port, standby=settings.standby)
         tasks: list[Callable[[], Awaitable[object]]] = [
             stopping.wait,

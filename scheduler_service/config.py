@@ -10,7 +10,7 @@ from protos.bounds import DraftLen, Port
 from protos.settings import ServiceSettings, is_loopback
 from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.core.types import Bounds
-from scheduler_service.predictor import PredictorKind
+from scheduler_service.predictor import PredictorKind, lacks
 from scheduler_service.store import connection
 from scheduler_service.tenants import read_terms
 
@@ -46,7 +46,9 @@ class Settings(ServiceSettings):
     namespace: str = Field("laps-sd", pattern=r"^[A-Za-z0-9._-]+$", description="prefix of every key in Redis")
     policy: str = "default"
     policy_set: list[str] = Field(default=[], description="name=value, as often as needed")
-    predictor: PredictorKind = Field(PredictorKind.ONLINE, description="of output lengths and acceptance, or none")
+    predictor: PredictorKind = Field(
+        PredictorKind.ONLINE, validate_default=True, description="of output lengths and acceptance, or none"
+    )
     draft_len: DraftLen | Literal["auto"] = Field(
         4, description="tokens proposed per round; auto: as many as pay, by request and round"
     )
@@ -97,6 +99,13 @@ class Settings(ServiceSettings):
         if file is not None:
             read_terms(file)
         return file
+
+    @field_validator("predictor")
+    @classmethod
+    def _can_learn(cls, kind: PredictorKind) -> PredictorKind:
+        if missing := lacks(kind):
+            raise ValueError(missing)
+        return kind
 
     @field_validator("redis_password_file", "redis_sentinel_password_file")
     @classmethod

@@ -28,6 +28,7 @@ _TIMES = {
     "request_decode_time_seconds": ("decode_time", "From the first token to the end, pauses included"),
     "request_inference_time_seconds": ("inference_time", "From the first round to the end: prefill and decode"),
     "request_paused_time_seconds": ("paused_time", "How long a request that began did not run until its end"),
+    "request_longest_pause_seconds": ("longest_pause", "The longest single pause of a request that began; 0: none"),
     "request_predicted_over_true_length": (
         "predicted_over_true",
         "Output tokens predicted at submission over those that came; without requests that max_tokens cut",

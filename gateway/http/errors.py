@@ -67,6 +67,9 @@ TABLE: dict[type[RequestError], Told] = {
     Failed: Told(500, "server_error", "internal_error"),
 }
 
+# Of what no request caused.
+CODES = {404: "not_found", 405: "method_not_allowed"}
+
 
 def told(error: RequestError) -> Told:
     """The entry of the error's class, or of the nearest class above it."""
@@ -91,8 +94,12 @@ def response(error: RequestError) -> JSONResponse:
     return JSONResponse(body(error), how.status, headers)
 
 
-def plain(status: int, message: str, code: str) -> JSONResponse:
-    """For what no request caused: a path or a method that is not there."""
+def plain(status: int, message: str) -> JSONResponse:
+    """For what no request caused: a path or a method that is not there, bytes that are no request."""
+    code = CODES.get(status, "invalid_value")
     return JSONResponse(
         {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}, status
     )
+
+
+UNREADABLE = bytes(plain(400, "the bytes that came are no request of HTTP/1.1").body)

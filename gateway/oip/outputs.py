@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
+from gateway.chunk import Chunk
 from gateway.oip.request import Asked
 from gateway.text import TextModel
 from protos.errors import Cancelled
-from protos.v1 import inference_pb2, types_pb2
+from protos.v1 import types_pb2
 
 _REASONS = {types_pb2.FINISH_REASON_STOP: b"stop", types_pb2.FINISH_REASON_LENGTH: b"length"}
 
@@ -21,12 +22,12 @@ class Outputs:
         self._logprobs: list[dict[str, Any]] = []
         self._tokens, self._reason = 0, b""
 
-    def add(self, chunk: inference_pb2.GenerateResponse) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Raises Cancelled if the answer ends that way: it is neither whole nor at its length."""
         self._text.append(chunk.text)
         self._tokens += len(chunk.token_ids)
         self._logprobs += map(self._logprob, chunk.token_ids, chunk.logprobs)
-        if chunk.HasField("final"):
+        if chunk.final is not None:
             self.final = True
             if chunk.final.finish_reason not in _REASONS:
                 raise Cancelled("the request was cancelled")

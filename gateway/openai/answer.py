@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.chunk import Chunk
 from gateway.openai.choice import Choice
 from protos.times import seconds
-from protos.v1.inference_pb2 import GenerateResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,14 @@ class Answer:
         choices = [choice.whole() for choice in self.choices]
         return self._object(kind, choices) | self.end(usage=True)
 
-    def events(self, index: int, chunk: GenerateResponse, *, usage: bool = False) -> list[dict[str, Any]]:
+    def events(self, index: int, chunk: Chunk, *, usage: bool = False) -> list[dict[str, Any]]:
         """The events of one chunk of a choice. `usage`: each has the usage so far."""
         said = self.choices[index].events(chunk)
         return [self._event([choice]) | ({"usage": self.usage()} if usage else {}) for choice in said]
+
+    def text_event(self, choice: Choice) -> dict[str, Any]:
+        """An event, behind the first one, that adds an empty text."""
+        return self._event([choice.text_entry()])
 
     def last_event(self) -> dict[str, Any]:
         """After the end of all choices, for clients that want the usage."""
@@ -52,8 +56,8 @@ class Answer:
     def usage(self) -> dict[str, Any]:
         """The details are OpenAI's names for drafts that were accepted, and that were not."""
         output = sum(choice.tokens for choice in self.choices)
-        accepted = sum(choice.accepted for choice in self.choices)
-        drafted = sum(choice.drafted for choice in self.choices)
+        made = [choice.speculation() for choice in self.choices]
+        accepted, drafted = sum(each.accepted for each in made), sum(each.drafted for each in made)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": output,
@@ -83,20 +87,19 @@ class Answer:
         }
 
     def _speculation(self) -> dict[str, Any]:
-        steps = sum(choice.steps for choice in self.choices)
-        drafted = sum(choice.drafted for choice in self.choices)
-        accepted = sum(choice.accepted for choice in self.choices)
-        longest = max(len(choice.histogram) for choice in self.choices)
+        made = [choice.speculation() for choice in self.choices]
+        steps, drafted = sum(each.steps for each in made), sum(each.drafted for each in made)
+        accepted, longest = sum(each.accepted for each in made), max(len(each.histogram) for each in made)
         return {
             "mean_acceptance_length": round(1 + accepted / steps, 4) if steps else None,
             "draft_acceptance_rate": round(accepted / drafted, 4) if drafted else None,
             "acceptance_histogram": [
-                sum(choice.histogram[i] for choice in self.choices if i < len(choice.histogram)) for i in range(longest)
+                sum(each.histogram[i] for each in made if i < len(each.histogram)) for i in range(longest)
             ],
             "num_spec_steps": steps,
             "num_accepted_draft_tokens": accepted,
             "num_draft_tokens": drafted,
-            "num_spec_tokens": max(choice.longest_draft for choice in self.choices),
+            "num_spec_tokens": max(each.longest_draft for each in made),
         }
 
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 Pure: it gets chunks, and words what is said of them."""
 
 import time
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
+from gateway.chunk import Chunk
 from gateway.openai import logprobs
 from gateway.openai.token_bytes import TokenBytes
 from protos.errors import Cancelled
 from protos.v1 import types_pb2
-from protos.v1.inference_pb2 import Final, GenerateResponse
+from protos.v1.inference_pb2 import Final
 
 _REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
 MOST_ACCEPTED = 256  # the histogram has no more places; nobody drafts so many
@@ -35,6 +38,27 @@ class Call:
         return text
 
 
+@dataclass(slots=True)
+class Speculation:
+    """`steps` drafted `drafted` tokens in all, of which `accepted` were; `histogram`: steps by how many of their tokens
+    were."""
+
+    histogram: list[int]
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    longest_draft: int = 0
+
+    def add(self, drafted: int, accepted: int, count: int) -> None:
+        """So many steps that drafted and accepted that."""
+        self.histogram += [0] * (accepted + 1 - len(self.histogram))
+        self.histogram[accepted] += count
+        self.steps += count
+        self.drafted += drafted * count
+        self.accepted += accepted * count
+        self.longest_draft = max(self.longest_draft, drafted)
+
+
 class Choice:
     """`index`: its place in the answer. `echo`: what goes before its text. `functions`: it calls one of them."""
 
@@ -50,35 +74,48 @@ class Choice:
     ) -> None:
         self.index = index
         self.final: Final | None = None
-        self.tokens = self.steps = self.drafted = self.accepted = self.longest_draft = 0
-        self.histogram: list[int] = []  # steps by how many of their drafted tokens were accepted
+        self.tokens = 0
+        self._rounds: Counter[tuple[int, int]] = Counter()  # by drafted and accepted tokens
         self.first_s: float | None = None
         self.last_s = 0.0
         self._request_id, self._chat, self._of = request_id, chat, of
         self._text = [echo] if echo else []
         self._unsaid = echo  # goes with the first event
+        self._begun = False  # the first event is said
         self._call = Call(functions) if functions else None
         self._called = False
         self._role = {"role": "assistant"}  # goes with the first event
         self._logprobs: dict[str, Any] | None = None
         self._for_completion = logprobs.ForCompletion(of)
 
-    def take(self, chunk: GenerateResponse) -> None:
+    def take(self, chunk: Chunk) -> None:
         """Of a plain answer. Raises Cancelled."""
         self._count(chunk)
         self._text.append(chunk.text)
         self._keep(self._said_logprobs(chunk))
 
-    def events(self, chunk: GenerateResponse) -> list[dict[str, Any]]:
+    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
         """What a stream says of it, as entries of `choices`. Raises Cancelled."""
         self._count(chunk)
         said = []
         if chunk.token_ids or chunk.text or self._unsaid:
             text, self._unsaid = self._unsaid + chunk.text, ""
             said.append(self._entry(text, self._said_logprobs(chunk), None))
+            self._begun = True
         if self.final is not None:
             said.append(self._entry("", None, self._reason()))
         return said
+
+    def adds_text(self, chunk: Chunk) -> bool:
+        """Whether a stream says nothing of it but its text, as `text_entry` has it. If so it is counted."""
+        if not self._begun or self._call is not None or chunk.logprobs or chunk.final is not None:
+            return False
+        self._count(chunk)
+        return True
+
+    def text_entry(self) -> dict[str, Any]:
+        """An entry of a stream, behind its first, that adds an empty text."""
+        return self._entry("", None, None)
 
     def whole(self) -> dict[str, Any]:
         """Once it has ended."""
@@ -128,7 +165,7 @@ class Choice:
         reason = _REASONS[self.final.finish_reason]
         return "tool_calls" if self._call is not None and reason == "stop" else reason
 
-    def _said_logprobs(self, chunk: GenerateResponse) -> dict[str, Any] | None:
+    def _said_logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
         if not chunk.logprobs:
             return None
         if self._chat:
@@ -143,30 +180,30 @@ class Choice:
             if values is not None:
                 self._logprobs[name].extend(values)
 
-    def _count(self, chunk: GenerateResponse) -> None:
+    def _count(self, chunk: Chunk) -> None:
         if chunk.token_ids:
             self.last_s = time.monotonic()
             self.first_s = self.first_s or self.last_s
         self.tokens += len(chunk.token_ids)
-        for round in chunk.rounds:
-            if round.drafted:
-                self._count_round(round)
-        if chunk.HasField("final"):
+        for _, drafted, accepted in chunk.rounds:
+            self._rounds[drafted, accepted] += 1
+        if chunk.final is not None:
             if chunk.final.finish_reason not in _REASONS:
                 raise Cancelled("the request was cancelled")
-            self._tell_of_all(chunk.final)
+            self.final, self.tokens = chunk.final, chunk.final.usage.completion_tokens
 
-    def _tell_of_all(self, final: Final) -> None:
-        """A stream that was resumed saw only a part of the answer."""
-        self.final, spec = final, final.spec_decode
-        self.tokens = final.usage.completion_tokens
-        self.steps, self.drafted, self.accepted = spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens
-
-    def _count_round(self, round: types_pb2.Round) -> None:
-        accepted = min(round.accepted, MOST_ACCEPTED)
-        self.histogram += [0] * (accepted + 1 - len(self.histogram))
-        self.histogram[accepted] += 1
-        self.steps += 1
-        self.drafted += round.drafted
-        self.accepted += round.accepted
-        self.longest_draft = max(self.longest_draft, round.drafted)
+    def speculation(self) -> Speculation:
+        """What drafts came to. A stream that was resumed saw the rounds of only a part of the answer, but its end tells
+        of all."""
+        made = Speculation(histogram=[])
+        for (drafted, accepted), count in self._rounds.items():
+            if drafted:
+                made.add(drafted, min(accepted, MOST_ACCEPTED), count)
+        if self.final is not None:
+            told = self.final.spec_decode
+            made.steps, made.drafted, made.accepted = (
+                told.num_drafts,
+                told.num_draft_tokens,
+                told.num_accepted_tokens,
+            )
+        return made

@@ -25,9 +25,16 @@ def _whole(value: Any) -> Any:
 WHOLE = BeforeValidator(_whole)  # behind the bounds: so they are in the OpenAPI document
 Count = Annotated[int, Field(ge=0, le=UINT32), WHOLE]
 Positive = Annotated[int, Field(ge=1, le=UINT32), WHOLE]
-TokenId = Annotated[int, Field(ge=0, le=UINT32), WHOLE]
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read no further than the first wrong one: there may be 500,000
+
+
+def _all_whole(value: Any) -> Any:
+    """As _whole, for a long list: no function of Python's is called for each item unless one is such a number."""
+    return [_whole(each) for each in value] if isinstance(value, list) and float in set(map(type, value)) else value
+
+
+TokenIds = Annotated[Items[Annotated[int, Field(ge=0, le=UINT32)]], BeforeValidator(_all_whole)]
 
 
 class Body(BaseModel):
@@ -151,7 +158,7 @@ class Chat(Generation):
 class Completion(Generation):
     """POST /v1/completions. Without max_tokens an answer has 16 tokens at most, as OpenAI's and vLLM's."""
 
-    prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
+    prompt: str | Items[str] | TokenIds | Items[TokenIds]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     echo: bool = Field(False, description="the prompt goes before the answer; not with logprobs")
 
@@ -199,7 +206,7 @@ class Detokenize(Body):
     """POST /detokenize."""
 
     model: str
-    tokens: Items[TokenId]
+    tokens: TokenIds
 
 
 # Fields that would change the answer, each with the values that ask for nothing.
@@ -214,7 +221,6 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
-    "echo": (False,),
     "function_call": (),
     "functions": ([],),
     "guided_choice": (),

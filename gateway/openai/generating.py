@@ -11,15 +11,16 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.chunk import Chunk
 from gateway.front import Front
 from gateway.http import errors
 from gateway.openai import sse, token_bytes
 from gateway.openai.answer import Answer
 from gateway.openai.choice import Choice
+from gateway.openai.frames import Frames
 from gateway.openai.request import Asked
 from gateway.stream import Stream
 from protos.errors import REQUEST_ID_KEY, BadInput, RequestError
-from protos.v1.inference_pb2 import GenerateResponse
 
 
 class Generating:
@@ -34,7 +35,7 @@ class Generating:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with sse.while_connected(receive):
             if self._asked.stream:
-                await self._streamed(send)
+                await self._streamed(scope, send)
             else:
                 body = to_json(await self._whole())
                 await Response(body, 200, self._headers, "application/json")(scope, receive, send)
@@ -50,8 +51,8 @@ class Generating:
             await _at_once(streams, take)
         return answer.whole()
 
-    async def _streamed(self, send: Send) -> None:
-        out = sse.Events(send, self._headers)
+    async def _streamed(self, scope: Scope, send: Send) -> None:
+        out = sse.Events(scope, send, self._headers)
         try:
             async with self._open as streams, out.kept_alive():
                 answer = self._answer(streams)
@@ -65,21 +66,25 @@ class Generating:
 
     async def _relay(self, out: sse.Events, answer: Answer, streams: Sequence[Stream]) -> None:
         asked, live = self._asked, len(streams)
-        only = live == 1
+        only, frames = live == 1, [Frames(answer, index) for index in range(live)]
 
-        def place(chunk: GenerateResponse) -> int | None:
+        def place(chunk: Chunk) -> int | None:
             """For a client that means to come back: where a resumed stream would go on."""
             return chunk.offset + len(chunk.token_ids) if asked.detached and only else None
 
         async def relay(index: int, stream: Stream) -> None:
             nonlocal live
             async for chunk in stream:
-                events = answer.events(index, chunk, usage=asked.continuous_usage)
-                live -= chunk.HasField("final")
-                if not live and not asked.include_usage:
-                    events[-1] |= answer.end(usage=asked.continuous_usage)
-                async with stream.writing(chunk):
-                    await out.write(b"".join(sse.event(each, place(chunk)) for each in events))
+                said = None if asked.continuous_usage else frames[index].frame(chunk, place(chunk))
+                if said is None:
+                    events = answer.events(index, chunk, usage=asked.continuous_usage)
+                    live -= chunk.final is not None
+                    if not live and not asked.include_usage:
+                        events[-1] |= answer.end(usage=asked.continuous_usage)
+                    said = b"".join(sse.event(each, place(chunk)) for each in events)
+                if not out.put(said):
+                    async with stream.writing(chunk):
+                        await out.write(said)
 
         await _at_once(streams, relay)
 

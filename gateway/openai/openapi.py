@@ -11,11 +11,12 @@ from gateway.openai.fields import UINT32, Body, Chat, Completion, Detokenize, Re
 
 _REFERENCE = "#/components/schemas/{model}"
 _REQUEST_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-_ERRORS = {
+ERRORS = {
     "400": "a field is wrong, not supported, or the context too short: error.param names it",
     "401": "no API key, or none that is known",
     "403": "the key lacks the right",
-    "404": "no such model or request",
+    "404": "no such model, request or path",
+    "405": "the path does not take this method: allow",
     "409": "another request has this id",
     "413": "the body is too long",
     "416": "the answer has fewer tokens than the offset",
@@ -89,7 +90,7 @@ def _operation(path: str, summary: str, kind: type[Body] | None, errors: tuple[s
     refused = {"schema": {"$ref": _REFERENCE.format(model="Error")}}
     answers: dict[str, Any] = {"200": {"description": "the answer"}}
     for status in sorted({*errors, "401", "403", "413", "503"}):
-        answers[status] = {"description": _ERRORS[status], "content": {"application/json": refused}}
+        answers[status] = {"description": ERRORS[status], "content": {"application/json": refused}}
     operation: dict[str, Any] = {"summary": summary, "responses": answers}
     if kind is not None:
         schema = {"$ref": _REFERENCE.format(model=kind.__name__)}

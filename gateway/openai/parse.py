@@ -2,23 +2,27 @@
 that names the field, and repeats none of what was sent but names of fields that we know. Nothing is served here."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, from_json
 
 from gateway.http.errors import Unsupported
-from gateway.openai.fields import ACCEPTED, REFUSED, REFUSED_RESPONSES, Body, Generation, Responses
+from gateway.openai.fields import ACCEPTED, REFUSED, REFUSED_RESPONSES, Body, Chat, Completion, Generation, Responses
 from protos.errors import BadInput
 
 SomeBody = TypeVar("SomeBody", bound=Body)
+ANSWERING: tuple[type[Body], ...] = (Chat, Completion, Responses)
+BOM = b"\xef\xbb\xbf"  # some programs begin every UTF-8 text with it
 HINTS = {"priority": "send `class`: interactive, default or batch", "guided": "send `structured_outputs`"}
 
 
 def parse(kind: type[SomeBody], raw: bytes) -> SomeBody:
     """Raises BadInput. Nesting is bounded by the JSON library, size by the port."""
     try:
-        given = from_json(raw, allow_inf_nan=False)
+        given = from_json(raw.removeprefix(BOM), allow_inf_nan=False)
     except ValueError as error:
         raise BadInput("body", f"no JSON: {error}") from None
     if not isinstance(given, dict):
@@ -36,17 +40,25 @@ def unknown(body: Body) -> list[str]:
     return [name for name in body.model_extra or () if name not in known]
 
 
+@cache
 def _refused(kind: type[Body]) -> Mapping[str, tuple[Any, ...]]:
-    if issubclass(kind, Generation):
-        return REFUSED
-    return REFUSED_RESPONSES if issubclass(kind, Responses) else {}
+    """Fields that would change the answer, and that this kind of body does not have, with the values that ask for
+    nothing: those that nobody serves, and those of the other endpoints that answer."""
+    if kind not in ANSWERING:
+        return {}
+    refused: dict[str, tuple[Any, ...]] = {}
+    for other in ANSWERING:
+        for name, field in _fields(other).items():
+            refused[name] = (*refused.get(name, ()), field.default)
+    refused |= {"tool_choice": ("none", "auto")}  # without tools
+    refused |= REFUSED if issubclass(kind, Generation) else REFUSED_RESPONSES
+    return {name: values for name, values in refused.items() if name not in _fields(kind)}
 
 
 def _refuse(kind: type[Body], given: dict[str, Any]) -> None:
     """Raises Unsupported for a field that would change the answer."""
     refused = _refused(kind)
-    own = {field.alias or name for name, field in kind.model_fields.items()}
-    for name in refused.keys() & given.keys() - own:
+    for name in refused.keys() & given.keys():
         value = given[name]
         asks_nothing = value is None or value in refused[name] or (name == "best_of" and value == given.get("n", 1))
         if not asks_nothing:
@@ -80,8 +92,8 @@ def _path(location: Iterable[int | str]) -> str:
     return path
 
 
-def _names(kind: type[Body]) -> set[str]:
-    return {field.alias or name for name, field in kind.model_fields.items()}
+def _fields(kind: type[Body]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in kind.model_fields.items()}
 
 
 def _kinds(kind: type[Body]) -> Iterable[type[Body]]:
@@ -90,4 +102,4 @@ def _kinds(kind: type[Body]) -> Iterable[type[Body]]:
         yield from _kinds(below)
 
 
-_NAMES = frozenset(name for kind in _kinds(Body) for name in _names(kind))
+_NAMES = frozenset(name for kind in _kinds(Body) for name in _fields(kind))

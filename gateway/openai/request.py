@@ -9,6 +9,7 @@ from gateway.http.errors import Unsupported
 from gateway.openai import formats
 from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message
 from protos.errors import BadInput
+from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
 from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Chat as Messages
 from protos.v1.inference_pb2 import ChatMessage, GenerateRequest, TokenIds
@@ -119,7 +120,7 @@ def _asked(
             request.CopyFrom(common)
             fill(request)
             alone = len(inputs) * body.n == 1
-            request.request_id = request_id if alone else f"{request_id}-{len(requests)}"
+            request.request_id = request_id if alone else _id_of(len(requests), request_id)
             if body.seed is not None:
                 request.seed = _seed(body.seed, choice)
             requests.append(request)
@@ -147,6 +148,16 @@ def _asked(
             "structure": structure_field,
         },
     )
+
+
+def _id_of(answer: int, request_id: str) -> str:
+    """The id of one of several answers: the body's, and which it is. Where that is longer than an id may be, a digest
+    stands for the end of the body's."""
+    id = f"{request_id}-{answer}"
+    if len(id) <= MOST_ID_CHARS or not REQUEST_ID.fullmatch(request_id):
+        return id
+    digest = hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest()
+    return f"{request_id[: MOST_ID_CHARS - 40]}-{digest}-{answer}"
 
 
 def _max_tokens(body: Generation, *, chat: bool) -> int | None:

@@ -26,7 +26,7 @@ class Responding:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with sse.while_connected(receive):
             if self._body.stream:
-                await self._streamed(send)
+                await self._streamed(scope, send)
             else:
                 async with self._open as (stream,):
                     answer = self._answer(stream)
@@ -35,15 +35,16 @@ class Responding:
                 said = HttpResponse(to_json(answer.whole()), 200, self._headers, "application/json")
                 await said(scope, receive, send)
 
-    async def _streamed(self, send: Send) -> None:
-        out, answer = sse.Events(send, self._headers), None
+    async def _streamed(self, scope: Scope, send: Send) -> None:
+        out, answer = sse.Events(scope, send, self._headers), None
         try:
             async with self._open as (stream,), out.kept_alive():
                 answer = self._answer(stream)
                 async for chunk in stream:
                     events = b"".join(sse.event(said, kind=said["type"]) for said in answer.events(chunk))
-                    async with stream.writing(chunk):
-                        await out.write(events)
+                    if not out.put(events):
+                        async with stream.writing(chunk):
+                            await out.write(events)
             await out.write(b"", more=False)
         except RequestError as error:
             if answer is None or not out.begun:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from gateway.chunk import Chunk
 from gateway.http.errors import Unsupported
 from gateway.openai import request
 from gateway.openai.fields import Chat, InputItem, Responses, TextFormat
 from protos.errors import BadInput, Cancelled
 from protos.v1 import types_pb2
-from protos.v1.inference_pb2 import Final, GenerateResponse
+from protos.v1.inference_pb2 import Final
 
 _STATUS = {types_pb2.FINISH_REASON_STOP: "completed", types_pb2.FINISH_REASON_LENGTH: "incomplete"}
 _TEXTS = ("input_text", "output_text")
@@ -77,15 +78,15 @@ class Response:
         self._final: Final | None = None
         self._events = 0
 
-    def take(self, chunk: GenerateResponse) -> None:
+    def take(self, chunk: Chunk) -> None:
         """Of a plain answer. Raises Cancelled."""
         self._texts.append(chunk.text)
-        if chunk.HasField("final"):
+        if chunk.final is not None:
             if chunk.final.finish_reason not in _STATUS:
                 raise Cancelled("the request was cancelled")
             self._final = chunk.final
 
-    def events(self, chunk: GenerateResponse) -> list[dict[str, Any]]:
+    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
         """What a stream says of it. Raises Cancelled."""
         return [self.event(kind, **said) for kind, said in self._said(chunk)]
 
@@ -93,7 +94,7 @@ class Response:
         self._events += 1
         return {"type": f"response.{kind}" if kind != "error" else kind, "sequence_number": self._events - 1, **said}
 
-    def _said(self, chunk: GenerateResponse) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _said(self, chunk: Chunk) -> Iterator[tuple[str, dict[str, Any]]]:
         begins = not self._texts
         self.take(chunk)
         item = {"output_index": 0, "item_id": f"msg_{self._id}", "content_index": 0}

@@ -1,6 +1,7 @@
 """The paths of the OpenAI-compatible API: each reads a body, asks the front, and answers. What fields mean and what
 answers look like is said elsewhere."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from gateway.text import TextModel
 from protos.errors import BadInput, Cancelled, UnknownModel, UnknownRequest
 from protos.v1.inference_pb2 import GetRequestRequest
 
+THREAD_ABOVE_BYTES = 16 << 10  # longer bodies are parsed in a thread; shorter ones take less than a turn of the loop
 SomeBody = TypeVar("SomeBody", bound=Body)
 
 
@@ -95,8 +97,8 @@ class Doors:
         return _json(own.status(answer.request))
 
     async def cancel(self, asked: Request) -> Response:
-        await self._front.cancel(await self._id(asked))
-        return _json({"id": asked.path_params["id"], "object": "request", "cancelled": True})
+        cancelled = await self._front.cancel(await self._id(asked))
+        return _json({"id": asked.path_params["id"], "object": "request", "cancelled": cancelled})
 
     async def resume(self, asked: Request) -> Generating:
         """The rest of a stream, as events of a chat or, with `as=completion`, of a completion."""
@@ -129,7 +131,8 @@ class Doors:
             raw = await asked.body()
         except ClientDisconnect:
             raise Cancelled("the client hung up before its body was whole") from None
-        body = parse(kind, raw)
+        # A megabyte of JSON takes tens of milliseconds, in which others have their turns.
+        body = parse(kind, raw) if len(raw) <= THREAD_ABOVE_BYTES else await asyncio.to_thread(parse, kind, raw)
         if ignored := unknown(body):
             self._metrics.ignored_fields[asked.url.path] += len(ignored)
         return body

@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic_core import to_json
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
+
+from protos.http_server import BODY, Body
 
 KEEP_ALIVE_S = 10.0
 DONE = b"data: [DONE]\n\n"
@@ -22,24 +24,43 @@ _HEADERS = {
 
 def event(data: Mapping[str, Any], id: int | None = None, kind: str = "") -> bytes:
     """With an id or a kind only where clients expect it: simple ones think that an event begins with `data: `."""
-    said = to_json(data)
-    for raw, escaped in _LINE_ENDS.items():
-        said = said.replace(raw, escaped)
+    said = json(data)
     name = b"" if id is None else b"id: %d\n" % id
     if kind:
         name += b"event: %s\n" % kind.encode()
     return name + b"data: " + said + b"\n\n"
 
 
+def json(data: object) -> bytes:
+    """JSON of one line, in whatever way lines are split."""
+    said = to_json(data)
+    if not said.isascii():
+        for raw, escaped in _LINE_ENDS.items():
+            said = said.replace(raw, escaped)
+    return said
+
+
 class Events:
     """A response that begins with its first event, so that an error before it can still have a status of its own."""
 
-    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+    def __init__(self, scope: Scope, send: Send, headers: Mapping[str, str]) -> None:
         self.begun = False
+        self._body: Body | None = scope.get("extensions", {}).get(BODY)
+        self._headed = False  # the head is out
+        self._loop = asyncio.get_running_loop()
         self._send = send
         self._headers = [(name.encode(), value.encode()) for name, value in (_HEADERS | dict(headers)).items()]
         self._writing = asyncio.Lock()
-        self._written_s = asyncio.get_running_loop().time()
+        self._written_s = self._loop.time()
+
+    def put(self, events: bytes) -> bool:
+        """Write them, unless that would have to wait. Returns whether they are written."""
+        if not self._headed or self._body is None or self._body.waits:
+            return False
+        if events:
+            self._body.write(events)
+        self._written_s = self._loop.time()
+        return True
 
     async def write(self, events: bytes, *, more: bool = True) -> None:
         """Returns once the transport has taken them. `more`: these are not the last ones."""
@@ -48,7 +69,8 @@ class Events:
                 self.begun = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
             await self._send({"type": "http.response.body", "body": events, "more_body": more})
-            self._written_s = asyncio.get_running_loop().time()
+            self._headed = True
+            self._written_s = self._loop.time()
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
@@ -60,10 +82,9 @@ class Events:
             beating.cancel()
 
     async def _beat(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._written_s + KEEP_ALIVE_S - loop.time())
-            if loop.time() >= self._written_s + KEEP_ALIVE_S:
+            await asyncio.sleep(self._written_s + KEEP_ALIVE_S - self._loop.time())
+            if self._loop.time() >= self._written_s + KEEP_ALIVE_S:
                 await self.write(_KEEP_ALIVE)
 
 

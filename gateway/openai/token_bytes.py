@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway.detokenizer import BYTE_OF
 from gateway.text import TextModel
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -51,7 +52,7 @@ class TokenBytes:
         if token is None:
             return b""
         if self._byte_level:
-            return b"".join(_BYTE_OF.get(character, b"") for character in token)
+            return bytes(BYTE_OF[character] for character in token if character in BYTE_OF)
         if self._spaced:
             byte = _BYTE.fullmatch(token)
             return bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
@@ -66,14 +67,3 @@ def of_model(model: TextModel) -> TokenBytes:
 
 def _parts(decoder: dict[str, Any]) -> list[dict[str, Any]]:
     return [decoder, *(part for inner in decoder.get("decoders", ()) for part in _parts(inner))]
-
-
-def _byte_of() -> dict[str, bytes]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from 256 on, in order."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    named = {chr(byte): bytes([byte]) for byte in printable}
-    return named | {chr(256 + i): bytes([byte]) for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_of()

@@ -77,7 +77,7 @@ async def _lines(stream: Stream) -> AsyncIterator[str]:
     try:
         async for chunk in stream:
             rounds = [[one.tokens, one.drafted, one.accepted] for one in chunk.rounds]
-            more = {"final": _final(chunk.final)} if chunk.HasField("final") else {}
+            more = {"final": _final(chunk.final)} if chunk.final is not None else {}
             yield _line(text=chunk.text, rounds=rounds, **more)
     except RequestError as error:
         yield _line(**errors.body(error))

@@ -189,6 +189,7 @@ def _request(record: Record, planned: Planned, recording: Recording) -> dict[str
         "due_s": round(record.due_s, 6),
         "ttft_ms": round(1e3 * record.ttft_s, 3),
         "e2el_ms": round(1e3 * record.e2el_s, 3),
+        "pause_ms": round(1e3 * record.pause_s, 3),
         "input_tokens": record.input_tokens,
         "output_tokens": record.output_tokens,
         "max_tokens": planned.max_tokens,

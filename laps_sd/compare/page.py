@@ -183,6 +183,7 @@ def render(
         others={cell["name"]: cell["ratios"] for cell in arrivals["cells"]} if arrivals else {},
         draws=arrivals["draws"] if arrivals else 0,
         names=[name for name in dict.fromkeys(every) if name not in (BASE, OURS)],
+        pauses=any("pause_ms" in row for cell in summary["cells"] for row in cell["policies"].values()),
         repeated=any(row["repetitions"] > 1 for cell in summary["cells"] for row in cell["policies"].values()),
         sources=SOURCES,
         ours=OURS,

@@ -4,42 +4,40 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 
 from laps_sd.compare.design import BASE
 from laps_sd.compare.replay import ORACLE
 from laps_sd.compare.summary import sentences, span
+from laps_sd.tables import Column, FittedTable
 
 
 def shown(summary: Mapping[str, Any]) -> Group:
     return Group(*(table(cell) for cell in summary["cells"]), *sentences(summary))
 
 
-def table(cell: Mapping[str, Any]) -> Table:
-    title = f"{cell['name']}: {cell['requests']} requests a policy"
-    drawn = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left")
-    for name in HEADINGS:
-        drawn.add_column(name, justify="left" if name == "policy" else "right")
-    for row in rows(cell):
-        drawn.add_row(*row)
-    return drawn
+def table(cell: Mapping[str, Any]) -> Group:
+    columns = [Column(name, rank, left=name == "policy") for name, rank in HEADINGS.items()]
+    return Group(f"{cell['name']}: {cell['requests']} requests a policy", FittedTable(columns, list(rows(cell))))
 
 
-HEADINGS = (
-    "policy",
-    "mean ms",
-    "p50",
-    "p95",
-    "p99",
-    "ttft ms",
-    "over fcfs (95 %)",
-    "simulated",
-    "simulated ms",
-    "at equal speed",
-    "paused",
-    "busy",
-    "idle",
-)
+# What a narrow terminal leaves out first has the highest rank (tables.py).
+HEADINGS = {
+    "policy": 0,
+    "mean ms": 0,
+    "p50": 7,
+    "p95": 8,
+    "p99": 2,
+    "ttft ms": 6,
+    "ttft p99": 4,
+    "pause p99": 5,
+    "over fcfs (95 %)": 1,
+    "simulated": 10,
+    "simulated ms": 11,
+    "at equal speed": 9,
+    "paused": 3,
+    "busy": 12,
+    "idle": 13,
+}
 
 
 def rows(cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".format) -> Iterator[list[str]]:
@@ -48,7 +46,8 @@ def rows(cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".f
         yield [
             name,
             *(duration(row["e2el_ms"][kind]) for kind in ("mean", "p50", "p95", "p99")),
-            duration(row["ttft_ms"]["mean"]),
+            *(duration(row["ttft_ms"][kind]) for kind in ("mean", "p99")),
+            duration(row["pause_ms"]["p99"]) if "pause_ms" in row else "",
             "1" if name == BASE else span(row) if "ratio" in row else "",
             f"{row['predicted_ratio']:.3f}" if "ratio" in row else "",
             duration(row["predicted_mean_ms"]),
@@ -58,6 +57,9 @@ def rows(cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".f
             f"{row['idle_share']:.1%}",
         ]
     if oracle := cell["oracle"]:
-        empty = [""] * 6
-        ratio = f"{oracle['predicted_ratio']:.3f}"
-        yield [ORACLE, *empty, "", duration(oracle["predicted_mean_ms"]), ratio, "", "", ""]
+        known = {
+            "policy": ORACLE,
+            "simulated": f"{oracle['predicted_ratio']:.3f}",
+            "simulated ms": duration(oracle["predicted_mean_ms"]),
+        }
+        yield [known.get(heading, "") for heading in HEADINGS]

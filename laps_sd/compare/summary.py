@@ -85,6 +85,7 @@ def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Map
         "e2el_ms": times_ms(e2el),
         "quantiles_ms": quantiles_ms(e2el),
         "ttft_ms": times_ms(_latencies(runs, "ttft_ms", every)),
+        **_pauses(runs, every),
         "e2el_ms_by_kind": by_kind(e2el, kinds),
         "output_throughput": means.fmean(run["results"]["output_throughput"] for run in runs.values()),
         "preemptions_per_request": means.fmean(run["results"]["preemptions_per_request"] for run in runs.values()),
@@ -103,6 +104,12 @@ def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Map
         predicted, predicted_base = (math.fsum(simulated[each][r] for r in shared) for each in (name, BASE))
         row["predicted_ratio"] = predicted / predicted_base
     return row
+
+
+def _pauses(runs: Runs, repetitions: Sequence[int]) -> dict[str, Any]:
+    """The longest pause of each request; nothing of runs that were made before it was noted."""
+    noted = all("pause_ms" in row for each in repetitions for row in runs[each]["requests"])
+    return {"pause_ms": times_ms(_latencies(runs, "pause_ms", repetitions))} if noted else {}
 
 
 def _at_equal_speed(base: Runs, policies: Sequence[str], costs: StepCosts, draft_len: int) -> dict[str, float]:

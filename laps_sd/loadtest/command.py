@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,8 +74,9 @@ def loadtest(
     temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Of one request.")] = 600.0,
     ready_s: Annotated[
-        float, typer.Option(min=0.001, help="How long a server that is not ready is waited for.")
-    ] = 60.0,
+        float | None,
+        typer.Option(min=0.001, help="A server that is not ready is waited for. Default: 60, or 5 if nothing listens."),
+    ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Requests at the start that no figure counts.")] = 0,
     slo: Annotated[
         list[str] | None, typer.Option(metavar="NAME:MS", help="ttft, tpot or e2el, for goodput; repeatable.")
@@ -108,7 +110,8 @@ def loadtest(
     from laps_sd.loadtest.plan import Planned, arrivals, clipped, plan, rescaled
     from laps_sd.loadtest.results import detail, parse_slos, summarise
     from laps_sd.loadtest.show import LATE, table
-    from laps_sd.loadtest.target import Refused, Server
+    from laps_sd.loadtest.target import READY_S, Refused, Server
+    from laps_sd.reach import LISTENS_S
 
     if workload is None and rate is None and concurrency is None:
         raise typer.BadParameter("give --workload, --rate or --concurrency", param_hint="--rate")
@@ -146,7 +149,8 @@ def loadtest(
         api_key=api_key,
         ca=str(ca) if ca else None,
         timeout_s=timeout_s,
-        ready_s=ready_s,
+        ready_s=ready_s or READY_S,
+        listens_s=ready_s or LISTENS_S,
         chat=not raw,
         temperature=temperature,
     )
@@ -197,7 +201,8 @@ def _jobs(
         jobs = own(requests or REQUESTS, seed)
         return jobs if max_tokens is None else [replace(job, max_tokens=max_tokens) for job in jobs]
     try:
-        jobs = read_workload(workload, arrivals=rate is None and concurrency is None, lengths=False)
+        timed = rate is None and concurrency is None
+        jobs = read_workload(workload, arrivals=timed, lengths=False, note=partial(typer.echo, err=True))
     except WorkloadError as error:
         raise typer.BadParameter(str(error), param_hint="--workload") from None
     if requests is None:

@@ -58,6 +58,11 @@ class Record:
         return [after[0] - before[0] for before, after in zip(self.outputs, self.outputs[1:], strict=False)]
 
     @property
+    def pause_s(self) -> float:
+        """The longest gap between two streamed outputs; 0 if there were fewer than two."""
+        return max(self.itls_s, default=0.0)
+
+    @property
     def lateness_s(self) -> float:
         """How much later than allowed it was sent: the driver's fault, not the server's."""
         return self.sent_s - self.free_s

@@ -1,7 +1,8 @@
 """The figures of a load test, with the names and definitions of `vllm bench serve`. Prints nothing.
 
 Two differences, both of which make latencies longer: they count from the time when a request was due, not when it was
-sent; and the time that a request waits because of the cap on concurrency counts.
+sent; and the time that a request waits because of the cap on concurrency counts. One figure is ours: `pause`, the
+longest gap between two outputs of each request.
 """
 
 from collections import Counter
@@ -68,6 +69,7 @@ def summarise(records: Sequence[Record], slos: Mapping[str, float], *, ours: boo
         **times_ms("ttft", (r.ttft_s for r in done)),
         **times_ms("tpot", (tpot_s for r in done if (tpot_s := r.tpot_s) is not None)),
         **times_ms("itl", (gap_s for r in done for gap_s in r.itls_s)),
+        **times_ms("pause", (r.pause_s for r in done)),
         **e2el,
         **times_ms("client_queue", (r.free_s - r.due_s for r in done)),
         **(_speculation(done) if ours else {}),
@@ -83,6 +85,7 @@ def detail(record: Record) -> dict[str, Any]:
         "ttft_ms": 1e3 * record.ttft_s,
         "tpot_ms": None if record.tpot_s is None else 1e3 * record.tpot_s,
         "e2el_ms": 1e3 * record.e2el_s,
+        "pause_ms": 1e3 * record.pause_s,
     }
 
 

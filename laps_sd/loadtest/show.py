@@ -18,7 +18,13 @@ LATE = "the driver fell behind its schedule: these figures are not the server's.
 KINDS = ("mean", "median", "std", "p90", "p99")
 LEAVES = {"mean": 0, "p99": 0, "median": 1, "p90": 2, "std": 3}  # the highest leaves a narrow terminal first
 TITLE_WIDTH = 22
-TITLES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between outputs", "e2el": "latency"}
+TITLES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "between outputs",
+    "pause": "longest pause",
+    "e2el": "latency",
+}
 
 
 class Bar:
@@ -71,8 +77,8 @@ def table(results: Mapping[str, Any]) -> Group:
         [[title, *(f"{results[f'{kind}_{name}_ms']:,.1f}" for kind in KINDS)] for name, title in TITLES.items()],
     )
     rest = Table(box=None, show_header=False, pad_edge=False)
-    rest.add_column(min_width=TITLE_WIDTH)
-    rest.add_column()
+    rest.add_column(min_width=TITLE_WIDTH, overflow="fold")
+    rest.add_column(overflow="fold")
     for title, value in figures(results).items():
         rest.add_row(title, value)
     return Group(times, "", rest)

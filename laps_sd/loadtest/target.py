@@ -11,7 +11,9 @@ from typing import Any, Self
 from laps_sd.client import HTTPS, AsyncClient, RequestError
 from laps_sd.loadtest.plan import Planned, Words
 from laps_sd.loadtest.record import Record
+from laps_sd.reach import LISTENS_S, listens
 
+READY_S = 60.0
 FEW_WORDS, MORE_WORDS = 8, 40
 
 Clock = Callable[[], float]  # seconds after the start of the run
@@ -26,7 +28,8 @@ class Server:
     api_key: str | None = None
     ca: str | None = None  # a PEM file
     timeout_s: float = 600.0  # of one request
-    ready_s: float = 60.0  # for the server to be ready
+    ready_s: float = READY_S  # for the server to be ready
+    listens_s: float = LISTENS_S  # for anything to listen there
     chat: bool = True  # use the model's chat template, but never for synthetic prompts
     temperature: float = 0.0
     words: Words = field(default_factory=Words)
@@ -112,6 +115,7 @@ class Grpc(Target):
 
     async def ready(self) -> None:
         try:
+            await listens(self.server.at, self.server.api_key, self.server.ca, self.server.listens_s)
             for client in self._clients:
                 await client.ready(self.server.ready_s)
         except RequestError as error:

@@ -1,7 +1,6 @@
 """Rounds are charged to the tenants and classes of the requests that ran. The accounts are kept by fairness.py and
 classes.py."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 
 from scheduler_service.core.classes import ClassAccount, Classes
@@ -12,10 +11,11 @@ from scheduler_service.core.types import Round
 
 def charge(classes: Classes, ran: Iterable[tuple[Entry, Round]], share_s: float, prefill_token_s: float) -> None:
     """`share_s`: nominal seconds of a whole worker that a slot's round is; a prompt takes the whole worker."""
-    service_s: defaultdict[tuple[ClassAccount, Tenant], float] = defaultdict(float)
+    service_s: dict[tuple[ClassAccount, Tenant], float] = {}
     for entry, row in ran:
         decoding_s = share_s * (len(row.each) or 1) if row.new else 0.0
-        service_s[entry.of_class, entry.tenant] += decoding_s + row.prefilled * prefill_token_s
+        whose = entry.of_class, entry.tenant
+        service_s[whose] = service_s.get(whose, 0.0) + (decoding_s + row.prefilled * prefill_token_s)
     for (of_class, tenant), seconds in service_s.items():
         tenant.charge(seconds)
         classes.charge(of_class.klass, seconds)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from scheduler_service.core.beliefs import Acceptance, Forecast, Length
 from scheduler_service.core.classes import ClassAccount
@@ -36,6 +37,9 @@ class Entry:
     prefill_counted: int = 0  # the same of `prefill_owed`
     perceptible: bool = False
     overdue: bool = False  # overtaken as often as the policy allows
+    live_per_slot: float = 0.0  # requests that were live when it came, for each slot
+    last_token_s: float = -inf  # when it last got tokens, as far as this scheduler knows
+    due: bool = False  # it has begun, and paused for as long as the policy allows
     preemptions: int = 0
     started: float | None = None  # when its first round began
     blocks: int = 0  # of KV on its home worker
@@ -87,6 +91,10 @@ class Entry:
         if expected is None or expected.acceptance is None:
             return fleet.per_round
         return expected.acceptance * fleet.drafts_per_round
+
+    @property
+    def usual_accepted(self) -> float:
+        return self.known.acceptance.per_round
 
     @property
     def resume_s(self) -> float:

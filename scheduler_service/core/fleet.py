@@ -11,6 +11,7 @@ from scheduler_service.core.known import Known
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.load import Load
 from scheduler_service.core.overtaking import Overtaking
+from scheduler_service.core.pauses import Pauses
 from scheduler_service.core.policies import Claim, Policy
 from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.refit import Refit
@@ -39,6 +40,7 @@ class Fleet:
         self.deadlines = Deadlines(self.entries)
         self.refit = Refit()
         self.overtaking = Overtaking(policy.overtaking_bound) if policy.overtaking_bound else None
+        self.pauses = Pauses(policy.pause_bound_s) if policy.pause_bound_s else None
         self.largest = 0  # tokens: no live request may come to more
         self.staffed_at = -math.inf  # when a worker last came or went
 
@@ -49,7 +51,10 @@ class Fleet:
         entry.tenant = self.tenants.find(entry.request.tenant)
         entry.of_class = self.classes.account(entry.request.klass)
         entry.draft_len = self.draft_len
+        entry.live_per_slot = len(self.entries) / max(1, self.slots)
         self._expect(entry)
+        if self.policy.perceptive and not entry.perceptible:
+            entry.perceptible = self.policy.perceives(entry)
         return entry
 
     def _expect(self, entry: Entry) -> None:
@@ -68,6 +73,8 @@ class Fleet:
         self.isolation.join(entry)
         if self.policy.learns and not entry.request.foreseen:
             self.refit.join(entry.request.id)
+        if self.pauses and entry.emitted:
+            self.pauses.began(entry.request.id)
         self.rank(entry)
 
     def end(
@@ -181,7 +188,9 @@ class Fleet:
         # would run alternately.
         new = entry.started is None and not self.policy.preemptive
         request = entry.request
-        if entry.overdue:
+        if entry.due:
+            claim = Claim(1, -2, entry.last_token_s)
+        elif entry.overdue:
             claim = Claim(1, -1, request.arrival)
         return (new, entry.of_class, entry.tenant, *claim, waits, request.arrival, request.id)
 

@@ -19,7 +19,7 @@ overdue until it ends, so the bound makes no requests take each other's place ag
 """
 
 import heapq
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
@@ -54,7 +54,9 @@ class Overtaking:
     def served(self, ran: Sequence[tuple[Request, int, int]], beside: Iterable[Request] = ()) -> None:
         """Requests of a worker that ran: the rounds that each is believed to need still, and how many it ran. `beside`:
         others that ran there and are not reported yet."""
-        together = Counter([request.klass for request, *_ in ran]) + Counter([request.klass for request in beside])
+        together: dict[RequestClass, int] = {}  # a Counter takes several times as long
+        for request in [*(request for request, *_ in ran), *beside]:
+            together[request.klass] = together.get(request.klass, 0) + 1
         known, shared = self._remaining, self._shared
         for request, remaining, count in ran:
             klass, id = request.klass, request.id

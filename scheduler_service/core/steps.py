@@ -33,7 +33,7 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     effects: list[Effect] = []
     began = now - step.duration_s
     for entry, row in ran.values():
-        _serve(fleet, entry, row, began)
+        _serve(fleet, entry, row, began, now)
         if row.finish is not None:
             effects.append(_finish(fleet, worker, entry, row))
             continue
@@ -50,6 +50,10 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     if fleet.overtaking:
         for entry in [fleet.entries[id] for id in fleet.overtaking.overdue()]:
             entry.overdue = True
+            fleet.rank(entry)
+    if fleet.pauses:
+        for entry in fleet.pauses.due(fleet.entries, known.round_s, now):
+            entry.due = True
             fleet.rank(entry)
     return tuple(effects)
 
@@ -74,13 +78,17 @@ def _ran(fleet: Fleet, step: StepDone) -> tuple[Ran, set[str]]:
     return ran, skipped
 
 
-def _serve(fleet: Fleet, entry: Entry, row: Round, began: float) -> None:
+def _serve(fleet: Fleet, entry: Entry, row: Round, began: float, now: float) -> None:
     """The request got this round."""
     known, policy = fleet.known, fleet.policy
     if entry.state is not State.RUNNING:
         entry.move(Move.RUN)
     if entry.started is None:
         entry.started = began
+    if fleet.pauses and row.new:
+        if not entry.emitted:
+            fleet.pauses.began(row.id)
+        entry.last_token_s, entry.due = now, False
     entry.emitted += row.new
     entry.remaining_tokens = entry.forecast.remaining(entry.emitted)
     if row.prefilled:  # the whole batch waits for it, and it may take rounds of a slot

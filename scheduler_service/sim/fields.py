@@ -52,6 +52,17 @@ def whole(low: int, high: int) -> Callable[[object], int]:
     return parse
 
 
+def predicted(high: int) -> Callable[[object], int]:
+    """A prediction may be a fraction: the nearest whole number counts, and at least 1."""
+
+    def parse(value: object) -> int:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= high:
+            raise ValueError(f"{value!r:.40} is not a number above 0 and up to {high}")
+        return max(1, round(value))
+
+    return parse
+
+
 def list_of(parse: Callable[[object], int]) -> Callable[[object], tuple[int, ...]]:
     def parse_all(value: object) -> tuple[int, ...]:
         if not isinstance(value, Sequence) or isinstance(value, str):

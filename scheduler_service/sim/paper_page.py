@@ -1,4 +1,4 @@
-"""The page on the reproduced paper, and its plots, made from the results of `paper` and `decision` alone.
+"""The page on the reproduced paper, and its plots, made from the results of `paper`, `decision` and `worth`.
 
 Sentences that judge are chosen by the figures. Plots need matplotlib, of the extra `lab`.
 """
@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from scheduler_service.sim import drawing
 from scheduler_service.sim.decision import GOALS_MS
 from scheduler_service.sim.results import interval_95
+from scheduler_service.sim.worth import lines, said
 
 PAPER_GAIN = 0.39  # below the mean of other methods
 PAPER_ERROR = 0.0684  # of estimated times
@@ -29,16 +30,19 @@ Loads = Mapping[str, Cell]  # by load
 
 
 def write(results: Mapping[str, Any], folder: Path) -> None:
-    """`explanation`/paper.md in `folder`; its plots and table in `folder`/paper, where `decision` may have left its
-    figures."""
+    """`explanation`/paper.md in `folder`; its plots and table in `folder`/paper, where `decision` and `worth` may have
+    left their figures."""
     plots, page = folder / "paper", folder / "explanation" / "paper.md"
     for parent in (plots, page.parent):
         parent.mkdir(parents=True, exist_ok=True)
     for name, figure in draw(results).items():
         (plots / f"{name}.svg").write_text(drawing.file_of(figure))
     (plots / "figures.csv").write_text(table(results))
-    times = plots / "decision.json"
-    page.write_text(render(results, json.loads(times.read_text()) if times.exists() else None))
+    decision, worth = (
+        json.loads(file.read_text()) if (file := plots / f"{name}.json").exists() else None
+        for name in ("decision", "worth")
+    )
+    page.write_text(render(results, decision, worth))
 
 
 # ---- figures ----
@@ -86,9 +90,8 @@ def against(results: Mapping[str, Any], policy: str) -> Iterator[str]:
     for base in (*MEAN_OF, "mlfq", "srpt-length", "gittins"):
         gains = [(kind, load, *gain(cell, policy, (base,))) for kind, load, cell in cells]
         wins = sum(mean > half for *_, mean, half in gains)
-        losses = [f"{kind} {load}" for kind, load, mean, half in gains if mean < -half]
-        lost = "all" if len(losses) == len(gains) else f"{len(losses)} ({_listed(losses)})" if losses else "none"
-        yield f"{base}: better in {wins} of {len(gains)} cells beyond the interval, worse in {lost}."
+        losses = sum(mean < -half for *_, mean, half in gains)
+        yield f"better than {base} in {wins} of {len(gains)} cells, worse in {losses}"
 
 
 def estimates(results: Mapping[str, Any]) -> str:
@@ -99,7 +102,7 @@ def estimates(results: Mapping[str, Any]) -> str:
     return (
         f"On the mix the acceptance part alone errs by {100 * alone:.1f} %, {verdict} the paper's "
         f"{100 * PAPER_ERROR:.2f} %; with predicted lengths the error is theirs: {noisy}. "
-        "Requests that never become perceptible are served by attained service throughout."
+        "Requests that never become perceptible are served by attained service."
     )
 
 
@@ -253,7 +256,9 @@ def table(results: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-def render(results: Mapping[str, Any], decision: Mapping[str, Any] | None) -> str:
+def render(
+    results: Mapping[str, Any], decision: Mapping[str, Any] | None, worth: Mapping[str, Any] | None = None
+) -> str:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("paper.md.jinja").read_text()
     tools = (ratio, percent, plain, headline, against, estimates, nothing_to_gain, ablated, interval_95)
@@ -266,6 +271,9 @@ def render(results: Mapping[str, Any], decision: Mapping[str, Any] | None) -> st
         columns=columns,
         results=results,
         decision=decision,
+        worth=worth,
+        said=said,
+        worth_lines=lines,
         goals_ms=GOALS_MS,
         scale=results["settings"]["scale"],
         named=_named(results),

@@ -27,7 +27,8 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def summarise(trace: Trace) -> dict[str, float]:
-    """Times in milliseconds but for `duration` (seconds, first arrival to last end); acceptance rate in per cent."""
+    """Times in milliseconds but for `duration` (seconds, first arrival to last end); acceptance rate in per cent.
+    `pause`: of each request the longest gap between two outputs, which vLLM does not report."""
     outcomes = trace.outcomes
     records = [outcome.record for outcome in outcomes]
     begin = min((outcome.job.arrival_s for outcome in outcomes), default=0.0)
@@ -53,6 +54,7 @@ def summarise(trace: Trace) -> dict[str, float]:
             ),
         ),
         **times_ms("itl", trace.gaps_s),
+        **times_ms("pause", (outcome.longest_gap_s for outcome in outcomes)),
         **times_ms("e2el", (outcome.latency_s for outcome in outcomes)),
         "preemptions_per_request": sum(record.preemptions for record in records) / max(1, len(records)),
         "spec_decode_acceptance_rate": 100 * accepted / drafted if drafted else 0.0,

@@ -38,6 +38,7 @@ class Outcome:
     record: Record
     first_token_s: float
     end_s: float
+    longest_gap_s: float = 0.0  # between two deliveries: the longest pause that its client saw
 
     @property
     def latency_s(self) -> float:
@@ -92,6 +93,7 @@ class Simulation:
         self._ends: list[tuple[float, str, StepDone]] = []  # a heap: one entry for each busy worker
         self._last_s: dict[str, float] = {}  # when a live request last delivered tokens
         self._first_s: dict[str, float] = {}
+        self._longest_s: dict[str, float] = {}  # the longest gap between two deliveries
 
     def run(self) -> Trace:
         arrivals, ends = self._arrivals, self._ends
@@ -177,14 +179,19 @@ class Simulation:
             self._last_s[row.id] = now
             if last is None:
                 self._first_s[row.id] = now
+                self._longest_s[row.id] = 0.0
             else:
-                self.trace.gaps_s.append(now - last)
+                gap_s = now - last
+                self.trace.gaps_s.append(gap_s)
+                if gap_s > self._longest_s[row.id]:
+                    self._longest_s[row.id] = gap_s
 
     def _ended(self, ended: Ended, now: float) -> None:
         id = ended.record.request.id
         del self._last_s[id]
         self._learn(ended)
-        self.trace.outcomes.append(Outcome(self._jobs[id], ended.record, self._first_s.pop(id), now))
+        first_s, longest_s = self._first_s.pop(id), self._longest_s.pop(id)
+        self.trace.outcomes.append(Outcome(self._jobs[id], ended.record, first_s, now, longest_s))
         if len(self.trace.outcomes) % self._sample_every == 0:
             self._progress(len(self.trace.outcomes))
 

@@ -23,6 +23,9 @@ from scheduler_service.sim import fields
 
 MOST_TOKENS = 1_000_000  # of one request: more is a mistake in the file
 MOST_DRAFT = 64  # tokens of one draft
+CSV_FIELDS = ("arrival_s", "input_tokens", "output_tokens")
+JSON_FIELDS = {"arrival_s", "prompt_tokens", "output_tokens", "predicted_output_tokens", "accepted", "drafted"}
+JSON_FIELDS |= {"draft_len", "max_tokens", "expected", "class", "category", "tenant", "prompt"}
 
 T = TypeVar("T")
 
@@ -105,22 +108,28 @@ class Job:
         return rounds
 
 
-def read_workload(path: Path, *, arrivals: bool = True, lengths: bool = True) -> list[Job]:
+def read_workload(
+    path: Path, *, arrivals: bool = True, lengths: bool = True, note: Callable[[str], object] | None = None
+) -> list[Job]:
     """The jobs of a JSON Lines or CSV file (also .gz) in order of arrival. Raises WorkloadError.
 
-    `arrivals`, `lengths`: whether each must say when it arrives, and how long its output is.
+    `arrivals`, `lengths`: whether each must say when it arrives, and how long its output is. `note` gets one sentence
+    if the file has fields that are not known; they are read over.
     """
     kind = path.suffixes[-2:-1] if path.suffix == ".gz" else path.suffixes[-1:]
     if kind not in ([".jsonl"], [".csv"]):
         raise WorkloadError(f"{path.name}: must end in .jsonl or .csv, or in one of these and .gz")
     try:
+        unknown: set[str] = set()
         with _open(path) as file:
-            rows = _json_rows(path, file) if kind == [".jsonl"] else _csv_rows(path, file)
+            rows = _json_rows(path, file, unknown) if kind == [".jsonl"] else _csv_rows(path, file, unknown)
             jobs = [_job(f"{path.name}:{line}", f"{line:07d}", row, arrivals, lengths) for line, row in rows]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise WorkloadError(f"{path.name}: cannot be read: {error}") from None
     if not jobs:
         raise WorkloadError(f"{path.name}: holds no request")
+    if unknown and note:
+        note(f"{path.name}: fields that are not known were read over: {', '.join(sorted(unknown))}")
     return sorted(jobs, key=lambda job: job.arrival_s)
 
 
@@ -159,7 +168,7 @@ def _open(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _json_rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _json_rows(path: Path, file: TextIO, unknown: set[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for line, text in enumerate(file, 1):
         if not text.strip():
             continue
@@ -169,14 +178,16 @@ def _json_rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any
             raise WorkloadError(f"{path.name}:{line}: is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise WorkloadError(f"{path.name}:{line}: must be an object with arrival_s, prompt_tokens and so on")
+        unknown |= row.keys() - JSON_FIELDS
         yield line, row
 
 
-def _csv_rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv_rows(path: Path, file: TextIO, unknown: set[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     rows = csv.DictReader(file, strict=True)
-    for column in ("arrival_s", "input_tokens", "output_tokens"):
+    for column in CSV_FIELDS:
         if column not in (rows.fieldnames or ()):
             raise WorkloadError(f"{path.name}:1: {column}: this column is missing")
+    unknown |= {*(rows.fieldnames or ())} - {*CSV_FIELDS, ""}
     for row in rows:
         line = rows.line_num
         yield (
@@ -229,7 +240,7 @@ def _job(where: str, id: str, row: Mapping[str, Any], arrivals: bool, lengths: b
         output_tokens=output,
         accepted=accepted,
         draft_len=draft_len,
-        predicted_output_tokens=field("predicted_output_tokens", fields.whole(1, MOST_TOKENS), None),
+        predicted_output_tokens=field("predicted_output_tokens", fields.predicted(MOST_TOKENS), None),
         klass=field("class", fields.klass, RequestClass.DEFAULT),
         category=field("category", fields.text, ""),
         tenant=field("tenant", fields.text, ""),

@@ -58,11 +58,21 @@ def test_the_page_of_the_docs_has_every_cell_and_says_who_gains(record: dict[str
     (folder / "scheduler.json").write_text(json.dumps(scheduler))
     page.main()
     text = (docs / "explanation" / "benchmarks.md").read_text()
-    assert "|2 slots, load 0.85|0.50 (0.50 to 0.50)|3.00 s, 1.50 s|4.00 s, 2.00 s|0.00|" in text
+    assert "|2 slots, load 0.85|0.50 (0.50 to 0.50)|3.00 s, 1.50 s|4.00 s, 2.00 s|1.00 ms, 1.00 ms|0.00|" in text
     assert "- `gittins`: below fcfs in 2 of 2 cells, above it in 0." in text
     assert "9 code to draw from, of MBPP (Austin et al. 2021, CC BY 4.0)" in text
     assert "|64|10,000|2|3|7|7|0.50|20 %|7.0, 7.0, 7.0|7.0|2.0|" in text
     assert {file.name for file in folder.glob("*.svg")} == {"ratios.svg", "latencies.svg", "predicted.svg"}
+
+
+def test_longest_pauses_have_a_column_where_they_were_recorded(record: dict[str, object], docs: Path) -> None:
+    text = json.dumps(record).replace('"ttft_ms": {', '"pause_ms": {"p99": 2500.0}, "ttft_ms": {')
+    (docs / "benchmarks" / "record.json").write_text(text)
+    page.main()
+    text = (docs / "explanation" / "benchmarks.md").read_text()
+    assert "|p99 of the longest pause: fcfs, gittins|" in text
+    assert "|4.00 s, 2.00 s|1.00 ms, 1.00 ms|2.50 s, 2.50 s|0.00|" in text
+    assert ",2500.0," in (docs / "benchmarks" / "cells.csv").read_text()
 
 
 def test_every_figure_of_every_policy_is_in_a_table_beside_the_page(record: dict[str, object], docs: Path) -> None:

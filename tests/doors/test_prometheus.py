@@ -5,7 +5,6 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -69,19 +68,27 @@ async def scraped(stack: Stack, folder: Path) -> AsyncIterator[tuple[Prometheus,
 
 async def under_load(stack: Stack, running: Prometheus) -> None:
     """Short answers and long ones, more than there are slots, some of which are refused, for SCRAPES scrapes."""
-    over = asyncio.Event()
+    over, some_ended, endings = asyncio.Event(), asyncio.Condition(), 0
 
     async def ask(client: AsyncClient, number: int) -> None:
+        nonlocal endings
         while not over.is_set():
             long = number % 2
-            with suppress(RequestError):
+            try:
                 await client.complete(
                     f"Once upon a time {number}",
                     max_tokens=400 if long else 40,
                     stop=[] if long else ["e"],
                     seed=number,
                 )
-            await asyncio.sleep(0.1)  # a refused one comes again, but not at once
+            except RequestError:  # a refused one comes again once another has ended
+                async with some_ended:
+                    before = endings
+                    await some_ended.wait_for(lambda: endings > before or over.is_set())  # noqa: B023
+            else:
+                async with some_ended:
+                    endings += 1
+                    some_ended.notify_all()
 
     async def scrapes() -> int:
         (series,) = await running.query("min(sum_over_time(up[1h]))")
@@ -96,7 +103,9 @@ async def under_load(stack: Stack, running: Prometheus) -> None:
         for number in range(MOST_REQUESTS + 4):
             tasks.create_task(ask(client, number))
         await until(enough)
-        over.set()
+        async with some_ended:
+            over.set()
+            some_ended.notify_all()
 
 
 @pytest.mark.asyncio(loop_scope="module")

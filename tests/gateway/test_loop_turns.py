@@ -10,10 +10,11 @@ from unittest import mock
 import pytest
 
 from gateway import validate
+from gateway.detokenizer import TOKENS_AT_ONCE
 from gateway.feed import Feed
 from gateway.link import AT_ONCE, DELTAS_AT_ONCE, Link
 from gateway.metrics import Metrics
-from gateway.text import TOKENS_AT_ONCE, TextModel
+from gateway.text import TextModel
 from protos.errors import NotServing
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.metrics import measure_loop_lag

@@ -5,7 +5,6 @@ Hypothesis draws the steps. The gateway's Link is the real one; scheduler, conne
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -15,134 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.feed import Feed
 from gateway.link import Link
-from protos.errors import DuplicateRequest, Lost, NotServing, QueueFull, RequestError, UnknownRequest
+from protos.errors import DuplicateRequest, Lost, NotServing, QueueFull, RequestError
 from protos.idempotence import content
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.tls import Tls
-from protos.v1 import types_pb2
-from tests.gateway.harness import ending
+from tests.gateway.stream_model import CANCEL, Client, Request, Scheduler, called, settle, submission
 
 T = TypeVar("T")
 MOST_UNREAD = 8  # tokens
 IDS = st.sampled_from(["a", "b"])
-CANCEL, DETACH = types_pb2.ON_DISCONNECT_CANCEL, types_pb2.ON_DISCONNECT_DETACH
-
-
-@dataclass
-class Request:
-    """One that the scheduler knows. Its output token number n is n."""
-
-    submit: pb.Submit
-    stored: bool = False
-    rounds: list[int] = field(default_factory=list)  # tokens of each
-    ended: bool = False
-    followed: bool = False  # by this gateway
-
-
-class Scheduler:
-    """As the scheduler answers: in order, one message after the other."""
-
-    def __init__(self) -> None:
-        self.requests: dict[str, Request] = {}
-        self.cancelled: set[str] = set()
-        self.unheard: list[pb.FromGateway] = []
-        self.unsaid: list[pb.ToGateway] = []
-        self.mood: RequestError | None = None  # what new submissions are refused with
-
-    def hear(self) -> None:
-        message = self.unheard.pop(0)
-        match message.WhichOneof("kind"):
-            case "submit":
-                self._submitted(message.submit)
-            case "follow":
-                self._followed(message.follow)
-            case "follows":
-                for follow in message.follows.follow:
-                    self._followed(follow)
-            case "cancel":
-                self.cancelled.add(message.cancel.request_id)
-                if (known := self.requests.get(message.cancel.request_id)) and known.stored:
-                    self.end(known)
-
-    def _submitted(self, submit: pb.Submit) -> None:
-        known = self.requests.get(submit.request_id)
-        if known is None and self.mood is not None:
-            self._refuse(submit.request_id, self.mood)
-        elif known is None:
-            self.requests[submit.request_id] = Request(submit, followed=True)
-        elif content(known.submit) != content(submit):
-            known.followed = False
-            self._refuse(submit.request_id, DuplicateRequest("taken"))
-        else:
-            if known.stored:
-                self.unsaid.append(pb.ToGateway(accepted=[submit.request_id]))
-            self._followed(pb.Follow(request_id=submit.request_id))
-
-    def _refuse(self, id: str, error: RequestError) -> None:
-        refusal = pb.Refusal(request_id=id, code=error.code.value[0], retry_after_s=error.retry_after_ms / 1000)
-        self.unsaid.append(pb.ToGateway(refusals=[refusal]))
-
-    def _followed(self, follow: pb.Follow) -> None:
-        if (known := self.requests.get(follow.request_id)) is None:
-            self._refuse(follow.request_id, UnknownRequest("unknown"))
-            return
-        start = 0
-        for tokens in known.rounds:
-            if follow.most_tokens and start >= follow.offset + follow.most_tokens:
-                return
-            if start + tokens > follow.offset:
-                self._say(known, start, tokens)
-            start += tokens
-        known.followed = True
-        if known.ended:
-            self._say(known, start, 0)
-
-    def _say(self, known: Request, start: int, tokens: int) -> None:
-        id, end = known.submit.request_id, None if tokens else ending()
-        delta = pb.Delta(request_id=id, start=start, tokens=range(start, start + tokens), ending=end)
-        self.unsaid.append(pb.ToGateway(deltas=[delta]))
-
-    def store(self, known: Request) -> None:
-        if not known.stored:
-            known.stored = True
-            if known.followed:
-                self.unsaid.append(pb.ToGateway(accepted=[known.submit.request_id]))
-
-    def run(self, known: Request, tokens: int) -> None:
-        if known.stored and not known.ended:
-            known.rounds.append(tokens)
-            if known.followed:
-                self._say(known, sum(known.rounds) - tokens, tokens)
-
-    def end(self, known: Request) -> None:
-        if known.stored and not known.ended:
-            known.ended = True
-            if known.followed:
-                self._say(known, sum(known.rounds), 0)
-
-    def hang_up(self) -> None:
-        self.unheard.clear()
-        self.unsaid.clear()
-        for known in self.requests.values():
-            known.followed = False
-
-    def restart(self) -> None:
-        self.hang_up()
-        self.requests = {id: known for id, known in self.requests.items() if known.stored}
-
-
-@dataclass
-class Client:
-    feed: Feed
-    tokens: int = 0
-    ended: int = 0
-    error: BaseException | None = None
-    gone: bool = False
-    taking: "asyncio.Task[Any] | None" = None
-
-    @property
-    def done(self) -> bool:
-        return self.gone or bool(self.ended) or self.error is not None
 
 
 class Streams(RuleBasedStateMachine):
@@ -179,14 +59,6 @@ class Streams(RuleBasedStateMachine):
     def do(self, what: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(what)
 
-    async def call(self, act: Callable[..., T], *arguments: Any) -> T:
-        """Where the event loop runs."""
-        return act(*arguments)
-
-    async def settle(self) -> None:
-        for _ in range(5):
-            await asyncio.sleep(0)
-
     def bounded(self, act: Callable[[], object], messages: int = 2) -> None:
         """So many messages for each live stream, at most."""
         before, streams = self.sent, sum(map(len, self.link.feeds.values())) + 1
@@ -195,13 +67,10 @@ class Streams(RuleBasedStateMachine):
 
     # ---- clients ----
 
-    def submission(self, id: str, detached: bool, prompt: int) -> pb.Submit:
-        return pb.Submit(request_id=id, prompt=[prompt], on_disconnect=DETACH if detached else CANCEL)
-
     @rule(id=IDS, prompt=st.sampled_from([1, 1, 1, 2]))
     def submit(self, id: str, prompt: int) -> None:
         try:
-            feed = self.do(self.call(self.link.submit, self.submission(id, id == "b", prompt)))
+            feed = self.do(called(self.link.submit, submission(id, id == "b", prompt)))
         except (DuplicateRequest, NotServing):
             return
         self.clients.append(Client(feed))
@@ -210,7 +79,7 @@ class Streams(RuleBasedStateMachine):
     def resume(self, id: str) -> None:
         known = self.scheduler.requests.get(id)
         if known is not None and known.stored and self.up:
-            self.clients.append(Client(self.do(self.call(self.link.follow, known.submit))))
+            self.clients.append(Client(self.do(called(self.link.follow, known.submit))))
 
     @rule(data=st.data())
     @precondition(lambda self: any(not client.done for client in self.clients))
@@ -220,7 +89,7 @@ class Streams(RuleBasedStateMachine):
     def _read(self, client: Client) -> None:
         if client.taking is None:
             client.taking = self.loop.create_task(self._take(client.feed))
-        self.do(self.settle())
+        self.do(settle())
         if not client.taking.done():
             return
         taking, client.taking = client.taking, None
@@ -256,7 +125,7 @@ class Streams(RuleBasedStateMachine):
         client.gone = True
         if client.taking is not None:
             client.taking.cancel()
-            self.do(self.settle())
+            self.do(settle())
         readers = [feed for feed in self.link.feeds.get(id, []) if feed.life.read]
         if live and readers == [client.feed] and client.feed.submit.on_disconnect == CANCEL:
             self.owed[id] = content(client.feed.submit)
@@ -322,7 +191,7 @@ class Streams(RuleBasedStateMachine):
 
     @rule(id=IDS)
     def another_gateway_takes_the_id(self, id: str) -> None:
-        self.scheduler.requests.setdefault(id, Request(self.submission(id, id == "b", 3), stored=True))
+        self.scheduler.requests.setdefault(id, Request(submission(id, id == "b", 3), stored=True))
 
     # ---- the connection, and what goes wrong ----
 
@@ -374,7 +243,7 @@ class Streams(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.2, 5, 31]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.bounded(lambda: self.do(self.settle()))
+        self.bounded(lambda: self.do(settle()))
 
     @rule()
     def the_gateway_drains(self) -> None:
@@ -402,7 +271,7 @@ class Streams(RuleBasedStateMachine):
             for over in (False, True):
                 for _ in range(40):
                     self.now += 1
-                    self.do(self.settle())
+                    self.do(settle())
                     self.all_goes_well()
                     for client in self.clients:
                         if not client.done:
@@ -418,7 +287,7 @@ class Streams(RuleBasedStateMachine):
             for client in self.clients:
                 if client.taking is not None:
                     client.taking.cancel()
-            self.do(self.settle())
+            self.do(settle())
             self.loop.close()
 
     def cancelled_or_over(self) -> None:

@@ -30,6 +30,10 @@ def test_whatever_the_client_does_a_stream_that_it_reads_has_an_answer() -> None
         assert {Event.CANCEL, Event.HANG_UP, Event.DETACH, Event.STEP_ASIDE, Event.GIVE_UP} <= LIFE[life].keys()
 
 
+def test_a_stream_is_live_as_long_as_the_table_has_its_state() -> None:
+    assert {life for life in Life if life.live} == LIFE.keys()
+
+
 def test_a_live_stream_is_mentioned_on_every_new_link() -> None:
     for life in LIFE:
         assert LIFE[life][Event.LINK][1]

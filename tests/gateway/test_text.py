@@ -5,10 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from gateway.text import BadChat, Detokenizer, StopCutter, TextModel
+from gateway.detokenizer import ByteTable, Detokenizer, StopCutter, byte_table
+from gateway.text import BadChat, TextModel
 from tests.gateway.harness import TOKENIZER, ids, model_info
 
 MODEL = TextModel(model_info())
+TABLES = st.sampled_from([None, byte_table(TOKENIZER)])  # text by the library, and by the bytes of tokens
 
 
 def test_a_raw_prompt_gets_the_tokenizers_special_tokens() -> None:
@@ -106,13 +108,14 @@ def cut(text: str, stops: list[str]) -> str:
     tokens=st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40)
     | st.text(alphabet="aé€🦊\ufffd .", max_size=20).map(ids),
     stops=st.lists(st.text(alphabet="aeh é\ufffd", min_size=1, max_size=3), max_size=3),
+    table=TABLES,
     data=st.data(),
 )
 def test_deltas_add_up_to_the_whole_text_cut_at_the_stop(
-    tokens: list[int], stops: list[str], data: st.DataObject
+    tokens: list[int], stops: list[str], table: ByteTable | None, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=6)))
-    detokenizer = MODEL.detokenizer(stops)
+    detokenizer = Detokenizer(TOKENIZER, stops, 0, table)
     bounds = zip([0, *cuts], [*cuts, len(tokens)], strict=True)
     text = "".join(detokenizer.push(tokens[begin:end]) for begin, end in bounds) + detokenizer.finish()
     assert text == cut(MODEL.decode(tokens), stops)
@@ -122,9 +125,26 @@ def test_deltas_add_up_to_the_whole_text_cut_at_the_stop(
     tokens=st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=20)
     | st.text(alphabet="aé€🦊\ufffd .", max_size=10).map(ids),
     cut_at=st.integers(0, 20),
+    table=TABLES,
 )
-def test_what_is_shown_of_some_tokens_does_not_depend_on_how_they_came(tokens: list[int], cut_at: int) -> None:
+def test_what_is_shown_of_some_tokens_does_not_depend_on_how_they_came(
+    tokens: list[int], cut_at: int, table: ByteTable | None
+) -> None:
     """Else a stream that is resumed there would repeat a character, or lose one."""
-    together, apart = MODEL.detokenizer(), MODEL.detokenizer()
+    together, apart = (Detokenizer(TOKENIZER, (), 0, table) for _ in range(2))
     shown = together.push(tokens[:cut_at]) + together.push(tokens[cut_at:])
     assert shown == "".join(apart.push([token]) for token in tokens)
+
+
+def test_added_tokens_are_text_as_the_library_has_them() -> None:
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.add_tokens(["<tool>", "\u0120the", "é"])  # the second one is " the" in the alphabet of bytes
+    tokens = [*range(tokenizer.get_vocab_size())][-3:]
+    detokenizer = Detokenizer(tokenizer, (), 0, byte_table(tokenizer))
+    assert detokenizer.push(tokens) + detokenizer.finish() == tokenizer.decode(tokens)
+
+
+def test_a_tokenizer_that_does_more_than_join_bytes_is_left_to_the_library() -> None:
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    assert byte_table(tokenizer) is None

@@ -26,6 +26,12 @@ def test_a_refused_request_waited_for_no_turn() -> None:
     assert summarise([refused, answered], {}, ours=False)["mean_client_queue_ms"] == 1000
 
 
+def test_the_longest_gap_between_outputs_is_a_requests_pause() -> None:
+    paused, steady = [(0.1, 1), (0.2, 1), (2.0, 1)], [(0.5, 3)]
+    results = summarise(records_of(planned(0, 0), Scripted(paused, steady)), {}, ours=False)
+    assert (results["mean_pause_ms"], results["p99_pause_ms"]) == pytest.approx((1000, 1980))
+
+
 def test_goodput_counts_who_meets_every_slo() -> None:
     quick, slow_start, slow_end = [(0.1, 1), (0.2, 1)], [(0.3, 1), (0.1, 1)], [(0.1, 1), (0.9, 1)]
     records = records_of(planned(0, 0, 0), Scripted(quick, slow_start, slow_end))

@@ -74,6 +74,14 @@ def test_a_request_waits_prefills_runs_is_paused_and_runs_again() -> None:
     assert timelines.paused_time.sum == 3.0
 
 
+def test_the_longest_of_a_requests_pauses_is_told() -> None:
+    timelines, _ = told()
+    for at, record in ((13.0, RUNS), (14.0, PAUSED), (18.0, RUNS), (20.0, PAUSED), (21.0, RUNS)):
+        timelines.changed(record, at)
+    timelines.ended(FINISHED, 30.0)
+    assert (timelines.longest_pause.sum, timelines.paused_time.sum) == (4.0, 5.0)
+
+
 def test_a_span_of_running_names_the_worker() -> None:
     spans = Spans()
     timelines = Timelines(spans)  # type: ignore[arg-type]

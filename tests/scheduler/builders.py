@@ -61,6 +61,8 @@ class Seen:
     predicted_tokens: int = 100
     prefill_s: float = 0.0
     prior_accepted: float = 2.0
+    usual_accepted: float = 2.0
+    live_per_slot: float = 0.0
     resume_s: float = 0.0
 
     @property

@@ -1,11 +1,13 @@
 """Policies: who goes before whom, and which settings they take."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.policies import Claim, Policy, make_policy, policy_name
-from scheduler_service.core.types import View
-from tests.scheduler.builders import Seen, request
+from scheduler_service.core.types import Submitted, View
+from tests.scheduler.builders import Seen, core, request
 
 
 def view(**changes: object) -> View:
@@ -108,6 +110,44 @@ def test_it_becomes_perceptible_after_a_window_of_steady_rounds() -> None:
     assert not policy.perceives(view(acceptance=Acceptance(means=(0.7, 0.55, 0.5))))
 
 
+ADAPTED = ("reading=adapted", "expected_rounds=1", "doubt=0.25", "first_queue_rounds=10")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "rounds", "perceptible"),
+    [(9, 0, True), (90, 0, False), (90, 1, False), (90, 4, True)],  # of 0.5 / sqrt(rounds + 1), 0.25 is left after 3
+)
+def test_the_adapted_reading_waits_for_acceptance_as_long_as_it_matters(
+    predicted: int, rounds: int, perceptible: bool
+) -> None:
+    seen = view(predicted_tokens=predicted, acceptance=Acceptance(rounds, 4 * rounds, 2 * rounds))
+    assert make_policy("laps-sd", ADAPTED).perceives(seen) is perceptible
+    assert make_policy("laps-sd", [*ADAPTED, "doubt=1"]).perceives(seen)
+
+
+def test_the_adapted_reading_orders_by_what_remains() -> None:
+    """60 tokens at three a round, and the way back."""
+    policy = make_policy("laps-sd", ADAPTED)
+    seen = view(perceptible=True, emitted=40, acceptance=Acceptance(20, 80, 40), prior_accepted=2.0, resume_s=3.0)
+    assert policy.claim(seen, 1.0) == Claim(3, 0, pytest.approx(23.0))
+    assert policy.claim(replace(seen, perceptible=False, attained_s=5.0), 1.0) == Claim(1, 1, seen.request.arrival)
+
+
+def test_a_request_may_be_perceptible_when_it_comes() -> None:
+    one = core("laps-sd", *ADAPTED)
+    for id, tokens in (("short", 9), ("long", 900)):
+        one.observe(Submitted(request(id, predicted_tokens=tokens)), 0.0)
+    assert [entry.perceptible for entry in one.fleet.entries.values()] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["gittins", "laps-sd", "laps-sd:reading=adapted"])
+def test_who_is_blind_takes_every_acceptance_for_the_usual_one(name: str) -> None:
+    name, *settings = name.split(":")
+    policy = make_policy(name, [*settings, "blind=true"])
+    poor, rich = (view(perceptible=True, acceptance=Acceptance(20, 80, seen), emitted=40) for seen in (10, 70))
+    assert policy.claim(poor, 1.0) == policy.claim(rich, 1.0)
+
+
 @pytest.mark.parametrize(
     ("name", "setting", "complaint"),
     [
@@ -125,9 +165,12 @@ def test_it_becomes_perceptible_after_a_window_of_steady_rounds() -> None:
         ("laps-sd", "queues=0", "queues must be from 1 to 16"),
         ("laps-sd", "epsilon=nan", "epsilon must be from 0 to 1"),
         ("laps-sd", "window=33", "window must be from 1 to 32"),
-        ("laps-sd", "first-queue-rounds=0", "first_queue_rounds must be at least 1"),
+        ("laps-sd", "first-queue-rounds=-1", "first_queue_rounds must be at least 0"),
         ("laps-sd", "length_margin=-1", "length_margin must be from 0 to 10"),
         ("laps-sd", "key=shortest", "key must be total or remaining"),
+        ("laps-sd", "reading=mine", "reading must be paper or adapted"),
+        ("laps-sd", "doubt=2", "doubt must be from 0 to 1"),
+        ("laps-sd", "expected_rounds=-1", "expected_rounds must be from 0"),
         ("laps-sd", "destination=top", "destination must be estimate, remaining or stay"),
     ],
 )

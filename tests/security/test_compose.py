@@ -15,6 +15,8 @@ from worker_service.config import Settings as WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+GPU: dict[str, Any] = yaml.safe_load((ROOT / "compose.gpu.yml").read_text())["services"]
 SETTINGS: dict[str, type[BaseSettings]] = {
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
@@ -33,10 +35,43 @@ def test_a_container_can_neither_write_nor_rise(name: str) -> None:
     assert "privileged" not in service
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_cannot_take_the_machine(name: str) -> None:
+    service = SERVICES[name]
+    assert service["pids_limit"] == 512
+    assert re.fullmatch(r"\$\{\w+:-\d+g\}", service["mem_limit"])
+    assert all(re.fullmatch(r"/tmp:size=.*\w\}?", mount) for mount in service["tmpfs"])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_health_check_needs_no_package_and_asks_a_port_that_is_told_of(name: str) -> None:
+    service = SERVICES[name]
+    cmd, python, flags, script, target, *_ = service["healthcheck"]["test"]
+    assert (cmd, python, flags, script) == ("CMD", "python", "-IS", "/app/protos/health.py")
+    assert (ROOT / script.removeprefix("/app/")).exists()
+    port = target.removeprefix("127.0.0.1:")
+    told = [f"--health-port={port}" in service["command"], service["environment"].get("LAPS_SD_WORKER_HEALTH_PORT")]
+    assert told in ([True, None], [False, port])
+
+
+def test_bases_are_pinned_alike_wherever_they_are_named() -> None:
+    pinned = re.search(r"^ARG PYTHON_IMAGE=(\S+@sha256:[0-9a-f]{64})$", DOCKERFILE, re.M)
+    assert pinned
+    for service in SERVICES.values():
+        if "build" in service:
+            assert service["build"]["args"]["PYTHON_IMAGE"] == f"${{PYTHON_IMAGE:-{pinned[1]}}}"
+            assert f"AS {service['build']['target']}\n" in DOCKERFILE
+    assert "@sha256:" in SERVICES["redis"]["image"]
+
+
+def test_what_gpus_need_is_put_over_services_that_there_are() -> None:
+    assert {name for name in SERVICES if name.startswith("worker-")} == GPU.keys()
+
+
 def test_no_container_runs_as_root() -> None:
     assert SERVICES["redis"]["user"] == "redis"
-    users = [line for line in (ROOT / "deploy" / "Dockerfile").read_text().splitlines() if line.startswith("USER")]
-    assert users == ["USER 10001", "USER 10001"]  # of both images
+    users = [line for line in DOCKERFILE.splitlines() if line.startswith("USER")]
+    assert users == ["USER 10001"] * 3  # of all images
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -23,6 +23,16 @@ def test_without_drafts_a_round_emits_one_token() -> None:
     assert ends(run([job("a", tokens=9, accepted=(4,))], draft_len=0)) == {"a": 9}
 
 
+def test_the_longest_pause_of_a_request_is_told() -> None:
+    """The long one runs from 0 to 3, pauses for two rounds, and ends at 8."""
+    jobs = [job("long", tokens=6, predicted_output_tokens=6), job("short", 2.5, tokens=2, predicted_output_tokens=2)]
+    trace = run(jobs, "srpt-length")
+    assert {outcome.job.id: outcome.longest_gap_s for outcome in trace.outcomes} == {"short": 1, "long": 3}
+    results = summarise(trace)
+    assert results["mean_pause_ms"] == pytest.approx(2000)
+    assert results["p99_pause_ms"] == pytest.approx(2980)
+
+
 def test_a_step_costs_what_the_formula_says() -> None:
     """Two requests of one round each: 4 * 1 + 30 * (1 + .1) + .5 * 10 + .1 * (7 + 3) ms."""
     costs = StepCosts(t_draft_ms=1, t_verify_ms=30, t_verify_slope=0.1, t_token_ms=0.5, t_prefill_ms_per_token=0.1)

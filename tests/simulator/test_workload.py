@@ -75,6 +75,26 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("predicted", "tokens"), [(136.0, 136), (7.6, 8), (0.2, 1), (3, 3)])
+def test_a_prediction_may_be_a_fraction(tmp_path: Path, predicted: float, tokens: int) -> None:
+    (job,) = read_workload(jsonl(tmp_path, GOOD | {"predicted_output_tokens": predicted}))
+    assert job.predicted_output_tokens == tokens
+
+
+def test_fields_that_are_not_known_are_read_over_with_one_note(tmp_path: Path) -> None:
+    notes: list[str] = []
+    jobs = read_workload(jsonl(tmp_path, GOOD | {"zeal": 1, "user": "x"}, GOOD | {"zeal": 2}), note=notes.append)
+    assert len(jobs) == 2
+    assert notes == ["work.jsonl: fields that are not known were read over: user, zeal"]
+
+
+def test_a_file_of_known_fields_alone_brings_no_note(tmp_path: Path) -> None:
+    notes: list[str] = []
+    write_workload(tmp_path / "work.jsonl", generate(Synthetic(requests=3), 1, SimFleet()))
+    read_workload(tmp_path / "work.jsonl", note=notes.append)
+    assert notes == []
+
+
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
@@ -96,6 +116,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (GOOD | {"accepted": [5]}, "work.jsonl:2: accepted: 5 is not a whole number from 0 to 4"),
         (GOOD | {"draft_len": "x"}, "work.jsonl:2: draft_len: 'x'"),
         (GOOD | {"predicted_output_tokens": 0}, "work.jsonl:2: predicted_output_tokens: 0"),
+        (GOOD | {"predicted_output_tokens": float("nan")}, "work.jsonl:2: predicted_output_tokens: nan"),
+        (GOOD | {"predicted_output_tokens": True}, "work.jsonl:2: predicted_output_tokens: True"),
         (GOOD | {"class": "vip"}, "work.jsonl:2: class: 'vip' is none of interactive, default, batch"),
         (GOOD | {"tenant": 3}, "work.jsonl:2: tenant: 3 is not text"),
     ],

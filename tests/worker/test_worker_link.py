@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from protos import version
+from protos import serving, version
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
@@ -33,9 +33,14 @@ async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     async def on_attached(attached: bool) -> None:
         pass
 
-    async with asyncio.timeout(DEADLINE_S), a_runner(tiny) as runner:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        a_runner(tiny) as runner,
+        await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as silent,
+    ):
+        hung = "{}:{}".format(*silent.sockets[0].getsockname())
         link = Link(
-            ["127.0.0.1:1", f"127.0.0.1:{port}"],  # nobody is at the first
+            ["127.0.0.1:1", hung, f"127.0.0.1:{port}"],  # nobody is at the first, and the second never answers
             tls=Tls(),
             runner=runner,
             hello=pb.Hello(
@@ -66,6 +71,18 @@ async def run_to_end(attachment: Attachment, name: str) -> list[int]:
         tokens.extend(row.tokens)
         if row.finish:
             return tokens
+
+
+async def test_one_that_does_not_answer_keeps_it_from_no_other(
+    scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it comes back after a session. No wait for it would end within this test."""
+    monkeypatch.setattr(serving, "DIAL_S", 10 * DEADLINE_S)
+    for _ in range(2):
+        attachment = await scheduler.attached()
+        await attachment.welcome()
+        await attachment.heartbeat()
+        attachment.hang_up.set()
 
 
 async def test_hello_says_what_the_worker_is(scheduler: ScriptedScheduler) -> None:

@@ -34,19 +34,30 @@ class Policy:
         return 0
 
     @property
+    def pause_bound_s(self) -> float:
+        """For how long a stream that has begun may pause (`core.pauses`); 0: no bound."""
+        return 0.0
+
+    @property
     def surest(self) -> float:
         """The least spread of a belief about a length (`core.beliefs.Length`) that is taken for true: in claims, and
         in what admission counts on."""
         return 0.0
 
     def perceives(self, view: View) -> bool:
-        """Whether the request becomes perceptible now; a perceptive policy is asked after each of its rounds until it
-        says yes once."""
+        """Whether the request becomes perceptible now; a perceptive policy is asked when it comes and after each of
+        its rounds, until it says yes once."""
         return False
 
     def claim(self, view: View, round_s: float) -> Claim:
         """`round_s`: nominal seconds of a round, of a full batch at the reference draft length."""
         raise NotImplementedError
+
+
+def check_pause(bound_s: float) -> None:
+    """Raises ValueError."""
+    if bound_s != 0 and not 0.1 <= bound_s <= 1e6:
+        raise ValueError("policy-set: max_pause_s must be 0 or from 0.1")
 
 
 def check_overtaking(bound: int) -> None:

@@ -4,7 +4,8 @@ Sources: Gittins, "Bandit processes and dynamic allocation indices", J. Royal St
 Harchol-Balter, Scheller-Wolf, "SOAP: one clean analysis of all age-based scheduling policies", POMACS 2(1), 2018; on
 LLMs SageSched (arXiv 2603.07917) and Hermes (arXiv 2506.14851). What is ours: the length belief is what finished
 requests teach about predictions (`core.beliefs.Trust`), the acceptance is shrunk to the expected one from the first
-round, so that there is no blind phase, and the way back into the batch is charged.
+round, so that there is no blind phase, and the way back into the batch is charged. That newcomers are opened early is
+LAPS-SD's: its phase of least attained service (arXiv 2505.17074); the index that weighs it is in `opening.py`.
 """
 
 import math
@@ -13,7 +14,8 @@ from functools import lru_cache
 from typing import ClassVar
 
 from scheduler_service.core.beliefs import upper
-from scheduler_service.core.policies.base import Claim, Policy, check_overtaking
+from scheduler_service.core.policies.base import Claim, Policy, check_overtaking, check_pause
+from scheduler_service.core.policies.opening import opening_tokens, worth
 from scheduler_service.core.types import View
 
 AGES = 96  # cells of a table
@@ -31,6 +33,10 @@ class Gittins(Policy):
     least_spread: float = 0.2  # no belief about a length is surer than this
     ageing: float = 0.0  # seconds of work that a second of waiting outweighs; 0 is the lowest mean, much is fcfs
     overtaking: int = 20  # how many times the work ahead of a request is served before it at most; 0: no bound
+    opening: str = "mean"  # or balanced, first-token, or a number: what a first token is worth, an end being worth 1
+    most_open: int = 16  # requests live for each slot, above which a newcomer's first token is worth nothing
+    blind: bool = False  # every request's acceptance is taken for that of the finished ones
+    max_pause_s: float = 0.0  # for how long a stream that has begun may pause; 0: no bound
 
     def __post_init__(self) -> None:
         if not 0 < self.acceptance_rounds <= 1e9:
@@ -38,12 +44,20 @@ class Gittins(Policy):
         if not 0 <= self.ageing <= 1000:
             raise ValueError("policy-set: ageing must be from 0 to 1000")
         check_overtaking(self.overtaking)
+        check_pause(self.max_pause_s)
+        worth(self.opening)
+        if self.most_open < 0:
+            raise ValueError("policy-set: most_open must be at least 0")
         if not 0.05 <= self.least_spread <= 3:
             raise ValueError("policy-set: least_spread must be from 0.05 to 3")
 
     @property
     def overtaking_bound(self) -> int:
         return self.overtaking
+
+    @property
+    def pause_bound_s(self) -> float:
+        return self.max_pause_s
 
     @property
     def surest(self) -> float:
@@ -54,8 +68,17 @@ class Gittins(Policy):
         median = math.exp(length.location)
         # Of a length that is cut at a bound the index is that of the uncut one, or all that is left if that is less.
         tokens = min(median * rank(emitted / median, length.spread), view.remaining_tokens)
-        rounds = tokens / (view.acceptance.per_round(view.prior_accepted, self.acceptance_rounds) + 1)
-        remaining_s = rounds * round_s + view.resume_s
+        per_round = 1 + (
+            view.usual_accepted
+            if self.blind
+            else view.acceptance.per_round(view.prior_accepted, self.acceptance_rounds)
+        )
+        resume_s = view.resume_s
+        remaining_s = tokens / per_round * round_s + resume_s
+        if not emitted and (first_token := worth(self.opening)) and view.live_per_slot <= self.most_open:
+            before = resume_s / round_s * per_round
+            tokens = opening_tokens(length, view.remaining_tokens, before, per_round, first_token)
+            remaining_s = tokens / per_round * round_s
         # All wait at the same pace: that it arrived early weighs as much, and need not be told anew every second.
         return Claim(1, 0, remaining_s + self.ageing * view.request.arrival)
 

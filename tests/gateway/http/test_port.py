@@ -2,6 +2,7 @@
 nothing. The doors' own tests are beside their code's names."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -117,6 +118,26 @@ async def test_a_body_that_never_ends_is_read_no_longer_than_bounded(monkeypatch
         reader, writer = await asyncio.open_connection(host, int(number))
         writer.write(b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 30000000\r\n\r\n")
         assert (await asyncio.wait_for(reader.read(), WAIT_S)).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",
+    ],
+)
+async def test_bytes_that_are_no_request_are_told_in_openais_shape(sent: bytes) -> None:
+    async with port() as (served, _):
+        host, _, number = served.http.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(number))
+        writer.write(sent)
+        head, _, body = (await asyncio.wait_for(reader.read(), WAIT_S)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert b"content-type: application/json" in head.lower()
+        assert json.loads(body)["error"].keys() == {"message", "type", "param", "code"}
         writer.close()
 
 

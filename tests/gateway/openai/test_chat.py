@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
 from protos.v1 import types_pb2
 from tests.gateway.harness import WAIT_S, ending, ids
 from tests.gateway.openai.harness import CHAT, HELLO, door, events, logprobs
@@ -114,6 +115,20 @@ async def test_choices_have_ids_and_seeds_of_their_own_and_usage_is_of_all() -> 
         assert texts == {0: "c", 1: "b", 2: "a"}
         assert last["usage"]["prompt_tokens"] == len(submits[0].prompt)
         assert last["usage"]["completion_tokens"] == 3
+
+
+async def test_the_ids_of_several_choices_are_valid_whatever_the_id_of_the_body() -> None:
+    longest, seen = "x" * MOST_ID_CHARS, set[str]()
+    async with door() as at:
+        for id in (longest, longest[:-1] + "y"):
+            task = at.asked(CHAT | {"n": 2}, headers={"x-request-id": id})
+            ids_of = [(await at.link.accept()).request_id for _ in range(2)]
+            assert all(REQUEST_ID.fullmatch(each) for each in ids_of)
+            seen.update(ids_of)
+            task.cancel()
+            for _ in range(2):
+                await at.link.next("cancel")
+        assert len(seen) == 4
 
 
 async def test_log_probabilities_have_exact_bytes() -> None:

@@ -118,6 +118,16 @@ async def test_why_a_request_waits() -> None:
         assert (said["submit_time"], said["estimated_start_time"]) == ("1970-01-01T00:00:01Z", None)
 
 
+async def test_an_end_is_told_only_where_there_was_something_to_end() -> None:
+    async with door() as at:
+        for state, live in ((status_pb2.REQUEST_STATE_RUNNING, True), (status_pb2.REQUEST_STATE_FINISHED, False)):
+            at.scheduler.known["r"] = status_pb2.RequestStatus(request_id="r", state=state)
+            answer = await at.http.delete("/v1/requests/r")
+            assert (answer.status_code, answer.json()["cancelled"]) == (200, live)
+        assert (await at.link.next("cancel")).request_id == "r"
+        assert at.link.received.empty()
+
+
 async def test_a_request_is_found_by_its_id_and_by_that_of_its_answer() -> None:
     async with door() as at:
         for id in ("r", "cmpl-own"):

@@ -1,14 +1,18 @@
 """What is wrong with a body is a 400 that names the field; nothing that is sent makes a 500."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from gateway.openai import routes
 from gateway.openai.fields import Body, Chat, Completion, Detokenize, Responses, Tokenize
+from gateway.openai.parse import parse
 from tests.gateway.openai.harness import CHAT, COMPLETION, HELLO, door
 
+RESPONSE = {"model": "tiny", "input": "the fox"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 # A field of a chat, its value, and the param of the error where it is another name.
@@ -123,6 +127,22 @@ async def test_what_would_change_the_answer_and_is_not_there_is_refused() -> Non
         assert at.link.received.empty()
 
 
+async def test_a_field_of_another_endpoint_is_refused() -> None:
+    foreign = {
+        "/v1/chat/completions": (CHAT, {"prompt": "a", "echo": True, "max_output_tokens": 3, "instructions": "a"}),
+        "/v1/completions": (COMPLETION, {"messages": HELLO, "tools": [TOOL], "tool_choice": "required"}),
+        "/v1/responses": (RESPONSE, {"max_tokens": 3, "n": 2, "stop": ["a"], "seed": 1, "logprobs": True}),
+    }
+    foreign["/v1/completions"][1]["top_logprobs"] = 2
+    async with door() as at:
+        for path, (body, fields) in foreign.items():
+            for field, value in fields.items():
+                error = await at.refused(body | {field: value}, path)
+                told = (error["status"], error["param"], error["code"])
+                assert told == (400, field, "unsupported_parameter"), (path, field, error)
+        assert at.link.received.empty()
+
+
 async def test_what_asks_for_nothing_is_taken() -> None:
     nothing = {
         "best_of": 1,
@@ -141,6 +161,9 @@ async def test_what_asks_for_nothing_is_taken() -> None:
     }
     async with door() as at:
         answer, _ = await at.answered(CHAT | nothing | dict.fromkeys(("seed", "tool_choice", "guided_json", "top_p")))
+        assert answer.status_code == 200
+        foreign = {"tools": [], "tool_choice": "none", "messages": None}
+        answer, _ = await at.answered(COMPLETION | foreign, path="/v1/completions")
         assert answer.status_code == 200
 
 
@@ -206,6 +229,28 @@ async def test_bytes_that_are_no_body_are_400(path: str) -> None:
             assert answer.status_code == 400, (raw[:60], answer.text)
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
             assert len(answer.content) < 2000  # whatever was sent, little of it comes back
+
+
+async def test_a_mark_of_utf8_before_a_body_is_no_part_of_it() -> None:
+    async with door() as at:
+        answer = await at.http.post("/tokenize", content=b"\xef\xbb\xbf" + json.dumps(COMPLETION).encode())
+        assert (answer.status_code, answer.json()["count"] > 0) == (200, True)
+
+
+async def test_a_long_body_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of JSON would hold the event loop, and so every stream, for tens of milliseconds."""
+    threads: list[threading.Thread] = []
+
+    def parsed(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return parse(*arguments)
+
+    monkeypatch.setattr(routes, "parse", parsed)
+    async with door() as at:
+        for tokens in (10, routes.THREAD_ABOVE_BYTES):
+            answer = await at.http.post("/detokenize", json={"model": "tiny", "tokens": [40] * tokens})
+            assert answer.status_code == 200
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from gateway.chunk import Chunk
 from gateway.openai.choice import Call, Choice
 from protos.v1 import types_pb2
-from protos.v1.inference_pb2 import Final, GenerateResponse
+from protos.v1.inference_pb2 import Final
 
 TEXT = 'weather{"city":"Rome"}'
 CALL = {"name": "weather", "arguments": '{"city":"Rome"}'}
@@ -17,10 +18,10 @@ def choice(*functions: str) -> Choice:
     return Choice(0, "r", chat=True, of=SimpleNamespace(), functions=functions)  # type: ignore[arg-type]
 
 
-def chunks(text: str, reason: int = types_pb2.FINISH_REASON_STOP) -> list[GenerateResponse]:
+def chunks(text: str, reason: int = types_pb2.FINISH_REASON_STOP) -> list[Chunk]:
     """A character each, then the end."""
-    said = [GenerateResponse(text=character, token_ids=[i]) for i, character in enumerate(text)]
-    return [*said, GenerateResponse(final=Final(finish_reason=reason))]  # type: ignore[arg-type]
+    said = [Chunk(text=character, token_ids=[i]) for i, character in enumerate(text)]
+    return [*said, Chunk(final=Final(finish_reason=reason))]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

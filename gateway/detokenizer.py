@@ -1,0 +1,201 @@
+"""Output tokens to text, as they come: never half a character, nor a stop string. Knows neither requests nor RPC."""
+
+import asyncio
+import codecs
+import json
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+TOKENS_AT_ONCE = 64  # made into text in one turn of the event loop
+REPLACEMENT = "\ufffd"  # stands for bytes that are no character, or not a whole one yet
+
+
+def _byte_of() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from 256 on, in order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF = _byte_of()
+
+
+class ByteTable(dict[int, bytes]):
+    """The bytes that each token of a byte-level tokenizer adds to the text; made as they are asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        super().__init__({id: b"" for id, token in added.items() if token.special})
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> bytes:
+        token: str = self._tokenizer.id_to_token(token_id) or ""
+        known = all(character in BYTE_OF for character in token)
+        self[token_id] = made = bytes(BYTE_OF[character] for character in token) if known else token.encode()
+        return made
+
+
+def byte_table(tokenizer: Tokenizer) -> ByteTable | None:
+    """None: its text is more than the bytes of its tokens in a row."""
+    kind = json.loads(tokenizer.decoder.__getstate__())["type"] if tokenizer.decoder else ""
+    return ByteTable(tokenizer) if kind == "ByteLevel" else None
+
+
+class Text(Protocol):
+    """The text of a growing output."""
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """What the tokens add to it; the end may be withheld while it is half a character."""
+
+    def rest(self) -> str:
+        """What was withheld, half a character as the replacement character."""
+
+
+class BytesText:
+    """By the bytes of each token: a tenth of the time that the library takes."""
+
+    def __init__(self, table: ByteTable) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        return self._decoder.decode(b"".join(map(self._table.__getitem__, token_ids)))
+
+    def rest(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class LibraryText:
+    """For every kind of tokenizer. The library's own DecodeStream raises on bytes that are no UTF-8 (byte fallback),
+    and sampled output may have some."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._decoded_chars = 0
+        # The tokens shown last: some tokens decode differently at the beginning of a text.
+        self._context: list[int] = []
+        self._context_chars = 0
+        self._fresh: list[int] = []
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        # Decoding costs more by the call than by the token, so the tokens of a round are decoded together. Where they
+        # end within a character, those before it are shown all the same.
+        self._token_ids.extend(token_ids)
+        held = len(self._fresh)
+        self._fresh.extend(token_ids)
+        if (text := self._show()) or len(token_ids) < 2:
+            return text
+        del self._fresh[held:]
+        return "".join(map(self._add, token_ids))
+
+    def _add(self, token_id: int) -> str:
+        self._fresh.append(token_id)
+        return self._show()
+
+    def _show(self) -> str:
+        """What the fresh tokens add to the text, if they end with a whole character."""
+        text = self._decode(self._context + self._fresh)
+        if len(text) <= self._context_chars or text.endswith(REPLACEMENT):
+            return ""  # a special token, or half a character
+        text = text[self._context_chars :]
+        self._context, self._fresh = self._fresh, []
+        self._context_chars = len(self._decode(self._context))
+        self._decoded_chars += len(text)
+        return text
+
+    def rest(self) -> str:
+        return self._decode(self._token_ids)[self._decoded_chars :]
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+class Detokenizer:
+    """Makes text of output tokens as they come. It never shows half a character, nor a stop string and what follows it.
+    A stop string that is complete before token number `min_tokens` does not count."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int, table: ByteTable | None = None
+    ) -> None:
+        """`table`: of the tokenizer, if it has one."""
+        self._text: Text = LibraryText(tokenizer) if table is None else BytesText(table)
+        self._stop = StopCutter(stop)
+        self._min_tokens = min_tokens
+        self._tokens = 0
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        if not self._stop.strings:
+            return self._text.add(token_ids)
+        return "".join(map(self._push, token_ids))  # a stop string may end between them
+
+    async def push_in_turns(self, token_ids: Sequence[int]) -> str:
+        """As `push`. A thousand tokens may take ten milliseconds, so the event loop has turns for others in between."""
+        text = []
+        for start in range(0, len(token_ids), TOKENS_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            text.append(self.push(token_ids[start : start + TOKENS_AT_ONCE]))
+        return "".join(text)
+
+    def _push(self, token_id: int) -> str:
+        self._tokens += 1
+        return self._stop.push(self._text.add([token_id]), armed=self._armed)
+
+    def finish(self) -> str:
+        """The text withheld so far: half a character (as the replacement character), the beginning of a stop string."""
+        return self._stop.push(self._text.rest(), armed=self._armed) + self._stop.flush()
+
+    @property
+    def _armed(self) -> bool:
+        return self._tokens >= self._min_tokens
+
+
+class StopCutter:
+    """Cuts a text at the stop string that is complete first; if two end at the same character, at the longer one. It
+    withholds an end of the text that may still become a stop string."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self.strings = tuple(stop)
+        self._withheld = ""
+        self._cut = False
+
+    def push(self, text: str, *, armed: bool = True) -> str:
+        """The text that may be shown by now. If not `armed`, stop strings that end in `text` do not count."""
+        if self._cut:
+            return ""
+        if not self.strings:
+            return text
+        old, self._withheld = len(self._withheld), self._withheld + text
+        if armed and (match := self._first_match(old)) is not None:
+            self._cut = True
+            return self._withheld[:match]
+        keep = self._longest_beginning()
+        shown, self._withheld = (
+            self._withheld[: len(self._withheld) - keep],
+            self._withheld[len(self._withheld) - keep :],
+        )
+        return shown
+
+    def flush(self) -> str:
+        withheld, self._withheld = self._withheld, ""
+        return "" if self._cut else withheld
+
+    def _first_match(self, old: int) -> int | None:
+        """Where a stop string begins that ends beyond the first `old` characters: of several, the first to end."""
+        matches = []
+        for stop in self.strings:
+            begin = self._withheld.find(stop, max(0, old - len(stop) + 1))
+            if begin >= 0:
+                matches.append((begin + len(stop), begin))
+        return min(matches)[1] if matches else None
+
+    def _longest_beginning(self) -> int:
+        """Length of the longest end of the withheld text with which some stop string begins, but is not whole."""
+        longest = max(len(stop) for stop in self.strings) - 1
+        for length in range(min(longest, len(self._withheld)), 0, -1):
+            if any(len(stop) > length and stop.startswith(self._withheld[-length:]) for stop in self.strings):
+                return length
+        return 0

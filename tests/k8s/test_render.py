@@ -1,0 +1,88 @@
+"""Every component renders, alone and with the others, and what comes out is valid to the last field, where there is a
+schema for its kind."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.k8s.kubectl import ROOT, render
+
+K8S = ROOT / "deploy" / "k8s"
+COMPONENTS = sorted(folder.name for folder in (K8S / "components").iterdir())
+VERSION = "1.37"
+# Kinds of others, which come with definitions of their own: no schema of theirs is here, so they are not checked.
+UNCHECKED = {
+    ("cert-manager.io/v1", "Certificate"),
+    ("cert-manager.io/v1", "Issuer"),
+    ("keda.sh/v1alpha1", "ScaledObject"),
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
+    ("monitoring.coreos.com/v1", "PodMonitor"),
+}
+APART = {"gpu", "lws"}, {"keda", "lws"}  # both change the Deployment that the second one takes away
+
+
+def choices() -> list[tuple[str, ...]]:
+    alone = [(), *((name,) for name in COMPONENTS)]
+    pairs = [pair for pair in itertools.combinations(COMPONENTS, 2) if set(pair) not in APART]
+    without = [tuple(name for name in COMPONENTS if name != other) for other in ("lws",)]
+    return [*alone, *pairs, *without]
+
+
+def rendered(folder: Path, components: tuple[str, ...]) -> list[dict[str, Any]]:
+    (folder / "k8s").symlink_to(K8S)
+    wanted = {
+        "namespace": "laps-sd",
+        "resources": ["k8s/base"],
+        "components": [f"k8s/components/{name}" for name in components],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(wanted))
+    return list(yaml.safe_load_all(render(folder)))
+
+
+def valid(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """Returns the kinds that have no schema. Raises ValidationError."""
+    unknown = set()
+    for each in objects:
+        kind = (each["apiVersion"], each["kind"])
+        if kind in UNCHECKED:
+            unknown.add(kind)
+        else:
+            kubernetes_validate.validate(each, VERSION, strict=True)
+    return unknown
+
+
+@pytest.mark.parametrize("components", choices(), ids=lambda names: "+".join(names) or "base")
+def test_it_renders_and_is_valid(components: tuple[str, ...], tmp_path: Path) -> None:
+    objects = rendered(tmp_path, components)
+    valid(objects)
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert len(names) == len(set(names))
+    assert all(each["metadata"]["namespace"] == "laps-sd" for each in objects)
+
+
+def test_the_example_is_valid() -> None:
+    assert valid(list(yaml.safe_load_all(render(K8S / "example")))) == {
+        ("cert-manager.io/v1", "Certificate"),
+        ("cert-manager.io/v1", "Issuer"),
+    }
+
+
+def test_a_misspelt_field_is_not_valid(tmp_path: Path) -> None:
+    objects = rendered(tmp_path, ())
+    worker = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Deployment", "worker"))
+    worker["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        valid(objects)
+
+
+def test_a_pair_is_two_schedulers_that_everybody_knows(tmp_path: Path) -> None:
+    objects = rendered(tmp_path, ("pair",))
+    scheduler = next(each for each in objects if each["kind"] == "StatefulSet")
+    links = next(each for each in objects if each["metadata"]["name"].startswith("laps-sd-links"))
+    assert scheduler["spec"]["replicas"] == 2
+    for value in links["data"].values():
+        assert value == "scheduler-0.scheduler:50052,scheduler-1.scheduler:50052"
