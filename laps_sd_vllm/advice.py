@@ -3,6 +3,7 @@ takes long is left to the background."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 
@@ -11,9 +12,10 @@ from laps_sd_vllm.background import Background
 from laps_sd_vllm.learning import Learning
 from laps_sd_vllm.ordering import Engine, Ordering
 from laps_sd_vllm.requests import Live
-from laps_sd_vllm.settings import Settings
+from laps_sd_vllm.settings import KEY, Settings
 from laps_sd_vllm.status import Status
 from laps_sd_vllm.steps import Desired, StepDone
+from laps_sd_vllm.versions import Unsupported
 from laps_sd_vllm.watching import Comparison, Watch
 from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.policies import gittins, policy_name
@@ -57,7 +59,10 @@ class Advice:
         blocks_of: Callable[[str], int],
         say: Say,
     ) -> None:
-        self._settings, self._say, self._file = settings, lambda line: say(f"LAPS-SD: {line}"), status_file
+        self._settings, self._log, self._file = settings, say, status_file
+        if settings.predictor == "online" and find_spec("sklearn") is None:
+            told = "needs scikit-learn: pip install 'laps-sd-vllm[predictor]', or set it to none"
+            raise Unsupported(f"{KEY}.predictor {told}")
         self._background = Background()
         policy = settings.make_policy()
         name = ":".join([policy_name(policy), *settings.policy_set])
@@ -84,6 +89,9 @@ class Advice:
                 gittins.rank(1.0, twentieths / 20)  # its tables take milliseconds each to make
         self._last_done, self._status_at, self._steps = 0.0, 0.0, 0
         statuses.clean(status_file.parent)
+
+    def _say(self, line: str) -> None:
+        self._log(f"LAPS-SD: {line}")
 
     # ---- what happened ----
 

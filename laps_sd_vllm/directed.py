@@ -28,6 +28,9 @@ class Directed(Reporting):
     most_groups = 1  # of KV blocks
     obeys = True  # else it only reports
 
+    waiting: Any  # vLLM's queues
+    kv_holding_waiting: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check(self, self.most_groups if self.obeys else None)

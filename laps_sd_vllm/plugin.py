@@ -18,6 +18,7 @@ from laps_sd_vllm import settings, status
 from laps_sd_vllm.advice import Advice, Place
 from laps_sd_vllm.asked import asked
 from laps_sd_vllm.directed import Directed, StepDone
+from laps_sd_vllm.versions import Unsupported
 
 GROUPS = 16  # kinds of KV blocks
 LATE_PLANS = 3  # in a row, and it is stock order for good
@@ -57,7 +58,7 @@ class LapsSd(Directed):
         rows = self._limits[0]
         asked_for = self.settings.slots
         if asked_for is not None and asked_for > rows:
-            raise settings.Unsupported(f"{settings.KEY}.slots is {asked_for}, and --max-num-seqs {rows}")
+            raise Unsupported(f"{settings.KEY}.slots is {asked_for}, and --max-num-seqs {rows}")
         # The V2 runner keeps a row for each paused request.
         slots = asked_for or (max(1, rows * 3 // 4) if self.use_v2_model_runner and self.obeys else rows)
         return Place(
@@ -133,13 +134,13 @@ class LapsSd(Directed):
     # ---- what is decided ----
 
     def _prepare(self) -> tuple[Any, Any] | None:
-        began = time.perf_counter()
+        began = time.thread_time()  # not the clock: on a busy machine everything is late
         made = self.advice.plan()
         if made is not None:
             give_back, self.desired = made
             for id in give_back:
                 self.drop(id)
-            self._in_time(time.perf_counter() - began)
+            self._in_time(time.thread_time() - began)
         if self._stuck >= STUCK_STEPS:
             self._make_room()
         return super()._prepare() if not self.fallen else None

@@ -1,6 +1,7 @@
 """A model runner without a model, for vLLM's own EngineCore. It believes nothing but what SchedulerOutput says, and
-keeps token ids where a runner keeps keys and values, so that reading a wrong, stale or foreign block fails at once. With it a
-scheduler runs thousands of steps in seconds, synchronous or not, in both runners' wire forms, with any drafts.
+keeps token ids where a runner keeps keys and values, so that reading a wrong, stale or foreign block fails at once.
+With it a scheduler runs thousands of steps in seconds, synchronous or not, in both runners' wire forms, with any
+drafts.
 """
 
 import random
