@@ -44,7 +44,7 @@ def check_machine(options: Options) -> None:
         _check_redis(options.redis)
     _check_policy(options)
     _check_model(options.model)
-    if options.devices > 1:
+    if options.devices > 1 and options.engine == "own":
         _check_shares(options.model, options.devices)
     if options.drafter not in DRAFTERS:
         _check_drafter(Path(options.drafter))
