@@ -3,7 +3,9 @@ of ours it gets to import. Nothing of vLLM runs in this process."""
 
 import json
 import subprocess
+import tempfile
 from difflib import get_close_matches
+from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,19 +93,19 @@ def command(python: Path | None) -> list[str]:
     return [str(python.expanduser().absolute()), "-P", "-m", MODULE]
 
 
-def environment(vllm_args: str | None, folder: Path | None) -> dict[str, str]:
-    """vLLM's arguments, which may hold a secret, and where the worker finds our packages: in `folder`, which gets links
-    to them and to nothing else, for the folder in which they are installed may hold another torch than vLLM's. None:
-    nothing is started."""
-    told = {"LAPS_SD_WORKER_VLLM_ARGS": vllm_args or "{}"}
-    if folder is None:
-        return told
-    imports = folder / "imports"
-    imports.mkdir(exist_ok=True)
+def environment(vllm_args: str | None) -> dict[str, str]:
+    """vLLM's arguments, which may hold a secret, and where the worker finds our packages."""
+    return {"LAPS_SD_WORKER_VLLM_ARGS": vllm_args or "{}", "PYTHONPATH": _imports().name}
+
+
+@cache
+def _imports() -> "tempfile.TemporaryDirectory[str]":
+    """A folder with links to our packages and to nothing else, as long as this process lives: the folder in which they
+    are installed may hold another torch than vLLM's."""
+    imports = tempfile.TemporaryDirectory(prefix="laps-sd-imports-")
     for name in PACKAGES:
         found = find_spec(name)
         assert found is not None
         assert found.origin is not None
-        if not (imports / name).exists():
-            (imports / name).symlink_to(Path(found.origin).parent, target_is_directory=True)
-    return told | {"PYTHONPATH": str(imports)}
+        (Path(imports.name) / name).symlink_to(Path(found.origin).parent, target_is_directory=True)
+    return imports

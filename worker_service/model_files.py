@@ -17,6 +17,10 @@ class ModelError(Exception):
     """There is no such model, or it cannot be used; the message says what to do."""
 
 
+class TooLittleMemoryError(ModelError):
+    """Weights and KV exceed what is free now; another time they may fit."""
+
+
 def default_cache() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or user_cache_dir("laps-sd"))
 

@@ -116,19 +116,19 @@ def test_a_setting_of_our_engine_in_the_file_is_refused(started: list[Options], 
 
 def test_the_worker_sees_our_packages_and_no_other_of_our_environment(tmp_path: Path) -> None:
     python = interpreter(tmp_path)
-    command = worker_command(Options(engine="vllm", vllm_python=python), 0, "a:1", Path("m"), tmp_path)
+    command = worker_command(Options(engine="vllm", vllm_python=python), 0, "a:1", Path("m"))
     assert list(command.arguments[:4]) == [str(python), "-P", "-m", "worker_service.vllm_engine"]
     assert sorted(each.name for each in Path(command.environment["PYTHONPATH"]).iterdir()) == sorted(
         vllm_python.PACKAGES
     )
 
 
-def test_what_its_worker_imports_before_vllm_needs_no_torch(tmp_path: Path) -> None:
+def test_what_its_worker_imports_before_vllm_needs_no_torch() -> None:
     lines = "import sys, worker_service.service, worker_service.vllm_engine.__main__, laps_sd_vllm.steps\n"
     lines += (
         "print(sorted({'torch', 'transformers', 'vllm', 'scheduler_service', 'gateway', 'laps_sd'} & {*sys.modules}))"
     )
-    environment = vllm_python.environment(None, tmp_path)
+    environment = vllm_python.environment(None)
     done = subprocess.run([sys.executable, "-P", "-c", lines], env=environment, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 

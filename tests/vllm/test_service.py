@@ -24,7 +24,7 @@ from tests.waiting import until
 from worker_service.pull import resolve
 from worker_service.vllm_engine.promises import LOGIT_BIAS, STRUCTURE
 
-pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1800)]
 
 PYTHON = Path(os.environ["LAPS_SD_TESTS_VLLM_PYTHON"])
 MODEL = resolve("smollm2-135m")

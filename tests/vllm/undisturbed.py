@@ -1,4 +1,4 @@
-"""`python -m tests.vllm.undisturbed`, in vLLM's environment: what stock vLLM answers, one request at a time, without
+"""`python -m tests.vllm.undisturbed`, in vLLM's environment: what stock vLLM answers by its own scheduler, without
 drafts. JSON on stdin: [[token ids of the prompt, output tokens at most, ids that end it], ...]; tokens on stdout."""
 
 import json
@@ -12,12 +12,11 @@ def main() -> None:
     asked = json.load(sys.stdin)
     with redirect_stdout(sys.stderr):  # vLLM's own words
         core = make_core()
-        texts = []
         for number, (prompt, most, ends) in enumerate(asked):
             add(core, str(number), prompt, most, stop_token_ids=ends)
-            texts.append(run_all(core)[str(number)])
+        texts = run_all(core)
         core.shutdown()
-    json.dump(texts, sys.stdout)
+    json.dump([texts[str(number)] for number in range(len(asked))], sys.stdout)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 import structlog
 
 from protos.serving import configure_logs, trace
-from protos.settings import BAD_SETTINGS, read
+from protos.settings import BAD_SETTINGS, LEFT, read
 from worker_service.model_files import ModelError
 from worker_service.service import Loaded, serve
 from worker_service.vllm_engine.config import Settings
@@ -18,7 +18,8 @@ def main() -> None:
     settings = read(Settings, "worker")
     _prepare(settings)
     try:
-        asyncio.run(_serve(settings))
+        if asyncio.run(_serve(settings)):
+            sys.stderr.write(f"worker: {LEFT}\n")
     except (OSError, ModelError) as error:  # a sentence, not a traceback
         sys.stderr.write(f"worker: {error}\n")
         sys.exit(BAD_SETTINGS if isinstance(error, ModelError) else 1)
@@ -41,7 +42,8 @@ def _prepare(settings: Settings) -> None:
         os.environ.setdefault(name, value)
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings) -> bool:
+    """As `serve`."""
     from worker_service.runner import Runner
     from worker_service.vllm_engine.engine import VllmEngine
     from worker_service.vllm_engine.model import configure
@@ -67,14 +69,11 @@ async def _serve(settings: Settings) -> None:
             model=model,
             context_tokens=lambda: engine.context_tokens,
             max_draft=configured.max_draft,
-            about={
-                "dtype": str(configured.config.model_config.dtype),
-                "device": configured.config.device_config.device_type,
-            },
+            about=configured.about,
         )
 
     try:
-        await serve(settings, load)
+        return await serve(settings, load)
     finally:
         for engine in engines:
             engine.close()
