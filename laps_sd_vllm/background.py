@@ -88,6 +88,6 @@ def run_framed(command: tuple[str, ...], question: bytes, deadline_s: float) -> 
 def write_whole(file: Path, content: bytes) -> None:
     """All of it or nothing, whoever reads at that moment. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    half = file.with_name(f"{file.name}.{os.getpid()}.new")
+    half = file.with_name(f"{file.name}.{os.getpid()}-{threading.get_ident()}.new")
     half.write_bytes(content)
     half.replace(file)

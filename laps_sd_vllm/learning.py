@@ -13,7 +13,7 @@ from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.predictor.window import UNREADABLE, Row, Snapshot, Window, pack, unpack
 
 SAVE_EVERY_S = 30.0  # if anything was learned since
-LAST_SAVE_S = 3.0  # how long the end of the process may wait for it
+CLOSE_S = 1.0  # how long the end of the process may wait for the background
 
 Say = Callable[[str], None]
 
@@ -70,10 +70,13 @@ class Learning:
                 self._say(f"lengths are predicted from now on, learned from {model.trained_on} requests")
 
     def close(self) -> None:
-        """Write what was learned since it was last written, within LAST_SAVE_S."""
+        """Write what was learned since it was last written: here, since a fit may be under way in the background."""
         if self._file is not None and self._finished:
-            self._background.start("last save", self._saving(self._file))
-        self._background.close(LAST_SAVE_S)
+            try:
+                self._saving(self._file)()
+            except OSError as error:
+                self._say(f"what was learned is not kept: {error}")
+        self._background.close(CLOSE_S)
 
     def _saving(self, file: Path) -> Callable[[], None]:
         """The state as it is now; what takes long comes later."""

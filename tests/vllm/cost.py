@@ -1,5 +1,5 @@
 """What a scheduler costs a step, on the toy executor: vLLM's own beside ours watching and ordering, in turn, so that a
-busy machine slows all of them. `python -m tests.vllm.cost [ROUNDS]`; microseconds of processor a step, and what is ours.
+busy machine slows all of them. `python -m tests.vllm.cost [ROUNDS]` tells microseconds of processor, and what is ours.
 """
 
 import random

@@ -3,7 +3,7 @@
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,7 +19,8 @@ OURS = ("/laps_sd_vllm/", "/scheduler_service/", "/worker_service/")
 # These are vLLM's own names, or what an error ends with: they call what is ours by `_safely`, and do nothing else.
 VLLMS = {
     "schedule", "update_from_output", "add_request", "finish_requests", "get_request_counts", "shutdown", "_safely",
-    "make_spec_decoding_stats", "_preempt_request", "_free_request", "_update_request_with_output", "_fall_back", "release",
+    "make_spec_decoding_stats", "_preempt_request", "_free_request", "_update_request_with_output", "_fall_back",
+    "release",
 }  # fmt: skip
 SETTINGS = {"mode": "order", "slots": 3, "learned": False, "compare": False}
 WAYS = [Way(False, False, 4, 40), Way(False, True, 4, 40), Way(True, True, 4, 40)]
@@ -36,7 +37,8 @@ def points(frame: FrameType) -> CodeType | None:
 
 
 def game(core: Any, watch: Callable[[FrameType, str, Any], None] | None) -> dict[str, list[int]]:
-    """Some requests, one of them aborted. Returns those whose text is wrong. `watch` is asked at each call of a step."""
+    """Some requests, one of them aborted. Returns those whose text is wrong. `watch` is asked at each call of a
+    step."""
     scheduler, rng = core.scheduler, random.Random(3)
     jobs = {f"r{n}": ([rng.randrange(600, 1000) for _ in range(rng.randint(5, 150))], 5 + 9 * n) for n in range(8)}
     texts: dict[str, list[int]] = {id: [] for id in jobs}
@@ -73,12 +75,8 @@ def called(core: Any) -> dict[CodeType, int]:
     return counts
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=str)
-def way(request: pytest.FixtureRequest) -> Iterator[Way]:
-    yield request.param
-
-
-@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.timeout(1800)  # a hundred engines
 def test_an_error_at_any_call_of_ours_ends_in_stock_order(way: Way) -> None:
     def new_core() -> Any:
         core = toy_core(way, "laps_sd_vllm.LapsSdScheduler", additional_config={"laps_sd": SETTINGS})
@@ -91,7 +89,8 @@ def test_an_error_at_any_call_of_ours_ends_in_stock_order(way: Way) -> None:
     assert len(counts) > 80
     core = new_core()
     for code, count in counts.items():
-        again = "/laps_sd_vllm/" in code.co_filename and not code.co_flags & inspect.CO_GENERATOR
+        generates = bool(code.co_flags & inspect.CO_GENERATOR)  # one that is never asked is only closed: no error
+        again = "/laps_sd_vllm/" in code.co_filename and not generates
         for number in {1, count // 2} if again and count > 1 else {1}:
             core = _renewed(core, new_core)
             left = [number]
@@ -104,12 +103,13 @@ def test_an_error_at_any_call_of_ours_ends_in_stock_order(way: Way) -> None:
 
             wrong = game(core, fail)
             assert wrong == {}, code.co_qualname
-            if not left[0]:
+            if not left[0] and not generates:
                 assert core.scheduler.fallen, code.co_qualname
                 assert core.scheduler.advice.status.fallbacks == 1
                 assert "Sabotage" in core.scheduler.advice.status.why
-            assert not core.scheduler._paused
-            assert core.scheduler.max_num_running_reqs == 12
+            if core.scheduler.fallen:
+                assert not core.scheduler._paused
+                assert core.scheduler.max_num_running_reqs == 12
 
 
 def _renewed(core: Any, new_core: Callable[[], Any]) -> Any:

@@ -193,9 +193,14 @@ class VllmEngine:
             verify_s += each.done_at - max(each.scheduled_at, self._ended_at, begun)
             self._ended_at = each.done_at
             rows += [self._row(row) for row in each.rows if row.request_id in self._internal]
-            lacking = [self._internal[name] for name in each.skipped if name in self._internal]
-            rows += [request.skipped(*self._kv(request)) for request in lacking]
+            passed_over = [self._internal[name] for name in each.skipped if name in self._internal]
+            rows += [request.skipped(*self._kv(request)) for request in passed_over if self._lacks_blocks(request)]
         return StepResult(tuple(rows), self.free_blocks, 0.0, verify_s, perf_counter() - begun - verify_s)
+
+    def _lacks_blocks(self, request: EngineRequest) -> bool:
+        """Why vLLM passed it over: there are too few free blocks, and not too many tokens in the batch already."""
+        tokens = min(self._scheduler.prefill_owed(request.internal) or 1 + self._max_draft, self._chunk)
+        return self.free_blocks < -(-tokens // self.block_tokens)
 
     def _plan(self, schedule: Sequence[Run]) -> tuple[list[Row], list[Place]]:
         """Rows of requests that end without computing anything, and what vLLM is to run."""
