@@ -194,7 +194,9 @@ class VllmEngine:
             self._ended_at = each.done_at
             rows += [self._row(row) for row in each.rows if row.request_id in self._internal]
             passed_over = [self._internal[name] for name in each.skipped if name in self._internal]
-            rows += [request.skipped(*self._kv(request)) for request in passed_over if self._lacks_blocks(request)]
+            alone = not each.rows  # if nobody ran, something must be said, or nobody would ever do something about it
+            lacking = [request for request in passed_over if alone or self._lacks_blocks(request)]
+            rows += [request.skipped(*self._kv(request)) for request in lacking]
         return StepResult(tuple(rows), self.free_blocks, 0.0, verify_s, perf_counter() - begun - verify_s)
 
     def _lacks_blocks(self, request: EngineRequest) -> bool:
