@@ -202,7 +202,7 @@ class VllmEngine:
     def _lacks_blocks(self, request: EngineRequest) -> bool:
         """Why vLLM passed it over: there are too few free blocks, and not too many tokens in the batch already."""
         tokens = min(self._scheduler.prefill_owed(request.internal) or 1 + self._max_draft, self._chunk)
-        return self.free_blocks < -(-tokens // self.block_tokens)
+        return bool(self.free_blocks < -(-tokens // self.block_tokens))
 
     def _plan(self, schedule: Sequence[Run]) -> tuple[list[Row], list[Place]]:
         """Rows of requests that end without computing anything, and what vLLM is to run."""
