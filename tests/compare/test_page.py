@@ -143,6 +143,6 @@ def test_the_page_has_a_table_for_each_measurement_of_the_scheduler(record: dict
     (docs / "benchmarks" / "record.json").write_text(json.dumps(record))
     page.main()
     text = (docs / "explanation" / "benchmarks.md").read_text()
-    assert "|8|10,000|2.00|2.00|2.00|100|100|32.0|32.0|" in text
+    assert "2.00 (2.00 to 2.00) with 8 workers." in text
     assert "|Stats|4.0|2.0|4.0|2.0|" in text
     assert "|1|1|1|1|1|1|100 %|1.000|1|1|1.00|1|" in text
