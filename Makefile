@@ -48,7 +48,8 @@ VLLM_ENV := build/vllm-env
 IN_VLLM := PYTHONPATH=. $(VLLM_ENV)/bin/python
 VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore
 
-.PHONY: test-vllm vllm-figures demo demo-picture test test-elastic test-doors test-stores test-engine test-families test-containers test-k8s test-compare test-faults test-failover sim-faults fuzz chaos soak \
+.PHONY: demo demo-picture test test-elastic test-doors test-stores test-engine test-families test-vllm vllm-figures test-containers test-k8s \
+    test-compare test-faults test-failover sim-faults fuzz chaos soak \
     bench bench-quick bench-scheduler bench-engine bench-paper page-picture docs check lint lint-protos types architecture \
     protos protos-check protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
@@ -162,8 +163,8 @@ test-vllm: env
 	LAPS_SD_VLLM_WHOLE=1 $(IN_VLLM) $(VLLM_TESTS) tests/vllm
 	$(if $(VLLM_SOURCES),VLLM_TARGET_DEVICE=cpu PYTHONPATH=$(VLLM_SOURCES):. $(VLLM_ENV)/bin/python $(VLLM_TESTS) \
 	    tests/vllm/test_directed.py tests/vllm/test_plugin.py)
-	test ! -e tests/vllm/test_service.py || LAPS_SD_TESTS_VLLM_PYTHON=$(VLLM_ENV)/bin/python \
-	    $(BIN)/python -m pytest tests/vllm/test_service.py
+	LAPS_SD_TESTS_VLLM_PYTHON=$(VLLM_ENV)/bin/python $(BIN)/python -m pytest tests/vllm/test_service.py \
+	    tests/vllm/test_several_processes.py
 
 vllm-figures: env
 	$(BIN)/laps-sd pull $(MODEL)
