@@ -192,9 +192,9 @@ _RANKS = {
     "rel.": 1,
     "median s": 8,
     "p99 s": 2,
-    "ttft s": 5,
-    "ttft p99 s": 4,
-    "pause p99 s": 9,
+    "ttft s": 9,
+    "ttft p99": 4,
+    "pause p99": 5,
     "paused": 3,
 }
 

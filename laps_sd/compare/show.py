@@ -57,6 +57,9 @@ def rows(cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".f
             f"{row['idle_share']:.1%}",
         ]
     if oracle := cell["oracle"]:
-        empty = [""] * HEADINGS.index("simulated")
-        ratio = f"{oracle['predicted_ratio']:.3f}"
-        yield [ORACLE, *empty, duration(oracle["predicted_mean_ms"]), ratio, "", "", ""]
+        known = {
+            "policy": ORACLE,
+            "simulated": f"{oracle['predicted_ratio']:.3f}",
+            "simulated ms": duration(oracle["predicted_mean_ms"]),
+        }
+        yield [known.get(heading, "") for heading in HEADINGS]

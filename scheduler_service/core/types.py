@@ -323,6 +323,10 @@ class View(Protocol):
         """Tokens a round, before it showed its own: as predicted, else as finished ones had."""
 
     @property
+    def live_per_slot(self) -> float:
+        """Requests that were live when it came, for each slot."""
+
+    @property
     def usual_accepted(self) -> float:
         """Tokens a round of finished requests, whatever this one showed."""
 

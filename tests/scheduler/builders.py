@@ -62,6 +62,7 @@ class Seen:
     prefill_s: float = 0.0
     prior_accepted: float = 2.0
     usual_accepted: float = 2.0
+    live_per_slot: float = 0.0
     resume_s: float = 0.0
 
     @property

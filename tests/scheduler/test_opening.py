@@ -9,6 +9,8 @@ import pytest
 from scheduler_service.core.beliefs import Length
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.policies.opening import opening_tokens
+from scheduler_service.core.types import Submitted
+from tests.scheduler.builders import core, request, worker_up
 from tests.scheduler.test_policies import view
 from tests.simulator.builders import ends, job, run
 
@@ -71,6 +73,17 @@ def test_a_newcomer_is_opened_before_a_running_request_goes_on() -> None:
     )
     assert (waits["new"], opened["new"]) == (31, 1)
     assert ends(run(jobs, "gittins:opening=first-token"))["first"] == 41
+
+
+def test_in_a_crowd_a_first_token_is_worth_nothing() -> None:
+    """Who is opened there holds KV, and then stands still for long."""
+    assert key("first-token", live_per_slot=17.0) == key("mean", live_per_slot=17.0)
+    assert key("first-token", live_per_slot=15.0) < key("mean", live_per_slot=15.0)
+    one = core("gittins")
+    one.observe(worker_up(slots=2), 0.0)
+    for id in "abc":
+        one.observe(Submitted(request(id)), 0.0)
+    assert [entry.live_per_slot for entry in one.fleet.entries.values()] == [0, 0.5, 1]
 
 
 @pytest.mark.parametrize("opening", ["-1", "soon", "nan", "1001"])

@@ -34,6 +34,7 @@ class Gittins(Policy):
     ageing: float = 0.0  # seconds of work that a second of waiting outweighs; 0 is the lowest mean, much is fcfs
     overtaking: int = 20  # how many times the work ahead of a request is served before it at most; 0: no bound
     opening: str = "mean"  # or balanced, first-token, or a number: what a first token is worth, an end being worth 1
+    most_open: int = 16  # requests live for each slot, above which a newcomer's first token is worth nothing
     blind: bool = False  # every request's acceptance is taken for that of the finished ones
     max_pause_s: float = 0.0  # for how long a stream that has begun may pause; 0: no bound
 
@@ -45,6 +46,8 @@ class Gittins(Policy):
         check_overtaking(self.overtaking)
         check_pause(self.max_pause_s)
         worth(self.opening)
+        if self.most_open < 0:
+            raise ValueError("policy-set: most_open must be at least 0")
         if not 0.05 <= self.least_spread <= 3:
             raise ValueError("policy-set: least_spread must be from 0.05 to 3")
 
@@ -72,7 +75,7 @@ class Gittins(Policy):
         )
         resume_s = view.resume_s
         remaining_s = tokens / per_round * round_s + resume_s
-        if not emitted and (first_token := worth(self.opening)):
+        if not emitted and (first_token := worth(self.opening)) and view.live_per_slot <= self.most_open:
             before = resume_s / round_s * per_round
             tokens = opening_tokens(length, view.remaining_tokens, before, per_round, first_token)
             remaining_s = tokens / per_round * round_s

@@ -6,6 +6,9 @@ all times to stop: after its first round, or at an output of z tokens,
 mean of latency + w * time to first token where the Gittins index minimises that of latency (Gittins, Glazebrook, Weber,
 "Multi-armed bandit allocation indices", 2011). From the first token on the index is the plain one. Here, as there, the
 inverse is told, in the work of tokens: lower goes first.
+
+The index knows neither that an opened stream holds KV nor that it then pauses. Both grow with the queue. So where a
+newcomer finds too many requests (`most_open`), its first token is worth nothing.
 """
 
 import math
@@ -15,7 +18,7 @@ from typing import NamedTuple
 
 from scheduler_service.core.beliefs import Length, upper
 
-OPENINGS = {"mean": 0.0, "balanced": 0.1, "first-token": 0.3}
+OPENINGS = {"mean": 0.0, "balanced": 0.13, "first-token": 0.3}
 MOST = 1000.0  # so much more than an end a first token may be worth
 AGES = 96  # times to stop that are compared
 REACH = 4.0  # in spreads to both sides of the median
