@@ -49,7 +49,9 @@ def run(
     jobs: "Sequence[Job]", settings: CellSettings, routes: Sequence[Route], *, ideal: bool
 ) -> dict[str, dict[str, float]]:
     """Figures in milliseconds, by route. `ideal`: of one cell that has all workers, too, and that nothing kills."""
-    rows = {route: figures(run_cells(jobs, replace(settings, route=route))) for route in routes}
+    rows: dict[str, dict[str, float]] = {
+        route: figures(run_cells(jobs, replace(settings, route=route))) for route in routes
+    }
     if ideal:
         whole = replace(settings.fleet, workers=settings.fleet.workers * settings.cells)
         one = replace(settings, cells=1, fleet=whole, kill=None)
