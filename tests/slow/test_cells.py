@@ -151,7 +151,7 @@ async def test_a_cell_is_killed_and_comes_back_under_load(tmp_path: Path, monkey
         waited = max(took for _, sent, took, _ in answers if sent < began)
         print(  # noqa: T201
             f"\n{len(answers)} streams over two gateways, all whole and every token right; cell {KILLED} down for "
-            f"{DOWN_S:g} s: {len(new)} came meanwhile and ran elsewhere, at most {max(took for *_, took in new):.1f} s; "
+            f"{DOWN_S:g} s: {len(new)} came then and ran elsewhere, at most {max(took for *_, took in new):.1f} s; "
             f"what it had took up to {waited:.1f} s; drawn ids by cell: {spread}"
         )
 
