@@ -48,10 +48,10 @@ VLLM_ENV := build/vllm-env
 IN_VLLM := PYTHONPATH=. $(VLLM_ENV)/bin/python
 VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore
 
-.PHONY: demo demo-picture test test-elastic test-doors test-stores test-engine test-families test-vllm vllm-figures test-containers test-k8s \
-    test-compare test-faults test-failover sim-faults fuzz chaos soak \
-    bench bench-quick bench-scheduler bench-engine bench-paper page-picture docs check lint lint-protos types architecture \
-    protos protos-check protos-reference audit audit-here wheels env clean
+.PHONY: demo demo-picture test test-cells test-compare test-containers test-doors test-elastic test-engine test-failover test-families \
+    test-faults test-k8s test-stores test-vllm vllm-figures sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
+    bench-paper page-picture docs check lint lint-protos types architecture protos protos-check protos-reference audit audit-here \
+    wheels env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -64,6 +64,7 @@ help:
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make test-failover  200 fail-overs of a Redis with Sentinels under load (45 minutes; FAILOVERS=... REPLICAS=0)"
 	@echo "make test-elastic  workers that join, drain and die under load: on real processes (seven minutes)"
+	@echo "make test-cells  four cells behind two gateways, one killed under load, every token checked (two minutes)"
 	@echo "make test-doors  other people's clients on a live stack, each in an environment of its own; fuzzing of HTTP"
 	@echo "make test-k8s  the manifests for Kubernetes: rendered by kubectl and validated (half a minute; no cluster)"
 	@echo "make test-containers  images built, the stack run in them, each container killed in mid-stream (docker or podman)"
@@ -153,6 +154,9 @@ test-doors: env
 
 test-elastic: env
 	$(BIN)/python -m pytest -s tests/slow/test_elastic.py
+
+test-cells: env
+	$(BIN)/python -m pytest -s tests/slow/test_cells.py
 
 test-compare: env
 	$(BIN)/python -m pytest -s tests/slow/test_compare.py
