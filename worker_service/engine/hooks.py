@@ -1,8 +1,10 @@
 """Hooks that change logits before a token is drawn: masks, bias, penalties. No token is drawn here."""
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +33,7 @@ LogitsHook = Callable[[torch.Tensor, LogitsContext], torch.Tensor]
 # What logits are cut down to, for each value of eight tokens' bits: [256, 8].
 _CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little"), math.inf, -math.inf)
 _CEILINGS = _CEILINGS.astype(np.float32)
+_kept = threading.local()
 
 
 def follow_structure(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
@@ -42,8 +45,19 @@ def follow_structure(logits: torch.Tensor, context: LogitsContext) -> torch.Tens
 
 
 def _cut_with_numpy(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    ceiling = _CEILINGS.take(allowed.numpy(), axis=0).reshape(len(logits), -1)
-    return torch.from_numpy(np.minimum(logits.numpy(), ceiling[:, : logits.shape[1]]))
+    """In place, row by row: what is written then is in the cache already, and no new memory is asked for."""
+    ceiling = _scratch(allowed.shape[1])
+    for row, bits in zip(logits.numpy(), allowed.numpy(), strict=True):
+        np.take(_CEILINGS, bits, axis=0, out=ceiling, mode="clip")  # with another mode numpy would make a copy first
+        np.minimum(row, ceiling.reshape(-1)[: len(row)], out=row)
+    return logits
+
+
+def _scratch(width: int) -> np.ndarray[Any, Any]:
+    """[width, 8] of this thread's."""
+    if getattr(_kept, "width", None) != width:
+        _kept.width, _kept.ceiling = width, np.empty((width, 8), np.float32)
+    return _kept.ceiling  # type: ignore[no-any-return]
 
 
 def _cut_with_torch(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
