@@ -1,9 +1,6 @@
 """Structured output in the engine: every text has its structure, and is the one that the target itself would draw."""
 
 import json
-import os
-import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,12 +16,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from protos.structure import grammar
 from protos.v1.types_pb2 import Structure
-from tests.waiting import WAIT_S
 from tests.worker.harness import Driver, Tiny
 from tests.worker.structures import FEW, KINDS, LIMITS, PROMPT, answer, has, text_of
 from tests.worker.test_drafters import make
 from worker_service.engine import structure as module
-from worker_service.engine.beside import Helper
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.structure import Matcher, StructureError
@@ -225,30 +220,6 @@ def test_a_grammar_on_which_llguidance_never_returns_ends_its_request(
     monkeypatch.setattr(module, "MASKS_S", 0.0)
     monkeypatch.setattr(module.Structures, "_masks", lambda *args: never.wait())
     assert "the masks of this step failed" in error(answer(tiny, Sampling(grammar=FEW)))
-
-
-def test_work_that_never_returns_gets_only_time_that_nobody_else_wants() -> None:
-    """And what is begun next does not wait for it."""
-    stuck, threads = threading.Event(), queue.SimpleQueue[int]()
-
-    def hang() -> None:
-        inner = threading.Thread(target=lambda: (threads.put(threading.get_native_id()), stuck.wait()))
-        inner.start()  # as native code has threads of its own
-        threads.put(threading.get_native_id())
-        inner.join()
-
-    helper = Helper()
-    hanging = helper.begin(hang)
-    hung = [threads.get(timeout=WAIT_S) for _ in range(2)]
-    helper.abandon()
-    try:
-        assert Helper().begin(lambda: "done").result(WAIT_S) == "done"
-        if sys.platform == "linux":
-            assert [os.sched_getscheduler(thread) for thread in hung] == [os.SCHED_IDLE] * 2
-            assert os.sched_getscheduler(0) != os.SCHED_IDLE
-    finally:
-        stuck.set()
-    assert hanging.result(WAIT_S) is None
 
 
 def test_nobody_waits_while_a_grammar_is_compiled(
