@@ -41,7 +41,7 @@ REPLICAS ?= 1
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo demo-picture test test-doors test-stores test-engine test-families gpu-check test-containers test-k8s test-compare test-faults test-failover sim-faults fuzz chaos soak \
+.PHONY: demo demo-picture test test-elastic test-doors test-stores test-engine test-families gpu-check test-containers test-k8s test-compare test-faults test-failover sim-faults fuzz chaos soak \
     bench bench-quick bench-scheduler bench-engine bench-paper page-picture docs check lint lint-protos types architecture \
     protos protos-check protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
@@ -56,6 +56,7 @@ help:
 	@echo "make gpu-check  the engine on this machine's GPU: exactness, families, speed beside the floor (nine minutes; DEVICE=cpu: in little)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make test-failover  200 fail-overs of a Redis with Sentinels under load (45 minutes; FAILOVERS=... REPLICAS=0)"
+	@echo "make test-elastic  workers that join, drain and die under load: on real processes (seven minutes)"
 	@echo "make test-doors  other people's clients on a live stack, each in an environment of its own; fuzzing of HTTP"
 	@echo "make test-k8s  the manifests for Kubernetes: rendered by kubectl and validated (half a minute; no cluster)"
 	@echo "make test-containers  images built, the stack run in them, each container killed in mid-stream (docker or podman)"
@@ -143,6 +144,9 @@ test-families: env
 test-doors: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest tests/doors
+
+test-elastic: env
+	$(BIN)/python -m pytest -s tests/slow/test_elastic.py
 
 test-compare: env
 	$(BIN)/python -m pytest -s tests/slow/test_compare.py

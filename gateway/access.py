@@ -26,7 +26,8 @@ OWN = {
     **{_OIP + name: Right.GENERATE for name in ("ModelInfer", "ModelStreamInfer", "ModelMetadata", "ModelConfig")},
 }
 ADMIN = {
-    _INFERENCE + name: Right.ADMIN for name in ("Stats", "ListRequests", "ComparePolicies", "Cancel", "GetRequest")
+    _INFERENCE + name: Right.ADMIN
+    for name in ("Stats", "ListRequests", "ComparePolicies", "DrainWorker", "Cancel", "GetRequest")
 }
 # These need no key: they tell nothing secret.
 _OPEN = (

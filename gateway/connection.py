@@ -97,6 +97,9 @@ class Connection:
     async def stats(self, request: inference_pb2.StatsRequest) -> status_pb2.StatsResponse:
         return await self._ask(lambda stub: stub.Stats(request, timeout=self._rpc_timeout_s))
 
+    async def drain_worker(self, request: inference_pb2.DrainWorkerRequest) -> inference_pb2.DrainWorkerResponse:
+        return await self._ask(lambda stub: stub.DrainWorker(request, timeout=self._rpc_timeout_s))
+
     async def compare_policies(
         self, request: inference_pb2.ComparePoliciesRequest
     ) -> inference_pb2.ComparePoliciesResponse:

@@ -206,6 +206,12 @@ class Front:
         """Figures of the whole service. The door has checked the right."""
         return await self._link.scheduler.stats(request)
 
+    async def drain_worker(self, request: inference_pb2.DrainWorkerRequest) -> inference_pb2.DrainWorkerResponse:
+        """Have a worker end. The door has checked the right."""
+        if not request.worker_id:
+            raise BadInput("worker_id", "missing")
+        return await self._link.scheduler.drain_worker(request)
+
     async def compare_policies(
         self, request: inference_pb2.ComparePoliciesRequest
     ) -> inference_pb2.ComparePoliciesResponse:

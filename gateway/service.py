@@ -81,6 +81,12 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         return await self._front.stats(request)
 
     @answers_errors
+    async def DrainWorker(  # noqa: N802
+        self, request: inference_pb2.DrainWorkerRequest, context: Context
+    ) -> inference_pb2.DrainWorkerResponse:
+        return await self._front.drain_worker(request)
+
+    @answers_errors
     async def ComparePolicies(  # noqa: N802
         self, request: inference_pb2.ComparePoliciesRequest, context: Context
     ) -> inference_pb2.ComparePoliciesResponse:

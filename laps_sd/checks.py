@@ -19,26 +19,31 @@ class Wrong(Exception):
         self.setting, self.problem = setting, problem
 
 
-def check_machine(options: Options) -> None:
-    """Raises Wrong. Ports come last: that one is taken is no fault of the settings."""
-    if options.devices > 1 and options.workers > 1:
-        raise Wrong("--devices", "goes with one worker")
+def check_worker(options: Options) -> None:
+    """What concerns a worker alone. Raises Wrong."""
     if options.device == "cuda" and not _has_gpu():
         raise Wrong("--device", "this machine has no CUDA device; use cpu or auto")
-    if options.grpc_port and options.grpc_port == options.http_port:
-        raise Wrong("--http-port", f"{options.http_port} is --grpc-port already")
     if options.certs is not None and not options.certs.is_dir():
         raise Wrong("--certs", f"{options.certs} is no directory; `laps-sd certs` makes one")
-    if options.metrics_targets is not None and not os.access(options.metrics_targets.absolute().parent, os.W_OK):
-        raise Wrong("--metrics-targets", f"{options.metrics_targets} cannot be written")
-    if options.redis is not None:
-        _check_redis(options.redis)
-    _check_policy(options)
     _check_model(options.model)
     if options.devices > 1:
         _check_shares(options.model, options.devices)
     if options.drafter not in DRAFTERS:
         _check_drafter(Path(options.drafter))
+
+
+def check_machine(options: Options) -> None:
+    """Raises Wrong. Ports come last: that one is taken is no fault of the settings."""
+    if options.devices > 1 and options.workers > 1:
+        raise Wrong("--devices", "goes with one worker")
+    if options.grpc_port and options.grpc_port == options.http_port:
+        raise Wrong("--http-port", f"{options.http_port} is --grpc-port already")
+    if options.metrics_targets is not None and not os.access(options.metrics_targets.absolute().parent, os.W_OK):
+        raise Wrong("--metrics-targets", f"{options.metrics_targets} cannot be written")
+    if options.redis is not None:
+        _check_redis(options.redis)
+    _check_policy(options)
+    check_worker(options)
     for name in ("grpc_port", "http_port"):
         try:
             claim_ports(getattr(options, name))

@@ -12,6 +12,9 @@ COMMANDS = {
     "resume": ("laps_sd.generate:resume", "Stream the answer of an earlier request."),
     "pull": ("laps_sd.worker_commands:pull", "Fetch MODEL into the local cache, converted if need be."),
     "up": ("laps_sd.up:up", "Run the whole stack on this machine until SIGTERM or Ctrl-C."),
+    "scale": ("laps_sd.scale_command:scale", "More workers for the `laps-sd up` of this machine, or fewer."),
+    "worker": ("laps_sd.join:worker", "Run a worker that joins a running service."),
+    "drain": ("laps_sd.scale_command:drain", "Have a worker of a running service end in good order."),
     "demo": (
         "laps_sd.demo_command:demo",
         "Stream twelve prompts at once, first come, first served and under our policy; compare.",

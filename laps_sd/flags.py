@@ -5,7 +5,7 @@ What counts more comes first: the command line, the environment, the file, the d
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -41,15 +41,25 @@ def flags_of(kind: type) -> dict[str, Flag]:
     return {name: each for name, found in metadata.items() for each in found if isinstance(each, Flag)}
 
 
-def takes_flags_of(kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """For a command `(context, **values)`: it takes the flags of the dataclass, and --config."""
+def takes_flags_of(
+    kind: type, only: Collection[str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For a command `(context, *, FLAGS OF ITS OWN, **values)`: it takes the flags of the dataclass, and --config.
+
+    `only`: the fields whose flags it takes; what the file says of others is not for it. None: all of them."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(kind, include_extras=True)
         defaults = {each.name: each.default for each in fields(kind)}
         annotations: dict[str, Any] = {"context": typer.Context}
         parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+        for name, own in inspect.signature(command).parameters.items():
+            if own.kind is inspect.Parameter.KEYWORD_ONLY:
+                annotations[name] = get_type_hints(command, include_extras=True)[name]
+                parameters.append(own.replace(annotation=annotations[name]))
         for name, flag in flags_of(kind).items():
+            if only is not None and name not in only:
+                continue
             annotations[name] = Annotated[_told(hints[name]), _option(name, flag, _bounds(hints[name]))]
             default = defaults[name]
             parameters.append(
@@ -66,7 +76,7 @@ def takes_flags_of(kind: type) -> Callable[[Callable[..., None]], Callable[..., 
                 metavar="FILE",
                 envvar="LAPS_SD_CONFIG",
                 is_eager=True,
-                callback=lambda context, file: _read(context, file, kind),
+                callback=lambda context, file: _read(context, file, kind, only),
                 help=f"TOML with the same settings; default: ./{CONFIG} if there is one. Flags, and variables "
                 "LAPS_SD_NAME such as LAPS_SD_SLOTS, count more.",
             ),
@@ -121,14 +131,15 @@ def _bounds(hint: Any) -> tuple[int | None, int | None]:
     return least, most
 
 
-def _read(context: typer.Context, file: Path | None, kind: type) -> Path | None:
+def _read(context: typer.Context, file: Path | None, kind: type, only: Collection[str] | None) -> Path | None:
     """Puts the file's settings under those of flags and environment; further ones of services go to `context.obj`."""
     if file is None and CONFIG.is_file():
         file = CONFIG
     if file is not None:
         try:
             sections = {name: flag.service for name, flag in flags_of(kind).items()}
-            context.default_map, context.obj = settings_of(file, sections)
+            told, context.obj = settings_of(file, sections)
+            context.default_map = {name: value for name, value in told.items() if only is None or name in only}
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--config") from None
     return file

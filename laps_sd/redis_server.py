@@ -1,11 +1,17 @@
 """A Redis (or Valkey) server of our own: which program, and how it is started. No client of Redis lives here."""
 
+import fcntl
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from platformdirs import user_data_dir
+
+from laps_sd.options import Options
+from laps_sd.ports import StackError
 from laps_sd.supervise import Command
 
 STOP_S = 10.0
@@ -82,6 +88,32 @@ def check_reachable(url: str) -> None:
         ) from None
     except OSError as error:
         raise NoServer(f"no Redis at {place}: {error}") from error
+
+
+@contextmanager
+def own_redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Command]]]:
+    """The URL of Redis, and the command that starts it: none if `options.redis` names a server that runs already.
+
+    Raises StackError or NoServer.
+    """
+    if options.redis is not None:
+        check_reachable(options.redis)
+        yield options.redis, []
+        return
+    data = options.data_dir
+    if data is None:
+        data = (
+            Path(user_data_dir("laps-sd"), "redis", str(options.grpc_port)) if options.grpc_port else folder / "redis"
+        )
+    data.mkdir(parents=True, exist_ok=True)
+    with (data / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StackError(f"{data} is used by another stack; give --data-dir") from error
+        # In `folder`, since a socket's path may have at most 107 bytes and no other user may reach it.
+        socket_path = folder / "redis.sock"
+        yield f"unix://{socket_path}", [server_command(find_server(), data, socket_path)]
 
 
 def _any_answers(sentinels: Sequence[SplitResult]) -> None:

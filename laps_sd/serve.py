@@ -21,9 +21,14 @@ def run_stack(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
 
     Failures of the stack are printed to stderr. Raises typer.Exit after them: 2 where starting again is of no use.
     """
+    return run_to_end(run(options, use, emit))
+
+
+def run_to_end(work: Coroutine[Any, Any, None]) -> bool:
+    """As run_stack, of any work with processes."""
     finished, code = False, 0
     try:
-        finished = asyncio.run(_until_signal(run(options, use, emit)))
+        finished = asyncio.run(_until_signal(work))
     except* (StackError, NoServer, GaveUp, NotServing, OSError) as failures:
         for failure in failures.exceptions:
             if words := str(failure):

@@ -14,7 +14,7 @@ from gateway.config import Settings as Gateway
 from laps_sd.checks import Wrong, flag
 from laps_sd.flags import flags_of
 from laps_sd.options import Options
-from laps_sd.stack import gateway_command, scheduler_command, worker_command
+from laps_sd.stack import gateway_command, scheduler_command, worker_command, worker_named
 from laps_sd.supervise import Command
 from scheduler_service.config import Settings as Scheduler
 from worker_service.config import Settings as Worker
@@ -30,6 +30,12 @@ def check_services(options: Options) -> None:
     _check(options, "scheduler", Scheduler, scheduler_command(one, 1, one.redis or "unix:///redis.sock"))
     _check(options, "worker", Worker, worker_command(one, 0, _NOWHERE, Path("model")))
     _check(options, "gateway", Gateway, gateway_command(one, one.grpc_port, one.http_port, _NOWHERE))
+
+
+def check_joining(options: Options) -> None:
+    """The same for a worker alone."""
+    command = worker_named("worker", replace(options, devices=1), _NOWHERE, Path("model"), 1, joins=True)
+    _check(options, "worker", Worker, command)
 
 
 def _check(options: Options, service: str, settings: type[BaseSettings], command: Command) -> None:

@@ -1,34 +1,32 @@
 """The stack on one machine: which processes, with which flags, started and stopped in which order."""
 
 import asyncio
-import fcntl
 import json
 import os
-import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from platformdirs import user_data_dir
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from laps_sd import targets
+from laps_sd import scaling, targets
 from laps_sd.child_logs import as_entry
 from laps_sd.client import AsyncClient, NotServing
+from laps_sd.find_model import find_model
 from laps_sd.options import Options
-from laps_sd.ports import HOST, StackError, claim_ports
-from laps_sd.redis_server import check_reachable, find_server, server_command
-from laps_sd.supervise import BAD_SETTINGS, Child, Command, end, leashed
+from laps_sd.ports import HOST, claim_ports
+from laps_sd.redis_server import own_redis
+from laps_sd.supervise import Child, Command, leashed
+from protos.settings import LEFT
 
 SCHEDULER = "scheduler"
 POLL_S = 0.05
 READY_TIMEOUT_S = 900.0  # a big model on a slow disk
 WORKER_DRAIN_S = 5.0
-PULL_END_S = 5.0  # what `pull` may take to put its files in order once it is interrupted
 DRAIN_SLACK_S = 5.0
 
 Emit = Callable[[bytes], object]
@@ -43,7 +41,7 @@ _WORKER_ENVIRONMENT = {
 }
 
 
-def _emit_entry(emit: Emit, child: str, line: bytes) -> None:
+def emit_entry(emit: Emit, child: str, line: bytes) -> None:
     if line.strip():
         emit(as_entry(child, line))
 
@@ -53,21 +51,22 @@ def to_stderr(line: bytes) -> None:
     sys.stderr.buffer.flush()
 
 
-class NoModel(StackError):
-    """The model cannot be had. There is no message: `laps-sd pull` has said why, on stderr."""
-
-    hopeless = True
-
-
 class Stack:
     """Running processes, in the order in which they start.
 
-    `grpc`, `http`: the gateway's HOST:PORT. `ca`: the certificate that its TLS certificate is checked with, if any.
+    `grpc`, `http`: the gateway's HOST:PORT; `scheduler`: where workers join. `ca`: the certificate that the gateway's
+    TLS certificate is checked with, if any.
     """
 
-    def __init__(self, commands: list[Command], grpc: str, http: str, ca: Path | None, emit: Emit) -> None:
-        self.grpc, self.http, self.ca = grpc, http, ca
-        self.children = [Child(command, partial(_emit_entry, emit, command.name)) for command in commands]
+    def __init__(
+        self, commands: list[Command], grpc: str, http: str, scheduler: str, ca: Path | None, emit: Emit
+    ) -> None:
+        self.grpc, self.http, self.scheduler, self.ca, self._emit = grpc, http, scheduler, ca, emit
+        self.children = [self.child(command) for command in commands]
+
+    def child(self, command: Command) -> Child:
+        """It does not run yet."""
+        return Child(command, partial(emit_entry, self._emit, command.name))
 
     def client(self) -> AsyncClient:
         return AsyncClient(self.grpc, ca=self.ca)
@@ -135,35 +134,24 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
             parts.enter_context(targets.written(options.metrics_targets, told))
         commands = [*redis, *services]
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
-        stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", ca, emit)
+        stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", scheduler, ca, emit)
         about = {"model": str(model), "workers": options.workers, "policy": options.policy}
         emit(json.dumps({"service": "up", **about, "event": "starting", "level": "info"}).encode() + b"\n")
         async with asyncio.TaskGroup() as tasks:
             for child in stack.children:
                 tasks.create_task(child.keep_running(), name=child.name)
+            workers = scaling.Workers(
+                stack,
+                tasks,
+                partial(added_worker, options, scheduler, model),
+                most=1 if options.devices > 1 else None,
+                changed=partial(_tell_targets, options, stack),
+            )
             try:
-                await use(stack)
+                async with workers.listening(grpc_port, emit):
+                    await use(stack)
             finally:
                 await stack.stop()
-
-
-async def find_model(model: str) -> Path:
-    """The model's directory. The worker's module `pull` fetches the model if it is not there. Raises StackError."""
-    process = await asyncio.create_subprocess_exec(
-        *leashed(_python("laps_sd.interrupt", "worker_service.pull", model)),
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
-    )
-    try:
-        output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            await end(process, PULL_END_S, signal.SIGINT)  # so that nothing half-made stays in the cache
-    if process.returncode == BAD_SETTINGS:
-        raise NoModel
-    if process.returncode:
-        raise StackError("no model, no service")
-    return Path(output.decode().strip())
 
 
 def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
@@ -189,8 +177,22 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
 
 
 def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:
-    threads = max(1, _cores() // (options.workers * options.devices))
-    name = f"worker-{index}"
+    threads = max(1, cores() // (options.workers * options.devices))
+    return worker_named(f"worker-{index}", options, scheduler, model, threads)
+
+
+def added_worker(options: Options, scheduler: str, model: Path, index: int, workers: int) -> Command:
+    """Of a stack that runs already, and is to have so many workers."""
+    command = worker_command(replace(options, workers=workers), index, scheduler, model)
+    if options.metrics_targets is None:
+        return command
+    return replace(command, arguments=[*command.arguments, "--metrics-port", str(*claim_ports(0))])
+
+
+def worker_named(
+    name: str, options: Options, scheduler: str, model: Path, threads: int, *, joins: bool = False
+) -> Command:
+    """`joins`: a service that may not take it; then it ends."""
     arguments = _python("worker_service", "--scheduler", scheduler, "--worker-id", name, "--model", model)
     arguments += ["--device", options.device, "--dtype", options.dtype, "--slots", str(options.slots)]
     arguments += ["--drafter", options.drafter, "--threads", str(threads)]
@@ -203,6 +205,8 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
         arguments += ["--kv-tokens", str(options.kv_tokens)]
     if options.host_kv_tokens is not None:
         arguments += ["--host-kv-tokens", str(options.host_kv_tokens)]
+    if joins:
+        arguments.append("--leave-if-refused")
     if options.pace is not None:
         arguments += ["--pace", options.pace]
     if options.devices > 1:
@@ -219,6 +223,7 @@ def worker_command(options: Options, index: int, scheduler: str, model: Path) ->
         stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S,
         up=b'"event": "attached"',
         refused=b"exitcode  : 2 " if options.devices > 1 else None,  # torchrun's own exit code is 1 then
+        left=LEFT.encode(),
     )
 
 
@@ -251,6 +256,15 @@ def with_metrics(services: Sequence[Command], ports: Sequence[int]) -> tuple[lis
     ], told
 
 
+def _tell_targets(options: Options, stack: Stack) -> None:
+    """The workers have changed."""
+    if options.metrics_targets is not None:
+        measured = [child for child in stack.children if "--metrics-port" in child.command.arguments]
+        words = [(child.name, list(child.command.arguments)) for child in measured if not child.stopping]
+        told = [(name, f"{HOST}:{each[each.index('--metrics-port') + 1]}") for name, each in words]
+        targets.write(options.metrics_targets, told)
+
+
 def _tls(options: Options, service: str) -> list[str]:
     if options.certs is None:
         return []
@@ -258,33 +272,7 @@ def _tls(options: Options, service: str) -> list[str]:
     return ["--tls.ca", f"{folder}/ca.crt", "--tls.cert", f"{folder}/tls.crt", "--tls.key", f"{folder}/tls.key"]
 
 
-@contextmanager
-def own_redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Command]]]:
-    """The URL of Redis, and the command that starts it: none if `options.redis` names a server that runs already.
-
-    Raises StackError or NoServer.
-    """
-    if options.redis is not None:
-        check_reachable(options.redis)
-        yield options.redis, []
-        return
-    data = options.data_dir
-    if data is None:
-        data = (
-            Path(user_data_dir("laps-sd"), "redis", str(options.grpc_port)) if options.grpc_port else folder / "redis"
-        )
-    data.mkdir(parents=True, exist_ok=True)
-    with (data / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StackError(f"{data} is used by another stack; give --data-dir") from error
-        # In `folder`, since a socket's path may have at most 107 bytes and no other user may reach it.
-        socket_path = folder / "redis.sock"
-        yield f"unix://{socket_path}", [server_command(find_server(), data, socket_path)]
-
-
-def _cores() -> int:
+def cores() -> int:
     """The cores that this process may use. Systems other than Linux do not say; there it is all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -35,7 +35,8 @@ class GaveUp(Exception):
 class Command:
     """`environment`: added to this process's. `stop_s`: seconds between SIGTERM and SIGKILL. `up`: text of the line
     that the child prints once it has come up; no later death is an early one. `refused`: text of the line by which a
-    program between us and the child tells that the child refused its settings."""
+    program between us and the child tells that the child refused its settings. `left`: text of the line by which the
+    child says that somebody else had it end, and that it is not to be started again."""
 
     name: str
     arguments: Sequence[str]
@@ -43,6 +44,7 @@ class Command:
     stop_s: float = 5.0
     up: bytes | None = None
     refused: bytes | None = None
+    left: bytes | None = None
 
 
 class Child:
@@ -55,14 +57,28 @@ class Child:
         self._emit = emit
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._is_up = False
-        self._refuses = False
+        self._refuses = self._left = False
         self._stopping = asyncio.Event()
         self._replaced = asyncio.Event()
         self._ended = asyncio.Event()
 
-    async def stop(self) -> None:
-        """SIGTERM, then SIGKILL after the command's `stop_s`. Returns when the process is gone."""
+    @property
+    def gone(self) -> bool:
+        """It does not run, and will not be started again."""
+        return self._ended.is_set()
+
+    @property
+    def stopping(self) -> bool:
+        """It is told to end, and will not be started again."""
+        return self._stopping.is_set()
+
+    def begin_to_stop(self) -> None:
+        """SIGTERM, then SIGKILL after the command's `stop_s`. Returns at once."""
         self._stopping.set()
+
+    async def stop(self) -> None:
+        """The same, and returns when the process is gone."""
+        self.begin_to_stop()
         await self._ended.wait()
 
     def replace(self, command: Command) -> None:
@@ -78,7 +94,7 @@ class Child:
                 started = time.monotonic()
                 async with self._running() as process:
                     await first_of(process.wait, self._stopping.wait, self._replaced.wait)
-                if self._stopping.is_set():
+                if self._stopping.is_set() or (self._left and not process.returncode):
                     return
                 if self._replaced.is_set():
                     self._replaced.clear()
@@ -127,6 +143,7 @@ class Child:
                 self._tail.append(line)
                 self._is_up = self._is_up or (self.command.up is not None and self.command.up in line)
                 self._refuses = self._refuses or (self.command.refused is not None and self.command.refused in line)
+                self._left = self._left or (self.command.left is not None and self.command.left in line)
                 self._emit(line + b"\n")
         if rest:
             self._tail.append(rest)

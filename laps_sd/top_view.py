@@ -78,6 +78,7 @@ def _workers(frame: Frame) -> FittedTable:
     return FittedTable(
         [
             Column("worker", left=True, most=NAME_WIDTH),
+            Column("state", left=True, rank=1),
             Column("slots"),
             Column("placed", rank=4),
             Column("KV used"),
@@ -86,7 +87,10 @@ def _workers(frame: Frame) -> FittedTable:
             Column("idle", rank=2),
             Column("outside passes", rank=5),
         ],
-        [_worker(frame, worker) for worker in frame.stats.workers],
+        [
+            *(_worker(frame, worker) for worker in frame.stats.workers),
+            *((name, "loading", *["-"] * 7) for name in frame.stats.loading_workers),
+        ],
     )
 
 
@@ -94,6 +98,7 @@ def _worker(frame: Frame, worker: Worker) -> tuple[Cell, ...]:
     used = 1 - worker.free_blocks / worker.blocks if worker.blocks else None
     return (
         worker.worker_id,
+        "draining" if worker.draining else "serves",
         f"{worker.running}/{worker.slots}",
         str(worker.placed),
         _share(used),

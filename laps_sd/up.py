@@ -19,7 +19,8 @@ def up(context: typer.Context, **told: Any) -> None:
     """Run the whole stack on this machine until SIGTERM or Ctrl-C. Services that die are started again.
 
     On a terminal it shows how far the start is, and then what to type. Where its output is read by a program, the logs
-    on stderr are JSON lines, and stdout says `ready grpc=HOST:PORT http=HOST:PORT` when a warmed worker serves.
+    on stderr are JSON lines, and stdout says `ready grpc=HOST:PORT http=HOST:PORT scheduler=HOST:PORT` when a warmed
+    worker serves. Further workers join at the last one (`laps-sd worker`); `laps-sd scale` changes how many there are.
     """
     from laps_sd.checks import Wrong, check_machine
 
@@ -46,13 +47,13 @@ def up(context: typer.Context, **told: Any) -> None:
         run_stack(options, partial(_serve, screen.ready), emit=screen.emit)
 
 
-def _tell_programs(grpc: str, http: str) -> None:
-    typer.echo(f"ready grpc={grpc} http={http}")
+def _tell_programs(grpc: str, http: str, scheduler: str) -> None:
+    typer.echo(f"ready grpc={grpc} http={http} scheduler={scheduler}")
 
 
-async def _serve(tell: Callable[[str, str], None], stack: "Stack") -> None:
+async def _serve(tell: Callable[[str, str, str], None], stack: "Stack") -> None:
     import asyncio
 
     await stack.ready()
-    tell(stack.grpc, stack.http)
+    tell(stack.grpc, stack.http, stack.scheduler)
     await asyncio.Event().wait()  # until cancelled by a signal

@@ -65,12 +65,12 @@ class Screen:
             self._status.start()
         self._console.print(for_people(entry), soft_wrap=True)
 
-    def ready(self, grpc: str, http: str) -> None:
+    def ready(self, grpc: str, http: str, scheduler: str) -> None:
         self._end_phase()
         self._phase = len(_ORDER)
         self._status.stop()
         self._console.print(f"ready after {time.monotonic() - self._began:.1f} s", style="bold green", highlight=False)
-        for line in how_to_use(self._options, self._model, grpc, http):
+        for line in how_to_use(self._options, self._model, grpc, http, scheduler):
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     @property
@@ -104,7 +104,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-def how_to_use(options: Options, model: str, grpc: str, http: str) -> list[str]:
+def how_to_use(options: Options, model: str, grpc: str, http: str, scheduler: str) -> list[str]:
     """Where the service is reached, and commands to copy."""
     url = f"{'https' if options.certs else 'http'}://{http}"
     body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS}
@@ -123,5 +123,6 @@ def how_to_use(options: Options, model: str, grpc: str, http: str) -> list[str]:
         *(["put a key into LAPS_SD_API_KEY first: laps-sd key new --help"] if key else []),
         f"  {shlex.join(generate)}",
         f"  {shlex.join(curl)}{key}",
+        f"More workers: laps-sd scale N; or, of this machine, laps-sd worker --join {scheduler}",
         "Ctrl-C ends it.",
     ]

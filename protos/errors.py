@@ -6,7 +6,8 @@ RequestError               what a client is told: a status, a message, perhaps a
 ├── Unauthenticated        UNAUTHENTICATED      no API key, or none that is known
 ├── Forbidden              PERMISSION_DENIED    the key lacks the right
 ├── UnknownRequest         NOT_FOUND
-│   └── UnknownModel       NOT_FOUND
+│   ├── UnknownModel       NOT_FOUND
+│   └── UnknownWorker      NOT_FOUND
 ├── DuplicateRequest       ALREADY_EXISTS
 ├── QueueFull              RESOURCE_EXHAUSTED   retry after `retry_after_ms`
 ├── NotServing             UNAVAILABLE          draining, or no warmed worker: retry elsewhere or later
@@ -14,6 +15,7 @@ RequestError               what a client is told: a status, a message, perhaps a
 ├── BeyondEnd              OUT_OF_RANGE         a stream was to go on from a token that the answer does not have
 ├── Lost                   DATA_LOSS            a stream that cannot be continued without a gap
 ├── Incompatible           FAILED_PRECONDITION  two services that share no version of the protocol
+├── LastWorker             FAILED_PRECONDITION  a worker was to end, and no other serves
 ├── Cancelled              CANCELLED            somebody ended the request, by its id, before its answer was whole
 └── Failed                 INTERNAL             the worker could not run it
 
@@ -106,6 +108,10 @@ class UnknownModel(UnknownRequest):
     pass
 
 
+class UnknownWorker(UnknownRequest):
+    pass
+
+
 class DuplicateRequest(RequestError):
     code = grpc.StatusCode.ALREADY_EXISTS
 
@@ -134,6 +140,10 @@ class Incompatible(RequestError):
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class LastWorker(RequestError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
 class Cancelled(RequestError):
     code = grpc.StatusCode.CANCELLED
 
@@ -142,7 +152,8 @@ class Failed(RequestError):
     code = grpc.StatusCode.INTERNAL
 
 
-_BY_CODE = {kind.code.value[0]: kind for kind in RequestError.__subclasses__() if kind is not BadInput}
+# Of two kinds with one code the more general one.
+_BY_CODE = {kind.code.value[0]: kind for kind in RequestError.__subclasses__() if kind not in (BadInput, LastWorker)}
 
 
 def from_code(code: int, message: str, retry_after_ms: int = 0) -> RequestError:

@@ -13,6 +13,7 @@ from protos.channels import is_loopback as is_loopback
 from protos.tls import Tls
 
 BAD_SETTINGS = 2  # exit code: starting again is of no use
+LEFT = "told to drain, and gone"  # a service's last words: starting it again is not wanted
 
 
 class ServiceSettings(BaseSettings):

@@ -39,6 +39,12 @@ def hello(message: worker_pb.Hello) -> None:
     cost(message.cost)
 
 
+def announcement(message: worker_pb.AnnounceRequest) -> None:
+    version.agree(message.min_protocol or message.protocol, message.protocol, "worker")
+    if not message.worker_id:
+        raise BadInput("worker_id", "must not be empty")
+
+
 def obeyed(epoch: int, now_s: float) -> None:
     """`epoch`: the highest one that a worker has obeyed. Leaders take epochs from their clocks."""
     if epoch > (now_s + MAX_SKEW_S) * 1000:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import islice
@@ -30,9 +30,9 @@ from scheduler_service.session import WorkerSession
 
 MOST_LISTED = 256  # requests of a page, and tenants in Stats, so that the cost of an answer stays bounded
 PAGE = 50  # requests of a page where the caller does not say
-COUNTED_AT_ONCE = 512  # live requests, until other tasks run
+COUNTED_AT_ONCE = 256  # live requests, until other tasks run
 MOST_ROUNDS = 64  # of a request's last ones, that are told
-LISTED_AT_ONCE = 16  # the same; where each of these stands has to be looked up among all others
+LISTED_AT_ONCE = 8  # the same; where each of these stands has to be looked up among all others
 
 _PAGE_TOKEN = re.compile("[0-9]{0,9}")
 _WAIT_REASON = {
@@ -114,6 +114,7 @@ async def stats(leader: Leader) -> status_pb.StatsResponse:
         tenants=tally.largest(counts.refused_by_tenant),
         refused=counts.refused,
         unreadable=leader.recovery.set_aside.count,
+        loading_workers=leader.workers.loading,
         expired=counts.ended[State.EXPIRED],
         backlog_bound=duration(bound_s) if bound_s < inf else None,
     )
@@ -134,7 +135,11 @@ def _priorities(fleet: Fleet) -> list[status_pb.PriorityStatus]:
 
 def live_status(leader: Leader, id: str) -> status_pb.RequestStatus | None:
     """Why am I waiting? None if the request is not live."""
-    return next(iter(_live(leader, [id])), None)
+    fleet = leader.core.fleet
+    if id not in fleet.entries:
+        return None
+    place = outlook.position(fleet, id)
+    return _live_status(leader, id, place, *outlook.waits_behind_s(fleet, [_ahead(fleet, id, place)]))
 
 
 async def stored_status(leader: Leader, id: str) -> status_pb.RequestStatus:
@@ -162,36 +167,54 @@ async def list_requests(leader: Leader, request: inference_pb.ListRequestsReques
             await asyncio.sleep(0)
     if len(ids) > size:
         page.next_page_token = str(skipped + size)
-    for start in range(0, min(size, len(ids)), LISTED_AT_ONCE):
-        await asyncio.sleep(0)  # workers wait for their commands
-        listed = _live(leader, ids[:size][start : start + LISTED_AT_ONCE])
-        for status in listed:
-            _add_rounds(leader, status, min(request.recent_rounds, MOST_ROUNDS))
-        page.requests.extend(listed)
+    await _fill(leader, page, ids[:size], min(request.recent_rounds, MOST_ROUNDS))
     return page
 
 
-def _live(leader: Leader, ids: Iterable[str]) -> list[status_pb.RequestStatus]:
-    """Of those of `ids` that are live."""
+async def _fill(
+    leader: Leader, page: inference_pb.ListRequestsResponse, ids: Sequence[str], recent_rounds: int
+) -> None:
+    """With those of `ids` that are still live. Workers wait for their commands meanwhile: a few are done at once."""
+    fleet, places, ahead = leader.core.fleet, dict[str, int](), dict[str, int]()
+    for start in range(0, len(ids), LISTED_AT_ONCE):
+        await asyncio.sleep(0)
+        for id in ids[start : start + LISTED_AT_ONCE]:
+            if id in fleet.entries:
+                places[id] = outlook.position(fleet, id)
+                ahead[id] = _ahead(fleet, id, places[id])
+    await asyncio.sleep(0)
+    waits_s = dict(zip(ahead, outlook.waits_behind_s(fleet, list(ahead.values())), strict=True))
+    for start in range(0, len(ids), LISTED_AT_ONCE):
+        await asyncio.sleep(0)
+        for id in ids[start : start + LISTED_AT_ONCE]:
+            if id in waits_s and id in fleet.entries:
+                status = _live_status(leader, id, places[id], waits_s[id])
+                _add_rounds(leader, status, recent_rounds)
+                page.requests.append(status)
+
+
+def _ahead(fleet: Fleet, id: str, position: int) -> int:
+    """How many others it waits for."""
+    return 0 if fleet.entries[id].state is State.RUNNING else position
+
+
+def _live_status(leader: Leader, id: str, position: int, wait_s: float) -> status_pb.RequestStatus:
+    """Of a live request with so many others before it."""
     now, fleet = leader.clock(), leader.core.fleet
-    ids = [id for id in ids if id in fleet.entries]
-    statuses = []
-    for id, wait_s in zip(ids, outlook.waits_s(fleet, ids), strict=True):
-        entry = fleet.entries[id]
-        status = translate.to_status(entry.record(), now)
-        status.position = outlook.position(fleet, id)
-        status.worker_id = entry.home or ""
-        status.predicted_tokens = entry.predicted_tokens
-        if (why := reasons.why(fleet, id)) is not None:
-            reason, passed_by = why
-            status.wait_reason = _WAIT_REASON[reason]
-            status.passed_by.extend(passed_by)
-        if leader.sessions:
-            start = now + wait_s if entry.started is None else entry.started
-            status.estimated_start_time.CopyFrom(timestamp(start))
-            status.estimated_end_time.CopyFrom(timestamp(now + wait_s + outlook.remaining_s(fleet, id)))
-        statuses.append(status)
-    return statuses
+    entry = fleet.entries[id]
+    status = translate.to_status(entry.record(), now)
+    status.position = position
+    status.worker_id = entry.home or ""
+    status.predicted_tokens = entry.predicted_tokens
+    if (why := reasons.why(fleet, id)) is not None:
+        reason, passed_by = why
+        status.wait_reason = _WAIT_REASON[reason]
+        status.passed_by.extend(passed_by)
+    if leader.sessions:
+        start = now + wait_s if entry.started is None else entry.started
+        status.estimated_start_time.CopyFrom(timestamp(start))
+        status.estimated_end_time.CopyFrom(timestamp(now + wait_s + outlook.remaining_s(fleet, id)))
+    return status
 
 
 def _add_rounds(leader: Leader, status: status_pb.RequestStatus, count: int) -> None:
@@ -241,6 +264,7 @@ def _worker_status(leader: Leader, session: WorkerSession) -> status_pb.WorkerSt
         idle_share=session.idle_share,
         outside_forward_share=session.outside_forward_share,
         output_tokens=session.tokens,
+        draining=worker.draining,
     )
 
 

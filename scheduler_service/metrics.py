@@ -65,6 +65,12 @@ class Metrics(Families):
         text = "Until all that waits and runs of this class, and what goes before it, is served"
         self._led(self.gauge, "backlog_seconds", text, _backlog_s, "class")
         self._led(self.gauge, "workers", "Attached workers", lambda now: float(len(now.sessions)))
+        text = "Workers that are coming and load their model"
+        self._led(self.gauge, "workers_loading", text, lambda now: float(len(now.workers.loading)))
+        text = "Attached workers that are about to end and get nothing new"
+        self._led(self.gauge, "workers_draining", text, _draining)
+        text = "Requests that all attached workers run at once, at most"
+        self._led(self.gauge, "slots", text, lambda now: float(now.core.fleet.slots))
         text = "Batches of writes that wait for the store"
         self._led(self.gauge, "unstored_batches", text, lambda now: float(now.persister.behind))
 
@@ -100,6 +106,10 @@ def _model(leader: Leader | None) -> str:
 
 def _in_state(state: State, leader: Leader) -> float:
     return float(sum(leader.core.fleet.classes.in_state(state).values()))
+
+
+def _draining(leader: Leader) -> float:
+    return float(sum(worker.draining for worker in leader.core.fleet.workers.values()))
 
 
 def _waiting_by_class(leader: Leader) -> Reading:

@@ -22,6 +22,7 @@ class WorkerSession:
     spares: int = 0  # requests of that command beyond the worker's slots, less those that have ended since
     stuck: bool = False  # its last round ran nothing: it waits for a command that changes something
     owed_s: float = 0.0  # how long the report of a round has been due
+    told_to_drain: bool = False  # the next message says so
     leaving: bool = False  # it said goodbye, so the end of its stream is not a crash
     reported_at: float | None = None  # when the report came that the next command answers
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # a command is due

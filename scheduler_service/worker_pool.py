@@ -3,9 +3,12 @@
 A report is answered at once; what it brought is stored in the background (durable_core.py).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import structlog
 
-from protos.errors import BadInput
+from protos.errors import BadInput, LastWorker, UnknownWorker
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as pb
 from scheduler_service import checks, reports, translate
@@ -30,6 +33,7 @@ class WorkerPool:
         self.model: common_pb.ModelInfo | None = None  # the one that every worker runs
         self.epoch = 0  # of this leader
         self.sessions = sessions
+        self.loading: list[str] = []  # names of workers that are coming
         self._settings, self._durable, self._ledger, self._outboxes = settings, durable, ledger, outboxes
         self._core = durable.core
         self._log = structlog.get_logger()
@@ -39,8 +43,7 @@ class WorkerPool:
     def attach(self, hello: pb.Hello) -> WorkerSession:
         """A worker's new connection; an older one of the same worker is closed. Raises BadInput if the worker runs
         another model than the others, or one with a smaller context, or refuses what they serve."""
-        if self.model is not None and hello.model.fingerprint != self.model.fingerprint:
-            raise BadInput("model", f"{hello.model.name} differs from what the other workers run: {self.model.name}")
+        self._check_model(hello.model.name, hello.model.fingerprint)
         if self.model is None or not self.sessions:
             self.model = hello.model
         elif hello.model.context_tokens < self.model.context_tokens:
@@ -55,6 +58,42 @@ class WorkerPool:
         self._durable.apply(translate.to_worker_up(hello))
         self._changed()
         return session
+
+    @contextmanager
+    def expecting(self, request: pb.AnnounceRequest) -> Iterator[None]:
+        """A worker loads its model while the block runs. Raises RequestError if it does not belong here."""
+        checks.announcement(request)
+        self._check_model(request.model_name, request.model_fingerprint)
+        self.loading.append(request.worker_id)
+        try:
+            yield
+        finally:
+            self.loading.remove(request.worker_id)
+
+    def _check_model(self, name: str, fingerprint: str) -> None:
+        if self.model is None or fingerprint == self.model.fingerprint:
+            return
+        other = f"{name} differs from" if name != self.model.name else f"this {name} has other files than"
+        raise BadInput("model", f"{other} what the other workers run: {self.model.name}")
+
+    def drain(self, name: str, *, force: bool) -> int:
+        """Have a worker end: it gets nothing new from now on. `force`: even the last one. Returns how many workers
+        remain. Raises UnknownWorker, LastWorker."""
+        workers = self._core.fleet.workers
+        if (session := self.sessions.get(name)) is None:
+            raise UnknownWorker(f"worker {name!r} is not attached; attached are {', '.join(sorted(workers)) or 'none'}")
+        remaining = sum(not worker.draining for other, worker in workers.items() if other != name)
+        if not remaining and not force:
+            raise LastWorker(f"{name} is the last worker: requests would wait until another one comes; force it if so")
+        session.told_to_drain = True
+        self._drain(name)
+        return remaining
+
+    def _drain(self, name: str) -> None:
+        if not self._core.fleet.workers[name].draining:
+            self._log.info("worker_draining", worker=name)
+            self._durable.apply(Draining(name))
+        self.sessions.wake_all()
 
     def detach(self, session: WorkerSession) -> None:
         """The connection has ended. Its requests continue on other workers, or here when this worker comes back."""
@@ -98,9 +137,7 @@ class WorkerPool:
             checks.cost(report.cost)
         step, outputs = reports.read(session.worker, report)
         if report.draining and not self._core.fleet.workers[session.worker].draining:
-            self._log.info("worker_draining", worker=session.worker)
-            self._durable.apply(Draining(session.worker))
-            self.sessions.wake_all()
+            self._drain(session.worker)
         if outputs:
             self._step_done(session, report, step, outputs, received_at)
         else:

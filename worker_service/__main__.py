@@ -1,121 +1,40 @@
-"""`python -m worker_service`: a worker with our own engine, from its settings."""
+"""`python -m worker_service`: a worker with our own engine, from its settings. What loads long is imported beside the
+service, which is up at once."""
 
 import asyncio
-import signal
+import os
 import sys
+from types import ModuleType
 
 import structlog
-import torch
 
 from protos.serving import trace
-from protos.settings import BAD_SETTINGS, read
-from worker_service.capacity import TooLittleMemoryError, check_kv_tokens, check_memory, summary
+from protos.settings import BAD_SETTINGS, LEFT, read
 from worker_service.config import Settings
-from worker_service.drafters import make_drafter
-from worker_service.engine.engine import Engine
-from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTarget
-from worker_service.engine.self_check import check, own_logits
-from worker_service.model_files import ModelError, check_directory
-from worker_service.models import LoadedModel, choose_device, choose_dtype, load
-from worker_service.pace import Pace, PacedRunner
+from worker_service.model_files import ModelError, TooLittleMemoryError
 from worker_service.pull import find
-from worker_service.runner import Runner
 from worker_service.service import Loaded, serve
 
 
-async def load_engine(settings: Settings, group: Group | None) -> Loaded:
-    """The model and its engine. Raises ModelError. `group`: the processes that share the model with this one, which
-    leads them."""
-    model = await asyncio.to_thread(load_share, settings, group)
-    check_kv_tokens(settings.kv_tokens, model.context_tokens)
-    context_tokens = min(model.context_tokens, settings.kv_tokens)
-    engine = await asyncio.to_thread(build_engine, settings, model, context_tokens, group)
-    if settings.pace:
-        runner: Runner = PacedRunner(engine, settings.slots, settings.threads, Pace(settings.pace))
-    else:
-        runner = Runner(engine, settings.slots, settings.threads)
-    return Loaded(
-        engine=engine,
-        runner=runner,
-        model=model,
-        context_tokens=lambda: context_tokens,
-        max_draft=settings.max_draft,
-        about={"dtype": str(model.dtype), "device": str(model.device)},
-    )
+def _own_engine() -> ModuleType:
+    from worker_service import own_engine
+
+    return own_engine
 
 
-def load_share(settings: Settings, group: Group | None) -> LoadedModel:
-    """The model, or this process's share of it once all others have loaded theirs. Raises ModelError, ParallelError."""
-    ranks, folder = group.ranks if group else Ranks(), find(settings.model)
-    check_directory(folder)
-    device = choose_device(settings.device, ranks)
-    check_memory(
-        folder,
-        device,
-        choose_dtype(settings.dtype, device),
-        kv_tokens=settings.blocks * settings.block_tokens,
-        host_kv_tokens=settings.host_blocks(device.type) * settings.block_tokens,
-        shares=ranks.size,
-    )
-    model = load(str(folder), settings.device, settings.dtype, ranks)
-    if group:
-        group.loaded()
-    return model
-
-
-def share(settings: Settings, ranks: Ranks) -> None:
-    """Lead, or compute a share of each pass until the leader ends. Raises ParallelError, and what `serve` raises."""
-    if not ranks.leads:
-        # torchrun signals all processes. The leader decides when to end, and its last step needs every share.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-    group = Group(ranks, choose_device(settings.device, ranks))
-    if ranks.leads:
-        asyncio.run(serve(settings, lambda: load_engine(settings, group)))
-    else:
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
-        SharedTarget(load_share(settings, group).model, group).follow()
-    group.leave()
-
-
-def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Group | None = None) -> Engine:
-    """An engine that has passed the self-check. Raises ModelError if it cannot compute what the model does."""
-    try:
-        # A shared model cannot be checked: each process has a part, and there is no whole to compare with.
-        expected = None if group else own_logits(model.model, context_tokens)
-        engine = Engine(
-            model.model,
-            model.tokenizer,
-            eos_ids=model.eos_ids,
-            context_tokens=context_tokens,
-            blocks=settings.blocks,
-            block_tokens=settings.block_tokens,
-            host_blocks=settings.host_blocks(model.device.type),
-            max_draft=settings.max_draft,
-            drafter=make_drafter(settings.drafter, model, blocks=settings.blocks, block_tokens=settings.block_tokens),
-            group=group,
-        )
-        if expected is not None:
-            check(engine, expected)
-    except (ModelError, ParallelError, OSError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # whatever a model of its own kind does in a pass, before it answers anybody
-        name = type(model.model).__name__
-        raise ModelError(f"{settings.model}: the engine cannot serve this {name}: {summary(error)}") from error
-    return engine
+async def _load(settings: Settings) -> Loaded:
+    loaded: Loaded = await (await asyncio.to_thread(_own_engine)).load_engine(settings, None)
+    return loaded
 
 
 def main() -> None:
     settings = read(Settings, "worker")
-    ranks = Ranks.from_environment()
-    name = "worker" if ranks.size == 1 else f"worker, process {ranks.rank + 1} of {ranks.size}"
+    rank, size = (int(os.environ.get(name, alone)) for name, alone in (("RANK", 0), ("WORLD_SIZE", 1)))  # of torchrun
+    name = "worker" if size == 1 else f"worker, process {rank + 1} of {size}"
     try:
-        if ranks.size == 1:
-            asyncio.run(serve(settings, lambda: load_engine(settings, None)))
-        else:
-            share(settings, ranks)
-    except (OSError, ModelError, ParallelError) as error:  # a sentence, not a traceback
+        if _own_engine().share(settings) if size > 1 else asyncio.run(serve(settings, lambda: _load(settings), find)):
+            sys.stderr.write(f"{name}: {LEFT}\n")
+    except (OSError, ModelError) as error:  # a sentence, not a traceback
         sys.stderr.write(f"{name}: {error}\n")
         hopeless = isinstance(error, ModelError) and not isinstance(error, TooLittleMemoryError)
         sys.exit(BAD_SETTINGS if hopeless else 1)

@@ -10,7 +10,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TE
 
 from worker_service.engine.shape import attention_shapes, kv_values_per_token, layer_configs, text_config
 from worker_service.engine.warm_up import WARM_UP_TOKENS
-from worker_service.model_files import ModelError
+from worker_service.model_files import ModelError, TooLittleMemoryError
 
 _GIB = 2**30
 _LAYERS = {"full_attention", "sliding_attention"}  # the kinds whose past is keys and values of each token
@@ -18,10 +18,6 @@ _SAID = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _OWN_CGROUP = Path("/proc/self/cgroup")
-
-
-class TooLittleMemoryError(ModelError):
-    """Weights and KV exceed what is free now; another time they may fit."""
 
 
 def read_config(folder: Path, shares: int = 1) -> Any:

@@ -46,6 +46,9 @@ class CommonSettings(ServiceSettings):
     warm_up_timeout_s: float = Field(
         900.0, gt=0, description="as step_timeout_s, for the warm-up: its first passes may compile"
     )
+    leave_if_refused: bool = Field(
+        False, description="end with 2 where the scheduler does not take this model or version; default: ask again"
+    )
     drain_s: DrainS = Field(
         5.0, description="how long running requests may go on after SIGTERM before they move elsewhere"
     )

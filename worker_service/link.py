@@ -15,6 +15,7 @@ from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
 from protos.serving import DIAL_S, SILENT_S, channel, dialled, first_of
 from protos.tls import Tls
+from worker_service.announcing import refusal
 from worker_service.engine.types import Held
 from worker_service.reporting import Report
 from worker_service.runner import Runner, TooManyCommandsError
@@ -50,14 +51,19 @@ class Link:
         hello: pb.Hello,
         on_attached: Callable[[bool], Awaitable[None]],
         stays: Stays | None = None,
+        on_drain: Callable[[], object] = lambda: None,
+        leave_if_refused: bool = False,
     ) -> None:
         """`schedulers`: HOST:PORT of each; one of them leads. `runner` must be warmed. `hello`: the worker's id, model
         and sizes; what differs from session to session is filled in here. `on_attached` is told True at every welcome,
-        and False when that session has ended. `stays` is told of every command and report; None: nobody is."""
+        and False when that session has ended. `stays` is told of every command and report; None: nobody is. `on_drain`
+        is called when the scheduler has been told to let this worker go. `leave_if_refused`: `run` raises RefusedError
+        where a scheduler says that this worker does not belong there."""
         self._schedulers, self._tls = tuple(schedulers), tls
         self._runner = runner
         self._hello, self._on_attached = hello, on_attached
         self._stays = stays or Stays(None, hello.worker_id)
+        self._on_drain, self._leave_if_refused = on_drain, leave_if_refused
         self._max_epoch = 0  # of the highest leader ever obeyed
         self._reports: asyncio.Queue[pb.StepReport] | None = None  # of the session, while there is one
         self._draining = False
@@ -65,7 +71,7 @@ class Link:
         self._log = structlog.get_logger().bind(service="worker", worker=hello.worker_id)
 
     async def run(self) -> None:
-        """Attach, again and again, until cancelled or drained."""
+        """Attach, again and again, until cancelled or drained. Raises RefusedError."""
         wait_s = 0.0
         while not self._draining:
             try:
@@ -96,7 +102,8 @@ class Link:
 
     async def _attach_to_any(self) -> None:
         """One session, until it breaks, with the first scheduler that welcomes us. All are dialled at once, so that one
-        whose machine is gone keeps us from no other. Raises one of _CONNECTION_ERRORS if none welcomes us."""
+        whose machine is gone keeps us from no other. Raises one of _CONNECTION_ERRORS if none welcomes us,
+        RefusedError."""
         credentials = self._tls.channel_credentials()
         links = [channel(scheduler, credentials) for scheduler in self._schedulers]
         dials = {asyncio.create_task(dialled(link)): link for link in links}
@@ -113,6 +120,8 @@ class Link:
                         return await self._attach(dials[dial], [link for link in links if link is not dials[dial]])
                     except _CONNECTION_ERRORS as failed:
                         error = failed
+                        if self._leave_if_refused and (refused := refusal(failed)) is not None:
+                            raise refused from failed
                 patience_s = MAX_RECONNECT_S  # one has answered: the others are there by then, or asked the next time
         finally:
             for dial in dials:
@@ -187,6 +196,8 @@ class Link:
                 message = await call.read()
             if not isinstance(message, pb.ToWorker):
                 return  # it hung up
+            if message.HasField("drain"):
+                self._on_drain()
             if not message.HasField("command"):
                 continue  # a heartbeat
             command = message.command

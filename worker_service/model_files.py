@@ -15,6 +15,10 @@ class ModelError(Exception):
     """There is no such model, or it cannot be used; the message says what to do."""
 
 
+class TooLittleMemoryError(ModelError):
+    """Weights and KV exceed what is free now; another time they may fit."""
+
+
 def default_cache() -> Path:
     from platformdirs import user_cache_dir  # not on a machine that has the engine's own libraries alone
 

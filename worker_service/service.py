@@ -5,6 +5,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
 
 from protos import tracing
 from protos.link.v1 import worker_link_pb2
@@ -19,11 +22,13 @@ from protos.serving import (
     stop_signals,
     stranger_options,
 )
+from worker_service.announcing import RefusedError, announce
 from worker_service.config import CommonSettings
 from worker_service.engine.port import EnginePort
-from worker_service.identity import Described
+from worker_service.identity import Described, fingerprint, model_name, read_ahead
 from worker_service.link import Link
 from worker_service.metrics import Metrics
+from worker_service.model_files import ModelError
 from worker_service.runner import Runner
 from worker_service.stays import Stays
 from worker_service.watchdog import Watchdog
@@ -46,9 +51,12 @@ class Loaded:
     about: Mapping[str, str]
 
 
-async def serve(settings: CommonSettings, load: Callable[[], Awaitable[Loaded]]) -> None:
-    """Run the worker until SIGTERM or SIGINT. Raises what `load` and the engine raise, or OSError if the port is
-    taken."""
+async def serve(
+    settings: CommonSettings, load: Callable[[], Awaitable[Loaded]], find: Callable[[str], Path] = Path
+) -> bool:
+    """Run the worker until SIGTERM or SIGINT, or until somebody has the scheduler let it go, which returns True. Raises
+    what `load` and the engine raise, OSError if the port is taken, RefusedError. `find`: the folder of the model that
+    the settings name."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
     # It tells health and nothing else, in plaintext.
     bounds = stranger_options(MAX_PROBES)
@@ -60,6 +68,11 @@ async def serve(settings: CommonSettings, load: Callable[[], Awaitable[Loaded]])
         metrics = Metrics(settings.metrics_prefix)
         traces = tracing.make("worker", settings.otlp_endpoint, settings.trace_ratio)
         stays = Stays(traces, settings.worker_id)
+        told_to_drain = asyncio.Event()
+
+        def drain() -> None:
+            told_to_drain.set()
+            stopping.set()
 
         async def stop() -> None:
             await stopping.wait()
@@ -69,12 +82,34 @@ async def serve(settings: CommonSettings, load: Callable[[], Awaitable[Loaded]])
 
         try:
             async with observed(settings, settings.metrics_port, metrics, metrics.lag, lambda: server.ready):
-                await first_of(lambda: _work(settings, load, server, attached, metrics, stays), stop)
+                await first_of(
+                    lambda: _work(settings, load, server, attached, metrics, stays, drain),
+                    lambda: _announce(settings, find, attached),
+                    stop,
+                )
         finally:
             await server.stop(0)
             if traces is not None:
                 traces.close()
     log.info("stopped")
+    return told_to_drain.is_set()
+
+
+async def _announce(settings: CommonSettings, find: Callable[[str], Path], attached: "asyncio.Future[Link]") -> None:
+    """Say that this worker is coming, until it has a link. Never returns. Raises RefusedError if it is to leave."""
+    try:
+        folder = await asyncio.to_thread(find, settings.model)
+        read_ahead(folder)
+        about = {"worker": settings.worker_id, "model": model_name(folder), "fingerprint": fingerprint(folder)}
+        schedulers = settings.scheduler.split(",")
+        await first_of(lambda: announce(schedulers, settings.tls, **about), lambda: asyncio.shield(attached))
+    except RefusedError as error:
+        structlog.get_logger().bind(service="worker", worker=settings.worker_id).error("refused", reason=str(error))
+        if settings.leave_if_refused:
+            raise
+    except (ModelError, OSError, ValueError, KeyError):
+        pass  # who loads the model says what is wrong with it
+    await asyncio.Event().wait()
 
 
 async def _work(
@@ -84,6 +119,7 @@ async def _work(
     attached: "asyncio.Future[Link]",
     metrics: Metrics,
     stays: Stays,
+    on_drain: Callable[[], None],
 ) -> None:
     """Load the model, warm up, and serve the scheduler until cancelled. `attached` gets the link once there is one."""
     log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
@@ -113,6 +149,8 @@ async def _work(
             ),
             on_attached=server.set_ready,
             stays=stays,
+            on_drain=on_drain,
+            leave_if_refused=settings.leave_if_refused,
         )
         attached.set_result(link)
         await first_of(link.run, lambda: asyncio.shield(ended))

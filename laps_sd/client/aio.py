@@ -106,6 +106,12 @@ class AsyncClient(Base):
         asked = self._asking(inference_pb2.ComparePoliciesRequest())
         return read(PolicyComparison, await self._ask("ComparePolicies", asked))
 
+    async def drain_worker(self, worker_id: str, *, force: bool = False) -> int:
+        """Have a worker end: what runs there goes on elsewhere at last. Returns how many workers remain; `force`: even
+        none. Raises UnknownRequest for a worker that is not attached, Incompatible for the last one."""
+        asked = self._asking(inference_pb2.DrainWorkerRequest(), worker_id=worker_id, force=force)
+        return int((await self._ask("DrainWorker", asked)).remaining)
+
     async def stats(self) -> Stats:
         """Figures of the whole service."""
         return read(Stats, await self._ask("Stats", self._asking(inference_pb2.StatsRequest())))

@@ -130,6 +130,7 @@ class Worker:
     idle_share: float = 0.0
     outside_forward_share: float = 0.0
     output_tokens: int = 0
+    draining: bool = False  # it is about to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,7 @@ class Stats:
     read_time: datetime | None = None
     backlog_bound: timedelta | None = None  # None: no bound
     unreadable: int = 0
+    loading_workers: list[str] = field(default_factory=list)  # names of those that are coming
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from tenacity import AsyncRetrying, stop_after_delay, wait_fixed
 
 from laps_sd.options import Options
 from laps_sd.ports import HOST, claim_ports
-from laps_sd.stack import own_redis, scheduler_command
+from laps_sd.redis_server import own_redis
+from laps_sd.stack import scheduler_command
 from laps_sd.supervise import Child, Command
 from protos.health import PLAINTEXT, is_serving
 from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub

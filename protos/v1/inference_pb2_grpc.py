@@ -71,6 +71,11 @@ class InferenceStub(object):
                 request_serializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesResponse.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/laps_sd.v1.Inference/DrainWorker',
+                request_serializer=protos_dot_v1_dot_inference__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_inference__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer(object):
@@ -131,6 +136,15 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainWorker(self, request, context):
+        """A worker ends: it gets nothing new, what runs there may end within the worker's `drain_s` and goes on elsewhere then.
+        Returns once it is told. NOT_FOUND if no such worker is attached; FAILED_PRECONDITION if it is the last one. Needs the
+        right `admin`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -168,6 +182,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ComparePolicies,
                     request_deserializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesRequest.FromString,
                     response_serializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=protos_dot_v1_dot_inference__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_inference__pb2.DrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -360,6 +379,33 @@ class Inference(object):
             '/laps_sd.v1.Inference/ComparePolicies',
             protos_dot_v1_dot_inference__pb2.ComparePoliciesRequest.SerializeToString,
             protos_dot_v1_dot_inference__pb2.ComparePoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laps_sd.v1.Inference/DrainWorker',
+            protos_dot_v1_dot_inference__pb2.DrainWorkerRequest.SerializeToString,
+            protos_dot_v1_dot_inference__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

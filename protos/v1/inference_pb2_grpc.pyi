@@ -60,6 +60,11 @@ class InferenceStub:
     """The policies side by side on the requests that ended in the last minutes, by the simulator. Needs the right `admin`.
     Answers at once with the newest comparison there is, and has a new one made if that one is old.
     """
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DrainWorkerRequest, _inference_pb2.DrainWorkerResponse]
+    """A worker ends: it gets nothing new, what runs there may end within the worker's `drain_s` and goes on elsewhere then.
+    Returns once it is told. NOT_FOUND if no such worker is attached; FAILED_PRECONDITION if it is the last one. Needs the
+    right `admin`.
+    """
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -87,6 +92,11 @@ class InferenceAsyncStub(InferenceStub):
     ComparePolicies: _aio.UnaryUnaryMultiCallable[_inference_pb2.ComparePoliciesRequest, _inference_pb2.ComparePoliciesResponse]  # type: ignore[assignment]
     """The policies side by side on the requests that ended in the last minutes, by the simulator. Needs the right `admin`.
     Answers at once with the newest comparison there is, and has a new one made if that one is old.
+    """
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_inference_pb2.DrainWorkerRequest, _inference_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """A worker ends: it gets nothing new, what runs there may end within the worker's `drain_s` and goes on elsewhere then.
+    Returns once it is told. NOT_FOUND if no such worker is attached; FAILED_PRECONDITION if it is the last one. Needs the
+    right `admin`.
     """
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -154,6 +164,17 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.ComparePoliciesResponse, _abc.Awaitable[_inference_pb2.ComparePoliciesResponse]]:
         """The policies side by side on the requests that ended in the last minutes, by the simulator. Needs the right `admin`.
         Answers at once with the newest comparison there is, and has a new one made if that one is old.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _inference_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DrainWorkerResponse, _abc.Awaitable[_inference_pb2.DrainWorkerResponse]]:
+        """A worker ends: it gets nothing new, what runs there may end within the worker's `drain_s` and goes on elsewhere then.
+        Returns once it is told. NOT_FOUND if no such worker is attached; FAILED_PRECONDITION if it is the last one. Needs the
+        right `admin`.
         """
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -280,6 +280,7 @@ class WorkerStatus(_message.Message):
     IDLE_SHARE_FIELD_NUMBER: _builtins.int
     OUTSIDE_FORWARD_SHARE_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its name."""
     slots: _builtins.int
@@ -300,6 +301,8 @@ class WorkerStatus(_message.Message):
     """Share of the same time in which it neither drafted nor verified, idle time included."""
     output_tokens: _builtins.int
     """Output tokens that it reported, stale ones too."""
+    draining: _builtins.bool
+    """It is about to end: it gets no new requests."""
     def __init__(
         self,
         *,
@@ -313,10 +316,11 @@ class WorkerStatus(_message.Message):
         idle_share: _builtins.float = ...,
         outside_forward_share: _builtins.float = ...,
         output_tokens: _builtins.int = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "free_blocks", b"free_blocks", "idle_share", b"idle_share", "output_tokens", b"output_tokens", "outside_forward_share", b"outside_forward_share", "placed", b"placed", "rounds", b"rounds", "running", b"running", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "free_blocks", b"free_blocks", "idle_share", b"idle_share", "output_tokens", b"output_tokens", "outside_forward_share", b"outside_forward_share", "placed", b"placed", "rounds", b"rounds", "running", b"running", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -463,6 +467,7 @@ class StatsResponse(_message.Message):
     READ_TIME_FIELD_NUMBER: _builtins.int
     BACKLOG_BOUND_FIELD_NUMBER: _builtins.int
     UNREADABLE_FIELD_NUMBER: _builtins.int
+    LOADING_WORKERS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """What orders the requests."""
     model: _builtins.str
@@ -535,6 +540,10 @@ class StatsResponse(_message.Message):
     def backlog_bound(self) -> _duration_pb2.Duration:
         """A priority with a longer backlog is refused, except BATCH. Not set: no bound."""
 
+    @_builtins.property
+    def loading_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of workers that are coming and still load their model."""
+
     def __init__(
         self,
         *,
@@ -565,10 +574,11 @@ class StatsResponse(_message.Message):
         read_time: _timestamp_pb2.Timestamp | None = ...,
         backlog_bound: _duration_pb2.Duration | None = ...,
         unreadable: _builtins.int = ...,
+        loading_workers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backlog_bound", b"backlog_bound", "predictor", b"predictor", "read_time", b"read_time", "report_to_command_p50", b"report_to_command_p50", "report_to_command_p99", b"report_to_command_p99"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bound", b"backlog_bound", "cancelled", b"cancelled", "context_tokens", b"context_tokens", "epoch", b"epoch", "expired", b"expired", "finished", b"finished", "model", b"model", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "priorities", b"priorities", "queue_lengths", b"queue_lengths", "read_time", b"read_time", "refused", b"refused", "report_to_command_p50", b"report_to_command_p50", "report_to_command_p99", b"report_to_command_p99", "running", b"running", "submitted", b"submitted", "tenants", b"tenants", "unreadable", b"unreadable", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bound", b"backlog_bound", "cancelled", b"cancelled", "context_tokens", b"context_tokens", "epoch", b"epoch", "expired", b"expired", "finished", b"finished", "loading_workers", b"loading_workers", "model", b"model", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "output_tokens", b"output_tokens", "paused", b"paused", "policy", b"policy", "predictor", b"predictor", "preemptions", b"preemptions", "priorities", b"priorities", "queue_lengths", b"queue_lengths", "read_time", b"read_time", "refused", b"refused", "report_to_command_p50", b"report_to_command_p50", "report_to_command_p99", b"report_to_command_p99", "running", b"running", "submitted", b"submitted", "tenants", b"tenants", "unreadable", b"unreadable", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

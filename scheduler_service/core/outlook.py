@@ -33,6 +33,11 @@ def position(fleet: Fleet, id: str) -> int:
 def waits_s(fleet: Fleet, ids: Sequence[str]) -> list[float]:
     """Estimated seconds until each of `ids` runs: the work of those before it, shared by all slots."""
     ahead = [0 if fleet.entries[id].state is State.RUNNING else position(fleet, id) for id in ids]
+    return waits_behind_s(fleet, ahead)
+
+
+def waits_behind_s(fleet: Fleet, ahead: Sequence[int]) -> list[float]:
+    """The same of requests that have, or had just now, so many others before them."""
     return _waits_s(fleet, ahead, SAMPLE)
 
 
@@ -48,10 +53,10 @@ def _waits_s(fleet: Fleet, ahead: Sequence[int], most: int) -> list[float]:
     slots = fleet.slots
     if not slots:
         return [0.0] * len(ahead)
-    sample = min(max(ahead, default=0), most)
-    first = islice(heapq.merge(*fleet.rankings()), sample)
+    first = islice(heapq.merge(*fleet.rankings()), min(max(ahead, default=0), most))
     work_s = list(accumulate((remaining_s(fleet, key[-1]) for key in first), initial=0.0))
-    return [n * work_s[min(n, sample)] / min(n, sample) / slots if n >= slots else 0.0 for n in ahead]
+    sample = len(work_s) - 1  # less than were asked for if requests have ended since their places were looked up
+    return [n * work_s[min(n, sample)] / min(n, sample) / slots if sample and n >= slots else 0.0 for n in ahead]
 
 
 def remaining_s(fleet: Fleet, id: str) -> float:

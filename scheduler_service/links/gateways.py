@@ -89,6 +89,15 @@ class GatewayLink(rpc.GatewayLinkServicer):
 
         return await self._answer(context, stats)
 
+    async def DrainWorker(  # noqa: N802
+        self, request: inference_pb.DrainWorkerRequest, context: Any
+    ) -> inference_pb.DrainWorkerResponse:
+        async def drain(leader: Leader) -> inference_pb.DrainWorkerResponse:
+            remaining = leader.workers.drain(request.worker_id, force=request.force)
+            return inference_pb.DrainWorkerResponse(remaining=remaining)
+
+        return await self._answer(context, drain)
+
     async def ComparePolicies(  # noqa: N802
         self, request: inference_pb.ComparePoliciesRequest, context: Any
     ) -> inference_pb.ComparePoliciesResponse:

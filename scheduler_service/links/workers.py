@@ -55,6 +55,17 @@ class WorkerLink(rpc.WorkerLinkServicer):
             log.info("worker_detached")
             leader.workers.detach(session)
 
+    async def Announce(self, request: pb.AnnounceRequest, context: Any) -> None:  # type: ignore[override] # noqa: N802
+        try:
+            leader = self._leads()
+            with leader.workers.expecting(request):
+                self._log.info("worker_loading", worker=request.worker_id)
+                await context.write(pb.Announced())
+                await leader.over.wait()  # the worker ends the call before that, when it has loaded
+        except RequestError as error:
+            self._log.warning("worker_refused", worker=request.worker_id, reason=error.message)
+            await abort(context, error)
+
     async def _hello(self, stream: Stream[pb.FromWorker, pb.ToWorker]) -> pb.Hello:
         """The first message. Raises BadInput if it is not a Hello that we understand, or does not come in time."""
         try:
@@ -95,6 +106,9 @@ async def _write(leader: Leader, session: WorkerSession, stream: Stream[pb.FromW
         if session.closed.is_set():
             return
         session.wake.clear()
+        if session.told_to_drain:
+            session.told_to_drain = False
+            await stream.write(pb.ToWorker(drain=pb.Drain()))
         command = leader.workers.command(session)
         reported_at, session.reported_at = session.reported_at, None
         if reported_at is not None:

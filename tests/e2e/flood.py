@@ -23,8 +23,11 @@ from laps_sd.loadtest.drivers import run
 from laps_sd.loadtest.plan import arrivals, plan, synthetic
 from laps_sd.loadtest.record import Record
 from laps_sd.loadtest.target import Server
+from laps_sd.options import Options
+from laps_sd.ports import claim_ports
+from laps_sd.redis_server import own_redis
 from laps_sd.schedbench import workers as peers
-from laps_sd.stack import Options, claim_ports, gateway_command, own_redis, scheduler_command
+from laps_sd.stack import gateway_command, scheduler_command
 from laps_sd.supervise import Child, leashed
 from protos.v1 import types_pb2
 from scheduler_service.sim.results import percentile

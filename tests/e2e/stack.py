@@ -20,6 +20,7 @@ class Stack:
     process: asyncio.subprocess.Process
     grpc: str
     http: str
+    scheduler: str
 
     def child(self, module: str, *, having: str = "") -> psutil.Process:
         """The first child that runs this module, for example `worker_service`; `having`: a word of its command line."""
@@ -54,9 +55,9 @@ async def running_stack(model: Path | str, folder: Path, *flags: str) -> AsyncIt
             assert process.stdout is not None
             async with asyncio.timeout(READY_S):
                 line = (await process.stdout.readline()).decode()
-            match = re.fullmatch(r"ready grpc=(\S+) http=(\S+)\n", line)
+            match = re.fullmatch(r"ready grpc=(\S+) http=(\S+) scheduler=(\S+)\n", line)
             assert match, f"not ready, but {line!r}; {(folder / 'up.log').read_text()[-3000:]}"
-            yield Stack(process, match[1], match[2])
+            yield Stack(process, match[1], match[2], match[3])
         finally:
             if process.returncode is None:
                 process.kill()

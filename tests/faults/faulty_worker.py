@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import worker_service.__main__ as worker
+from worker_service import __main__ as worker
+from worker_service import own_engine
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Admission, Run, StepResult
 
@@ -55,5 +56,5 @@ def told(word: Path) -> bool:
 
 
 if __name__ == "__main__":
-    worker.Engine = faulty(Path(sys.argv.pop(1)))  # type: ignore[misc]
+    own_engine.Engine = faulty(Path(sys.argv.pop(1)))  # type: ignore[misc]
     worker.main()

@@ -132,7 +132,7 @@ async def test_texts_without_arrivals_go_round_a_closed_loop(tmp_path: Path) -> 
 async def test_a_server_that_is_not_there_is_one_clear_line() -> None:
     code, _, err = await loadtest("--server", "127.0.0.1:1", "--rate", "1", "--timeout-s", "1", "--ready-s", "0.5")
     assert code == 1
-    assert err.startswith("laps-sd: UNAVAILABLE: 127.0.0.1:1 is not ready")
+    assert err.startswith("laps-sd: UNAVAILABLE: nothing listens at 127.0.0.1:1")
     assert err.count("\n") == 1
 
 

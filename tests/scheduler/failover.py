@@ -131,7 +131,7 @@ async def lost(store: RedisStore, ids: list[str]) -> int:
     return sum([found is None for at in range(0, len(ids), 64) for found in await store.read(ids[at : at + 64])])
 
 
-async def measure(failovers: int, replicas: int, minutes: float) -> dict[str, Any]:
+async def measure(failovers: int, replicas: int, minutes: float, logs: Path | None) -> dict[str, Any]:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # silence
     pauses: dict[str, list[float]] = defaultdict(list)
     losses: dict[str, int] = defaultdict(int)
@@ -140,7 +140,7 @@ async def measure(failovers: int, replicas: int, minutes: float) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         async with redis_group(Path(folder), "failover") as group:
             more = ("--redis-replicas", str(replicas))
-            async with benched(group.url, "failover", 1, *more, lease_s=1.5) as bench:
+            async with benched(group.url, "failover", 1, *more, lease_s=1.5, logs=logs) as bench:
                 store = RedisStore(group.url, namespace="failover")
                 listeners = await bench.submit(0, prompt=8)
                 bench.run(*listeners)
@@ -185,8 +185,9 @@ def main(
     failovers: Annotated[int, typer.Option(min=1)] = 200,
     replicas: Annotated[int, typer.Option(min=0, max=2, help="That must have a commit before it is told.")] = 1,
     minutes: Annotated[float, typer.Option(help="No fail-over begins after so long.")] = 60.0,
+    logs: Annotated[Path | None, typer.Option(help="A folder for what both schedulers log.")] = None,
 ) -> None:
-    told = asyncio.run(measure(failovers, replicas, minutes))
+    told = asyncio.run(measure(failovers, replicas, minutes, logs))
     print(json.dumps(told, indent=2))  # noqa: T201
     if replicas and sum(told["lost"].values()):
         sys.exit(1)

@@ -24,6 +24,7 @@ class SchedulerProcess:
     port: int
     arguments: tuple[str, ...]
     process: asyncio.subprocess.Process | None = None
+    log: Path | None = None  # file for what it logs
     code: Path = ROOT  # the folder whose scheduler_service it runs from its next start on
 
     @property
@@ -34,9 +35,10 @@ class SchedulerProcess:
         """Returns when it is alive, in whatever role."""
         words = ("-m", "scheduler_service", "--standby", "--port", str(self.port), *self.arguments)
         path = {**os.environ, "PYTHONPATH": f"{self.code}{os.pathsep}{ROOT}"}
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, *words, cwd=self.code, env=path, stderr=asyncio.subprocess.DEVNULL
-        )
+        with (self.log or Path(os.devnull)).open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, *words, cwd=self.code, env=path, stderr=log
+            )
 
         async def alive() -> bool:
             return await self._answers("")
@@ -69,15 +71,17 @@ class SchedulerProcess:
 
 @asynccontextmanager
 async def pair(
-    redis_url: str, namespace: str, *more: str, lease_s: float = 3.0
+    redis_url: str, namespace: str, *more: str, lease_s: float = 3.0, logs: Path | None = None
 ) -> AsyncIterator[tuple[SchedulerProcess, SchedulerProcess]]:
     """The one that leads, and the one that stands by. On a busy machine a leader may stand still for longer than the
-    default lease; for this one it does not."""
+    default lease; for this one it does not. `logs`: folder for what they log."""
     arguments = ("--redis-url", redis_url, "--namespace", namespace, "--lease-s", str(lease_s), *more)
     store = RedisStore(redis_url, namespace=namespace)
     await store.step_down(await store.lead(1))  # the first need not wait for the lease of a leader there never was
     await store.close()
-    first, second = (SchedulerProcess(port, arguments) for port in claim_ports(0, 0))
+    first, second = (
+        SchedulerProcess(port, arguments, log=logs and logs / f"scheduler-{port}.log") for port in claim_ports(0, 0)
+    )
     try:
         await first.start()
         await until(first.leads)

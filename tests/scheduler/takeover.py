@@ -159,12 +159,15 @@ class Bench:
 
 @asynccontextmanager
 async def benched(
-    redis_url: str, namespace: str, gateways: int, *more: str, lease_s: float = 3.0
+    redis_url: str, namespace: str, gateways: int, *more: str, lease_s: float = 3.0, logs: Path | None = None
 ) -> AsyncIterator[Bench]:
     """A pair of schedulers, and over real links a talker and so many gateways."""
     model = model_info(context_tokens=CONTEXT)
     flags = ("--policy", "fcfs", "--max-live-tokens", str(10**12), "--max-backlog-s", "inf", *more)
-    async with pair(redis_url, namespace, *flags, lease_s=lease_s) as schedulers, asyncio.TaskGroup() as tasks:
+    async with (
+        pair(redis_url, namespace, *flags, lease_s=lease_s, logs=logs) as schedulers,
+        asyncio.TaskGroup() as tasks,
+    ):
         targets = [each.target for each in schedulers]
         bench = Bench(schedulers, talker := Talker(), tasks)
 

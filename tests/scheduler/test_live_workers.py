@@ -83,7 +83,7 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
         ({"protocol": 9}, "the worker speaks version 9, the scheduler version 2: upgrade the scheduler"),
         ({"max_draft": 300}, "max_draft: must be at most 255"),
         ({"slots": 5000}, "slots: must be from 1 to 1024"),
-        ({"model": {"fingerprint": "other"}}, "model: scripted differs"),
+        ({"model": {"fingerprint": "other"}}, "model: this scripted has other files"),
         ({"model": {"context_tokens": 255}}, "model: its context is smaller than the 256 tokens promised"),
         ({"model": {"refused": {"seed": "no"}}}, "model: its engine cannot serve seed, which the other workers do"),
         ({"cost": {"verify_s": math.nan}}, "cost: verify_s of nan s is no duration"),

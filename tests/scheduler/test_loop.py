@@ -140,6 +140,25 @@ async def test_a_turn_of_the_loop_holds_few_reports() -> None:
     assert most <= IN_A_TURN
 
 
+async def test_where_each_takes_long_a_turn_holds_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_service.pace.LONG_S", -1.0)  # whatever was done took longer
+    turns, done = Turns(), 0
+
+    async def report() -> None:
+        nonlocal done
+        await turns.room()
+        done += 1
+
+    reports = asyncio.gather(*(report() for _ in range(2 * IN_A_TURN)))
+    counted = []
+    while not reports.done():
+        before = done
+        await asyncio.sleep(0)
+        counted.append(done - before)
+    assert done == 2 * IN_A_TURN
+    assert max(counted) <= 1
+
+
 async def test_who_is_cancelled_while_it_waits_for_its_turn_keeps_nobody_waiting() -> None:
     turns = Turns()
     waiting = [asyncio.create_task(turns.room()) for _ in range(3 * IN_A_TURN)]

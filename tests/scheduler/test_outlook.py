@@ -7,7 +7,7 @@ import pytest
 from protos.errors import BadInput
 from protos.v1.inference_pb2 import ListRequestsRequest
 from scheduler_service.config import Settings
-from scheduler_service.core.outlook import in_order, remaining_s, waits_s
+from scheduler_service.core.outlook import in_order, remaining_s, waits_behind_s, waits_s
 from scheduler_service.insight import MOST_LISTED, list_requests
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore
@@ -34,6 +34,13 @@ def test_those_that_have_begun_are_listed_before_those_that_wait() -> None:
 def test_a_paused_request_waits_for_those_before_it() -> None:
     fleet = paused_and_running().core.fleet
     assert waits_s(fleet, ["short", "long"]) == [0, remaining_s(fleet, "short")]
+
+
+def test_a_place_that_was_looked_up_before_others_ended_is_still_answered() -> None:
+    fleet = paused_and_running().core.fleet
+    both_s = sum(remaining_s(fleet, id) for id in ("short", "long"))
+    assert waits_behind_s(fleet, [4]) == [pytest.approx(2 * both_s)]  # as if four were like the two that are left
+    assert waits_behind_s(core("fcfs").fleet, [4]) == [0]
 
 
 def test_a_length_is_never_believed_below_what_there_is() -> None:

@@ -152,3 +152,11 @@ async def test_a_child_behind_another_program_is_not_tried_again_either_if_it_re
     with pytest.raises(GaveUp, match=r"refuses its settings .*: worker: no such model"):
         await child.keep_running()
     assert lines.count(b"worker: no such model\n") == 1
+
+
+async def test_a_child_that_was_told_to_go_by_others_stays_away() -> None:
+    lines: list[bytes] = []
+    child = Child(Command("small", [sys.executable, "-c", "print('gone for good')"], left=b"for good"), lines.append)
+    async with asyncio.timeout(waiting.WAIT_S):
+        await child.keep_running()
+    assert (lines, child.gone) == ([b"gone for good\n"], True)

@@ -61,6 +61,12 @@ def test_acceptance_is_that_of_late() -> None:
     assert Frame(stats()).acceptance is None
 
 
+def test_a_worker_that_is_coming_and_one_that_is_going_are_told_apart() -> None:
+    shown = text(Frame(stats(workers=[worker(draining=True)], loading_workers=["new"])))
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line}
+    assert (rows["w"][1], rows["new"][1]) == ("draining", "loading")
+
+
 def test_people_see_queues_workers_and_requests() -> None:
     live = RequestStatus(
         request_id="[red]a", state="paused", queue_level=2, output_tokens=5, predicted_tokens=20,
@@ -72,7 +78,7 @@ def test_people_see_queues_workers_and_requests() -> None:
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line}
     assert rows["2"][1] == "7"
     assert "3" not in rows
-    assert rows["w"][1:4] == ["3/4", "0", "25%"]
+    assert rows["w"][1:5] == ["serves", "3/4", "0", "25%"]
     assert [word for word in rows["[red]a"] if word.isascii()] == [
         "[red]a",
         "paused",

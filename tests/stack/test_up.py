@@ -14,15 +14,10 @@ from typer.testing import CliRunner
 from gateway.config import Settings as GatewaySettings
 from laps_sd import targets
 from laps_sd.cli import app
-from laps_sd.stack import (
-    Options,
-    StackError,
-    claim_ports,
-    gateway_command,
-    own_redis,
-    scheduler_command,
-    worker_command,
-)
+from laps_sd.options import Options
+from laps_sd.ports import StackError, claim_ports
+from laps_sd.redis_server import own_redis
+from laps_sd.stack import gateway_command, scheduler_command, worker_command
 from laps_sd.supervise import Command
 from scheduler_service.config import Settings as SchedulerSettings
 from scheduler_service.core.draft import LONGEST

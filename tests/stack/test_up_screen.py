@@ -23,7 +23,7 @@ import asyncio, sys
 from types import SimpleNamespace
 from laps_sd import serve
 class Stack:
-    grpc, http = "127.0.0.1:1", "127.0.0.1:2"
+    grpc, http, scheduler = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"
     async def ready(self): pass
 async def use_for_a_moment(use):
     try:
@@ -50,7 +50,7 @@ def shown(*lines: bytes) -> str:
     with Screen(Console(file=file, width=200), Options()) as screen:
         for line in lines:
             screen.emit(line)
-        screen.ready("127.0.0.1:50051", "127.0.0.1:8080")
+        screen.ready("127.0.0.1:50051", "127.0.0.1:8080", "127.0.0.1:7003")
     return file.getvalue()
 
 
@@ -77,11 +77,12 @@ def test_the_end_is_an_address_and_commands_to_copy_with_the_served_name() -> No
 
 def test_with_keys_and_certificates_the_commands_say_so() -> None:
     options = Options(certs=Path("/certs"), api_keys=Path("/keys"))
-    *_, generate, curl, _ = how_to_use(options, "m", "127.0.0.1:7001", "127.0.0.1:7002")
+    *_, generate, curl, more, _ = how_to_use(options, "m", "127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003")
     assert generate.endswith("--server 127.0.0.1:7001 --ca /certs/gateway/ca.crt")
     assert "https://127.0.0.1:7002/" in curl
     assert "--cacert /certs/gateway/ca.crt" in curl
     assert "Bearer $LAPS_SD_API_KEY" in curl
+    assert more.endswith("laps-sd worker --join 127.0.0.1:7003")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_an_entry_is_one_line_for_people(line: dict[str, Any], words: list[str])
 
 def test_programs_get_the_line_and_the_log_as_ever() -> None:
     ended = subprocess.run([sys.executable, "-c", UP], capture_output=True, text=True)
-    assert ended.stdout == "ready grpc=127.0.0.1:1 http=127.0.0.1:2\n"
+    assert ended.stdout == "ready grpc=127.0.0.1:1 http=127.0.0.1:2 scheduler=127.0.0.1:3\n"
     assert ended.stderr == '{"service": "up", "event": "starting"}\n'
 
 

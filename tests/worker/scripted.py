@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1.worker_link_pb2_grpc import WorkerLinkServicer
@@ -31,6 +33,9 @@ class Attachment:
 
     async def welcome(self, epoch: int = 7, max_lag: int = 100) -> None:
         await self.context.write(pb.ToWorker(welcome=pb.Welcome(epoch=epoch, max_lag=max_lag)))
+
+    async def drain(self) -> None:
+        await self.context.write(pb.ToWorker(drain=pb.Drain()))
 
     async def command(
         self,
@@ -72,11 +77,24 @@ class Attachment:
 
 
 class ScriptedScheduler(WorkerLinkServicer):
-    def __init__(self) -> None:
+    def __init__(self, refuses: str = "") -> None:
+        """`refuses`: what every worker is told that comes; empty: none."""
+        self._refuses = refuses
         self._attached: asyncio.Queue[Attachment] = asyncio.Queue()
+        self.worker_told_to_drain = asyncio.Event()  # set by a test's own worker
+        self.announced: asyncio.Queue[pb.AnnounceRequest] = asyncio.Queue()
+
+    async def Announce(self, request: pb.AnnounceRequest, context: Any) -> None:  # noqa: N802
+        await self.announced.put(request)
+        if self._refuses:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self._refuses)
+        await context.write(pb.Announced())
+        await asyncio.Event().wait()
 
     async def Attach(self, requests: Any, context: Any) -> None:  # noqa: N802
         attachment = Attachment((await context.read()).hello, context)
+        if self._refuses:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self._refuses)
         await self._attached.put(attachment)
         reading = asyncio.create_task(self._read(attachment))
         await attachment.hang_up.wait()

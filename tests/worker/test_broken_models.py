@@ -27,8 +27,8 @@ from transformers import (
 
 from tests.tiny_model import make_tiny_model
 from tests.worker.harness import Tiny
-from worker_service import __main__ as process
 from worker_service import capacity
+from worker_service import own_engine as process
 from worker_service.config import Settings
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.engine import Engine

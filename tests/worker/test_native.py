@@ -4,6 +4,7 @@ import ctypes
 import logging
 import platform
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ HERE = KINDS.get(platform.machine(), ())
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an image that carries a file for every kind of processor."""
     monkeypatch.setenv(CARRIED_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(kernel_files, "_compiler", lambda: "c++")
     monkeypatch.setattr(kernel_files, "_compile", lambda cxx, flags, file: file.write_text(" ".join(flags)))
     kernel_files.compile_all(tmp_path)
     return tmp_path
@@ -47,6 +49,7 @@ def test_a_cache_that_is_read_only_is_no_obstacle(tmp_path: Path, monkeypatch: p
     (tmp_path / "kernels.cpp").write_text('extern "C" int seven() { return 7; }')
     monkeypatch.setattr(kernel_files, "_SOURCES", tmp_path)
     monkeypatch.setenv(CACHE_VARIABLE, "/proc/read-only")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert ctypes.CDLL(str(kernel_files.library())).seven() == 7
 
 

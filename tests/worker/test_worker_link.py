@@ -53,6 +53,7 @@ async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
                 max_draft=8,
             ),
             on_attached=on_attached,
+            on_drain=scheduler.worker_told_to_drain.set,
         )
         running = asyncio.create_task(link.run())
         try:
@@ -135,6 +136,13 @@ async def test_the_worker_runs_at_most_max_lag_rounds_ahead(scheduler: ScriptedS
     assert [report.step for report in resumed] == [4, 5]
     assert resumed[0].idle_s > 0.01  # it waited for more than a heartbeat, with work at hand
     assert (await attachment.heartbeat()).step == 5
+
+
+async def test_a_worker_that_is_told_to_go_hears_it(scheduler: ScriptedScheduler) -> None:
+    attachment = await scheduler.attached()
+    await attachment.welcome()
+    await attachment.drain()
+    await scheduler.worker_told_to_drain.wait()
 
 
 async def test_idle_workers_send_heartbeats(scheduler: ScriptedScheduler) -> None:

@@ -29,7 +29,10 @@ async def test_it_is_ready_when_attached_and_sigterm_hands_over_and_ends_it_with
         async with asyncio.timeout(DEADLINE_S):
             assert process.stderr is not None
             listening = json.loads(await process.stderr.readline())
+            coming = await scheduler.announced.get()
+            assert coming.worker_id == "w1"
             attachment = await scheduler.attached()
+            assert attachment.hello.model.fingerprint == coming.model_fingerprint
             assert attachment.hello.worker_id == "w1"
             assert attachment.hello.blocks == 8
             assert attachment.hello.model.context_tokens == 512
@@ -60,6 +63,19 @@ async def test_it_is_ready_when_attached_and_sigterm_hands_over_and_ends_it_with
             process.kill()
             await process.wait()
         await server.stop(0)
+
+
+async def test_a_worker_that_is_refused_leaves_with_a_sentence_if_it_is_to(tiny: Tiny) -> None:
+    server = Server([], LINK_MESSAGE_BYTES)
+    add_WorkerLinkServicer_to_server(ScriptedScheduler(refuses="model: another one is served"), server.grpc)
+    port = await server.start("127.0.0.1", 0)
+    command = [sys.executable, "-m", "worker_service", "--scheduler", f"127.0.0.1:{port}", "--model", str(tiny.folder)]
+    process = await asyncio.create_subprocess_exec(*command, "--leave-if-refused", stderr=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(DEADLINE_S):
+        _, errors = await process.communicate()
+    await server.stop(0)
+    assert process.returncode == 2
+    assert errors.decode().endswith("worker: the scheduler does not take this worker: model: another one is served\n")
 
 
 async def test_a_model_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:

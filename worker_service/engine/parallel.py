@@ -25,7 +25,7 @@ _PASS_TIMEOUT = timedelta(seconds=60)  # of one collective in a forward pass: ho
 _IDLE_TIMEOUT = timedelta(days=365)
 
 
-class ParallelError(Exception):
+class ParallelError(ConnectionError):
     """The processes that share a model cannot go on together. The message is for people."""
 
 

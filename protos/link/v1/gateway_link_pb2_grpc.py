@@ -62,6 +62,11 @@ class GatewayLinkStub(object):
                 request_serializer=protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_status__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/laps_sd.link.v1.GatewayLink/DrainWorker',
+                request_serializer=protos_dot_v1_dot_inference__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_inference__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
         self.ComparePolicies = channel.unary_unary(
                 '/laps_sd.link.v1.GatewayLink/ComparePolicies',
                 request_serializer=protos_dot_v1_dot_inference__pb2.ComparePoliciesRequest.SerializeToString,
@@ -108,6 +113,13 @@ class GatewayLinkServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainWorker(self, request, context):
+        """As Inference.DrainWorker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ComparePolicies(self, request, context):
         """As Inference.ComparePolicies.
         """
@@ -142,6 +154,11 @@ def add_GatewayLinkServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=protos_dot_v1_dot_inference__pb2.StatsRequest.FromString,
                     response_serializer=protos_dot_v1_dot_status__pb2.StatsResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=protos_dot_v1_dot_inference__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_inference__pb2.DrainWorkerResponse.SerializeToString,
             ),
             'ComparePolicies': grpc.unary_unary_rpc_method_handler(
                     servicer.ComparePolicies,
@@ -285,6 +302,33 @@ class GatewayLink(object):
             '/laps_sd.link.v1.GatewayLink/Stats',
             protos_dot_v1_dot_inference__pb2.StatsRequest.SerializeToString,
             protos_dot_v1_dot_status__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laps_sd.link.v1.GatewayLink/DrainWorker',
+            protos_dot_v1_dot_inference__pb2.DrainWorkerRequest.SerializeToString,
+            protos_dot_v1_dot_inference__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

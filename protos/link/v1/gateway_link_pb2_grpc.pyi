@@ -50,6 +50,8 @@ class GatewayLinkStub:
     """As Inference.ListRequests."""
     Stats: _grpc.UnaryUnaryMultiCallable[_inference_pb2.StatsRequest, _status_pb2.StatsResponse]
     """As Inference.Stats."""
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DrainWorkerRequest, _inference_pb2.DrainWorkerResponse]
+    """As Inference.DrainWorker."""
     ComparePolicies: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ComparePoliciesRequest, _inference_pb2.ComparePoliciesResponse]
     """As Inference.ComparePolicies."""
 
@@ -68,6 +70,8 @@ class GatewayLinkAsyncStub(GatewayLinkStub):
     """As Inference.ListRequests."""
     Stats: _aio.UnaryUnaryMultiCallable[_inference_pb2.StatsRequest, _status_pb2.StatsResponse]  # type: ignore[assignment]
     """As Inference.Stats."""
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_inference_pb2.DrainWorkerRequest, _inference_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """As Inference.DrainWorker."""
     ComparePolicies: _aio.UnaryUnaryMultiCallable[_inference_pb2.ComparePoliciesRequest, _inference_pb2.ComparePoliciesResponse]  # type: ignore[assignment]
     """As Inference.ComparePolicies."""
 
@@ -113,6 +117,14 @@ class GatewayLinkServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_status_pb2.StatsResponse, _abc.Awaitable[_status_pb2.StatsResponse]]:
         """As Inference.Stats."""
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _inference_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DrainWorkerResponse, _abc.Awaitable[_inference_pb2.DrainWorkerResponse]]:
+        """As Inference.DrainWorker."""
 
     @_abc_1.abstractmethod
     def ComparePolicies(

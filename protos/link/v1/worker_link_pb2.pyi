@@ -49,6 +49,61 @@ SKIP_PREEMPTED: Skip.ValueType  # 2
 Global___Skip: _TypeAlias = Skip  # noqa: Y015
 
 @_typing.final
+class AnnounceRequest(_message.Message):
+    """Who is coming. It has no session and no requests yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    MIN_PROTOCOL_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    protocol: _builtins.int
+    """As Hello.protocol."""
+    min_protocol: _builtins.int
+    """As Hello.min_protocol."""
+    worker_id: _builtins.str
+    """As Hello.worker_id."""
+    model_name: _builtins.str
+    """As ModelInfo.name."""
+    model_fingerprint: _builtins.str
+    """As ModelInfo.fingerprint."""
+    def __init__(
+        self,
+        *,
+        protocol: _builtins.int = ...,
+        min_protocol: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+        model_name: _builtins.str = ...,
+        model_fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_protocol", b"min_protocol", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "protocol", b"protocol", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnnounceRequest: _TypeAlias = AnnounceRequest  # noqa: Y015
+
+@_typing.final
+class Announced(_message.Message):
+    """The scheduler expects the worker. Said once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Announced: _TypeAlias = Announced  # noqa: Y015
+
+@_typing.final
 class FromWorker(_message.Message):
     """A message of the worker."""
 
@@ -88,6 +143,7 @@ class ToWorker(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """The first message."""
@@ -96,21 +152,43 @@ class ToWorker(_message.Message):
     def command(self) -> Global___StepCommand:
         """What to run from now on."""
 
+    @_builtins.property
+    def drain(self) -> Global___Drain:
+        """End in good order, as at SIGTERM, and do not come back."""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         command: Global___StepCommand | None = ...,
+        drain: Global___Drain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drain", b"drain", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drain", b"drain", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "command"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "command", "drain"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___ToWorker: _TypeAlias = ToWorker  # noqa: Y015
+
+@_typing.final
+class Drain(_message.Message):
+    """Somebody has asked that this worker ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drain: _TypeAlias = Drain  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):

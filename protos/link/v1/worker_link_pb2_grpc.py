@@ -40,6 +40,11 @@ class WorkerLinkStub(object):
                 request_serializer=protos_dot_link_dot_v1_dot_worker__link__pb2.FromWorker.SerializeToString,
                 response_deserializer=protos_dot_link_dot_v1_dot_worker__link__pb2.ToWorker.FromString,
                 _registered_method=True)
+        self.Announce = channel.unary_stream(
+                '/laps_sd.link.v1.WorkerLink/Announce',
+                request_serializer=protos_dot_link_dot_v1_dot_worker__link__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=protos_dot_link_dot_v1_dot_worker__link__pb2.Announced.FromString,
+                _registered_method=True)
 
 
 class WorkerLinkServicer(object):
@@ -53,6 +58,13 @@ class WorkerLinkServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Announce(self, request, context):
+        """A worker says that it is coming, and keeps the call while it loads. One that would be refused at Attach is refused now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerLinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_WorkerLinkServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=protos_dot_link_dot_v1_dot_worker__link__pb2.FromWorker.FromString,
                     response_serializer=protos_dot_link_dot_v1_dot_worker__link__pb2.ToWorker.SerializeToString,
+            ),
+            'Announce': grpc.unary_stream_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=protos_dot_link_dot_v1_dot_worker__link__pb2.AnnounceRequest.FromString,
+                    response_serializer=protos_dot_link_dot_v1_dot_worker__link__pb2.Announced.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class WorkerLink(object):
             '/laps_sd.link.v1.WorkerLink/Attach',
             protos_dot_link_dot_v1_dot_worker__link__pb2.FromWorker.SerializeToString,
             protos_dot_link_dot_v1_dot_worker__link__pb2.ToWorker.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/laps_sd.link.v1.WorkerLink/Announce',
+            protos_dot_link_dot_v1_dot_worker__link__pb2.AnnounceRequest.SerializeToString,
+            protos_dot_link_dot_v1_dot_worker__link__pb2.Announced.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class WorkerLinkStub:
     def __new__(cls, channel: _aio.Channel) -> WorkerLinkAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_worker_link_pb2.FromWorker, _worker_link_pb2.ToWorker]
     """Reports up, commands down. The worker's first message is its Hello, the scheduler's first its Welcome."""
+    Announce: _grpc.UnaryStreamMultiCallable[_worker_link_pb2.AnnounceRequest, _worker_link_pb2.Announced]
+    """A worker says that it is coming, and keeps the call while it loads. One that would be refused at Attach is refused now."""
 
 @_typing.type_check_only
 class WorkerLinkAsyncStub(WorkerLinkStub):
@@ -46,6 +48,8 @@ class WorkerLinkAsyncStub(WorkerLinkStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_worker_link_pb2.FromWorker, _worker_link_pb2.ToWorker]  # type: ignore[assignment]
     """Reports up, commands down. The worker's first message is its Hello, the scheduler's first its Welcome."""
+    Announce: _aio.UnaryStreamMultiCallable[_worker_link_pb2.AnnounceRequest, _worker_link_pb2.Announced]  # type: ignore[assignment]
+    """A worker says that it is coming, and keeps the call while it loads. One that would be refused at Attach is refused now."""
 
 class WorkerLinkServicer(metaclass=_abc_1.ABCMeta):
     """What the scheduler does for workers."""
@@ -57,5 +61,13 @@ class WorkerLinkServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_link_pb2.ToWorker], _abc.AsyncIterator[_worker_link_pb2.ToWorker]]:
         """Reports up, commands down. The worker's first message is its Hello, the scheduler's first its Welcome."""
+
+    @_abc_1.abstractmethod
+    def Announce(
+        self,
+        request: _worker_link_pb2.AnnounceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_link_pb2.Announced], _abc.AsyncIterator[_worker_link_pb2.Announced]]:
+        """A worker says that it is coming, and keeps the call while it loads. One that would be refused at Attach is refused now."""
 
 def add_WorkerLinkServicer_to_server(servicer: WorkerLinkServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,98 @@
+"""Workers that are coming and workers that are told to go, live."""
+
+import grpc
+import pytest
+
+from protos import version
+from protos.link.v1 import worker_link_pb2 as worker_pb
+from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
+from protos.serving import channel
+from protos.v1 import inference_pb2 as inference_pb
+from protos.v1 import status_pb2 as status_pb
+from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker
+from tests.waiting import until
+
+
+def announcement(**changes: object) -> worker_pb.AnnounceRequest:
+    about = {"protocol": version.CURRENT, "worker_id": "new", "model_name": MODEL.name, "model_fingerprint": "f"}
+    return worker_pb.AnnounceRequest(**about | changes)  # type: ignore[arg-type]
+
+
+async def stats(gateway: ScriptedGateway) -> status_pb.StatsResponse:
+    return await gateway.unary.Stats(inference_pb.StatsRequest())
+
+
+async def drain(gateway: ScriptedGateway, worker: str, *, force: bool = False) -> int:
+    asked = inference_pb.DrainWorkerRequest(worker_id=worker, force=force)
+    return (await gateway.unary.DrainWorker(asked)).remaining
+
+
+async def test_a_worker_that_is_coming_is_known_while_it_loads(live: Live) -> None:
+    _, worker, gateway = live
+    async with channel(worker.target) as link:
+        call = WorkerLinkStub(link).Announce(announcement())
+        assert await call.read() == worker_pb.Announced()
+        assert list((await stats(gateway)).loading_workers) == ["new"]
+        call.cancel()
+
+        async def forgotten() -> bool:
+            return not (await stats(gateway)).loading_workers
+
+        await until(forgotten)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model_name": "other", "model_fingerprint": "g"}, "other differs from what the other workers run: scripted"),
+        ({"model_fingerprint": "g"}, "this scripted has other files than what the other workers run"),
+        ({"protocol": 9}, "the worker speaks version 9, the scheduler version 2: upgrade the scheduler"),
+    ],
+)
+async def test_a_worker_that_does_not_belong_here_hears_so_before_it_loads(
+    live: Live, change: dict[str, object], complaint: str
+) -> None:
+    _, worker, _ = live
+    async with channel(worker.target) as link:
+        with pytest.raises(grpc.aio.AioRpcError, match=complaint):
+            await WorkerLinkStub(link).Announce(announcement(**change)).read()
+
+
+async def test_a_worker_that_is_to_go_is_told_and_its_successor_gets_what_comes(live: Live) -> None:
+    _, worker, gateway = live
+    other = await ScriptedWorker(worker.target, "other").attach()
+    assert await drain(gateway, "w") == 1
+    while not (await worker.read()).HasField("drain"):
+        pass
+    assert [one.worker_id for one in (await stats(gateway)).workers if one.draining] == ["w"]
+    await gateway.submit("a")
+    await other.until("a")
+    await other.close()
+
+
+async def test_the_last_worker_goes_only_by_force(live: Live) -> None:
+    _, worker, gateway = live
+    with pytest.raises(grpc.aio.AioRpcError, match="w is the last worker") as refused:
+        await drain(gateway, "w")
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert await drain(gateway, "w", force=True) == 0
+    while not (await worker.read()).HasField("drain"):
+        pass
+
+
+async def test_a_worker_that_is_not_there_cannot_go(live: Live) -> None:
+    *_, gateway = live
+    with pytest.raises(grpc.aio.AioRpcError, match="worker 'x' is not attached; attached are w") as refused:
+        await drain(gateway, "x")
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_what_waits_moves_to_a_worker_as_soon_as_it_comes(live: Live) -> None:
+    _, worker, gateway = live
+    for id in "ab":
+        await gateway.submit(id)
+    await worker.until("a", "b")
+    await worker.report(worker.row("a", 0, 7))
+    other = await ScriptedWorker(worker.target, "other").attach()
+    await other.until("b")  # by its first commands, without a report of anybody
+    await other.close()
