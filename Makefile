@@ -49,7 +49,7 @@ IN_VLLM := PYTHONPATH=. $(VLLM_ENV)/bin/python
 VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore
 
 .PHONY: demo demo-picture test test-cells test-compare test-containers test-doors test-elastic test-engine test-failover test-families \
-    test-faults test-k8s test-stores test-vllm vllm-figures sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
+    test-faults test-k8s test-stores test-vllm vllm-figures gpu-check sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
     bench-paper page-picture docs check lint lint-protos types architecture protos protos-check protos-reference audit audit-here \
     wheels env clean
 .DEFAULT_GOAL := help
@@ -61,6 +61,7 @@ help:
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-families  sixty tiny models of public families, each served right or refused (three minutes of one core)"
+	@echo "make gpu-check  the engine on this machine's GPU: exactness, families, speed beside the floor (nine minutes; DEVICE=cpu: in little)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make test-failover  200 fail-overs of a Redis with Sentinels under load (45 minutes; FAILOVERS=... REPLICAS=0)"
 	@echo "make test-elastic  workers that join, drain and die under load: on real processes (seven minutes)"
@@ -144,6 +145,9 @@ test-stores: env
 test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest -s tests/slow/test_two_hundred_prompts.py
+
+gpu-check: env
+	$(BIN)/python -m tests.gpu $(if $(DEVICE),--device $(DEVICE) --size smallest)
 
 test-families: env
 	$(BIN)/python -m pytest tests/families
