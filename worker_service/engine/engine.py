@@ -2,6 +2,7 @@
 and no order of its own: each step is given a schedule."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from time import perf_counter
 from typing import Any
@@ -248,10 +249,7 @@ class Engine:
         elif work.num_logits:
             if sampling.logprobs is not None:
                 raw = logits.log_softmax(-1)  # before the hooks, which may write into the logits
-            context = LogitsContext(request.tokens, work.drafts, start, sampling, request.limits, self._eos_ids, mask)
-            for hook in self._hooks:
-                logits = hook(logits, context)
-            sampled = verify(logits, work.drafts, sampling, start)
+            sampled = self._sample(work, logits, mask)
             if not sampled:
                 request.error = "logits: with bias and penalties they are not finite, so no token can be drawn"
         if request.error:
@@ -271,6 +269,27 @@ class Engine:
             prefilled=work.prefilled,
             logprobs=() if raw is None else logprobs(raw, emitted, sampling.logprobs or 0),
         )
+
+    def _sample(self, work: Work, logits: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
+        """Draw for the rows of `logits` up to the first draft that is rejected. Empty: they are no distribution."""
+        request, sampling, start = work.request, work.request.sampling, work.request.output_tokens
+        context = LogitsContext(request.tokens, work.drafts, start, sampling, request.limits, self._eos_ids, mask)
+        if mask is None or logits.device.type != "cpu":
+            return verify(self._hooked(logits, context), work.drafts, sampling, start)
+        # On a CPU to mask a row costs more than to take one row at a time, and most rows are never read.
+        sampled: list[int] = []
+        for j in range(len(logits)):
+            tokens, rows = [*request.tokens, *sampled], slice(j, j + 1)
+            one = replace(context, tokens=tokens, drafts=(), start=start + j, allowed=mask[rows])
+            sampled += (drawn := verify(self._hooked(logits[rows], one), (), sampling, start + j))
+            if not drawn or sampled != work.drafts[: j + 1]:
+                break
+        return sampled
+
+    def _hooked(self, logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
+        for hook in self._hooks:
+            logits = hook(logits, context)
+        return logits
 
 
 def _asked(works: Sequence[Work]) -> dict[str, Asked]:
