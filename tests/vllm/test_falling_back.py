@@ -4,6 +4,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -73,6 +74,11 @@ def called(core: Any) -> dict[CodeType, int]:
 
     assert game(core, count) == {}
     return counts
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_CACHE_ROOT", str(tmp_path))
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -18,7 +18,7 @@ LABELS = {"model_name": "m", "engine": "0"}
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setattr(envs, "VLLM_CACHE_ROOT", str(tmp_path))
     monkeypatch.setattr(gauges, "READ_EVERY_S", 0.0)
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(scheduler_cls=gauges.ORDERS),

@@ -25,7 +25,7 @@ QUIET = {"learned": False, "compare": False, "predictor": "none"}
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setattr("vllm.envs.VLLM_CACHE_ROOT", str(tmp_path))
 
 
 def plugin(way: Way | None = None, arguments: dict[str, Any] | None = None, **asked: Any) -> Any:

@@ -48,6 +48,8 @@ def _refusal(scheduler: Any, most_groups: int) -> str:
         return "encoder-decoder models were not tried"
     if scheduler.lora_config is not None:
         return "paused requests would hold their LoRA adapter's place"
+    if scheduler.use_pp and most_groups > 1:  # of a plug-in: its core knows one batch at a time
+        return "pipeline parallelism was not tried"
     if scheduler.connector is not None or scheduler.ec_connector is not None:
         return "KV connectors were not tried"
     if getattr(scheduler, "num_sampled_tokens_per_step", 1) != 1:
