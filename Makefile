@@ -48,10 +48,10 @@ VLLM_ENV := build/vllm-env
 IN_VLLM := PYTHONPATH=. $(VLLM_ENV)/bin/python
 VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore
 
-.PHONY: demo demo-picture test test-elastic test-doors test-stores test-engine test-families test-vllm vllm-figures test-containers test-k8s \
-    test-compare test-faults test-failover sim-faults fuzz chaos soak \
-    bench bench-quick bench-scheduler bench-engine bench-paper page-picture docs check lint lint-protos types architecture \
-    protos protos-check protos-reference audit audit-here wheels env clean
+.PHONY: demo demo-picture test test-cells test-compare test-containers test-doors test-elastic test-engine test-failover test-families \
+    test-faults test-k8s test-stores test-vllm vllm-figures gpu-check sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
+    bench-paper page-picture docs check lint lint-protos types architecture protos protos-check protos-reference audit audit-here \
+    wheels env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -61,9 +61,11 @@ help:
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-families  sixty tiny models of public families, each served right or refused (three minutes of one core)"
+	@echo "make gpu-check  the engine on this machine's GPU: exactness, families, speed beside the floor (nine minutes; DEVICE=cpu: in little)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make test-failover  200 fail-overs of a Redis with Sentinels under load (45 minutes; FAILOVERS=... REPLICAS=0)"
 	@echo "make test-elastic  workers that join, drain and die under load: on real processes (seven minutes)"
+	@echo "make test-cells  four cells behind two gateways, one killed under load, every token checked (two minutes)"
 	@echo "make test-doors  other people's clients on a live stack, each in an environment of its own; fuzzing of HTTP"
 	@echo "make test-k8s  the manifests for Kubernetes: rendered by kubectl and validated (half a minute; no cluster)"
 	@echo "make test-containers  images built, the stack run in them, each container killed in mid-stream (docker or podman)"
@@ -144,6 +146,9 @@ test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest -s tests/slow/test_two_hundred_prompts.py
 
+gpu-check: env
+	$(BIN)/python -m tests.gpu $(if $(DEVICE),--device $(DEVICE) --size smallest)
+
 test-families: env
 	$(BIN)/python -m pytest tests/families
 
@@ -153,6 +158,9 @@ test-doors: env
 
 test-elastic: env
 	$(BIN)/python -m pytest -s tests/slow/test_elastic.py
+
+test-cells: env
+	$(BIN)/python -m pytest -s tests/slow/test_cells.py
 
 test-compare: env
 	$(BIN)/python -m pytest -s tests/slow/test_compare.py
