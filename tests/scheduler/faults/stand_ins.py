@@ -98,8 +98,8 @@ class _SimLeaderSlot(scheduler.LeaderSlot):
 class _NumberedOutbox(GatewayOutbox):
     """Whose place in a set does not depend on its address."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         world = _world()
         world.outboxes += 1
         self._number = world.outboxes
