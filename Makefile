@@ -41,7 +41,7 @@ REPLICAS ?= 1
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo demo-picture test test-elastic test-doors test-stores test-engine test-containers test-k8s test-compare test-faults test-failover sim-faults fuzz chaos soak \
+.PHONY: demo demo-picture test test-elastic test-doors test-stores test-engine test-families test-containers test-k8s test-compare test-faults test-failover sim-faults fuzz chaos soak \
     bench bench-quick bench-scheduler bench-engine bench-paper page-picture docs check lint lint-protos types architecture \
     protos protos-check protos-reference audit audit-here wheels env clean
 .DEFAULT_GOAL := help
@@ -52,6 +52,7 @@ help:
 	@echo "make test   all tests but the long ones below, against a real Redis and the real model"
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
+	@echo "make test-families  sixty tiny models of public families, each served right or refused (three minutes of one core)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make test-failover  200 fail-overs of a Redis with Sentinels under load (45 minutes; FAILOVERS=... REPLICAS=0)"
 	@echo "make test-elastic  workers that join, drain and die under load: on real processes (seven minutes)"
@@ -132,6 +133,9 @@ test-stores: env
 test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest -s tests/slow/test_two_hundred_prompts.py
+
+test-families: env
+	$(BIN)/python -m pytest tests/families
 
 test-doors: env
 	$(BIN)/laps-sd pull $(MODEL)

@@ -13,7 +13,7 @@ PAUSE = 4.0  # times what the last answer took
 MAX_PAUSE_S = 1.0
 MAX_WAITING = 64
 IN_A_TURN = 4  # reports, commands and submissions, at most
-LONG_S = 0.002  # in a turn that has taken so long none is begun any more
+LONG_S = 0.003  # in a turn that has taken so long none is begun any more
 
 
 class Pace:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 
-from worker_service.engine.shape import attention_shape, layer_configs
+from worker_service.engine.shape import attention_shapes, kv_values_per_token, layer_configs, text_config
 from worker_service.engine.warm_up import WARM_UP_TOKENS
 from worker_service.model_files import ModelError, TooLittleMemoryError
 
@@ -27,31 +27,46 @@ def read_config(folder: Path, shares: int = 1) -> Any:
     """
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"cannot load {folder}: {error}") from error
+        model = model_class(config)
+    except Exception as error:  # whatever its values make of the library's code
+        raise ModelError(f"cannot load {folder}: {summary(error)}") from error
     if problem := _problem(config, model, shares):
         raise ModelError(f"{folder}: {model.__name__} {problem}, so it cannot be served")
     return config
+
+
+def model_class(config: Any) -> Any:
+    """The class of transformers that computes text by this configuration, perhaps that of a model that also sees.
+    Raises KeyError."""
+    kinds = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    found = next((kind[type(config)] for kind in kinds if type(config) in kind), None)
+    if found is None:
+        raise KeyError(f"architecture {config.model_type!r} is no causal LM that transformers supports")
+    return found
+
+
+def summary(error: Exception) -> str:
+    """What an exception of a library says, on one line."""
+    said = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
+    return said or type(error).__name__
 
 
 def _problem(config: Any, model: Any, shares: int) -> str:
     """Why the engine cannot serve this architecture; empty if it can."""
     if getattr(config, "is_encoder_decoder", False):
         return "has an encoder"
-    if model._is_stateful or not set(getattr(config, "layer_types", None) or ()) <= _LAYERS:
+    kinds = set(getattr(text_config(config), "layer_types", None) or ())
+    if "chunked_attention" in kinds:
+        return "attends in chunks"
+    if model._is_stateful or not kinds <= _LAYERS:
         return "has layers that remember something else than keys and values"
-    if getattr(config, "kv_lora_rank", None):
-        return "compresses its keys and values"
-    if getattr(config, "attn_logit_softcapping", None):
-        return "caps its attention softly"
     if not model._supports_attention_backend:
         return "does not let its attention be replaced"
-    first = layer_configs(config)[0]
+    first = layer_configs(text_config(config))[0]
     if unsaid := [name for name in _SAID if not isinstance(getattr(first, name, None), int)]:
         return f"has a configuration that does not say its {unsaid[0]}"
     try:
-        attention_shape(config, shares)
+        attention_shapes(config, shares)
     except ValueError as error:
         return str(error)
     return ""
@@ -75,9 +90,10 @@ def check_memory(
     """
     config = read_config(folder, shares)
     weights = _weights(folder) * dtype.itemsize
-    if getattr(config, "tie_word_embeddings", False):  # one matrix in the files, two in memory: the head has a copy
-        weights += config.vocab_size * config.hidden_size * dtype.itemsize
-    a_token = attention_shape(config, shares).kv_values_per_token * dtype.itemsize
+    text = text_config(config)
+    if getattr(text, "tie_word_embeddings", False):  # one matrix in the files, two in memory: the head has a copy
+        weights += text.vocab_size * text.hidden_size * dtype.itemsize
+    a_token = kv_values_per_token(attention_shapes(config, shares)) * dtype.itemsize
     weights //= shares
     free = free_bytes(device)
     on_cpu = host_kv_tokens if device.type == "cpu" else 0

@@ -5,8 +5,6 @@ import json
 import os
 from pathlib import Path
 
-from platformdirs import user_cache_dir
-
 CACHE_VARIABLE = "LAPS_SD_CACHE"
 MARKER = "laps-sd.json"  # in each converted model: {"name", "sha256" of its GGUF}; written last
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -22,6 +20,8 @@ class TooLittleMemoryError(ModelError):
 
 
 def default_cache() -> Path:
+    from platformdirs import user_cache_dir  # not on a machine that has the engine's own libraries alone
+
     return Path(os.environ.get(CACHE_VARIABLE) or user_cache_dir("laps-sd"))
 
 
@@ -122,6 +122,7 @@ def _kind(path: Path) -> object:
 def _check_kind(kind: object, name: str) -> None:
     # This import takes a second: it is made only for a model that somebody brings.
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LMS
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
 
-    if kind not in CAUSAL_LMS:
+    if kind not in CAUSAL_LMS and kind not in SEEING:
         raise ModelError(f"{name}: architecture {kind!r} is no causal LM that transformers supports")

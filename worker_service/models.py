@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
-from worker_service.capacity import read_config
+from worker_service.capacity import model_class, read_config, summary
 from worker_service.engine.parallel import Ranks
+from worker_service.engine.shape import text_config
 from worker_service.identity import fingerprint, model_name
 from worker_service.model_files import ModelError, check_directory
 
@@ -50,12 +50,16 @@ def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _A
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         plan = {"distributed_config": _shares(folder, config, ranks.size)} if ranks.size > 1 else {}
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = model_class(config).from_pretrained(
             folder, dtype=number, local_files_only=True, output_loading_info=True, **plan
         )
         model = model.to(place).eval()
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load {folder}: {error}") from error
+    except (ModelError, torch.OutOfMemoryError):  # of memory there may be more another time
+        raise
+    except Exception as error:  # of transformers and what reads weights for it, such as a quantiser that is not here
+        packed = getattr(config, "quantization_config", None)
+        kind = f" (weights quantised by {_method(packed)})" if packed else ""
+        raise ModelError(f"cannot load {folder}{kind}: {summary(error)}") from error
     if missing := sorted(report["missing_keys"]):  # transformers would fill them at random, on every worker anew
         raise ModelError(f"{folder}: {len(missing)} weights are not in its files; the first is {missing[0]}")
     if not tokenizer.is_fast:
@@ -65,11 +69,17 @@ def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _A
         tokenizer=tokenizer,
         name=model_name(folder),
         fingerprint=fingerprint(folder),
-        context_tokens=int(model.config.max_position_embeddings),
+        context_tokens=int(text_config(model.config).max_position_embeddings),
         eos_ids=_eos_ids(model, tokenizer),
         device=place,
         dtype=number,
     )
+
+
+def _method(quantisation: Any) -> str:
+    """The name of a quantisation in a configuration, which is a table or an object."""
+    given = quantisation if isinstance(quantisation, dict) else vars(quantisation)
+    return str(getattr(given.get("quant_method"), "value", given.get("quant_method")))
 
 
 def _shares(folder: Path, config: Any, ranks: int) -> DistributedConfig:
@@ -113,7 +123,8 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """The ids that end an output. Chat models name them in up to three places, and not always in all."""
     ids: set[int] = set()
-    for found in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+    config = text_config(model.config)
+    for found in (model.generation_config.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id):
         ids.update(found if isinstance(found, list) else [] if found is None else [found])
     return frozenset(ids)
 

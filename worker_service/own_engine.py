@@ -6,12 +6,12 @@ import signal
 
 import torch
 
-from worker_service.capacity import check_kv_tokens, check_memory
+from worker_service.capacity import check_kv_tokens, check_memory, summary
 from worker_service.config import Settings
 from worker_service.drafters import make_drafter
 from worker_service.engine.engine import Engine
-from worker_service.engine.parallel import Group, Ranks, SharedTarget
-from worker_service.engine.self_check import MismatchError, check, own_logits
+from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTarget
+from worker_service.engine.self_check import check, own_logits
 from worker_service.model_files import ModelError, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load
 from worker_service.pace import Pace, PacedRunner
@@ -83,7 +83,7 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, gr
     """An engine that has passed the self-check. Raises ModelError if it cannot compute what the model does."""
     try:
         # A shared model cannot be checked: each process has a part, and there is no whole to compare with.
-        expected = None if group else own_logits(model.model)
+        expected = None if group else own_logits(model.model, context_tokens)
         engine = Engine(
             model.model,
             model.tokenizer,
@@ -98,9 +98,9 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, gr
         )
         if expected is not None:
             check(engine, expected)
-    except torch.OutOfMemoryError:
+    except (ModelError, ParallelError, OSError, torch.OutOfMemoryError):
         raise
-    except (MismatchError, NotImplementedError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # whatever a model of its own kind does in a pass, before it answers anybody
         name = type(model.model).__name__
-        raise ModelError(f"{settings.model}: the engine cannot serve this {name}: {error}") from error
+        raise ModelError(f"{settings.model}: the engine cannot serve this {name}: {summary(error)}") from error
     return engine

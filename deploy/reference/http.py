@@ -44,19 +44,6 @@ def responses() -> str:
     )
 
 
-def objects() -> str:
-    """What stands in the fields above."""
-    return table(
-        ("object", "field", "value", "default", "meaning"),
-        (
-            (kind, code(name), *_field(field))
-            for kind, schema in _schemas().items()
-            if kind not in ("Chat", "Completion", "Responses", "Tokenize", "Detokenize", "Error")
-            for name, field in schema["properties"].items()
-        ),
-    )
-
-
 def _ours() -> set[str]:
     return {field.alias or name for name, field in fields.Own.model_fields.items()}
 

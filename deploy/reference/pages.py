@@ -74,7 +74,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "paths": http.paths,
     "generating": http.generating,
     "responses": http.responses,
-    "objects": http.objects,
     "refused": http.refused,
     "refused-responses": http.refused_responses,
     "accepted": http.accepted,

@@ -100,7 +100,7 @@ def estimates(results: Mapping[str, Any]) -> str:
     verdict = "within" if alone <= PAPER_ERROR else "above"
     noisy = ", ".join(f"{100 * mean:.1f} % at sigma {sigma}" for sigma, mean in means.items() if sigma != "0")
     return (
-        f"On the mix the acceptance part alone errs by {100 * alone:.1f} %, {verdict} the paper's "
+        f"on the mix the acceptance part alone errs by {100 * alone:.1f} %, {verdict} the paper's "
         f"{100 * PAPER_ERROR:.2f} %; with predicted lengths the error is theirs: {noisy}. "
         "Requests that never become perceptible are served by attained service."
     )
@@ -123,8 +123,8 @@ def ablated(results: Mapping[str, Any]) -> Iterator[str]:
     better = sorted((p for p, (mean, half) in changes.items() if mean > half), key=lambda p: -changes[p][0])
     worse = sorted((p for p, (mean, half) in changes.items() if mean < -half), key=lambda p: changes[p][0])
     for word, policies in (("Better", better), ("Worse", worse)):
-        said = (f"`{p.partition(':')[2]}` ({100 * abs(changes[p][0]):.1f} %)" for p in policies)
-        yield f"{word} than the default beyond the interval: {', '.join(said) or 'none'}."
+        said = (f"`{p.partition(':')[2]}` ({100 * abs(changes[p][0]):.1f} %)" for p in policies[:5])
+        yield f"{word} than the default beyond the interval, the first five: {', '.join(said) or 'none'}."
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -121,20 +121,23 @@ class RedisStore:
         call = self._on_replicas(script, keys, args, again) if self._replicas else script(keys=keys, args=args)
         return [_VERDICTS[verdict] for verdict in await self._guarded(call)]
 
-    async def _on_replicas(self, script: AsyncScript, keys: Sequence[str], args: Sequence[Any], again: bool) -> Any:
+    async def _on_replicas(
+        self, script: AsyncScript, keys: Sequence[str], args: Sequence[Any], again: bool, load: bool = False
+    ) -> Any:
         """The answer of a script, once enough replicas have what it wrote. WAIT waits for what its own connection has
-        written last. A commit that is tried `again` may write nothing, so something is written after it."""
+        written last. A commit that is tried `again` may write nothing, so something is written after it. `load`: Redis
+        does not know the scripts; it is told on the same connection, since another one may lead to another server."""
         async with self._redis.pipeline(transaction=False) as pipe:
+            for unknown in (script, self._touch) if load else ():
+                pipe.script_load(unknown.script)
             pipe.evalsha(script.sha, len(keys), *keys, *args)
             if again:
                 pipe.evalsha(self._touch.sha, 1, keys[0], args[0])
             pipe.execute_command("WAIT", self._replicas, REPLICAS_MS)
-            answers = await pipe.execute(raise_on_error=False)  # else its words would be the whole command
+            answers = (await pipe.execute(raise_on_error=False))[2 if load else 0 :]
         for answer in answers:
-            if isinstance(answer, NoScriptError):
-                for unknown in (script, self._touch):
-                    await self._redis.script_load(unknown.script)
-                return await self._on_replicas(script, keys, args, again)
+            if isinstance(answer, NoScriptError) and not load:
+                return await self._on_replicas(script, keys, args, again, load=True)
             if isinstance(answer, Exception):
                 raise answer
         if answers[-1] < self._replicas:

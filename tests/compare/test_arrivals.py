@@ -13,6 +13,11 @@ from laps_sd.compare.summary import summarise
 from tests.compare.builders import found
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "DRAWS", arrivals.DRAWS[:3])
+
+
 @pytest.fixture
 def summary(tmp_path: Path) -> dict[str, Any]:
     """Of long and short requests in turn, with their recordings in `tmp_path`."""

@@ -6,6 +6,7 @@ Most tests share a stack: what died in one of them is running again when the nex
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest_asyncio
 from laps_sd.client import AsyncClient, Collector, Completion
 from protos.health import is_serving
 from tests.e2e.stack import Stack, running_stack
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,9 +35,9 @@ async def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """With a scheduler that stands by."""
-    folder = tmp_path_factory.mktemp("pair")
-    async with running_stack(tiny_model, folder, "--slots", "3", "--schedulers", "2") as stack:
+    """With a scheduler that stands by, and two workers."""
+    flags = ("--workers", "2", "--slots", "2", "--schedulers", "2")
+    async with running_stack(tiny_model, tmp_path_factory.mktemp("pair"), *flags) as stack:
         yield stack
 
 
@@ -81,6 +82,8 @@ async def test_a_scheduler_killed_mid_stream_is_only_a_pause(shared: Stack) -> N
 async def test_a_leader_of_a_pair_lost_mid_stream_is_only_a_pause(pair: Stack, number: signal.Signals) -> None:
     (leader,) = [child for child in pair.running("scheduler_service") if leads(child)]
     await texts_around(pair, lambda: leader.send_signal(number))
+    with suppress(psutil.NoSuchProcess):
+        leader.send_signal(signal.SIGCONT)
 
 
 def leads(scheduler: psutil.Process) -> bool:
@@ -88,9 +91,8 @@ def leads(scheduler: psutil.Process) -> bool:
     return is_serving(f"http://127.0.0.1:{words[words.index('--port') + 1]}", "laps_sd.link.v1.GatewayLink")
 
 
-async def test_a_worker_killed_mid_stream_changes_no_token(tiny_model: Path, tmp_path: Path) -> None:
-    async with running_stack(tiny_model, tmp_path, "--workers", "2", "--slots", "2") as stack:
-        await texts_around(stack, lambda: stack.child("worker_service").kill())
+async def test_a_worker_killed_mid_stream_changes_no_token(pair: Stack) -> None:
+    await texts_around(pair, lambda: pair.child("worker_service").kill())
 
 
 async def test_the_only_worker_killed_mid_stream_comes_back(shared: Stack) -> None:
@@ -106,25 +108,28 @@ async def test_a_gateway_killed_mid_stream_is_only_a_pause_for_a_detached_client
     await texts_around(shared, shared.child("gateway").kill, on_disconnect="detach")
 
 
-async def something_emitted(client: AsyncClient) -> bool:
-    return (await client.stats()).output_tokens > 0
+async def test_sigterm_drains_and_leaves_no_process_behind(pair: Stack) -> None:
+    """(The last test of this stack.)"""
+    async with AsyncClient(pair.grpc) as client:
+        await client.ready(READY_S)
+        started = asyncio.Event()
+        answers = asyncio.create_task(all_three(client, started))
+        async with asyncio.timeout(WAIT_S):
+            await started.wait()
+        children = pair.children()
+        assert await pair.stop() == 0
+        assert [len(answer.token_ids) for answer in await answers] == [600] * 3
+    await all_gone(children)
 
 
-async def test_sigterm_drains_and_leaves_no_process_behind(tiny_model: Path, tmp_path: Path) -> None:
-    async with running_stack(tiny_model, tmp_path) as stack, AsyncClient(stack.grpc) as client:
-        answer = asyncio.create_task(client.complete(**GREEDY))
-        await until(lambda: something_emitted(client))
-        children = stack.children()
-        assert await stack.stop() == 0
-        assert len((await answer).token_ids) == 600
-        _, alive = await asyncio.to_thread(psutil.wait_procs, children, 10)
-        assert not alive
+async def test_children_die_with_their_parent(shared: Stack) -> None:
+    """(The last test of this stack.)"""
+    children = shared.children()
+    shared.process.send_signal(signal.SIGKILL)
+    await shared.process.wait()
+    await all_gone(children)
 
 
-async def test_children_die_with_their_parent(tiny_model: Path, tmp_path: Path) -> None:
-    async with running_stack(tiny_model, tmp_path) as stack:
-        children = stack.children()
-        stack.process.send_signal(signal.SIGKILL)
-        await stack.process.wait()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, children, 10)
-        assert not alive
+async def all_gone(processes: list[psutil.Process]) -> None:
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 10)
+    assert not alive

@@ -5,7 +5,6 @@ from array import array
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
 from tests.worker.harness import Tiny
@@ -14,30 +13,37 @@ from worker_service.engine.attention import NativeAttention, QueryRange, TorchAt
 from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.packed import PackedLinear
+from worker_service.engine.probe import Options
 from worker_service.engine.shape import AttentionShape
 from worker_service.engine.target import InputSequence, Target
 
-SHAPE = AttentionShape(layers=1, heads=6, kv_heads=2, dim=32)
+SHAPES = [AttentionShape(heads=6, kv_heads=2, dim=32)]
 MEMORY = {"blocks": 40, "block_tokens": 16}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def attention_of(kind: type, dtype: torch.dtype) -> TorchAttention | NativeAttention:
     if kind is NativeAttention:
-        return NativeAttention(SHAPE, **MEMORY, dtype=dtype)
-    return TorchAttention(SHAPE, **MEMORY, device=torch.device("cpu"), dtype=dtype)
+        return NativeAttention(SHAPES, 1024, **MEMORY, dtype=dtype)
+    return TorchAttention(SHAPES, 1024, **MEMORY, device=torch.device("cpu"), dtype=dtype)
 
 
 def test_there_are_native_kernels_where_there_is_a_compiler() -> None:
     assert native.kernels() is not None or not any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
-@pytest.mark.parametrize("window", [0, 1, 20])
+@pytest.mark.parametrize(
+    ("window", "softcap", "sinks"),
+    [(0, 0.0, False), (1, 0.0, False), (20, 0.0, False), (20, 1.5, False), (20, 0.0, True), (0, 1.5, True)],
+)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("kind", [NativeAttention, TorchAttention])
-def test_attention_over_blocks_is_plain_attention(kind: type, dtype: torch.dtype, window: int) -> None:
+def test_attention_over_blocks_is_plain_attention(
+    kind: type, dtype: torch.dtype, window: int, softcap: float, sinks: bool
+) -> None:
     torch.manual_seed(0)
     attention = attention_of(kind, dtype)
+    options = Options(0.2, window, softcap, torch.randn(6).to(dtype) if sinks else None)
     tables = [array("i", [7, 2, 30, 9]), array("i", [1, 0, 3]), array("i", [11])]
     rounds = [[40, 1, 9], [1, 20, 3], [5, 5, 1], [17, 16, 1]]  # tokens of each text in each round
     texts = [[torch.randn(sum(r[i] for r in rounds), heads, 32).to(dtype) for heads in (6, 2, 2)] for i in range(3)]
@@ -49,17 +55,38 @@ def test_attention_over_blocks_is_plain_attention(kind: type, dtype: torch.dtype
             begin += n
         attention.begin(ranges)
         new = (torch.cat([text[j][a : a + n] for text, a, n in zip(texts, at, lengths, strict=True)]) for j in range(3))
-        result = attention.attend(*new, 0, 0.2, window)
+        result = attention.attend(*new, 0, options)
         for i, each in enumerate(ranges):
             at[i] += each.n
-            q, k, v = (x[: at[i]].transpose(0, 1).float() for x in texts[i])
-            seen = torch.ones(at[i], at[i], dtype=torch.bool).tril()
-            if window:
-                seen = seen.triu(1 - window)
-            whole = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, scale=0.2, enable_gqa=True)
-            expected = whole[0].transpose(0, 1)[-each.n :]
+            expected = plain_attention(*(x[: at[i]].float() for x in texts[i]), options)[-each.n :]
             got = result[each.begin : each.begin + each.n].float()
             torch.testing.assert_close(got, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> torch.Tensor:
+    """Over one whole text, from the definition: all are float32 [T, heads, dim]."""
+    group = q.shape[1] // k.shape[1]
+    scores = torch.einsum("thd,shd->hts", q, k.repeat_interleave(group, 1)) * options.scale
+    if options.softcap:
+        scores = options.softcap * (scores / options.softcap).tanh()
+    seen = torch.ones(len(q), len(q), dtype=torch.bool).tril()
+    if options.window:
+        seen = seen.triu(1 - options.window)
+    weights = scores.exp() * seen
+    mass = weights.sum(-1, keepdim=True)
+    if options.sinks is not None:
+        mass = mass + options.sinks.float().exp()[:, None, None]
+    return torch.einsum("hts,shd->thd", weights / mass, v.repeat_interleave(group, 1))
+
+
+def test_a_batch_is_not_padded_to_the_longest_text() -> None:
+    """One long text among short ones: what is gathered is at most twice what there is."""
+    attention = attention_of(TorchAttention, torch.float32)
+    assert isinstance(attention, TorchAttention)
+    lengths = [30 * 16, 16, 17, 40, 3]
+    attention.begin([QueryRange(i, 1, n - 1, array("i", range(30))) for i, n in enumerate(lengths)])
+    gathered = sum(group.tables.numel() for group in attention._groups)
+    assert gathered <= 2 * sum(-(-n // 16) for n in lengths)
 
 
 @pytest.mark.parametrize("kind", [NativeAttention, TorchAttention])
@@ -68,14 +95,14 @@ def test_what_is_saved_comes_back_in_other_blocks(kind: type) -> None:
     attention = attention_of(kind, torch.float32)
     text = [torch.randn(30, heads, 32) for heads in (6, 2, 2)]
     attention.begin([QueryRange(0, 29, 0, array("i", [4, 5]))])
-    attention.attend(*(x[:29] for x in text), 0, 0.2, 0)
+    attention.attend(*(x[:29] for x in text), 0, Options(0.2))
     saved = attention.save([4, 5])
     results = []
     for table in (array("i", [4, 5]), array("i", [20, 3])):
         if table[0] == 20:
             attention.restore(table, saved)
         attention.begin([QueryRange(0, 1, 29, table)])
-        results.append(attention.attend(*(x[29:] for x in text), 0, 0.2, 0))
+        results.append(attention.attend(*(x[29:] for x in text), 0, Options(0.2)))
     assert torch.equal(*results)
 
 

@@ -10,17 +10,17 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BloomConfig,
-    DeepseekV3Config,
     DiffLlamaConfig,
     Gemma2Config,
     Gemma3TextConfig,
-    Gemma4TextConfig,
     GPT2Config,
     GptOssConfig,
+    Llama4TextConfig,
     MambaConfig,
     MixtralConfig,
     PegasusConfig,
     Phi3Config,
+    PhimoeConfig,
     PretrainedConfig,
     Qwen3Config,
 )
@@ -32,12 +32,13 @@ from worker_service import own_engine as process
 from worker_service.config import Settings
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.engine import Engine
+from worker_service.engine.probe import window_of
 from worker_service.engine.self_check import MismatchError, check, own_logits
 from worker_service.model_files import ModelError
 from worker_service.models import load
 
 
-def with_config(folder: Path, **changes: int) -> Path:
+def with_config(folder: Path, **changes: object) -> Path:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     return folder
@@ -67,10 +68,8 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     [
         (PegasusConfig(), "has an encoder"),
         (MambaConfig(), "has layers that remember something else"),
-        (Gemma2Config(), "caps its attention softly"),
-        (DeepseekV3Config(), "compresses its keys and values"),
         (BloomConfig(), "does not let its attention be replaced"),
-        (Gemma4TextConfig(), "has layers with attention heads of different sizes or numbers"),
+        (Llama4TextConfig(), "attends in chunks"),
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
@@ -91,7 +90,7 @@ def check_engine(tiny: Tiny, config: PretrainedConfig) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config).eval()
-    expected = own_logits(model)
+    expected = own_logits(model, 64)
     engine = Engine(model, tiny.tokenizer, eos_ids=frozenset(), context_tokens=64, blocks=9, drafter=NoDrafter())
     check(engine, expected)
     assert engine.free_blocks == engine.blocks
@@ -104,17 +103,15 @@ def check_engine(tiny: Tiny, config: PretrainedConfig) -> None:
         Qwen3Config(**SMALL),
         MixtralConfig(**SMALL),
         Phi3Config(**SMALL),
+        PhimoeConfig(**SMALL, sliding_window=6),  # of which its mask alone tells
+        Gemma2Config(**SMALL, sliding_window=6, query_pre_attn_scalar=2),
         Gemma3TextConfig(**SMALL, **WINDOWS),
+        GptOssConfig(**SMALL, **WINDOWS, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
     ],
     ids=lambda config: config.model_type,
 )
 def test_the_engine_computes_what_the_model_computes(config: PretrainedConfig, tiny: Tiny) -> None:
     check_engine(tiny, config)
-
-
-def test_attention_with_sinks_is_found_out_before_serving(tiny: Tiny) -> None:
-    with pytest.raises(NotImplementedError, match="sinks are not supported"):
-        check_engine(tiny, GptOssConfig(**SMALL, **WINDOWS))
 
 
 def test_attention_that_is_combined_in_another_way_is_found_out_before_serving(tiny: Tiny) -> None:
@@ -124,8 +121,49 @@ def test_attention_that_is_combined_in_another_way_is_found_out_before_serving(t
 
 def test_heads_of_another_size_than_configured_never_reach_the_kernels(tiny: Tiny) -> None:
     config = GPT2Config(vocab_size=64, n_embd=64, n_layer=2, n_head=4, head_dim=32)
-    with pytest.raises((NotImplementedError, RuntimeError)):
+    with pytest.raises(ValueError, match=r"layer 0 has .*dim=16.*, where its configuration says .*dim=32"):
         check_engine(tiny, config)
+
+
+def test_a_text_beyond_every_window_is_checked() -> None:
+    model = AutoModelForCausalLM.from_config(Gemma3TextConfig(**SMALL, **WINDOWS | {"sliding_window": 40})).eval()
+    assert len(own_logits(model, 128).text) > 40 + 13
+    assert len(own_logits(model, 50).text) == 24  # no text is longer than the window
+
+
+def test_windows_are_read_off_a_models_mask() -> None:
+    cpu = torch.device("cpu")
+    assert window_of(lambda b, h, q, k: k <= q, 100, cpu) == 0
+    assert window_of(lambda b, h, q, k: (k <= q) & (k > q - 30), 100, cpu) == 30
+    assert window_of(lambda b, h, q, k: (k <= q) & (k > q - 300), 100, cpu) == 0
+    assert window_of(lambda b, h, q, k: (k <= q) & (k // 30 == q // 30), 100, cpu) is None
+    assert window_of(lambda b, h, q, k: k <= q + 1, 100, cpu) is None
+
+
+def test_positions_that_change_with_a_texts_length_are_refused_where_texts_may_be_so_long(tiny: Tiny) -> None:
+    """Longrope: what was computed of a text below the switch is of no use beyond it."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 4.0}
+    changes = {"original_max_position_embeddings": 32, "max_position_embeddings": 128, "head_dim": 16}
+    config = Phi3Config(**SMALL | changes, rope_parameters=rope | factors)
+    with pytest.raises(
+        ValueError, match="turns texts of more than 32 tokens by other frequencies; set kv_tokens to 32"
+    ):
+        check_engine(tiny, config)
+
+
+def test_weights_whose_quantiser_is_not_here_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path)
+    with_config(folder, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
+    with pytest.raises(ModelError, match=r"cannot load .* \(weights quantised by gptq\): ") as found:
+        process.load_share(settings_for(folder), None)
+    assert "\n" not in str(found.value)
+
+
+def test_values_of_a_configuration_that_mean_nothing_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    folder = with_config(make_tiny_model(tmp_path), num_attention_heads="four")
+    with pytest.raises(ModelError, match="cannot load"):
+        process.load_share(settings_for(folder), None)
 
 
 def test_a_model_that_the_engine_computes_otherwise_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_tokenizer_that_llguidance_cannot_use_refuses_structures_alone(
     def refuse(*args: object, **options: object) -> LLTokenizer:
         raise ValueError("what is this?")
 
-    monkeypatch.setattr(module, "LLTokenizer", refuse)
+    monkeypatch.setattr("llguidance.LLTokenizer", refuse)
     assert answer(tiny, Sampling()).finished["r"] is not Finish.ERROR
     assert "cannot use this model's tokenizer: what is this?" in error(answer(tiny, Sampling(grammar=FEW)))
 

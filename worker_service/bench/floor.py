@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from worker_service.engine.shape import attention_shape
+from worker_service.engine.shape import attention_shapes, kv_values_per_token
 
 _TRIALS = 30
 
@@ -60,12 +60,12 @@ def work_of(model: Any) -> Work:
     if model.get_input_embeddings().weight is not model.get_output_embeddings().weight:
         del parameters[id(model.get_input_embeddings().weight)]
     weights = sum(p.numel() for p in parameters.values())
-    shape, itemsize = attention_shape(model.config), model.dtype.itemsize
+    shapes, itemsize = attention_shapes(model.config), model.dtype.itemsize
     return Work(
         weights=weights,
         weight_bytes=weights * itemsize,
-        kv_bytes=shape.kv_values_per_token * itemsize,
-        attention_operations=4 * shape.layers * shape.heads * shape.dim,
+        kv_bytes=kv_values_per_token(shapes) * itemsize,
+        attention_operations=4 * sum(shape.heads * shape.dim for shape in shapes),
     )
 
 

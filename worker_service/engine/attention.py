@@ -1,22 +1,23 @@
 """Attention of packed tokens over KV in blocks, and the memory of the blocks. Whose blocks they are, kv.py knows.
 
 There are two ways to the same numbers, up to rounding: the native kernels on a CPU, torch's own operations anywhere
-else.
+else. What each layer asks for, probe.py has found out.
 """
 
 import ctypes
 import itertools
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from worker_service.engine import native
+from worker_service.engine.probe import LayerAsks, Options, check_options
 from worker_service.engine.shape import AttentionShape
 
 
@@ -35,9 +36,11 @@ _handles = itertools.count()
 class PagedAttention(ABC):
     """Keys and values of all requests of one model. `name` is its attention function in transformers' registry."""
 
-    def __init__(self, data: torch.Tensor) -> None:
-        """`data`: [layers, 2 (key, value), blocks, kv heads, block_tokens * dim]."""
+    def __init__(self, data: Sequence[torch.Tensor], longest: int) -> None:
+        """`data`: of each layer [2 (key, value), blocks, kv heads, block_tokens * dim]. `longest`: tokens of a text."""
         self._data = data
+        self.longest = longest
+        self.asked: Mapping[int, LayerAsks] = {}  # by the model, of each layer
         handle = next(_handles)
         _instances[handle] = self
         self.name = f"laps_sd_{handle}"
@@ -49,59 +52,70 @@ class PagedAttention(ABC):
 
     @abstractmethod
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float, window: int
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, options: Options
     ) -> torch.Tensor:
         """Write the new `key` and `value` [T, kv heads, dim] into their blocks, then attend over all up to each token.
 
-        `query` and the result: [T, heads, dim]. `window`: how many tokens back a token sees, itself included; 0: all.
+        `query` and the result: [T, heads, dim].
         """
 
-    def save(self, table: Sequence[int]) -> torch.Tensor:
-        """A copy of these blocks in the host's memory: [layers, 2, blocks, ...]; pinned, if a GPU is to read it."""
-        layers, two, _, *block = self._data.shape
-        saved = torch.empty(layers, two, len(table), *block, dtype=self._data.dtype, pin_memory=self._data.is_cuda)
-        for own, layer in zip(saved, self._data, strict=True):  # one at a time: the device's memory is short just now
-            own.copy_(layer[:, list(table)])
+    def save(self, table: Sequence[int]) -> list[torch.Tensor]:
+        """A copy of these blocks in the host's memory, of each layer [2, blocks, ...]; pinned, if a GPU reads it."""
+        saved = []
+        for layer in self._data:  # one at a time: the device's memory is short just now
+            two, _, *block = layer.shape
+            own = torch.empty(two, len(table), *block, dtype=layer.dtype, pin_memory=layer.is_cuda)
+            saved.append(own.copy_(layer[:, list(table)]))
         return saved
 
-    def restore(self, table: Sequence[int], saved: torch.Tensor) -> None:
-        """Write what `save` returned into these blocks."""
+    def restore(self, table: Sequence[int], saved: Sequence[torch.Tensor], first: int = 0) -> None:
+        """Write what `save` returned into these blocks, from its block number `first` on."""
         for own, layer in zip(saved, self._data, strict=True):
-            layer[:, list(table)] = own.to(layer.device)
+            layer[:, list(table)] = own[:, first : first + len(table)].to(layer.device)
 
 
 _instances: WeakValueDictionary[int, PagedAttention] = WeakValueDictionary()
 
 
 def paged_attention(
-    shape: AttentionShape, blocks: int, block_tokens: int, device: torch.device, dtype: torch.dtype
+    shapes: Sequence[AttentionShape],
+    longest: int,
+    blocks: int,
+    block_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> PagedAttention:
-    """Attention with memory for `blocks` blocks of `block_tokens` tokens each, by the faster way that is possible."""
-    if device.type == "cpu" and NativeAttention.supports(shape, block_tokens, dtype):
-        return NativeAttention(shape, blocks, block_tokens, dtype)
-    return TorchAttention(shape, blocks, block_tokens, device, dtype)
+    """Attention with memory for `blocks` blocks of `block_tokens` tokens each, by the faster way that is possible.
+
+    `shapes`: of each layer; `longest`: tokens of a text.
+    """
+    if device.type == "cpu" and NativeAttention.supports(shapes, block_tokens, dtype):
+        return NativeAttention(shapes, longest, blocks, block_tokens, dtype)
+    return TorchAttention(shapes, longest, blocks, block_tokens, device, dtype)
 
 
-def _memory(shape: AttentionShape, blocks: int, block_tokens: int) -> tuple[int, int, int, int, int]:
-    return shape.layers, 2, blocks, shape.kv_heads, block_tokens * shape.dim
+def _memory(shape: AttentionShape, blocks: int, block_tokens: int) -> tuple[int, int, int, int]:
+    return 2, blocks, shape.kv_heads, block_tokens * shape.dim
 
 
 class NativeAttention(PagedAttention):
     """kernels/attention.h, for a CPU."""
 
     @staticmethod
-    def supports(shape: AttentionShape, block_tokens: int, dtype: torch.dtype) -> bool:
-        fits = shape.dim % native.LANES == 0 and block_tokens % native.LANES == 0
+    def supports(shapes: Sequence[AttentionShape], block_tokens: int, dtype: torch.dtype) -> bool:
+        fits = all(n % native.LANES == 0 for n in (block_tokens, *(shape.dim for shape in shapes)))
         return fits and dtype in native.TYPES and native.kernels() is not None
 
-    def __init__(self, shape: AttentionShape, blocks: int, block_tokens: int, dtype: torch.dtype) -> None:
-        super().__init__(native.empty(_memory(shape, blocks, block_tokens), dtype))
-        self.shape, self.block_tokens, self.dtype = shape, block_tokens, dtype
-        pointer, integer = ctypes.c_void_p, ctypes.c_int
+    def __init__(
+        self, shapes: Sequence[AttentionShape], longest: int, blocks: int, block_tokens: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__([native.empty(_memory(shape, blocks, block_tokens), dtype) for shape in shapes], longest)
+        self.shapes, self.block_tokens, self.dtype = shapes, block_tokens, dtype
+        pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
         self._kernel = native.function(
-            "attention", dtype, pointer, pointer, integer, *[pointer] * 7, ctypes.c_float, integer
+            "attention", dtype, pointer, pointer, integer, *[pointer] * 7, number, integer, number, pointer
         )
-        self._shape = array("i", [shape.heads, shape.kv_heads, shape.dim, block_tokens])
+        self._sizes = [array("i", [*shape, block_tokens]) for shape in shapes]
         self.pointers = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in self._data]
         self.begin(())
 
@@ -113,16 +127,18 @@ class NativeAttention(PagedAttention):
         self.ranges = self._ranges.buffer_info()[0], len(ranges), self._tables.buffer_info()[0]  # for the kernels
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float, window: int
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, options: Options
     ) -> torch.Tensor:
-        heads, size = [tuple(x.shape[1:]) for x in (query, key, value)], self.shape
+        heads, size = [tuple(x.shape[1:]) for x in (query, key, value)], self.shapes[layer]
         if heads != [(size.heads, size.dim), *[(size.kv_heads, size.dim)] * 2]:
             raise NotImplementedError(f"heads of sizes {heads}, where the configuration says {size}")
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         out = torch.empty_like(query)
         new = query.data_ptr(), key.data_ptr(), value.data_ptr()
-        shape = self._shape.buffer_info()[0]
-        self._kernel(shape, *self.ranges, *new, *self.pointers[layer], out.data_ptr(), scale, window)
+        shape = self._sizes[layer].buffer_info()[0]
+        sinks = None if options.sinks is None else options.sinks.float().contiguous()
+        scores = options.scale, options.window, options.softcap, None if sinks is None else sinks.data_ptr()
+        self._kernel(shape, *self.ranges, *new, *self.pointers[layer], out.data_ptr(), *scores)
         return out
 
 
@@ -154,45 +170,82 @@ class _Group:
 
 
 class TorchAttention(PagedAttention):
-    """For any device: blocks are gathered, for all short query ranges together and for each long one by itself."""
+    """For any device: blocks are gathered, for short query ranges of about the same past together and for each long one
+    by itself."""
 
     _SHORT = 16  # tokens
 
     def __init__(
-        self, shape: AttentionShape, blocks: int, block_tokens: int, device: torch.device, dtype: torch.dtype
+        self,
+        shapes: Sequence[AttentionShape],
+        longest: int,
+        blocks: int,
+        block_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        memory = _memory(shape, blocks, block_tokens)
-        super().__init__(torch.zeros(memory, device=device, dtype=dtype))  # what is masked must be finite
-        self._block_tokens = block_tokens
-        self._layers = self._data.view(*self._data.shape[:-1], block_tokens, shape.dim)
+        # What is masked must be finite, so zeros.
+        data = [torch.zeros(_memory(shape, blocks, block_tokens), device=device, dtype=dtype) for shape in shapes]
+        super().__init__(data, longest)
+        self._block_tokens, self._device = block_tokens, device
+        self._layers = [
+            layer.view(*layer.shape[:-1], block_tokens, shape.dim) for layer, shape in zip(data, shapes, strict=True)
+        ]
 
     def begin(self, ranges: Sequence[QueryRange]) -> None:
-        device, size = self._data.device, self._block_tokens
-        short = [each for each in ranges if each.n <= self._SHORT]
-        groups = ([short] if short else []) + [[each] for each in ranges if each.n > self._SHORT]
-        self._groups = [_Group(group, size, device) for group in groups]
+        size = self._block_tokens
+        groups: dict[int, list[QueryRange]] = {}
+        for number, each in enumerate(ranges):
+            # A group's shortest past has more than half as many blocks as its longest: padding at most doubles it.
+            blocks = (each.start + each.n - 1) // size + 1
+            groups.setdefault(-blocks.bit_length() if each.n <= self._SHORT else number, []).append(each)
+        self._groups = [_Group(group, size, self._device) for group in groups.values()]
         places = [(r.table[at // size], at % size) for r in ranges for at in range(r.start, r.start + r.n)]
-        self._new_blocks, self._new_offsets = torch.tensor(places, device=device).T
+        self._new_blocks, self._new_offsets = torch.tensor(places, device=self._device).T
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float, window: int
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, options: Options
     ) -> torch.Tensor:
         keys, values = self._layers[layer]
         keys[self._new_blocks, :, self._new_offsets] = key
         values[self._new_blocks, :, self._new_offsets] = value
         out = torch.empty_like(query)
+        attention = _plain if options.softcap or options.sinks is not None else _fused
         for group in self._groups:
             past_keys, past_values = (x[group.tables].transpose(1, 2).flatten(2, 3) for x in (keys, values))
-            result = scaled_dot_product_attention(
-                query[group.rows].transpose(1, 2),
-                past_keys,  # [B, kv heads, keys, dim]
-                past_values,
-                attn_mask=group.mask(window),
-                scale=scale,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
+            own = query[group.rows].transpose(1, 2)
+            result = attention(own, past_keys, past_values, group.mask(options.window), options)
             out[group.rows] = result.transpose(1, 2)
         return out
+
+
+# Both: `query` and the result [B, heads, n, dim], `keys` and `values` [B, kv heads, past, dim], `mask` [B, 1, n, past].
+
+
+def _fused(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, options: Options
+) -> torch.Tensor:
+    """By torch's fastest kernel, which knows neither caps nor sinks."""
+    grouped = query.shape[1] != keys.shape[1]
+    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=options.scale, enable_gqa=grouped)
+
+
+def _plain(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, options: Options
+) -> torch.Tensor:
+    batch, heads, n, dim = query.shape
+    kv_heads = keys.shape[1]
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads * n, dim)
+    scores = (grouped @ keys.mT).view(batch, heads, n, -1).float() * options.scale
+    if options.softcap:
+        scores = (scores / options.softcap).tanh() * options.softcap
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if options.sinks is not None:
+        sinks = options.sinks.float()[:, None, None].expand(batch, heads, n, 1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights.to(values.dtype).view(batch, kv_heads, -1, keys.shape[2]) @ values).view(batch, heads, n, dim)
 
 
 def _attention_function(handle: int) -> Callable[..., tuple[torch.Tensor, None]]:
@@ -203,20 +256,22 @@ def _attention_function(handle: int) -> Callable[..., tuple[torch.Tensor, None]]
         query: torch.Tensor,  # [1, heads, T, dim]
         key: torch.Tensor,  # [1, kv heads, T, dim]
         value: torch.Tensor,
-        attention_mask: torch.Tensor | None,  # None: this attention has no mask function, it makes its own
+        attention_mask: torch.Tensor | None,  # None: this attention has no mask function, it knows the window
         *,
         scaling: float | None = None,
-        sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: torch.Tensor | None = None,
-        **_: Any,
+        **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        if softcap is not None or s_aux is not None:
-            raise NotImplementedError(f"attention of {type(module).__name__}: soft caps and sinks are not supported")
+        own = _instances[handle]
         layer: int = module.layer_idx  # type: ignore[assignment]
+        window = own.asked[layer].window
+        check_options(layer, window, own.longest, others)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        out = _instances[handle].attend(q, k, v, layer, scale, sliding_window or 0)
-        return out[None], None
+        # Values may be shorter than keys: they are filled up with zeros.
+        short = k.shape[-1] - v.shape[-1]
+        out = own.attend(q, k, pad(v, (0, short)) if short else v, layer, Options(scale, window, softcap or 0.0, s_aux))
+        return out[None, ..., : v.shape[-1]], None
 
     return attention

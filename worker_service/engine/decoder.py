@@ -43,23 +43,26 @@ class NativeDecoder:
     def supports(model: Any, attention: PagedAttention) -> bool:
         if type(model).__name__ not in _FAMILY or not isinstance(attention, NativeAttention):
             return False
-        config, shape, layers = model.config, attention.shape, model.base_model.layers
+        config, shape, layers = model.config, attention.shapes[0], model.base_model.layers
         qkv = (shape.heads + 2 * shape.kv_heads) * shape.dim
+        products = [part for layer in layers for part in layer.modules() if isinstance(part, torch.nn.Linear)]
         return (
             all(n % native.PANEL == 0 for n in (config.hidden_size, config.intermediate_size, qkv))
             and config.hidden_act == "silu"
+            and len(products) == 7 * len(layers)
+            and all(type(part) is torch.nn.Linear and part.weight.dtype == attention.dtype for part in products)
             and all(layer.self_attn.o_proj.bias is layer.mlp.down_proj.bias is None for layer in layers)
-            and len({_window(layer) for layer in layers}) == 1
+            and len(set(attention.asked.values())) == 1
         )
 
     def __init__(self, model: Any, attention: PagedAttention) -> None:
         """The weights of the model's layers move into this decoder: the module cannot be called any more."""
         assert isinstance(attention, NativeAttention)
-        base, config, shape, dtype = model.base_model, model.config, attention.shape, attention.dtype
+        base, config, shape, dtype = model.base_model, model.config, attention.shapes[0], attention.dtype
         self._attention, self._embed, self._rotary = attention, base.embed_tokens, base.rotary_emb
         self._kept: list[torch.Tensor] = []  # what the structures below point to
-        layers = (_Layer * shape.layers)()
-        window, scale = _window(base.layers[0]), base.layers[0].self_attn.scaling
+        layers = (_Layer * len(base.layers))()
+        window, scale = attention.asked[0].window, base.layers[0].self_attn.scaling
         for layer, module, (keys, values) in zip(layers, base.layers, attention.pointers, strict=True):
             own, mlp = module.self_attn, module.mlp
             qkv = [own.q_proj, own.k_proj, own.v_proj]
@@ -75,7 +78,7 @@ class NativeDecoder:
             module.to("meta")
         self._decoder = _Decoder(
             shape.heads, shape.kv_heads, shape.dim, attention.block_tokens,
-            shape.layers, config.hidden_size, config.intermediate_size, window,
+            len(layers), config.hidden_size, config.intermediate_size, window,
             scale, config.rms_norm_eps,
             self._keep(base.norm.weight.float()), layers,
         )  # fmt: skip
@@ -97,9 +100,3 @@ class NativeDecoder:
             cosine.data_ptr(), sine.data_ptr(), x.data_ptr(), hidden.data_ptr(),
         )  # fmt: skip
         return hidden
-
-
-def _window(layer: Any) -> int:
-    """How many tokens back a token sees, itself included; 0: all. Only some modules keep this themselves."""
-    attention = layer.self_attn
-    return getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None)) or 0

@@ -16,6 +16,7 @@ from worker_service.engine.parallel import Group, SharedTarget
 from worker_service.engine.planning import Planner, Work
 from worker_service.engine.request import EngineRequest
 from worker_service.engine.sampling import logprobs, verify
+from worker_service.engine.shape import longest_text
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.structure import Asked, Mask, StructureError, Structures
 from worker_service.engine.target import Target
@@ -47,7 +48,12 @@ class Engine:
         `host_blocks` more can be offloaded to the host's memory. `max_prefill` bounds the tokens prefilled for all
         requests in a step, `max_draft` those drafted for one. `drafter` must be this engine's own. `group`: where
         `model` is this process's share of one, which it leads.
+
+        Raises ValueError or NotImplementedError for a model that asks of its attention what the engine cannot do, or
+        that needs other KV for longer texts than for shorter ones.
         """
+        if context_tokens > (most := longest_text(model.config)):
+            raise ValueError(f"it turns texts of more than {most} tokens by other frequencies; set kv_tokens to {most}")
         self.target = SharedTarget(model, group) if group else Target(model)
         self.pool = self.target.new_pool(blocks, block_tokens)
         self.host = HostPool(self.target, host_blocks)

@@ -30,7 +30,7 @@ def kernels() -> ctypes.CDLL | None:
     """The compiled library; None: there is none, and the log says why."""
     try:
         return ctypes.CDLL(str(kernel_files.library()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, ImportError) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()[-_TAIL_CHARS:]
         reason = f"{error}\n{said}" if said else str(error)
         logging.getLogger(__name__).warning("no native kernels, torch's own take their place: %s", reason)

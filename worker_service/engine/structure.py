@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+if TYPE_CHECKING:  # loaded where there are grammars: an engine without them needs no llguidance
+    from llguidance import LLExecutor, LLMatcher
 
 T = TypeVar("T")
 
@@ -27,8 +29,7 @@ COMPILE_S = 15.0  # the gateway has refused whatever takes more than a fraction 
 MASKS_S = 5.0  # of one step; llguidance bounds its own work to some 20 ms a mask
 _KEPT = 64  # compiled grammars
 _THREADS = 4  # at most, for the masks of a step
-# A state of a lexer takes 1 to 2 kB.
-_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+_LEXER_STATES = 50_000  # at most, of 1 to 2 kB each
 
 
 class StructureError(Exception):
@@ -46,7 +47,7 @@ class Matcher:
         """Whether its grammar is compiled, so that nothing below waits."""
         return self._building.done()
 
-    def copy(self) -> LLMatcher:
+    def copy(self) -> "LLMatcher":
         """Of its state, to try tokens on. Waits until its grammar is compiled. Raises StructureError."""
         return self._own().deep_copy()
 
@@ -74,7 +75,7 @@ class Matcher:
         """Whether it is compiled and nothing is wrong with it. What is wrong is told by the masks."""
         return self.ready and self._building.exception() is None and not self._building.result().is_error()
 
-    def _own(self) -> LLMatcher:
+    def _own(self) -> "LLMatcher":
         try:
             matcher = self._building.result(COMPILE_S)
         except TimeoutError:
@@ -107,6 +108,8 @@ class Structures:
         self._words = -(-size // 32)
         self._tokenizer = self._unusable = None
         try:
+            from llguidance import LLTokenizer
+
             self._tokenizer = LLTokenizer(_text(tokenizer), n_vocab=size, eos_token=sorted(eos_ids) or None)
         except Exception as error:  # of a kind that llguidance does not know: all other requests are served
             self._unusable = str(error)
@@ -118,10 +121,13 @@ class Structures:
         """Begin to compile, and to follow the tokens that exist."""
         return Matcher(_beside(partial(self._build, grammar, list(output))), self._eos_ids)
 
-    def _build(self, grammar: str, output: list[int]) -> LLMatcher:
+    def _build(self, grammar: str, output: list[int]) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
         if self._tokenizer is None:
             raise StructureError(f"llguidance cannot use this model's tokenizer: {self._unusable}")
-        known = self._compiled.pop(grammar, None) or LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
+        known = self._compiled.pop(grammar, None) or LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         self._compiled[grammar] = known
         if len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
@@ -164,9 +170,11 @@ class Structures:
             )
         return result
 
-    def _fill(self, trials: Sequence[tuple[LLMatcher, int, list[int]]], rows: int) -> None:
+    def _fill(self, trials: "Sequence[tuple[LLMatcher, int, list[int]]]", rows: int) -> None:
         """Write the bits of what is allowed. Beyond a draft that a mask forbids nothing is written, or ever read."""
         if self._executor is None:
+            from llguidance import LLExecutor
+
             self._executor = LLExecutor(min(_THREADS, os.cpu_count() or 1))
         place = self._bits.ctypes.data, 4 * self._words, rows
         if drafting := [trial for trial in trials if trial[2]]:

@@ -6,7 +6,8 @@ number of tokens.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ from worker_service.engine.attention import PagedAttention, QueryRange, paged_at
 from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.packed import PackedLinear
-from worker_service.engine.shape import attention_shape
+from worker_service.engine.probe import LayerAsks, probe
+from worker_service.engine.shape import attention_shapes, text_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +49,24 @@ class Target:
         self._attention: PagedAttention | None = None
         self._decoder: NativeDecoder | None = None
         self._shares = shares
-        self._saved: dict[str, torch.Tensor] = {}  # copies of KV in the host's memory
+        self._saved: dict[str, list[torch.Tensor]] = {}  # copies of KV in the host's memory
         self.device, self.dtype = torch.device(model.device), model.dtype
-        self.vocab_size = int(model.config.vocab_size)
+        self.vocab_size = int(text_config(model.config).vocab_size)
 
     def new_pool(self, blocks: int, block_tokens: int) -> BlockPool:
-        """Memory for the KV of all its requests. To be called once, before anything is computed."""
-        shape = attention_shape(self._model.config, self._shares)
-        self._attention = paged_attention(shape, blocks, block_tokens, self.device, self.dtype)
+        """Memory for the KV of all its requests. To be called once, before anything is computed.
+
+        Raises ValueError or NotImplementedError where attention over blocks is not what the model asks for.
+        """
+        config = self._model.config
+        shapes, longest = attention_shapes(config, self._shares), text_config(config).max_position_embeddings
+        asked = probe(self._model)
+        for number, shape in enumerate(shapes):
+            if number not in asked or asked[number].shape != shape:
+                found = asked[number].shape if number in asked else "no attention"
+                raise ValueError(f"its layer {number} has {found}, where its configuration says {shape}")
+        self._attention = paged_attention(shapes, longest, blocks, block_tokens, self.device, self.dtype)
+        self._attention.asked = asked
         # The native decoder computes all layers in one call; shares are summed up after each half of a layer.
         if self._shares == 1 and NativeDecoder.supports(self._model, self._attention):
             self._decoder = NativeDecoder(self._model, self._attention)
@@ -101,13 +113,10 @@ class Target:
         if self._decoder is not None:
             hidden = self._decoder(input_ids, positions)[wanted]
             return head(hidden[None])[0], hidden
-        inputs: list[torch.Tensor] = []
         # The head is left to the model, for some scale its logits afterwards.
-        with head.register_forward_pre_hook(lambda _, given: inputs.append(given[0][0])):
-            output = self._model(
-                input_ids=input_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted
-            )
-        return output.logits[0], inputs[0]
+        with given_rows(head, wanted) as given:
+            output = self._model(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        return output.logits[0], given[0][0]
 
     def save(self, name: str, table: Sequence[int]) -> None:
         """Keep a copy of these blocks in the host's memory, under this name."""
@@ -115,17 +124,36 @@ class Target:
 
     def restore(self, name: str, first: int, table: Sequence[int]) -> None:
         """Write the copy's blocks from number `first` on into the blocks of `table`. The copy stays."""
-        self._memory.restore(table, self._saved[name][:, :, first : first + len(table)])  # [layers, 2, blocks, ...]
+        self._memory.restore(table, self._saved[name], first)
 
     def discard(self, name: str) -> None:
         """Give up the copy under this name."""
         del self._saved[name]
 
     @property
+    def asked(self) -> Mapping[int, LayerAsks]:
+        """What the model asks of its attention, by layer."""
+        return self._memory.asked
+
+    @property
     def _memory(self) -> PagedAttention:
         if self._attention is None:
             raise RuntimeError("a pool comes first")
         return self._attention
+
+
+@contextmanager
+def given_rows(head: torch.nn.Module, wanted: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Within, an output head of a model computes these of its rows alone. It tells the hidden states [1, n, hidden
+    size] that it was given, of each pass."""
+    given: list[torch.Tensor] = []
+
+    def select(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        given.append(inputs[0][:, wanted])
+        return given[-1], *inputs[1:]
+
+    with head.register_forward_pre_hook(select):
+        yield given
 
 
 class _Float32Head(torch.nn.Module):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from scheduler_service.core.beliefs import Length, upper
 
-OPENINGS = {"mean": 0.0, "balanced": 0.13, "first-token": 0.3}
+OPENINGS = {"mean": 0.0, "balanced": 0.2, "first-token": 1.0}
 MOST = 1000.0  # so much more than an end a first token may be worth
 AGES = 96  # times to stop that are compared
 REACH = 4.0  # in spreads to both sides of the median

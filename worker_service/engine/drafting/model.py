@@ -6,6 +6,7 @@ from typing import Any
 
 from worker_service.engine.drafting.drafter import Ask, Drafter
 from worker_service.engine.kv import KV
+from worker_service.engine.shape import longest_text
 from worker_service.engine.target import InputSequence, Target
 
 _CATCH_UP_TOKENS = 1024  # computed for all requests in one step: a long prompt must not hold up the others
@@ -35,7 +36,7 @@ class ModelDrafter(Drafter):
         memory.
         """
         self._model = Target(model)
-        self._context_tokens = context_tokens
+        self._context_tokens = min(context_tokens, longest_text(model.config))
         self._pool = self._model.new_pool(blocks, block_tokens)
         self._states: dict[str, _State] = {}  # the one used last is last
 

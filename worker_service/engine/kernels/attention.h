@@ -67,8 +67,30 @@ struct Seen {
         return shrink;
     }
 
+    // A score of nothing: it takes a part of the weight and brings no value.
+    void sink(float score) { top = score, mass[0] = 1; }
+
     static constexpr float NEVER = -1e30f;
 };
+
+// How a layer attends. `window`: how far back a token sees, itself included, 0: everything. `softcap`: 0: none. `sinks`:
+// of each head, or null.
+struct Options {
+    float scale;
+    int window;
+    float softcap = 0;
+    const float* sinks = nullptr;
+};
+
+// Scores of products: cap * tanh(scale * product / cap).
+void cap(float* score, int count, const Options& options) {
+    const float narrow = options.scale / options.softcap;
+    for (int i = 0; i < count; i += LANES) {
+        const Floats x = load(score + i) * narrow, e = exp((x < 0 ? x : -x) * 2);
+        const Floats size = (1 - e) / (1 + e) * options.softcap;
+        store(score + i, x < 0 ? -size : size);
+    }
+}
 
 constexpr int TILE = 16;  // tokens of a query range that are computed together, over all blocks that they see
 
@@ -82,8 +104,10 @@ struct Scratch {  // of one thread; grows to the largest tile
 // One tile of queries of one key-value head over all blocks that it sees.
 template <typename T>
 void attend(const Shape& shape, const QueryRange& range, const int32_t* table, int kv_head, int first, const T* query,
-            const T* keys, const T* values, T* out, float scale, int window, Scratch<T>& scratch) {
+            const T* keys, const T* values, T* out, const Options& options, Scratch<T>& scratch) {
     const int group = shape.heads / shape.kv_heads, dim = shape.dim, block_tokens = shape.block_tokens;
+    const int window = options.window;
+    const float scale = options.softcap ? 1 : options.scale;  // a cap has scaled them
     const int tokens = std::min(TILE, range.n - first), rows = tokens * group;
     const auto place = [&](int r) {  // of the row's head, in query and out
         return (int64_t(range.begin + first + r / group) * shape.heads + kv_head * group + r % group) * dim;
@@ -93,7 +117,10 @@ void attend(const Shape& shape, const QueryRange& range, const int32_t* table, i
     scratch.sum.assign(rows * dim, 0.0f), scratch.seen.assign(rows, {});
     T *q = scratch.query.data(), *weight = scratch.weight.data();
     float *sum = scratch.sum.data(), *score = scratch.score.data();
-    for (int r = 0; r < rows; r++) std::copy_n(query + place(r), dim, q + r * dim);
+    for (int r = 0; r < rows; r++) {
+        std::copy_n(query + place(r), dim, q + r * dim);
+        if (options.sinks) scratch.seen[r].sink(options.sinks[kv_head * group + r % group]);
+    }
     const int low = window ? std::max(0, range.start + first - window + 1) : 0;
     const int high = range.start + first + tokens;
     const auto start = [&](int block) {
@@ -103,6 +130,7 @@ void attend(const Shape& shape, const QueryRange& range, const int32_t* table, i
         const int64_t at = start(block), ahead = (block + 1) * block_tokens < high ? start(block + 1) - at : 0;
         std::fill_n(score, scores, 0.0f);
         multiply(q, dim, keys + at, score, rows, dim, block_tokens, ahead);
+        if (options.softcap) cap(score, scores, options);
         for (int r = 0; r < rows; r++) {
             const int own = range.start + first + r / group - block * block_tokens;  // of the row's token, from here
             const float shrink = scratch.seen[r].next(score + r * block_tokens, weight + r * block_tokens,
@@ -127,12 +155,11 @@ struct Pass {
     const QueryRange* ranges;
     int count;
     const int32_t* tables;
+    Options options;
     Tiles tiles;
-    float scale;
-    int window;
 
-    Pass(const Shape& shape, const QueryRange* ranges, int count, const int32_t* tables, float scale, int window)
-        : shape(shape), ranges(ranges), count(count), tables(tables), scale(scale), window(window) {
+    Pass(const Shape& shape, const QueryRange* ranges, int count, const int32_t* tables, const Options& options)
+        : shape(shape), ranges(ranges), count(count), tables(tables), options(options) {
         for (int s = 0; s < count; s++)
             for (int first = 0; first < ranges[s].n; first += TILE) tiles.emplace_back(s, first);
     }
@@ -177,7 +204,7 @@ void attention(Barrier& barrier, const Pass& pass, const T* query, const T* key,
         const auto [s, first] = pass.tiles[task / shape.kv_heads];
         const QueryRange& range = pass.ranges[s];
         attend(shape, range, pass.tables + range.table, task % shape.kv_heads, first, query, keys, values, out,
-               pass.scale, pass.window, scratch);
+               pass.options, scratch);
     }
     barrier.wait();
 }

@@ -62,7 +62,7 @@ void decode(const Decoder& decoder, const QueryRange* ranges, int count, const i
     T *normed = narrow.data(), *query = normed + int64_t(tokens) * width, *key = query + int64_t(tokens) * q,
       *value = key + int64_t(tokens) * kv, *attended = value + int64_t(tokens) * kv,
       *gated = attended + int64_t(tokens) * q;
-    const Pass pass(shape, ranges, count, tables, decoder.scale, decoder.window);
+    const Pass pass(shape, ranges, count, tables, {decoder.scale, decoder.window});
     Barrier barrier;
 #pragma omp parallel
     {

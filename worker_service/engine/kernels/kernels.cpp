@@ -9,8 +9,8 @@ namespace {
 
 template <typename T>
 void attention_alone(const Shape& shape, const QueryRange* ranges, int count, const int32_t* tables, const T* query,
-                     const T* key, const T* value, T* keys, T* values, T* out, float scale, int window) {
-    const Pass pass(shape, ranges, count, tables, scale, window);
+                     const T* key, const T* value, T* keys, T* values, T* out, const Options& options) {
+    const Pass pass(shape, ranges, count, tables, options);
     Barrier barrier;
 #pragma omp parallel
     attention(barrier, pass, query, key, value, keys, values, out);
@@ -19,14 +19,15 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
 }  // namespace
 
 // For each type of weights T: one layer's attention in a pass (`query`, `key`, `value`, `out` are [T][heads][dim];
-// `keys` and `values` the layer's blocks; `window`: how far back a token sees, itself included, 0: everything); a pass
+// `keys` and `values` the layer's blocks; the last four are Options); a pass
 // through all layers (`x`: embeddings [T][hidden], overwritten; `cosine`, `sine`: [T][dim]; `hidden`: the result, after
 // the last norm); chains of drafts; and a product with packed weights, summed in float32.
 #define FOR_TYPE(NAME, T)                                                                                              \
     void attention_##NAME(const Shape* shape, const QueryRange* ranges, int count, const int32_t* tables,              \
                           const T* query, const T* key, const T* value, T* keys, T* values, T* out, float scale,       \
-                          int window) {                                                                                \
-        attention_alone(*shape, ranges, count, tables, query, key, value, keys, values, out, scale, window);           \
+                          int window, float softcap, const float* sinks) {                                             \
+        attention_alone(*shape, ranges, count, tables, query, key, value, keys, values, out,                           \
+                        Options{scale, window, softcap, sinks});                                                       \
     }                                                                                                                  \
     void decode_##NAME(const Decoder* decoder, const QueryRange* ranges, int count, const int32_t* tables, int tokens, \
                        const float* cosine, const float* sine, float* x, T* hidden) {                                  \
