@@ -10,7 +10,14 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-SHOWN = ("SECURITY.md", "tests/README.md", "protos/v1/*.proto", "protos/oip/*.proto", "examples/*", "docker-compose.yml")
+SHOWN = (
+    "SECURITY.md",
+    "tests/README.md",
+    "protos/v1/*.proto",
+    "protos/oip/*.proto",
+    "examples/*",
+    "docker-compose.yml",
+)
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 
