@@ -41,9 +41,17 @@ REPLICAS ?= 1
 SCHEDULES ?= 50000
 FIRST ?= 0
 
-.PHONY: demo demo-picture test test-elastic test-doors test-stores test-engine test-families test-containers test-k8s test-compare test-faults test-failover sim-faults fuzz chaos soak \
-    bench bench-quick bench-scheduler bench-engine bench-paper page-picture docs check lint lint-protos types architecture \
-    protos protos-check protos-reference audit audit-here wheels env clean
+# Of test-vllm: a folder with the Python sources of another vLLM, to run the toy executor on (pip download vllm==0.33.0
+# --no-deps, then unzip the wheel there).
+VLLM_SOURCES ?=
+VLLM_ENV := build/vllm-env
+IN_VLLM := PYTHONPATH=. $(VLLM_ENV)/bin/python
+VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore
+
+.PHONY: demo demo-picture test test-cells test-compare test-containers test-doors test-elastic test-engine test-failover test-families \
+    test-faults test-k8s test-stores test-vllm vllm-figures gpu-check sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
+    bench-paper page-picture docs check lint lint-protos types architecture protos protos-check protos-reference audit audit-here \
+    wheels env clean
 .DEFAULT_GOAL := help
 
 help:
@@ -53,12 +61,16 @@ help:
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-families  sixty tiny models of public families, each served right or refused (three minutes of one core)"
+	@echo "make gpu-check  the engine on this machine's GPU: exactness, families, speed beside the floor (nine minutes; DEVICE=cpu: in little)"
 	@echo "make test-faults  devices that hang or kill their worker, rolling restarts: on real processes (two minutes)"
 	@echo "make test-failover  200 fail-overs of a Redis with Sentinels under load (45 minutes; FAILOVERS=... REPLICAS=0)"
 	@echo "make test-elastic  workers that join, drain and die under load: on real processes (seven minutes)"
+	@echo "make test-cells  four cells behind two gateways, one killed under load, every token checked (two minutes)"
 	@echo "make test-doors  other people's clients on a live stack, each in an environment of its own; fuzzing of HTTP"
 	@echo "make test-k8s  the manifests for Kubernetes: rendered by kubectl and validated (half a minute; no cluster)"
 	@echo "make test-containers  images built, the stack run in them, each container killed in mid-stream (docker or podman)"
+	@echo "make test-vllm  the plug-in for vLLM, in an environment of its own (made once: 3.4 GB; then ten minutes)"
+	@echo "make vllm-figures  vLLM's own order beside ours on the real model (hours of an idle machine)"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
@@ -70,7 +82,7 @@ help:
 	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/explanation/benchmarks.md (15 minutes; AGAINST=...)"
 	@echo "make bench-engine  the engine beside its peers: docs/explanation/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/explanation/paper.md and its plots (30 minutes of one core)"
-	@echo "make wheels build the wheels of the service and of the client alone: dist"
+	@echo "make wheels build the wheels of the service, of the client alone and for vLLM: dist"
 	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
 	@echo "make docs   the documentation as a site: build/site; first its tables are made anew"
 	@echo "make audit  known vulnerabilities in the dependencies; fails also where that cannot be known"
@@ -134,6 +146,9 @@ test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest -s tests/slow/test_two_hundred_prompts.py
 
+gpu-check: env
+	$(BIN)/python -m tests.gpu $(if $(DEVICE),--device $(DEVICE) --size smallest)
+
 test-families: env
 	$(BIN)/python -m pytest tests/families
 
@@ -144,8 +159,25 @@ test-doors: env
 test-elastic: env
 	$(BIN)/python -m pytest -s tests/slow/test_elastic.py
 
+test-cells: env
+	$(BIN)/python -m pytest -s tests/slow/test_cells.py
+
 test-compare: env
 	$(BIN)/python -m pytest -s tests/slow/test_compare.py
+
+test-vllm: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m tests.vllm.environment $(VLLM_ENV)
+	LAPS_SD_VLLM_WHOLE=1 $(IN_VLLM) $(VLLM_TESTS) tests/vllm
+	$(if $(VLLM_SOURCES),VLLM_TARGET_DEVICE=cpu PYTHONPATH=$(VLLM_SOURCES):. $(VLLM_ENV)/bin/python $(VLLM_TESTS) \
+	    tests/vllm/test_directed.py tests/vllm/test_plugin.py)
+	LAPS_SD_TESTS_VLLM_PYTHON=$(VLLM_ENV)/bin/python $(BIN)/python -m pytest tests/vllm/test_service.py \
+	    tests/vllm/test_several_processes.py
+
+vllm-figures: env
+	$(BIN)/laps-sd pull $(MODEL)
+	$(BIN)/python -m tests.vllm.environment $(VLLM_ENV)
+	$(IN_VLLM) -m tests.vllm.compare --json docs/benchmarks/vllm.json
 
 test-faults: env
 	$(BIN)/python -m pytest tests/faults
@@ -242,6 +274,8 @@ wheels: env
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m build --outdir dist deploy/client
+	$(BIN)/python -m build --outdir dist deploy/vllm
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist deploy/client/gathered deploy/client/*.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist deploy/client/gathered deploy/client/*.egg-info \
+	    deploy/vllm/gathered deploy/vllm/*.egg-info

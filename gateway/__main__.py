@@ -13,12 +13,12 @@ from protos.settings import read
 async def serve(settings: Settings) -> None:
     log = configure_logs("gateway", settings.log_level)
     async with stop_signals() as stopping, running(settings) as gateway:
-        searching = asyncio.create_task(garbage.search(lambda: not gateway.link.feeds), name="garbage")
+        searching = asyncio.create_task(garbage.search(lambda: not gateway.cells.live), name="garbage")
         log.info("listening", grpc=gateway.grpc, http=gateway.http)
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, gateway)
         await stopping.wait()
-        log.info("draining", live=len(gateway.link.feeds))
+        log.info("draining", live=gateway.cells.live)
         await gateway.drain(settings.drain_s)
         searching.cancel()
     log.info("stopped")

@@ -7,12 +7,15 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from starlette.types import ASGIApp
 
 from gateway.access import ADMIN, OWN
 from gateway.access import Access as GrpcAccess
+from gateway.cell_file import Cell, CellList, read_cells
+from gateway.cells import ONLY, Cells
 from gateway.config import Settings
 from gateway.front import Front
 from gateway.http.access import Access
@@ -33,6 +36,7 @@ from protos.oip import inference_pb2 as oip_pb2
 from protos.oip import inference_pb2_grpc as oip_pb2_grpc
 from protos.serving import Server, address, stranger_options
 from protos.v1 import inference_pb2, inference_pb2_grpc
+from protos.watched import Watched
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 OIP_SERVICE = oip_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -52,8 +56,14 @@ class Gateway:
     admin: str | None
     metrics: str | None
     front: Front
-    link: Link
+    cells: Cells
     server: Server
+
+    @property
+    def link(self) -> Link:
+        """Of a service with one cell."""
+        (link,) = self.cells.links.values()
+        return link
 
     async def drain(self, timeout_s: float) -> None:
         """Stop being ready, and give running streams `timeout_s` to end."""
@@ -70,22 +80,26 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     server = make_server(settings, keys, OWN if apart else {**ADMIN, **OWN}, [SERVICE, OIP_SERVICE])
     admin = make_server(settings, keys, ADMIN, [SERVICE])
 
-    async def on_ready(ready: bool) -> None:
+    async def on_ready() -> None:
         for port in (server, admin):
-            await port.set_ready(ready and not front.draining)
+            await port.set_ready(front.ready)
 
-    link = Link(
-        settings.scheduler.split(","),
-        settings.tls,
-        max_requests=settings.max_requests,
-        max_unread_tokens=settings.max_unread_tokens,
-        reconnect_timeout_s=settings.reconnect_timeout_s,
-        rpc_timeout_s=settings.rpc_timeout_s,
-        on_ready=on_ready,
-    )
-    metrics = Metrics(settings.metrics_prefix, lambda: link.model.name if link.model else "", lambda: len(link.feeds))
+    def link_to(schedulers: Sequence[str]) -> Link:
+        return Link(
+            schedulers,
+            settings.tls,
+            max_requests=settings.max_requests,
+            max_unread_tokens=settings.max_unread_tokens,
+            reconnect_timeout_s=settings.reconnect_timeout_s,
+            rpc_timeout_s=settings.rpc_timeout_s,
+            wants_load=settings.cells is not None,
+            on_ready=on_ready,
+        )
+
+    cells = Cells(link_to, listed_cells(settings))
+    metrics = Metrics(settings.metrics_prefix, lambda: ",".join(cells.models()), lambda: cells.live)
     traces = tracing.make("gateway", settings.otlp_endpoint, settings.trace_ratio)
-    front = Front(settings, link, metrics, traces)
+    front = Front(settings, cells, metrics, traces)
     for port in (server, admin):
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(front), port.grpc)
     oip_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(OpenInference(front), server.grpc)
@@ -103,13 +117,13 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         if settings.admin_port is not None:
             admin_at = address(settings.admin_host, await admin.start(settings.admin_host, settings.admin_port))
         async with asyncio.TaskGroup() as tasks:  # if the link fails the gateway ends, and is started again
-            linking = tasks.create_task(link.run(), name="scheduler link")
+            linking = tasks.create_task(cells.run(), name="scheduler links")
             measuring = tasks.create_task(measure_loop_lag(metrics.lag), name="loop lag")
             try:
-                yield Gateway(grpc_at, http_at, admin_at, metrics_at, front, link, server)
+                yield Gateway(grpc_at, http_at, admin_at, metrics_at, front, cells, server)
             finally:
                 await asyncio.gather(server.stop(STOP_GRACE_S), admin.stop(0), ports.stop())
-                await link.scheduler.flush(STOP_GRACE_S)
+                await cells.flush(STOP_GRACE_S)
                 await front.close()
                 linking.cancel()
                 measuring.cancel()
@@ -117,6 +131,14 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         await ports.stop()
         if traces is not None:
             traces.close()
+
+
+def listed_cells(settings: Settings) -> Callable[[], CellList]:
+    """The newest list of the file; without a file the one cell that the settings name."""
+    if settings.cells is None:
+        only = CellList(1, (Cell(ONLY, tuple(settings.scheduler.split(","))),))
+        return lambda: only
+    return Watched([settings.cells], partial(read_cells, settings.cells)).get
 
 
 class Ports:

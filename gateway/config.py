@@ -9,6 +9,7 @@ import grpc
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway.cell_file import read_cells
 from gateway.feed import MOST_UNREAD
 from gateway.keys import Keys
 from protos.bounds import DrainS, Port
@@ -41,6 +42,9 @@ class Settings(ServiceSettings):
         None, description="serves what needs the right `admin`, no longer served on --grpc-port; 0: any"
     )
     scheduler: Addresses = Field("127.0.0.1:50052", description="HOST:PORT; of a pair both, with a comma")
+    cells: Path | None = Field(
+        None, description="TOML file of a service's cells, in place of --scheduler; looked at again when it changes"
+    )
     cert: Path | None = Field(None, description="PEM file: what clients are shown; default: --tls.cert")
     key: Path | None = Field(None, description="PEM file: the private key of --cert")
     api_keys: Path | None = Field(None, description="file with a line for each key, as `laps-sd key new` prints it")
@@ -70,6 +74,13 @@ class Settings(ServiceSettings):
     def _keys_are_usable(cls, file: Path | None) -> Path | None:
         if file is not None:
             Keys(file)
+        return file
+
+    @field_validator("cells")
+    @classmethod
+    def _cells_are_usable(cls, file: Path | None) -> Path | None:
+        if file is not None:
+            read_cells(file)
         return file
 
     @model_validator(mode="after")

@@ -46,11 +46,14 @@ class Connection:
         *,
         queue_size: int,
         rpc_timeout_s: float,
+        wants_load: bool = False,
         on_up: Callable[[], Awaitable[None]],
         on_message: Callable[[gateway_link_pb2.ToGateway], Awaitable[None]],
         on_down: Callable[[], Awaitable[None]],
     ) -> None:
-        """`schedulers`: HOST:PORT of each. `queue_size`: messages that may wait to be sent."""
+        """`schedulers`: HOST:PORT of each. `queue_size`: messages that may wait to be sent. `wants_load`: to be told
+        how long a new request would wait."""
+        self._metadata = (*version.METADATA, *([(version.LOAD_KEY, "1")] if wants_load else ()))
         self._schedulers, self._tls = deque(schedulers), tls
         self._queue_size = queue_size
         self._rpc_timeout_s = rpc_timeout_s
@@ -60,6 +63,11 @@ class Connection:
         self._was_up = self._told = False  # ever; of this outage
         self._stuck = asyncio.Event()  # more messages than may wait
         self._log = structlog.get_logger()
+
+    def move(self, schedulers: Sequence[str]) -> None:
+        """From the next connection on they are at these addresses."""
+        if set(schedulers) != set(self._schedulers):
+            self._schedulers = deque(schedulers)
 
     @property
     def up(self) -> bool:
@@ -158,7 +166,7 @@ class Connection:
 
     async def _converse(self, scheduler: str, stub: Stub) -> None:
         self._stuck.clear()
-        call = stub.Link(metadata=version.METADATA)
+        call = stub.Link(metadata=self._metadata)
         try:
             try:
                 async with asyncio.timeout(GREETING_TIMEOUT_S):

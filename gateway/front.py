@@ -3,6 +3,7 @@ transport lives here. `gateway.access.caller` says who asks."""
 
 import asyncio
 import os
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
@@ -13,19 +14,28 @@ import structlog
 
 from gateway import validate
 from gateway.access import caller
+from gateway.cells import Cells, priority_of
 from gateway.config import RETRY_AFTER_MS, Settings
 from gateway.feed import Feed
+from gateway.ids import owned, required_id
 from gateway.link import Link
 from gateway.metrics import Metrics
+from gateway.several import together
 from gateway.shares import Shares
 from gateway.stream import Stream
 from gateway.structure import Structures
 from gateway.text import TextModel
 from gateway.tracing import CallSpan, operation, traced
-from protos.errors import BadInput, DeadlinePassed, NotServing, QueueFull, RequestError, UnknownRequest
-from protos.idempotence import REQUEST_ID
+from protos.errors import (
+    BadInput,
+    DeadlinePassed,
+    NotServing,
+    QueueFull,
+    RequestError,
+    UnknownModel,
+)
 from protos.tracing import Tracing
-from protos.v1 import inference_pb2, status_pb2
+from protos.v1 import inference_pb2, status_pb2, types_pb2
 
 ENCODERS = max(1, (os.cpu_count() or 1) // 2)  # long inputs of one tenant encoded at a time; a megabyte takes seconds
 STOPPED = "the gateway stopped before the answer was whole"
@@ -34,10 +44,10 @@ STOPPED = "the gateway stopped before the answer was whole"
 class Front:
     """Every method raises RequestError for what its client did wrong, or must be told."""
 
-    def __init__(self, settings: Settings, link: Link, metrics: Metrics, tracing: Tracing | None = None) -> None:
+    def __init__(self, settings: Settings, cells: Cells, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self.draining = False
         self._over = False  # answers that still run are cut
-        self._settings, self._link, self._metrics, self._tracing = settings, link, metrics, tracing
+        self._settings, self._cells, self._metrics, self._tracing = settings, cells, metrics, tracing
         self._streams = Shares(settings.max_requests, "streams of this gateway", RETRY_AFTER_MS)
         self._encoders: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant, while in use
         self._structures = Structures()
@@ -50,14 +60,39 @@ class Front:
     @property
     def ready(self) -> bool:
         """Whether a new request would be served."""
-        return self._link.ready and not self.draining
+        return self._cells.ready and not self.draining
 
-    def model(self, *, ready: bool = False) -> TextModel:
-        """The model that requests are encoded for. `ready`: a worker must be there to run it. Raises NotServing."""
-        model = self._link.model
-        if self.draining or model is None or (ready and not self._link.ready):
+    def models(self, *, ready: bool = False) -> dict[str, TextModel]:
+        """The models that are served, by name: at least one. `ready`: a worker must be there. Raises NotServing."""
+        models = self._cells.models(ready=ready)
+        if self.draining or not models:
             raise NotServing("draining" if self.draining else "no warmed worker", retry_after_ms=RETRY_AFTER_MS)
-        return model
+        return models
+
+    def model(self, name: str = "", *, ready: bool = False) -> TextModel:
+        """The model of that name; empty: the only one. Raises NotServing, UnknownModel, BadInput."""
+        models = self.models(ready=ready)
+        if not name and len(models) > 1:
+            raise BadInput("model", f"name one of {', '.join(models)}")
+        if name and name not in models:
+            if name in self.models():
+                raise NotServing("no warmed worker", retry_after_ms=RETRY_AFTER_MS)
+            raise UnknownModel(f"model: there is no such model; this service has {', '.join(models)}")
+        return models[name] if name else next(iter(models.values()))
+
+    def new_id(self, model: str, priority: int = types_pb2.PRIORITY_DEFAULT, bare: str = "") -> str:
+        """An id for a new request for this model; `bare`: one that was drawn already. Raises what `model` does."""
+        model = self.model(model, ready=True).name
+        return self._cells.new_id(model, priority_of(priority), bare or uuid.uuid4().hex)
+
+    async def _home(self, request_id: str, model: str | None = None, *, ready: bool = False) -> tuple[Link, TextModel]:
+        """The cell of a request, and its model. Raises NotServing, UnknownModel."""
+        link = await self._cells.home(request_id, model)
+        if self.draining or link.model is None or (ready and not link.ready):
+            raise NotServing("draining" if self.draining else "no warmed worker", retry_after_ms=RETRY_AFTER_MS)
+        if model and link.model.name != model:
+            raise UnknownModel(f"model: the cell of this id serves {link.model.name}")
+        return link, link.model
 
     @asynccontextmanager
     async def generate(
@@ -70,12 +105,15 @@ class Front:
         `on_disconnect` says. `timeout_s`: the answer must be whole by then; None: as long as the settings allow.
         `default_max_tokens`: None: as many as the context has room for."""
         async with self._called(operation(request)) as call:
-            model, deadline = self.model(ready=True), self._deadline(timeout_s)
+            deadline, wanted = self._deadline(timeout_s), self.model(request.model, ready=True).name
+            request_id = request.request_id or self.new_id(wanted, request.priority)
+            link, model = await self._home(request_id, wanted, ready=True)
             try:
                 async with asyncio.timeout_at(deadline):
                     submit = await validate.submission(
                         request,
                         model,
+                        request_id=request_id,
                         tenant=caller.get().tenant,
                         timeout_s=_until(deadline),
                         max_input_bytes=self._settings.max_input_bytes,
@@ -86,17 +124,18 @@ class Front:
             except TimeoutError:
                 raise DeadlinePassed("not even begun within the time that it was given") from None
             submit.traceparent = call.traceparent
-            async with self._opened(self._link.submit(submit), model, 0, _until(deadline), call) as stream:
+            async with self._opened(link, link.submit(submit), model, 0, _until(deadline), call) as stream:
                 yield stream
 
     @asynccontextmanager
     async def resume(self, request_id: str, offset: int = 0, timeout_s: float | None = None) -> AsyncIterator[Stream]:
         """The answer to a request that was submitted before, here or elsewhere, from output token `offset` on."""
         async with self._called("resume") as call:
-            model, deadline = self.model(), self._deadline(timeout_s)
-            submit = await self._link.scheduler.submission(_required_id(request_id))
-            _own(request_id, submit.tenant)
-            async with self._opened(self._link.follow(submit), model, offset, _until(deadline), call) as stream:
+            deadline = self._deadline(timeout_s)
+            link, model = await self._home(required_id(request_id))
+            submit = await link.scheduler.submission(request_id)
+            owned(request_id, submit.tenant)
+            async with self._opened(link, link.follow(submit), model, offset, _until(deadline), call) as stream:
                 yield stream
 
     @asynccontextmanager
@@ -113,7 +152,7 @@ class Front:
         status = grpc.StatusCode.CANCELLED
         try:
             running = len(self._running) - self._stalled
-            if max(running, len(self._link.feeds) + 1) > self._settings.max_requests:
+            if max(running, self._cells.live + 1) > self._settings.max_requests:
                 problem = f"{self._settings.max_requests} live requests at this gateway"
                 raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
             # Without keys all callers are one tenant, and have nobody to share with.
@@ -136,13 +175,13 @@ class Front:
 
     @asynccontextmanager
     async def _opened(
-        self, feed: Feed, model: TextModel, offset: int, timeout_s: float, call: CallSpan
+        self, link: Link, feed: Feed, model: TextModel, offset: int, timeout_s: float, call: CallSpan
     ) -> AsyncIterator[Stream]:
         call.submitted(model.name, feed.submit)
         stream = Stream(
             feed,
             model,
-            link=self._link,
+            link=link,
             metrics=self._metrics,
             offset=offset,
             timeout_s=timeout_s,
@@ -169,7 +208,7 @@ class Front:
     async def encode(self, request: inference_pb2.GenerateRequest) -> list[int]:
         """The token ids that the model would get. Raises BadInput, NotServing."""
         return await validate.encode_input(
-            request, self.model(), self._settings.max_input_bytes, self._encoders_of_caller()
+            request, self.model(request.model), self._settings.max_input_bytes, self._encoders_of_caller()
         )
 
     def _encoders_of_caller(self) -> asyncio.Semaphore:
@@ -182,41 +221,47 @@ class Front:
 
     async def cancel(self, request_id: str) -> bool:
         """End a request at once. Returns whether there was anything to end: it was live."""
-        if (feeds := self._link.feeds.get(_required_id(request_id))) is not None:
-            _own(request_id, feeds[0].submit.tenant)
+        link = await self._cells.home(required_id(request_id))
+        if (feeds := link.feeds.get(request_id)) is not None:
+            owned(request_id, feeds[0].submit.tenant)
         else:
             known = await self.get_request(inference_pb2.GetRequestRequest(request_id=request_id))
             if known.request.state == status_pb2.REQUEST_STATE_FINISHED:
                 return False
-        self._link.cancel(request_id)
+        link.cancel(request_id)
         return True
 
     async def get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.GetRequestResponse:
         """The state of one request of the caller's."""
-        _required_id(request.request_id)
-        answer = await self._link.scheduler.get_request(request)
-        _own(request.request_id, answer.request.tenant)
+        required_id(request.request_id)
+        answer = await (await self._cells.home(request.request_id)).scheduler.get_request(request)
+        owned(request.request_id, answer.request.tenant)
         return answer
 
     async def list_requests(self, request: inference_pb2.ListRequestsRequest) -> inference_pb2.ListRequestsResponse:
-        """Live requests of all tenants. The door has checked the right."""
-        return await self._link.scheduler.list_requests(request)
+        """Live requests of all tenants, cell by cell. The door has checked the right."""
+        return await self._cells.list_requests(request)
 
     async def stats(self, request: inference_pb2.StatsRequest) -> status_pb2.StatsResponse:
         """Figures of the whole service. The door has checked the right."""
-        return await self._link.scheduler.stats(request)
+        return together(await self._cells.ask_all(lambda link: link.scheduler.stats(request)))
 
     async def drain_worker(self, request: inference_pb2.DrainWorkerRequest) -> inference_pb2.DrainWorkerResponse:
         """Have a worker end. The door has checked the right."""
         if not request.worker_id:
             raise BadInput("worker_id", "missing")
-        return await self._link.scheduler.drain_worker(request)
+        link, worker = self._cells.named(request.worker_id)
+        return await link.scheduler.drain_worker(
+            inference_pb2.DrainWorkerRequest(worker_id=worker, force=request.force)
+        )
 
     async def compare_policies(
         self, request: inference_pb2.ComparePoliciesRequest
     ) -> inference_pb2.ComparePoliciesResponse:
-        """What other policies would have made of the last minutes. The door has checked the right."""
-        return await self._link.scheduler.compare_policies(request)
+        """What other policies would have made of the last minutes; of several cells in the first one that answers. The
+        door has checked the right."""
+        answers = await self._cells.ask_all(lambda link: link.scheduler.compare_policies(request))
+        return next(iter(answers.values()))
 
     async def drain(self, timeout_s: float, grace_s: float) -> None:
         """Take no new requests, and give open streams `timeout_s` to end. Those that do not end have `grace_s` to tell
@@ -224,7 +269,7 @@ class Front:
         self.draining = True
         if not await self._idle_within(timeout_s):
             self._log.warning("drain_timed_out", live=len(self._running))
-            await self._link.give_up(NotServing(STOPPED))
+            await self._cells.give_up(NotServing(STOPPED))
             if not await self._idle_within(grace_s):
                 self._over = True  # these streams wait for the scheduler, or for a client that does not read
                 for task in set(filter(None, self._running.values())):
@@ -244,17 +289,3 @@ class Front:
 
 def _until(deadline: float) -> float:
     return max(0.0, deadline - asyncio.get_running_loop().time())
-
-
-def _required_id(request_id: str) -> str:
-    if not request_id:
-        raise BadInput("request_id", "missing")
-    if not REQUEST_ID.fullmatch(request_id):
-        raise UnknownRequest("request_id: unknown")
-    return request_id
-
-
-def _own(request_id: str, tenant: str) -> None:
-    """Raises UnknownRequest for a request of another tenant: the caller must not learn that it exists."""
-    if not caller.get().may_see(tenant):
-        raise UnknownRequest(f"request {request_id} is unknown, or ended too long ago")

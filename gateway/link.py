@@ -33,9 +33,11 @@ class Link:
         max_unread_tokens: int = MOST_UNREAD,
         reconnect_timeout_s: float,
         rpc_timeout_s: float,
-        on_ready: Callable[[bool], Awaitable[None]],
+        on_ready: Callable[[], Awaitable[None]],
+        wants_load: bool = False,
     ) -> None:
-        """`on_ready` is called when the scheduler becomes ready, is no longer, or can no longer be reached."""
+        """`on_ready` is called when the scheduler becomes ready, is no longer, or can no longer be reached.
+        `wants_load`: as in Connection."""
         self.ready = False
         self.model: TextModel | None = None
         # The live streams, by request. A request has several if it was resumed here, or submitted here again.
@@ -45,6 +47,7 @@ class Link:
             tls,
             queue_size=QUEUE_PER_REQUEST * max_requests,
             rpc_timeout_s=rpc_timeout_s,
+            wants_load=wants_load,
             on_up=self._linked,
             on_message=self._receive,
             on_down=self._unlinked,
@@ -52,6 +55,8 @@ class Link:
         self._max_unread_tokens = max_unread_tokens
         self._reconnect_timeout_s = reconnect_timeout_s
         self._on_ready = on_ready
+        self._load = gateway_link_pb2.Load()  # of the scheduler, as it last said
+        self._sent = 0  # requests since then
         self._link_number = 0
         self._give_up: asyncio.TimerHandle | None = None
         self._giving_up: asyncio.Future[None] | None = None  # kept, since the event loop does not keep it
@@ -86,12 +91,21 @@ class Link:
                 self._tell(other, Event.REFUSE, _taken(submit.request_id))
         return self._open(submit, accepted=True)
 
+    def wait(self, priority: int) -> tuple[bool, float]:
+        """How long a new request would wait, to be compared with other cells': whether no slot is vacant, and then the
+        seconds of work. What this gateway has sent since the scheduler spoke is counted. `priority`: the best is 0."""
+        waits_s = self._load.backlog_s
+        if priority >= len(waits_s):
+            return True, float(len(self.feeds))
+        return self._sent >= self._load.free_slots, waits_s[priority] + self._sent * self._load.request_s
+
     def _open(self, submit: gateway_link_pb2.Submit, *, accepted: bool = False) -> Feed:
         if not self.scheduler.up:
             raise unreachable()
         feed = Feed(submit, accepted=accepted, most=self._max_unread_tokens, link_number=self._link_number)
         self.feeds.setdefault(feed.request_id, []).append(feed)
         self._tell(feed, Event.LINK)
+        self._sent += not accepted
         return feed
 
     def cancel(self, request_id: str) -> None:
@@ -255,13 +269,15 @@ class Link:
                 self.model = None
             else:
                 self._log.info("model", name=self.model.name, fingerprint=self.model.fingerprint)
+        if serving.HasField("load"):
+            self._load, self._sent = serving.load, 0
         await self._set_ready(serving.ready and self.model is not None)
 
     async def _set_ready(self, ready: bool) -> None:
         if ready != self.ready:
             self.ready = ready
             self._log.info("readiness", ready=ready)
-            await self._on_ready(ready)
+            await self._on_ready()
 
 
 async def _pause(told: int) -> int:

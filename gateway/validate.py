@@ -29,6 +29,7 @@ async def submission(
     request: inference_pb2.GenerateRequest,
     model: TextModel,
     *,
+    request_id: str = "",
     tenant: str,
     timeout_s: float,
     max_input_bytes: int,
@@ -36,9 +37,9 @@ async def submission(
     structures: Structures,
     default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
 ) -> gateway_link_pb2.Submit:
-    """The submission of a request that may live `timeout_s` seconds. `encoders` bounds how many long inputs and
-    structures of the tenant are worked on at a time. `default_max_tokens`: None: as many as the context has room for.
-    Raises BadInput; NotServing where `structures` does."""
+    """The submission of a request, under `request_id` unless it has an id itself, that may live `timeout_s` seconds.
+    `encoders` bounds how many long inputs and structures of the tenant are worked on at a time. `default_max_tokens`:
+    None: as many as the context has room for. Raises BadInput; NotServing where `structures` does."""
     deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
     check_served(request, model)
@@ -46,7 +47,7 @@ async def submission(
     check_room(request.WhichOneof("input") or "", prompt, model.context_tokens)
     if request.HasField("structure"):
         await structures.check(request.structure, model, encoders)
-    request_id = request.request_id or uuid.uuid4().hex
+    request_id = request.request_id or request_id or uuid.uuid4().hex
     submit = gateway_link_pb2.Submit(
         request_id=request_id,
         prompt=prompt,

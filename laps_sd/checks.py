@@ -8,6 +8,13 @@ from shutil import which
 from laps_sd.options import DRAFTERS, Options
 from laps_sd.ports import StackError, claim_ports
 
+# Options of our own engine, and what stands for them where vLLM is the engine.
+_NOT_OF_VLLM = {
+    "device": "vLLM takes the device that it was built for",
+    "devices": "with vLLM say --vllm-args '{\"tensor_parallel_size\": N}'",
+    "host_kv_tokens": "vLLM keeps KV on the device alone",
+    "pace": "vLLM runs as fast as it can",
+}
 _GPUS = ("nvidia*", "dxg", "kfd")  # in /dev: NVIDIA's, Windows' in its Linux, AMD's
 
 
@@ -23,13 +30,17 @@ def check_worker(options: Options) -> None:
     """What concerns a worker alone. Raises Wrong."""
     if options.device == "cuda" and not _has_gpu():
         raise Wrong("--device", "this machine has no CUDA device; use cpu or auto")
+    if options.engine != "vllm" and (options.vllm_python is not None or options.vllm_args is not None):
+        raise Wrong("--engine", "must be vllm, where --vllm-python or --vllm-args is given")
     if options.certs is not None and not options.certs.is_dir():
         raise Wrong("--certs", f"{options.certs} is no directory; `laps-sd certs` makes one")
     _check_model(options.model)
-    if options.devices > 1:
+    if options.devices > 1 and options.engine == "own":
         _check_shares(options.model, options.devices)
     if options.drafter not in DRAFTERS:
         _check_drafter(Path(options.drafter))
+    if options.engine == "vllm":
+        _check_vllm(options)
 
 
 def check_machine(options: Options) -> None:
@@ -49,6 +60,23 @@ def check_machine(options: Options) -> None:
             claim_ports(getattr(options, name))
         except StackError as error:
             raise Wrong(flag(name), str(error)) from None
+
+
+def _check_vllm(options: Options) -> None:
+    """Behind the quick ones: another interpreter is asked, which takes a second."""
+    from laps_sd.vllm_python import UnusableArgsError, UnusableError, check
+
+    for name, hint in _NOT_OF_VLLM.items():
+        if getattr(options, name) != Options.__dataclass_fields__[name].default:
+            raise Wrong(flag(name), f"is for our own engine; {hint}")
+    if options.vllm_python is None:
+        raise Wrong("--vllm-python", "name the interpreter of the environment that vLLM is installed in")
+    try:
+        check(options.vllm_python, options.vllm_args)
+    except UnusableArgsError as error:
+        raise Wrong("--vllm-args", str(error)) from None
+    except UnusableError as error:
+        raise Wrong("--vllm-python", str(error)) from None
 
 
 def flag(name: str) -> str:

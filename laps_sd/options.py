@@ -1,6 +1,7 @@
 """What `laps-sd up` can be told: one model, from which the flags, the variables LAPS_SD_* and the settings in
 laps-sd.toml follow (flags.py). Nothing is looked up on the machine here: checks.py does that."""
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from laps_sd.flags import Flag
 from protos.bounds import DrainS, Dtype, HostKvTokens, KvTokens, LogLevel, Port, Slots
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+Engine: TypeAlias = Literal["own", "vllm"]
 AtLeastOne = Annotated[int, Ge(1)]
 DRAFTERS = ("none", "ngram", "default")  # beside folders
 
@@ -32,6 +34,17 @@ def _backlog(text: str) -> str:
         if text == "auto" or float(text) > 0:
             return text
     raise ValueError(f"{text!r} is neither auto nor a number of seconds over 0")
+
+
+def parse_json_object(text: str) -> str:
+    """The text, which must be a JSON object. Raises ValueError."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{text!r} is no JSON object")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +85,16 @@ class Options:
     ] = 4
     device: Annotated[Device, Flag("Where the model runs; auto: on a GPU if there is one.", "worker")] = "auto"
     dtype: Annotated[Dtype, Flag("auto: bfloat16 where it is native. float32: exact.", "worker")] = "auto"
+    engine: Annotated[Engine, Flag("own, or vllm: vLLM in an environment of its own.", "worker")] = "own"
+    vllm_python: Annotated[
+        Path | None, Flag("The interpreter of the environment that vLLM is installed in.", "worker", metavar="PATH")
+    ] = None
+    vllm_args: Annotated[
+        str | None,
+        Flag(
+            'For vLLM\'s EngineArgs: {"tensor_parallel_size": 2}.', "worker", metavar="JSON", parser=parse_json_object
+        ),
+    ] = None
     redis: Annotated[str | None, Flag("Default: it starts a server itself.", "scheduler", metavar="URL")] = None
     data_dir: Annotated[
         Path | None,

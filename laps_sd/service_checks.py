@@ -18,6 +18,7 @@ from laps_sd.stack import gateway_command, scheduler_command, worker_command, wo
 from laps_sd.supervise import Command
 from scheduler_service.config import Settings as Scheduler
 from worker_service.config import Settings as Worker
+from worker_service.vllm_engine.config import Settings as VllmWorker
 
 # Names of services' settings that follow from an option of another name.
 _OPTION_OF = {"max_draft": "draft_len", "redis_url": "redis", "tls": "certs", "policy-set": "policy_set"}
@@ -28,14 +29,18 @@ def check_services(options: Options) -> None:
     """Raises Wrong with the first thing that a service would refuse."""
     one = replace(options, devices=1)  # else the command is torchrun's
     _check(options, "scheduler", Scheduler, scheduler_command(one, 1, one.redis or "unix:///redis.sock"))
-    _check(options, "worker", Worker, worker_command(one, 0, _NOWHERE, Path("model")))
+    _check(options, "worker", _worker(one), worker_command(one, 0, _NOWHERE, Path("model")))
     _check(options, "gateway", Gateway, gateway_command(one, one.grpc_port, one.http_port, _NOWHERE))
 
 
 def check_joining(options: Options) -> None:
     """The same for a worker alone."""
     command = worker_named("worker", replace(options, devices=1), _NOWHERE, Path("model"), 1, joins=True)
-    _check(options, "worker", Worker, command)
+    _check(options, "worker", _worker(options), command)
+
+
+def _worker(options: Options) -> type[BaseSettings]:
+    return VllmWorker if options.engine == "vllm" else Worker
 
 
 def _check(options: Options, service: str, settings: type[BaseSettings], command: Command) -> None:

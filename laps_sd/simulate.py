@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,7 +45,17 @@ def simulate(
         typer.Option(metavar="NAME=VALUE", help="For every policy that has the setting; repeatable."),
     ] = None,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Requests that a worker runs in one round.")] = 1,
-    workers: Annotated[int, typer.Option(min=1, max=256)] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Of each cell.")] = 1,
+    cells: Annotated[
+        int, typer.Option(min=1, max=1000, help="Over 1: a service of cells, under the first policy.")
+    ] = 1,
+    route: Annotated[str, typer.Option(metavar="R,R,...", help="Between cells: p2c, hash, random.")] = "p2c",
+    view_lag_s: Annotated[float, typer.Option(min=0, help="How old is what gateways know of a cell.")] = 0.3,
+    kill_cell: Annotated[str | None, typer.Option(metavar="CELL@SECOND", help="It dies then.")] = None,
+    down_s: Annotated[float, typer.Option(min=0, help="How long that cell is down.")] = 10.0,
+    hot_tenant: Annotated[float, typer.Option(min=0, max=1, help="Share of the requests that one tenant sends.")] = 0.0,
+    ideal: Annotated[bool, typer.Option("--ideal", help="One cell with the workers of all cells, too.")] = False,
+    processes: Annotated[int, typer.Option(min=1, max=256, help="That share the cells.")] = 2,
     draft_len: Annotated[
         str, typer.Option(metavar="N|auto", help="Tokens proposed per round; auto: as many as pay.")
     ] = "4",
@@ -99,13 +109,32 @@ def simulate(
         host_kv_tokens=host_kv_tokens,
     )
     try:
-        jobs = _jobs(workload, fleet, seed)
+        jobs = _jobs(workload, replace(fleet, workers=workers * cells), seed)
     except WorkloadError as error:
         raise typer.BadParameter(str(error), param_hint="--workload") from None
     try:
         policies = _policies(policy, policy_set or [], jobs, fleet.reference_draft)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--policy") from None
+    if cells > 1:
+        from laps_sd import simulate_cells as several
+        from scheduler_service.sim.cells import CellSettings
+
+        if html_file or "oracle" in policies:
+            raise typer.BadParameter("goes with neither --html nor the policy oracle", param_hint="--cells")
+        first = next(iter(policies.values()))
+        try:
+            kill, routes = several.parse_kill(kill_cell, cells, down_s), several.parse_routes(route)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--kill-cell, --route") from None
+        chosen = CellSettings(
+            cells, fleet, first, predictor, view_lag_s=view_lag_s, kill=kill, processes=processes, seed=seed
+        )
+        rows = several.run(several.with_tenants(jobs, hot_tenant, seed), chosen, routes, ideal=ideal)
+        several.print_rows(rows)
+        if json_file:
+            json_file.write_text(json.dumps({"routes": rows, "workload": workload, "cells": cells}, indent=1) + "\n")
+        return
     if html_file:
         with terminal.importing_report():
             from scheduler_service.sim.report import render

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from laps_sd import scaling, targets
+from laps_sd import scaling, targets, vllm_python
 from laps_sd.child_logs import as_entry
 from laps_sd.client import AsyncClient, NotServing
 from laps_sd.find_model import find_model
@@ -193,8 +193,14 @@ def worker_named(
     name: str, options: Options, scheduler: str, model: Path, threads: int, *, joins: bool = False
 ) -> Command:
     """`joins`: a service that may not take it; then it ends."""
-    arguments = _python("worker_service", "--scheduler", scheduler, "--worker-id", name, "--model", model)
-    arguments += ["--device", options.device, "--dtype", options.dtype, "--slots", str(options.slots)]
+    arguments = ["--scheduler", scheduler, "--worker-id", name, "--model", str(model)]
+    arguments += ["--dtype", options.dtype, "--slots", str(options.slots)]
+    environment = {**_WORKER_ENVIRONMENT, **_further(options, "worker"), "OMP_NUM_THREADS": str(threads)}
+    if options.engine == "vllm":
+        arguments = [*vllm_python.command(options.vllm_python), *arguments]
+        environment |= vllm_python.environment(options.vllm_args)
+    else:
+        arguments = [*_python("worker_service"), *arguments, "--device", options.device]
     arguments += ["--drafter", options.drafter, "--threads", str(threads)]
     arguments += _tls(options, "worker")
     if options.draft_len is not None:
@@ -213,7 +219,6 @@ def worker_named(
         # torchrun's processes would outlive a torchrun that is killed, so each ends with torchrun (`leashed`).
         torchrun = _python("torch.distributed.run", "--standalone", "--nproc-per-node", options.devices, "--no-python")
         arguments = [*torchrun, *leashed(arguments, parent=0)]
-    environment = {**_WORKER_ENVIRONMENT, **_further(options, "worker"), "OMP_NUM_THREADS": str(threads)}
     # A worker that dies after it has attached may have died of a request. The scheduler finds out which, so that is
     # no reason to give up.
     return Command(

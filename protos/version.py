@@ -15,6 +15,7 @@ CURRENT = 2
 LEAST = 2  # a peer whose newest version is older is refused
 KEY = "laps-sd-protocol"  # metadata of a gateway's link: LEAST-CURRENT
 
+LOAD_KEY = "laps-sd-load"  # metadata of a gateway's link: it chooses between cells, and is told their load
 METADATA = ((KEY, f"{LEAST}-{CURRENT}"),)
 
 

@@ -13,16 +13,19 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 
 import structlog
 
 from protos.errors import NotServing
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.serving import first_of
 from protos.tracing import Tracing
 from scheduler_service import checks
 from scheduler_service.comparing import Comparing
 from scheduler_service.config import Settings
+from scheduler_service.core import backlog
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import Cancelled, Tick
 from scheduler_service.counters import Counters
@@ -46,6 +49,7 @@ from scheduler_service.unreadable import Found
 from scheduler_service.worker_pool import WorkerPool
 
 TICK_S = 0.1
+LOAD_TICKS = 3  # between two words on the load to gateways that choose between cells
 FIRST_COMMIT_S = 20.0
 
 
@@ -172,8 +176,10 @@ class Leader:
     async def _tick(self) -> None:
         """End requests past their deadline, and those that no gateway wants; give up hung workers. Time is counted in
         ticks: a scheduler that stood still for a while has not waited for anybody."""
-        while True:
+        for tick in count():
             await asyncio.sleep(TICK_S)
+            if tick % LOAD_TICKS == 0:
+                self._tell_load()
             if self._highest_epoch > self.epoch:
                 raise HigherEpoch(self._highest_epoch)
             self.durable.apply(Tick())
@@ -181,6 +187,16 @@ class Leader:
             for id in self.ledger.orphans(TICK_S, self.settings.orphan_timeout_s):
                 self._log.info("orphan_cancelled", request_id=id)
                 self.durable.apply(Cancelled(id))
+
+    def _tell_load(self) -> None:
+        told = [outbox for outbox in self.outboxes if outbox.wants_load]
+        if told and self.workers.served:
+            fleet = self.core.fleet
+            free = sum(max(worker.vacancy, 0) for worker in fleet.workers.values() if not worker.draining)
+            waits_s = backlog.waits_s(fleet).values()
+            load = gateway_pb.Load(backlog_s=waits_s, request_s=backlog.request_s(fleet), free_slots=free)
+            for outbox in told:
+                outbox.load(load)
 
     async def close(self) -> None:
         """After `run`: keep what was learned, and let a standby lead at once."""

@@ -15,7 +15,9 @@ MAX_ITEMS = 4096  # in one message, which keeps it far below the size that gRPC 
 class GatewayOutbox:
     """The messages for one gateway. Everything that one step brings goes into one message."""
 
-    def __init__(self) -> None:
+    def __init__(self, wants_load: bool = False) -> None:
+        self.wants_load = wants_load
+        self._load = pb.Load()  # that it was told last
         self.follows: set[str] = set()  # requests whose output goes to this gateway
         self.gone = False  # nobody takes from it any more
         self._model: common_pb.ModelInfo | None = None
@@ -64,6 +66,14 @@ class GatewayOutbox:
         """Whether the service is ready: if it has a model that workers run."""
         self._model = model
         self._put().serving.ready = model is not None
+
+    def load(self, load: pb.Load) -> None:
+        """How long a new request would wait. Nothing is said of what has not changed."""
+        if load != self._load:
+            self._load = load
+            serving = self._put().serving
+            serving.ready = self._model is not None
+            serving.load.CopyFrom(load)
 
     def unsent_model(self, message: pb.ToGateway) -> common_pb.ModelInfo | None:
         """The model that has to go with `message`; None if it says nothing of the service, or the gateway has it."""

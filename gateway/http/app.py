@@ -80,7 +80,7 @@ def common_routes(front: Front, registry: CollectorRegistry, *, metrics_right: R
 
 class RequestId:
     """Every answer has the header `x-request-id`: the client's own, where that is a valid id, else one drawn here. A
-    handler finds it in `request.state.request_id`."""
+    handler finds it in `request.state.request_id`, and whether it is the client's own in `id_is_own`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -90,8 +90,9 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(REQUEST_ID_KEY, "")
-        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        own = REQUEST_ID.fullmatch(given)
+        request_id = given if own else uuid.uuid4().hex
+        scope.setdefault("state", {}).update(request_id=request_id, id_is_own=bool(own))
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -157,12 +157,15 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
                     await send(response)
 
     def _understand(self, request: pb.ModelInferRequest) -> Asked:
-        self._model(request.model_name, request.model_version)
-        return understand(request)
+        model = self._model(request.model_name, request.model_version)
+        asked = understand(request)
+        asked.request.model = model.name
+        return asked
 
     def _model(self, name: str, model_version: str) -> TextModel:
         """Raises UnknownModel, NotServing."""
-        model = self._front.model()
-        if name != model.name or model_version not in ("", MODEL_VERSION):
-            raise UnknownModel(f"model {name[:64]!r} version {model_version[:16]!r} is not served; {model.name!r} is")
-        return model
+        models = self._front.models()
+        if name not in models or model_version not in ("", MODEL_VERSION):
+            served = " and ".join(map(repr, models))
+            raise UnknownModel(f"model {name[:64]!r} version {model_version[:16]!r} is not served; {served} is")
+        return models[name]

@@ -105,7 +105,7 @@ class Generating:
         per_prompt = len(streams) // asked.prompts
         return Answer(
             id=f"{'chatcmpl' if asked.chat else 'cmpl'}-{asked.request_id}",
-            model=asked.model,
+            model=asked.model or model.name,
             chat=asked.chat,
             choices=choices,
             prompt_tokens=sum(stream.prompt_tokens for stream in streams[::per_prompt]),

@@ -54,25 +54,26 @@ class Doors:
 
     async def chat(self, asked: Request) -> Generating:
         body = await self._body(Chat, asked)
-        self._model(body.model, ready=True)
-        wanted = request.of_chat(body, asked.state.request_id)
+        model = self._model(body.model, ready=True)
+        wanted = for_model(model, request.of_chat(body, self._new_id(asked, model)))
         return Generating(wanted, generated(self._front, wanted))
 
     async def completion(self, asked: Request) -> Generating:
         body = await self._body(Completion, asked)
-        self._model(body.model, ready=True)
-        wanted = request.of_completion(body, asked.state.request_id)
+        model = self._model(body.model, ready=True)
+        wanted = for_model(model, request.of_completion(body, self._new_id(asked, model)))
         return Generating(wanted, generated(self._front, wanted))
 
     async def response(self, asked: Request) -> Responding:
         body = await self._body(Responses, asked)
-        self._model(body.model, ready=True)
-        wanted = responses.asked(body, asked.state.request_id)
+        model = self._model(body.model, ready=True)
+        wanted = for_model(model, responses.asked(body, self._new_id(asked, model)))
         return Responding(body, wanted, generated(self._front, wanted))
 
     async def models(self, asked: Request) -> Response:
-        model = self._front.model()
-        cards = [self._card(name, model) for name in dict.fromkeys((model.name, *self._aliases))]
+        models = self._front.models()
+        named = models | {name: self._model(name) for name in self._aliases if name not in models}
+        cards = [self._card(name, model) for name, model in named.items()]
         return _json({"object": "list", "data": cards})
 
     async def model(self, asked: Request) -> Response:
@@ -81,8 +82,7 @@ class Doors:
 
     async def tokenize(self, asked: Request) -> Response:
         body = await self._body(Tokenize, asked)
-        self._model(body.model)
-        return _json(await tokens.tokenize(self._front, body))
+        return _json(await tokens.tokenize(self._front, body, self._model(body.model)))
 
     async def detokenize(self, asked: Request) -> Response:
         body = await self._body(Detokenize, asked)
@@ -106,9 +106,15 @@ class Doors:
         if kind not in ("chat", "completion"):
             raise BadInput("as", "must be chat or completion")
         offset = own.offset(asked.query_params.get("offset"), asked.headers.get(own.LAST_EVENT_ID))
-        request_id, model = await self._id(asked), self._front.model()
+        request_id = await self._id(asked)
         wanted = request.Asked(
-            request_id, model.name, chat=kind == "chat", requests=(), stream=True, include_usage=True, detached=True
+            request_id,
+            "",
+            chat=kind == "chat",
+            requests=(),
+            stream=True,
+            include_usage=True,
+            detached=True,
         )
         return Generating(wanted, resumed(self._front, request_id, offset))
 
@@ -138,10 +144,17 @@ class Doors:
         return body
 
     def _model(self, name: str, *, ready: bool = False) -> TextModel:
-        """The model that is served, if it has that name. Raises UnknownModel, NotServing."""
-        if (model := self._front.model(ready=ready)).name != name and name not in self._aliases:
-            raise UnknownModel(f"model: there is no such model; this service has {model.name}")
-        return model
+        """The model of that name; an alias is one of the first model. Raises UnknownModel, NotServing."""
+        if name in self._aliases and name not in (models := self._front.models()):
+            name = next(iter(models))
+        if not name:
+            raise UnknownModel(f"model: there is no such model; this service has {', '.join(self._front.models())}")
+        return self._front.model(name, ready=ready)
+
+    def _new_id(self, asked: Request, model: TextModel) -> str:
+        """The client's own, or one that was drawn for the call."""
+        id: str = asked.state.request_id
+        return id if asked.state.id_is_own else self._front.new_id(model.name, bare=id)
 
     def _card(self, name: str, model: TextModel) -> dict[str, Any]:
         return {
@@ -154,6 +167,13 @@ class Doors:
             **({"refused_fields": model.refused} if model.refused else {}),
             **({"caveats": model.caveats} if model.caveats else {}),
         }
+
+
+def for_model(model: TextModel, wanted: request.Asked) -> request.Asked:
+    """Its requests name the model."""
+    for each in wanted.requests:
+        each.model = model.name
+    return wanted
 
 
 def _json(value: dict[str, Any]) -> Response:

@@ -11,18 +11,18 @@ from protos.errors import BadInput
 from protos.v1.inference_pb2 import Chat, GenerateRequest
 
 
-async def tokenize(front: Front, body: Tokenize) -> dict[str, Any]:
+async def tokenize(front: Front, body: Tokenize, model: TextModel) -> dict[str, Any]:
     """`count` of messages is what the usage of an answer to them says of the prompt. Raises BadInput."""
     if (body.prompt is None) == (body.messages is None):
         raise BadInput("prompt", "give either prompt or messages")
-    asked = GenerateRequest(prompt=body.prompt or "")
+    asked = GenerateRequest(prompt=body.prompt or "", model=model.name)
     if body.messages is not None:
         asked.chat.CopyFrom(Chat(messages=[request.message(i, each) for i, each in enumerate(body.messages)]))
     try:
         tokens = await front.encode(asked)
     except BadInput as error:
         raise BadInput("prompt" if body.messages is None else "messages", error.problem) from None
-    return {"count": len(tokens), "max_model_len": front.model().context_tokens, "tokens": tokens}
+    return {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
 
 
 async def detokenize(model: TextModel, body: Detokenize) -> dict[str, Any]:

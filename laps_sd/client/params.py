@@ -44,6 +44,7 @@ class Params(TypedDict, total=False):
     regex: str | None  # of the whole output
     choice: Sequence[str] | None  # one of these texts
     lark: str | None  # a grammar in the syntax of llguidance
+    model: str | None  # its name; needed where the service has several
 
 
 INPUTS = ("prompt", "messages", "tokens")

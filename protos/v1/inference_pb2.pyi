@@ -147,6 +147,7 @@ class GenerateRequest(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     STRUCTURE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """Text that the model gets as it is, without the chat template."""
     max_tokens: _builtins.int
@@ -181,6 +182,8 @@ class GenerateRequest(_message.Message):
     """In [-2, 2], subtracted from a token's logit as often as the token is in the output."""
     logprobs: _builtins.int
     """Return the log-probability of each output token, and of this many likeliest ones, at most 20. Default: none at all."""
+    model: _builtins.str
+    """Which model, by its name. Default: the only one; required where the service has several."""
     @_builtins.property
     def chat(self) -> Global___Chat:
         """A conversation, which the model's chat template turns into text, with a generation prompt."""
@@ -225,10 +228,11 @@ class GenerateRequest(_message.Message):
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         logprobs: _builtins.int | None = ...,
         structure: _types_pb2.Structure | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_predicted_tokens", b"_predicted_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "predicted_tokens", b"predicted_tokens", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structure", b"structure", "temperature", b"temperature", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_predicted_tokens", b"_predicted_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "on_disconnect", b"on_disconnect", "predicted_tokens", b"predicted_tokens", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "request_id", b"request_id", "seed", b"seed", "stop", b"stop", "structure", b"structure", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_predicted_tokens", b"_predicted_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "on_disconnect", b"on_disconnect", "predicted_tokens", b"predicted_tokens", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "request_id", b"request_id", "seed", b"seed", "stop", b"stop", "structure", b"structure", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -709,7 +713,7 @@ class DrainWorkerRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """As WorkerStatus.worker_id."""
+    """As WorkerStatus.worker_id; of a service of several cells CELL/WORKER."""
     force: _builtins.bool
     """Even the last worker: then requests wait until another one comes."""
     def __init__(

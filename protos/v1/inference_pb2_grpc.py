@@ -122,7 +122,7 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Figures of the whole service. Needs the right `admin`.
+        """Figures of the whole service, of all its cells together. Needs the right `admin`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

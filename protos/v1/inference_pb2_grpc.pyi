@@ -55,7 +55,7 @@ class InferenceStub:
     ListRequests: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]
     """Live requests, page by page. Needs the right `admin`."""
     Stats: _grpc.UnaryUnaryMultiCallable[_inference_pb2.StatsRequest, _status_pb2.StatsResponse]
-    """Figures of the whole service. Needs the right `admin`."""
+    """Figures of the whole service, of all its cells together. Needs the right `admin`."""
     ComparePolicies: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ComparePoliciesRequest, _inference_pb2.ComparePoliciesResponse]
     """The policies side by side on the requests that ended in the last minutes, by the simulator. Needs the right `admin`.
     Answers at once with the newest comparison there is, and has a new one made if that one is old.
@@ -88,7 +88,7 @@ class InferenceAsyncStub(InferenceStub):
     ListRequests: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]  # type: ignore[assignment]
     """Live requests, page by page. Needs the right `admin`."""
     Stats: _aio.UnaryUnaryMultiCallable[_inference_pb2.StatsRequest, _status_pb2.StatsResponse]  # type: ignore[assignment]
-    """Figures of the whole service. Needs the right `admin`."""
+    """Figures of the whole service, of all its cells together. Needs the right `admin`."""
     ComparePolicies: _aio.UnaryUnaryMultiCallable[_inference_pb2.ComparePoliciesRequest, _inference_pb2.ComparePoliciesResponse]  # type: ignore[assignment]
     """The policies side by side on the requests that ended in the last minutes, by the simulator. Needs the right `admin`.
     Answers at once with the newest comparison there is, and has a new one made if that one is old.
@@ -154,7 +154,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_status_pb2.StatsResponse, _abc.Awaitable[_status_pb2.StatsResponse]]:
-        """Figures of the whole service. Needs the right `admin`."""
+        """Figures of the whole service, of all its cells together. Needs the right `admin`."""
 
     @_abc_1.abstractmethod
     def ComparePolicies(

@@ -40,7 +40,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
         except RequestError as error:
             await abort(context, error)
             return
-        outbox = GatewayOutbox()
+        outbox = GatewayOutbox(wants_load=version.LOAD_KEY in dict(context.invocation_metadata() or ()))
         look_ups: asyncio.Queue[pb.Follow] = asyncio.Queue(MAX_LOOK_UPS)
         leader.requests.link(outbox)
         self._log.info("gateway_linked")

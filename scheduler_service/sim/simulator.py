@@ -74,12 +74,14 @@ class Simulation:
         progress: Callable[[int], None] | None = None,
         predictor: Predictor | None = None,
         bounds: Bounds = UNBOUNDED,
+        most_tokens: int = 0,
     ) -> None:
         self.trace = Trace()
         self._arrivals = sorted((job for job in jobs if fleet.can_hold(job)), key=lambda job: job.arrival_s)
         self.trace.failed = [job for job in jobs if not fleet.can_hold(job)]
         self._jobs = {job.id: job for job in jobs}
-        self._max_tokens = max_tokens(jobs)
+        self._max_tokens = most_tokens or max_tokens(jobs)
+        self._arrived = 0  # those that were refused, too
         self._fleet = fleet
         self._predictor = predictor
         self._progress = progress or (lambda ended: None)
@@ -96,15 +98,28 @@ class Simulation:
         self._longest_s: dict[str, float] = {}  # the longest gap between two deliveries
 
     def run(self) -> Trace:
+        self.advance(float("inf"))
+        if self.core.fleet.entries:
+            raise RuntimeError(f"{len(self.core.fleet.entries)} requests wait, yet no worker can run one")
+        return self.trace
+
+    def offer(self, job: Job) -> None:
+        """One more, that arrives no earlier than those before it, nor than `advance` has come."""
+        self._jobs[job.id] = job
+        (self._arrivals if self._fleet.can_hold(job) else self.trace.failed).append(job)
+
+    def advance(self, until_s: float) -> None:
+        """All that happens by then."""
         arrivals, ends = self._arrivals, self._ends
-        arrived = 0  # those that were refused, too
-        while arrived < len(arrivals) or ends:
-            next_arrival = arrivals[arrived].arrival_s if arrived < len(arrivals) else float("inf")
+        while self._arrived < len(arrivals) or ends:
+            next_arrival = arrivals[self._arrived].arrival_s if self._arrived < len(arrivals) else float("inf")
             now = min(next_arrival, ends[0][0]) if ends else next_arrival
-            while arrived < len(arrivals) and arrivals[arrived].arrival_s <= now:
-                self._submit(arrivals[arrived], now)
-                arrived += 1
-                if arrived % self._sample_every == 0:
+            if now > until_s:
+                return
+            while self._arrived < len(arrivals) and arrivals[self._arrived].arrival_s <= now:
+                self._submit(arrivals[self._arrived], now)
+                self._arrived += 1
+                if self._arrived % self._sample_every == 0:
                     levels = Counter(entry.claim.level for entry in self.core.fleet.entries.values())
                     self.trace.levels.append((now, levels))
             while ends and ends[0][0] <= now:
@@ -118,9 +133,6 @@ class Simulation:
                 for name in sorted(self._idle) if len(self._idle) > 1 else tuple(self._idle):
                     self._plan(name)
                     self._begin(name, now)
-        if self.core.fleet.entries:
-            raise RuntimeError(f"{len(self.core.fleet.entries)} requests wait, yet no worker can run one")
-        return self.trace
 
     def _submit(self, job: Job, now: float) -> None:
         """With plan lag, as live: the worker that it concerns gets a new plan at once."""

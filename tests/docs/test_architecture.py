@@ -9,7 +9,7 @@ from scheduler_service.core.lifecycle import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ("_pb2", "_pb2_grpc")
-PACKAGES = ("protos", "gateway", "scheduler_service", "worker_service", "laps_sd")
+PACKAGES = ("protos", "gateway", "scheduler_service", "worker_service", "laps_sd", "laps_sd_vllm")
 
 
 def test_the_drawn_life_cycle_is_the_table() -> None:

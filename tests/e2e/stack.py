@@ -44,16 +44,27 @@ class Stack:
 
 
 @asynccontextmanager
-async def running_stack(model: Path | str, folder: Path, *flags: str) -> AsyncIterator[Stack]:
-    """Ready when yielded: a warmed worker serves. Its logs are in `folder`/up.log."""
-    command = ["up", "--model", str(model), "--dtype", "float32", "--device", "cpu", "--grpc-port", "0", "--http-port"]
+async def running_stack(
+    model: Path | str, folder: Path, *flags: str, device: str | None = "cpu", ready_s: float = READY_S
+) -> AsyncIterator[Stack]:
+    """Ready when yielded: a warmed worker serves. Its logs are in `folder`/up.log. `device`: None: whichever its engine
+    takes."""
+    command = ["up", "--model", str(model), "--dtype", "float32", "--grpc-port", "0", "--http-port"]
     with (folder / "up.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "laps_sd", *command, "0", *flags, stdout=asyncio.subprocess.PIPE, stderr=log
+            sys.executable,
+            "-m",
+            "laps_sd",
+            *command,
+            "0",
+            *flags,
+            *(["--device", device] if device else []),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
         )
         try:
             assert process.stdout is not None
-            async with asyncio.timeout(READY_S):
+            async with asyncio.timeout(ready_s):
                 line = (await process.stdout.readline()).decode()
             match = re.fullmatch(r"ready grpc=(\S+) http=(\S+) scheduler=(\S+)\n", line)
             assert match, f"not ready, but {line!r}; {(folder / 'up.log').read_text()[-3000:]}"

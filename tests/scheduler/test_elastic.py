@@ -4,7 +4,10 @@ import grpc
 import pytest
 
 from protos import version
+from protos.link.v1 import common_pb2 as common_pb
+from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
+from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
 from protos.serving import channel
 from protos.v1 import inference_pb2 as inference_pb
@@ -96,3 +99,19 @@ async def test_what_waits_moves_to_a_worker_as_soon_as_it_comes(live: Live) -> N
     other = await ScriptedWorker(worker.target, "other").attach()
     await other.until("b")  # by its first commands, without a report of anybody
     await other.close()
+
+
+async def test_a_gateway_that_chooses_between_cells_is_told_how_long_a_request_would_wait(live: Live) -> None:
+    _, worker, _ = live
+    async with channel(worker.target) as link:
+        call = GatewayLinkStub(link).Link(metadata=(*version.METADATA, (version.LOAD_KEY, "1")))
+        while not (told := await call.read()).serving.HasField("load"):
+            pass
+        assert (len(told.serving.load.backlog_s), told.serving.load.free_slots, told.serving.ready) == (3, 1, True)
+        submit = gateway_pb.Submit(request_id="a", prompt=[1], limits=common_pb.Limits(max_tokens=9))
+        await call.write(gateway_pb.FromGateway(submit=submit))
+        while not (told := await call.read()).serving.load.request_s:
+            pass
+        assert told.serving.load.free_slots == 0
+        assert told.serving.load.backlog_s[1] > 0
+        call.cancel()

@@ -20,7 +20,7 @@ def vllm_cpu(model: str, dtype: str, threads: int, max_batch: int, context_token
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB)}
     if threads:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
 
     engine = LLM(
         model, dtype=dtype, max_model_len=context_tokens, max_num_seqs=max_batch, enable_prefix_caching=False, seed=0

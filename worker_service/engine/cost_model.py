@@ -37,11 +37,17 @@ class CostModel:
         ran = result.ran
         if not ran:
             return None
-        drafted = [row.drafted for row in ran]
-        self._drafting.observe([max(drafted)], result.draft_s)
-        self._verifying.observe(
-            [1, len(ran) - 1, sum(drafted), sum(row.prefilled for row in ran)], result.verify_s + result.other_s
+        prefilled = sum(row.prefilled for row in ran)
+        return self.observe_sums(
+            [row.drafted for row in ran], prefilled, result.draft_s, result.verify_s + result.other_s
         )
+
+    def observe_sums(
+        self, drafted: Sequence[int], prefilled: int, draft_s: float, other_s: float
+    ) -> CostProfile | None:
+        """The same, told what each request drafted and what all prefilled. `other_s`: all but the drafter's seconds."""
+        self._drafting.observe([max(drafted)], draft_s)
+        self._verifying.observe([1, len(drafted) - 1, sum(drafted), prefilled], other_s)
         self._steps += 1
         if self._steps % TELL_STEPS:
             return None

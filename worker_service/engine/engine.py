@@ -2,6 +2,7 @@
 and no order of its own: each step is given a schedule."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from time import perf_counter
 from typing import Any
@@ -181,9 +182,8 @@ class Engine:
             verify_begun = perf_counter()
             draft_s = verify_begun - draft_begun
             asked = _asked(plan.work)
-            making = (
-                self._structures.begin(asked) if asked else None
-            )  # masks: they need no logits: made during the pass
+            # Masks need no logits: they are made during the pass.
+            making = self._structures.begin(asked) if asked else None
             passed = self.target.forward([work.sequence for work in plan.work]) if plan.work else None
             verify_s = perf_counter() - verify_begun
             if passed is not None:
@@ -248,10 +248,7 @@ class Engine:
         elif work.num_logits:
             if sampling.logprobs is not None:
                 raw = logits.log_softmax(-1)  # before the hooks, which may write into the logits
-            context = LogitsContext(request.tokens, work.drafts, start, sampling, request.limits, self._eos_ids, mask)
-            for hook in self._hooks:
-                logits = hook(logits, context)
-            sampled = verify(logits, work.drafts, sampling, start)
+            sampled = self._sample(work, logits, mask)
             if not sampled:
                 request.error = "logits: with bias and penalties they are not finite, so no token can be drawn"
         if request.error:
@@ -271,6 +268,27 @@ class Engine:
             prefilled=work.prefilled,
             logprobs=() if raw is None else logprobs(raw, emitted, sampling.logprobs or 0),
         )
+
+    def _sample(self, work: Work, logits: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
+        """Draw for the rows of `logits` up to the first draft that is rejected. Empty: they are no distribution."""
+        request, sampling, start = work.request, work.request.sampling, work.request.output_tokens
+        context = LogitsContext(request.tokens, work.drafts, start, sampling, request.limits, self._eos_ids, mask)
+        if mask is None or logits.device.type != "cpu":
+            return verify(self._hooked(logits, context), work.drafts, sampling, start)
+        # On a CPU to mask a row costs more than to take one row at a time, and most rows are never read.
+        sampled: list[int] = []
+        for j in range(len(logits)):
+            tokens, rows = [*request.tokens, *sampled], slice(j, j + 1)
+            one = replace(context, tokens=tokens, drafts=(), start=start + j, allowed=mask[rows])
+            sampled += (drawn := verify(self._hooked(logits[rows], one), (), sampling, start + j))
+            if not drawn or sampled != work.drafts[: j + 1]:
+                break
+        return sampled
+
+    def _hooked(self, logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
+        for hook in self._hooks:
+            logits = hook(logits, context)
+        return logits
 
 
 def _asked(works: Sequence[Work]) -> dict[str, Asked]:

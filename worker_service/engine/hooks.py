@@ -1,12 +1,17 @@
 """Hooks that change logits before a token is drawn: masks, bias, penalties. No token is drawn here."""
 
+import ctypes
+import functools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from worker_service.engine import native
 from worker_service.engine.types import Limits, Sampling
 
 
@@ -31,19 +36,43 @@ LogitsHook = Callable[[torch.Tensor, LogitsContext], torch.Tensor]
 # What logits are cut down to, for each value of eight tokens' bits: [256, 8].
 _CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little"), math.inf, -math.inf)
 _CEILINGS = _CEILINGS.astype(np.float32)
+_kept = threading.local()
 
 
 def follow_structure(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
     """Only tokens that the structure allows can be drawn. Their probabilities keep their proportions."""
     if context.allowed is None:
         return logits
-    # On a CPU numpy takes a twentieth of torch's time, and no other thread.
-    return (_cut_with_numpy if logits.device.type == "cpu" else _cut_with_torch)(logits, context.allowed)
+    if logits.device.type != "cpu":
+        return _cut_with_torch(logits, context.allowed)
+    if (kernel := _kernel()) is None:
+        return _cut_with_numpy(logits, context.allowed)
+    kernel(logits.data_ptr(), context.allowed.data_ptr(), *logits.shape, context.allowed.shape[1])
+    return logits
+
+
+@functools.cache
+def _kernel() -> Callable[..., None] | None:
+    if native.kernels() is None:
+        return None
+    return native.function("mask", torch.float32, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3)
 
 
 def _cut_with_numpy(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    ceiling = _CEILINGS.take(allowed.numpy(), axis=0).reshape(len(logits), -1)
-    return torch.from_numpy(np.minimum(logits.numpy(), ceiling[:, : logits.shape[1]]))
+    """In place, row by row: what is written then is in the cache already, and no new memory is asked for. It takes a
+    twentieth of torch's time, and no other thread."""
+    ceiling = _scratch(allowed.shape[1])
+    for row, bits in zip(logits.numpy(), allowed.numpy(), strict=True):
+        np.take(_CEILINGS, bits, axis=0, out=ceiling, mode="clip")  # with another mode numpy would make a copy first
+        np.minimum(row, ceiling.reshape(-1)[: len(row)], out=row)
+    return logits
+
+
+def _scratch(width: int) -> np.ndarray[Any, Any]:
+    """[width, 8] of this thread's."""
+    if getattr(_kept, "width", None) != width:
+        _kept.width, _kept.ceiling = width, np.empty((width, 8), np.float32)
+    return _kept.ceiling  # type: ignore[no-any-return]
 
 
 def _cut_with_torch(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:

@@ -7,15 +7,14 @@ tried on copies of it. Rolling back is not an option: after a rollback llguidanc
 where a grammar is ambiguous, and the text would depend on the drafts.
 """
 
-import _thread
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ import torch
 if TYPE_CHECKING:  # loaded where there are grammars: an engine without them needs no llguidance
     from llguidance import LLExecutor, LLMatcher
 
-T = TypeVar("T")
+from worker_service.engine.beside import Helper, beside
 
 COMPILE_S = 15.0  # the gateway has refused whatever takes more than a fraction of this
 MASKS_S = 5.0  # of one step; llguidance bounds its own work to some 20 ms a mask
@@ -41,6 +40,8 @@ class Matcher:
 
     def __init__(self, building: "Future[LLMatcher]", eos_ids: frozenset[int]) -> None:
         self._building, self._eos_ids = building, eos_ids
+        self._built: LLMatcher | None = None
+        self._trial: LLMatcher | None = None  # a copy of its present state, which no token was tried on
 
     @property
     def ready(self) -> bool:
@@ -53,19 +54,22 @@ class Matcher:
 
     def push(self, token: int) -> bool:
         """Add a token of output; returns whether the structure is complete and can go no further."""
-        matcher = self._own()
+        matcher, self._trial = self._own(), None
         return matcher.consume_token(token) and matcher.is_stopped()
 
     def forced(self, limit: int) -> list[int]:
         """At most `limit` tokens that come next whatever the model prefers."""
-        return self.copy().compute_ff_tokens()[:limit] if self._follows else []
+        if not self._follows:
+            return []
+        self._trial = self.copy()
+        return self._trial.compute_ff_tokens()[:limit]
 
     def prune(self, drafts: Sequence[int], limit: int) -> list[int]:
         """The drafts before the first one that the grammar forbids or that ends the output, and then the tokens that
         they force: at most `limit` in all."""
         if not self._follows:
             return []
-        trial = self.copy()
+        trial, self._trial = self._trial or self.copy(), None
         text = list(takewhile(lambda token: token not in self._eos_ids, drafts))
         kept = text[: trial.try_consume_tokens(text)]
         return (kept + trial.compute_ff_tokens() if kept else kept)[:limit]
@@ -76,15 +80,19 @@ class Matcher:
         return self.ready and self._building.exception() is None and not self._building.result().is_error()
 
     def _own(self) -> "LLMatcher":
+        if self._built is None:
+            self._built = self._result()
+        if self._built.is_error():
+            raise StructureError(f"structure: {self._built.get_error()}")
+        return self._built
+
+    def _result(self) -> "LLMatcher":
         try:
-            matcher = self._building.result(COMPILE_S)
+            return self._building.result(COMPILE_S)
         except TimeoutError:
             raise StructureError(f"structure: its grammar was not compiled within {COMPILE_S:g} s") from None
         except BaseException as error:  # a panic of native code is no Exception
             raise StructureError(f"structure: {error}") from error
-        if matcher.is_error():
-            raise StructureError(f"structure: {matcher.get_error()}")
-        return matcher
 
 
 class Asked(NamedTuple):
@@ -113,13 +121,14 @@ class Structures:
             self._tokenizer = LLTokenizer(_text(tokenizer), n_vocab=size, eos_token=sorted(eos_ids) or None)
         except Exception as error:  # of a kind that llguidance does not know: all other requests are served
             self._unusable = str(error)
-        self._executor: LLExecutor | None = None
+        self._helper = Helper()
+        self._executor: LLExecutor | None = None  # its threads are the helper's
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._bits = np.empty((0, self._words), np.int32)  # grows to the largest step
 
     def matcher(self, grammar: str, output: Sequence[int]) -> Matcher:
         """Begin to compile, and to follow the tokens that exist."""
-        return Matcher(_beside(partial(self._build, grammar, list(output))), self._eos_ids)
+        return Matcher(beside(partial(self._build, grammar, list(output))), self._eos_ids)
 
     def _build(self, grammar: str, output: list[int]) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
@@ -137,7 +146,7 @@ class Structures:
 
     def begin(self, asked: Mapping[str, Asked]) -> "Future[dict[str, Mask]]":
         """Compute the masks of a step, of requests by name; they do not depend on the forward pass."""
-        return _beside(partial(self._masks, dict(asked)))
+        return self._helper.begin(partial(self._masks, dict(asked)))
 
     def take(self, masks: "Future[dict[str, Mask]]", asked: Mapping[str, Asked]) -> dict[str, Mask]:
         """The masks that `begin` began. They can be used until the next step begins."""
@@ -145,7 +154,10 @@ class Structures:
         try:
             return masks.result(MASKS_S + COMPILE_S * waits_for_grammars)
         except BaseException as error:  # a panic of native code is no Exception
-            self._bits = np.empty((0, self._words), np.int32)  # the other one may still be written
+            # The work may still go on, and write: others go on with a thread, an executor and bits of their own.
+            self._helper.abandon()
+            self._helper, self._executor = Helper(), None
+            self._bits = np.empty((0, self._words), np.int32)
             problem = StructureError(f"structure: the masks of this step failed: {error or type(error).__name__}")
             return dict.fromkeys(asked, problem)
 
@@ -181,21 +193,6 @@ class Structures:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafting, *place)
         if plain := [(trial, row) for trial, row, drafts in trials if not drafts]:
             self._executor.unsafe_compute_mask_ptr(plain, *place)
-
-
-def _beside(work: Callable[[], T]) -> "Future[T]":
-    """Do it in a thread of its own: a daemon, so that a grammar on which llguidance never returns stands in nobody's
-    way, nor in that of the process's end."""
-    result: Future[T] = Future()
-
-    def settle() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # a panic of native code is no Exception
-            result.set_exception(error)
-
-    _thread.start_new_thread(settle, ())  # threading.Thread would wait until it runs
-    return result
 
 
 def _text(tokenizer: Any) -> str:

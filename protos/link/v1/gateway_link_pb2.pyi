@@ -404,25 +404,63 @@ class Serving(_message.Message):
 
     READY_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """A warmed worker is attached, and the service is not draining."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """What the workers run; set with the first `ready` on a link, and whenever it has changed since."""
 
+    @_builtins.property
+    def load(self) -> Global___Load:
+        """Sent a few times a second while it changes, to gateways whose link has the metadata `laps-sd-load`."""
+
     def __init__(
         self,
         *,
         ready: _builtins.bool = ...,
         model: _common_pb2.ModelInfo | None = ...,
+        load: Global___Load | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Serving: _TypeAlias = Serving  # noqa: Y015
+
+@_typing.final
+class Load(_message.Message):
+    """How long a new request would wait, for a gateway that chooses between cells."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKLOG_S_FIELD_NUMBER: _builtins.int
+    REQUEST_S_FIELD_NUMBER: _builtins.int
+    FREE_SLOTS_FIELD_NUMBER: _builtins.int
+    request_s: _builtins.float
+    """By how much a mean request adds to that."""
+    free_slots: _builtins.int
+    """Requests that could run at once."""
+    @_builtins.property
+    def backlog_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Seconds until all that is live is served, for each priority, the best first, with what goes before it."""
+
+    def __init__(
+        self,
+        *,
+        backlog_s: _abc.Iterable[_builtins.float] | None = ...,
+        request_s: _builtins.float = ...,
+        free_slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_s", b"backlog_s", "free_slots", b"free_slots", "request_s", b"request_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Load: _TypeAlias = Load  # noqa: Y015
 
 @_typing.final
 class GetSubmissionRequest(_message.Message):

@@ -1,0 +1,1 @@
+"""Parts of LAPS-SD that the plug-in uses."""

@@ -1,0 +1,105 @@
+"""KV memory of a worker: which requests keep theirs, and which give it back. The worker owns the blocks; it evicts none
+by itself."""
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+
+from laps_sd_vllm._core.scheduler_service.core.entry import Entry, Worker
+
+
+def fit(
+    worker: Worker,
+    chosen: Sequence[Entry],
+    by_claim_reversed: Iterable[Entry],
+    *,
+    patient: bool = True,
+    quarantined: bool = False,
+) -> tuple[list[Entry], dict[Entry, int]]:
+    """Which of `chosen` (best first) may run with full KV, and which requests must give up KV for that: each with the
+    blocks that a copy of its KV takes in the host's memory, or 0 where the KV is dropped.
+
+    A request resumes only if all of it fits, so that none is evicted halfway. The best one always fits: a request
+    that exceeds the whole memory is not chosen. Requests of a lower claim give way, the lowest first, but only
+    those that were worth it: served for WORTH times as long as it took to compute their KV, or as it takes to copy
+    it where the host's memory has room. Until then they go on in the place of the request that waits for their
+    memory. So no order of claims makes a worker compute or copy the same KV for ever. On a `quarantined` worker the
+    suspects wait for none of the other requests, and none runs beside them.
+    """
+    patient = patient and not quarantined
+    slots = worker.up.slots
+    free = worker.free_blocks
+    homed: list[Entry] | None = None  # lowest claim first; looked up only when memory is short
+    kept: list[Entry] = []
+    evict: dict[Entry, int] = {}
+    reserved = False  # for the best one, which waits: no other request begins
+    for place, entry in enumerate(chosen[:slots]):
+        if entry in evict or (reserved and not entry.blocks):
+            continue
+        need = _need(worker, entry)
+        if need > free:
+            if homed is None:
+                homed = list(by_claim_reversed)
+                if quarantined:
+                    homed = [*(other for other in homed if other not in chosen), *reversed(chosen)]
+            giving = dict(_giving(worker, homed, evict, patient))
+            givers = _givers(giving, homed[: homed.index(entry)], need - free)
+            if givers is None and (place or any(other.blocks and other not in giving for other in homed)):
+                reserved = reserved or not place
+                continue  # it waits for all of its memory rather than take a part
+            for giver in givers or ():
+                evict[giver] = giving[giver]
+                free += giver.blocks
+        kept.append(entry)
+        free -= need
+    if homed is not None and not quarantined:
+        giving = dict(_giving(worker, homed, evict, patient=True))
+        for entry in reversed(homed):
+            need = _need(worker, entry)
+            passed = entry in kept or entry in evict or entry in giving or not entry.blocks
+            if len(kept) < slots and need <= free and not passed:
+                kept.append(entry)
+                free -= need
+    if chosen and not kept:  # each waits for memory of another
+        return fit(worker, chosen, homed or (), patient=False, quarantined=quarantined)
+    for entry in chosen[slots:]:  # the worker fills up with them, so they must fit like the others
+        need = _need(worker, entry)
+        if need <= free and not (entry in kept or entry in evict or (reserved and not entry.blocks)):
+            kept.append(entry)
+            free -= need
+    return kept, evict
+
+
+def _need(worker: Worker, entry: Entry) -> int:
+    """Blocks that it lacks to run."""
+    short = worker.blocks_for(entry) - entry.blocks
+    return short if short > 0 else 0
+
+
+def _giving(
+    worker: Worker, homed: Sequence[Entry], evict: Mapping[Entry, int], patient: bool
+) -> Iterator[tuple[Entry, int]]:
+    """Which others may give up KV, each with the blocks of the host's memory that a copy takes if all before it do so.
+
+    When that memory is full, KV is dropped. What is there already stays: it was given up for the same reason, and has
+    been paid for.
+    """
+    room = worker.up.host_blocks - sum(entry.offloaded for entry in homed) - sum(evict.values())
+    copy_s = worker.up.cost.offload_block_s * worker.up.slots  # the whole batch waits
+    for entry in homed:
+        if entry.blocks and entry not in evict:
+            copy = worker.blocks_for(entry)
+            if copy > room:
+                copy = 0
+            if not patient or entry.worth(copy * copy_s if copy else entry.kv_s):
+                room -= copy
+                yield entry, copy
+
+
+def _givers(giving: Container[Entry], below: Iterable[Entry], short: int) -> list[Entry] | None:
+    """The fewest of the lowest claims that hold `short` blocks together; None if all do not."""
+    givers: list[Entry] = []
+    for giver in filter(giving.__contains__, below):
+        givers.append(giver)
+        short -= giver.blocks
+        if short <= 0:
+            return givers
+    return None

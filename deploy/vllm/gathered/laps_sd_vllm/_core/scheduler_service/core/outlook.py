@@ -1,0 +1,67 @@
+"""Where live requests stand and how long they still wait, for people and for deadlines. Decides and changes nothing."""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+
+from laps_sd_vllm._core.scheduler_service.core.fleet import Fleet
+from laps_sd_vllm._core.scheduler_service.core.lifecycle import State
+from laps_sd_vllm._core.scheduler_service.core.ranking import Key
+
+SAMPLE = 256  # requests that go first, whose work is added up; further ones are taken to be like them
+FEW = 64  # the same where every submission may ask
+AT_LEAST = 0.5  # of a wait as it is estimated
+
+
+def in_order(fleet: Fleet) -> Iterator[str]:
+    """The ids of the live requests: those that run or are paused, then those that wait, each by claim. If the fleet
+    changes meanwhile, some may be missing and some come twice."""
+    begun = [entry for entry in fleet.entries.values() if entry.state is not State.WAITING]
+    yield from [entry.request.id for entry in sorted(begun, key=lambda entry: entry.key)]
+    for key in heapq.merge(*fleet.rankings()):
+        entry = fleet.entries.get(key[-1])
+        if entry is not None and entry.state is State.WAITING:
+            yield entry.request.id
+
+
+def position(fleet: Fleet, id: str) -> int:
+    """How many live requests go before it, wherever they are placed."""
+    key = fleet.entries[id].key
+    return sum(ranking.before(key) for ranking in fleet.rankings())
+
+
+def waits_s(fleet: Fleet, ids: Sequence[str]) -> list[float]:
+    """Estimated seconds until each of `ids` runs: the work of those before it, shared by all slots."""
+    ahead = [0 if fleet.entries[id].state is State.RUNNING else position(fleet, id) for id in ids]
+    return _waits_s(fleet, ahead, SAMPLE)
+
+
+def least_wait_s(fleet: Fleet, key: Key) -> float:
+    """Seconds that a request with this `key` would wait, hardly ever less. Of those before it as many as there are
+    slots may be about to end."""
+    ahead, slots = sum(ranking.before(key) for ranking in fleet.rankings()), fleet.slots
+    return AT_LEAST * _waits_s(fleet, [ahead], FEW)[0] * (ahead - slots) / ahead if ahead > slots else 0.0
+
+
+def _waits_s(fleet: Fleet, ahead: Sequence[int], most: int) -> list[float]:
+    """For requests that have so many others before them. The work of up to `most` is added up."""
+    slots = fleet.slots
+    if not slots:
+        return [0.0] * len(ahead)
+    sample = min(max(ahead, default=0), most)
+    first = islice(heapq.merge(*fleet.rankings()), sample)
+    work_s = list(accumulate((remaining_s(fleet, key[-1]) for key in first), initial=0.0))
+    return [n * work_s[min(n, sample)] / min(n, sample) / slots if n >= slots else 0.0 for n in ahead]
+
+
+def remaining_s(fleet: Fleet, id: str) -> float:
+    """Seconds that it still needs, by the estimate of LAPS-SD at the present costs of its worker, or of any.
+    0 without workers."""
+    entry = fleet.entries[id]
+    worker = fleet.workers.get(entry.home or "", next(iter(fleet.workers.values()), None))
+    if worker is None:
+        return 0.0
+    tokens = max(1, entry.predicted_tokens - entry.emitted)
+    rounds = tokens / (entry.acceptance.per_round(fleet.known.acceptance.per_round, weight=1) + 1)
+    cost = worker.up.cost
+    return rounds * cost.round_s(fleet.draft_len, worker.up.slots) + entry.prefill_owed * cost.prefill_token_s

@@ -1,0 +1,86 @@
+"""A bound on overtaking: requests that have been passed often enough go first, in order of arrival. No policy is here.
+
+**Claim.** Let a request wait for a worker of B slots, with memory for all that run, among those of one tenant. While it
+waits, later arrivals of its class are served there at most (c - 1) * W + 2 * B request-rounds. Here c is the bound, and
+W the work ahead of the request when it came: the request-rounds that it and the live requests of its class were
+believed to need.
+
+**Proof.** The request becomes overdue once (c - 1) * W request-rounds of its class were served since it came, whichever
+requests got them, in rounds in which it did not run itself. Overdue requests go before all others of their class, the
+earliest first. So from then on, whenever it waits, all places that its class gets are taken by overdue requests that
+came before it. Only what was decided before that is still to come: the round at whose end it became overdue, and with
+plans a round late the next one, B request-rounds each at most.
+
+Where memory is short, requests that have not yet been worth their KV go on (core/kv.py), and an overdue request waits
+for room as well. A late command adds B for each round that it is late. A new scheduler begins to count anew. W is a
+belief: a bound in the work that is really served ahead could be kept as well, but costs more (DECISIONS.md, 19).
+Where the backlog is bounded W is at most what waits in a busy hour (core/backlog.py). An overdue request remains
+overdue until it ends, so the bound makes no requests take each other's place again and again.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+
+from laps_sd_vllm._core.scheduler_service.core.types import Request, RequestClass
+
+
+class Overtaking:
+    """The account of all live requests, in request-rounds. `bound` is c."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self._served: defaultdict[RequestClass, int] = defaultdict(int)
+        self._remaining: dict[str, int] = {}  # rounds that each live request is believed to need still
+        self._ahead: defaultdict[RequestClass, int] = defaultdict(int)  # their sum
+        self._due: defaultdict[RequestClass, list[tuple[float, str]]] = defaultdict(list)  # heaps: when, in rounds
+        self._shared: dict[str, int] = {}  # served rounds in which it ran too, and which its entry in the heap ignores
+
+    def arrived(self, request: Request, rounds: int, most: float = inf) -> float:
+        """`rounds`: that it is believed to need. Returns the work ahead of it, its own included; of what is more
+        than `most` nothing counts."""
+        klass = request.klass
+        self._remaining[request.id] = rounds
+        self._ahead[klass] += rounds
+        ahead = min(self._ahead[klass], most)
+        self._push(klass, self._served[klass] + (self.bound - 1) * ahead, request.id)
+        return ahead
+
+    def _push(self, klass: RequestClass, due: float, id: str) -> None:
+        heapq.heappush(self._due[klass], (due, id))
+        self._shared[id] = 0
+
+    def served(self, ran: Sequence[tuple[Request, int, int]], beside: Iterable[Request] = ()) -> None:
+        """Requests of a worker that ran: the rounds that each is believed to need still, and how many it ran. `beside`:
+        others that ran there and are not reported yet."""
+        together: dict[RequestClass, int] = {}  # a Counter takes several times as long
+        for request in [*(request for request, *_ in ran), *beside]:
+            together[request.klass] = together.get(request.klass, 0) + 1
+        known, shared = self._remaining, self._shared
+        for request, remaining, count in ran:
+            klass, id = request.klass, request.id
+            self._served[klass] += count
+            shared[id] += count * together[klass]
+            before = known[id]
+            if remaining != before:
+                self._ahead[klass] += remaining - before
+                known[id] = remaining
+
+    def ended(self, request: Request) -> None:
+        klass = request.klass
+        self._ahead[klass] -= self._remaining.pop(request.id)
+        del self._shared[request.id]
+        if len(self._due[klass]) > 2 * len(self._remaining) + 64:  # ended ones would stay until they are due
+            self._due[klass] = [one for one in self._due[klass] if one[1] in self._remaining]
+            heapq.heapify(self._due[klass])
+
+    def overdue(self) -> Iterator[str]:
+        """The live requests that have become so since this was asked last."""
+        for klass, heap in self._due.items():
+            while heap and heap[0][0] <= self._served[klass]:
+                due, id = heapq.heappop(heap)
+                if shared := self._shared.get(id, 0):
+                    self._push(klass, due + shared, id)
+                elif id in self._remaining:
+                    yield id

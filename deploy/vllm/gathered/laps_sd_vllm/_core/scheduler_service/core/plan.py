@@ -1,0 +1,44 @@
+"""One worker's next plan: choose the requests, fit their KV, set draft lengths, list them. Observes nothing."""
+
+from laps_sd_vllm._core.scheduler_service.core import kv, placement
+from laps_sd_vllm._core.scheduler_service.core.draft import PROBE_ROUNDS, choose_draft_lengths
+from laps_sd_vllm._core.scheduler_service.core.entry import Entry
+from laps_sd_vllm._core.scheduler_service.core.fleet import Fleet
+from laps_sd_vllm._core.scheduler_service.core.types import Plan, Run
+
+
+def make_plan(fleet: Fleet, name: str, *, choose_drafts: bool, prefill_chunk: int) -> Plan:
+    """What the worker shall run from now on. Places waiting requests on it, some of another worker's among them.
+
+    `choose_drafts`: as many drafts as pay, rather than always the same. `prefill_chunk`: tokens of a prompt in a round.
+    """
+    fleet.refit_some()
+    worker = fleet.workers[name]
+    suspects = placement.choose_suspects(fleet, name)
+    chosen = placement.choose(fleet, name) if suspects is None else suspects
+    by_claim_reversed = (fleet.entries[key[-1]] for key in reversed(worker.ranking))
+    schedule, evict = kv.fit(worker, chosen, by_claim_reversed, quarantined=suspects is not None)
+    for entry, copy in evict.items():
+        worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
+        entry.offload_kv(copy) if copy else entry.lose_kv()
+        entry.next_placement()  # a row of the round in hand must not bring back what the plan gives away
+        fleet.rank(entry)
+    if choose_drafts:
+        choose_draft_lengths(schedule[: worker.up.slots], fleet.known.acceptance, worker.up.cost, worker.up.max_draft)
+    longest = worker.up.max_draft
+    runs = tuple([_run(entry, longest, choose_drafts, prefill_chunk) for entry in schedule])
+    worker.plan([run.id for run in runs])
+    to_forget, worker.to_forget = tuple(worker.to_forget), {}
+    return Plan(
+        schedule=runs,
+        drop=tuple(entry.request.id for entry, copy in evict.items() if not copy),
+        offload=tuple(entry.request.id for entry, copy in evict.items() if copy),
+        to_forget=to_forget,
+    )
+
+
+def _run(entry: Entry, longest: int, choose_drafts: bool, prefill_chunk: int) -> Run:
+    draft_len = entry.draft_len
+    if choose_drafts and not draft_len and entry.rounds % PROBE_ROUNDS == 0:
+        draft_len = 1
+    return Run(entry.request.id, entry.placement, draft_len if draft_len < longest else longest, prefill_chunk)

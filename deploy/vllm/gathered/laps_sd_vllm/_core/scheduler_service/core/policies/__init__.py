@@ -1,0 +1,90 @@
+"""The order of requests, one policy a file. A policy is a pure function from a view to a claim: lower goes first."""
+
+import dataclasses
+from collections.abc import Iterable
+from pkgutil import resolve_name
+
+from laps_sd_vllm._core.scheduler_service.core.policies.base import Claim, Policy
+from laps_sd_vllm._core.scheduler_service.core.policies.fcfs import Fcfs
+from laps_sd_vllm._core.scheduler_service.core.policies.gittins import Gittins
+from laps_sd_vllm._core.scheduler_service.core.policies.gsa import Gsa
+from laps_sd_vllm._core.scheduler_service.core.policies.laps_sd import LapsSd
+from laps_sd_vllm._core.scheduler_service.core.policies.las import Las
+from laps_sd_vllm._core.scheduler_service.core.policies.mlfq import Mlfq
+from laps_sd_vllm._core.scheduler_service.core.policies.sjf import Sjf
+from laps_sd_vllm._core.scheduler_service.core.policies.srpt_length import SrptLength
+
+POLICIES: dict[str, type[Policy]] = {
+    "fcfs": Fcfs,
+    "sjf": Sjf,
+    "srpt-length": SrptLength,
+    "las": Las,
+    "mlfq": Mlfq,
+    "laps-sd": LapsSd,
+    "gsa": Gsa,
+    "gittins": Gittins,
+    "default": Gittins,
+}
+
+__all__ = [
+    "POLICIES",
+    "Claim",
+    "Fcfs",
+    "Gittins",
+    "Gsa",
+    "LapsSd",
+    "Las",
+    "Mlfq",
+    "Policy",
+    "Sjf",
+    "SrptLength",
+    "find_policy",
+    "make_policy",
+    "policy_name",
+]
+
+
+def policy_name(policy: Policy) -> str:
+    """Its own name; never `default`. Of a class from elsewhere: its dotted path."""
+    kind = type(policy)
+    return next((name for name, known in POLICIES.items() if kind is known), f"{kind.__module__}.{kind.__qualname__}")
+
+
+def find_policy(name: str) -> type[Policy]:
+    """The policy of that name, or the class at a dotted path (`module.Class`), which is imported. Raises ValueError."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if "." not in name:
+        raise ValueError(f"policy: unknown policy {name!r}; known: {', '.join(POLICIES)}, or MODULE.CLASS of your own")
+    try:
+        kind = resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"policy: {name!r} cannot be imported: {error}; is its folder in PYTHONPATH?") from error
+    if not (isinstance(kind, type) and issubclass(kind, Policy) and dataclasses.is_dataclass(kind)):
+        raise ValueError(f"policy: {name!r} is no dataclass derived from scheduler_service.core.policies.Policy")
+    return kind
+
+
+def make_policy(name: str, settings: Iterable[str] = ()) -> Policy:
+    """The policy of that name with `name=value` settings. Raises ValueError that says what is wrong."""
+    kind = find_policy(name)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    values: dict[str, object] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or key not in fields:
+            known = ", ".join(fields) or "none"
+            raise ValueError(f"policy-set: {setting!r} is not name=value with a setting of {name}; known: {known}")
+        values[key] = _parse(setting, text.strip(), fields[key].default)
+    return kind(**values)
+
+
+def _parse(setting: str, text: str, default: object) -> object:
+    """`text` as a value of the default's type."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        return type(default)(text)  # type: ignore[call-arg]
+    except (KeyError, ValueError):
+        raise ValueError(f"policy-set: {setting!r} is not a {type(default).__name__}") from None

@@ -1,0 +1,369 @@
+"""What goes into the core and what comes out: requests, events, effects, plans. Plain data; no behaviour of note.
+
+Times are seconds, sizes tokens or blocks. Nothing here holds the true output length of a request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from math import inf
+from typing import NamedTuple, Protocol
+
+from laps_sd_vllm._core.scheduler_service.core.beliefs import Acceptance, Expected, Length
+from laps_sd_vllm._core.scheduler_service.core.lifecycle import State
+from laps_sd_vllm._core.scheduler_service.core.value import value
+
+
+class RequestClass(IntEnum):
+    """Served in this order, but for the least share of each (core/classes.py)."""
+
+    INTERACTIVE = 1
+    DEFAULT = 2
+    BATCH = 3
+
+
+class Finish(Enum):
+    """Why the worker ended a request."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: str
+    arrival: float
+    prompt_tokens: int
+    max_tokens: int
+    klass: RequestClass = RequestClass.DEFAULT
+    deadline: float | None = None
+    predicted_tokens: int | None = None  # the client's hint
+    expected: Expected | None = None  # what a predictor said at its submission
+    tenant: str = ""
+
+    @property
+    def most_tokens(self) -> int:
+        """That it may come to: prompt and output."""
+        return self.prompt_tokens + self.max_tokens
+
+    @property
+    def foreseen(self) -> bool:
+        """Whether a predictor has told both its length and its acceptance; of others only their drafts count then."""
+        told = self.expected
+        return self.predicted_tokens is None and told is not None and None not in (told.length, told.acceptance)
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """Seconds of the parts of a round, as measured by a worker."""
+
+    draft_s: float = 0.001
+    verify_s: float = 0.03
+    verify_slope_s: float = 0.003
+    prefill_token_s: float = 0.001
+    resume_s: float = 0.0  # of a paused request whose KV was kept
+    verify_token_s: float = 0.0  # per draft token verified, beside the one token of each request
+    offload_block_s: float = 0.0  # per block of KV, to the host's memory and back
+
+    def round_s(self, draft_len: int, batch: int) -> float:
+        """Nominal seconds of a round of `batch` requests with `draft_len` drafts each."""
+        drafts = draft_len * (self.draft_s + self.verify_token_s * batch)
+        return drafts + self.verify_s + self.verify_slope_s * (batch - 1)
+
+    def step_s(self, draft_lens: Sequence[int]) -> float:
+        """Nominal seconds of a round of requests with that many drafts each; drafting takes as long as its longest."""
+        drafts = max(draft_lens) * self.draft_s + sum(draft_lens) * self.verify_token_s
+        return drafts + self.verify_s + self.verify_slope_s * (len(draft_lens) - 1)
+
+
+# ---- events: what happened ----
+
+
+@value
+class Submitted:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """KV of a request that a worker still has when it attaches."""
+
+    id: str
+    placement: int
+    blocks: int = 0
+    offloaded: int = 0  # blocks of it in the host's memory
+    prefill_owed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUp:
+    worker: str
+    slots: int
+    blocks: int
+    block_tokens: int
+    max_draft: int
+    cost: CostProfile
+    held: tuple[Held, ...] = ()
+    host_blocks: int = 0  # of KV, that can be offloaded at a time
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDown:
+    worker: str
+    died: bool = False  # as far as can be seen: it did not take its leave
+
+
+@dataclass(frozen=True, slots=True)
+class Obeyed:
+    """No round of a plan before this one is under way any more."""
+
+    worker: str
+    plan: int  # counted from 1, by the worker's connection
+    free_blocks: int | None = None  # since then; None: it did not say
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """A worker wants to end. Requests that run there may go on, its others go elsewhere, and no new ones come."""
+
+    worker: str
+
+
+@value
+class Round:
+    """One row of a report, without its token ids: those stay in the shell. If it holds several rounds, `new`, `drafted`
+    and `accepted` are their sums, and `each` has the three numbers of every round."""
+
+    id: str
+    placement: int
+    start: int  # output tokens before
+    new: int  # output tokens emitted
+    drafted: int
+    accepted: int
+    prefilled: int
+    prefill_owed: int
+    blocks: int
+    finish: Finish | None = None
+    skipped: bool = False
+    each: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many rounds these are. A row that was skipped may hold rounds before that."""
+        return len(self.each) or (0 if self.skipped else 1)
+
+
+@value
+class StepDone:
+    """A worker's report of what requests did since it last reported them. A request without a row did not run in the
+    last round; but if the report is `partial`, only a row that was skipped says so."""
+
+    worker: str
+    rounds: tuple[Round, ...]
+    free_blocks: int
+    duration_s: float
+    plan: int | None = None  # which one it carried out, as in Obeyed; None: the newest
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CostChanged:
+    """What a worker's rounds cost is no longer what it said at first."""
+
+    worker: str
+    cost: CostProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed: what is past its deadline expires."""
+
+
+Event = Submitted | Cancelled | WorkerUp | WorkerDown | Draining | Obeyed | StepDone | CostChanged | Tick
+
+# ---- effects: what the shell has to store and to tell ----
+
+
+@value
+class Record:
+    """Everything about a request that outlives a scheduler. `Core.restore` takes it back."""
+
+    request: Request
+    state: State
+    placement: int
+    emitted: int
+    prefilled: int
+    acceptance: Acceptance
+    perceptible: bool
+    level: int
+    key: float
+    preemptions: int
+    started: float | None
+    deaths: int = 0  # of workers that ran it alone, one after the other
+    probation: int = 0  # rounds until it is no longer suspected of such a death
+
+
+@value
+class Changed:
+    """Its record changed, no tokens were emitted."""
+
+    record: Record
+
+
+@value
+class Advanced:
+    """A round of it counts, and its record changed. `start`: where the round's tokens begin in the output."""
+
+    record: Record
+    start: int
+
+
+@value
+class WentOn:
+    """Rounds of these requests count, and brought tokens. Since the record that was last made of each, nothing of it
+    has changed but output, acceptance and key. A row of a report that has neither this effect nor another with a
+    `start` was stale: its tokens must be dropped."""
+
+    ids: tuple[str, ...]
+
+
+@value
+class Ended:
+    """The last that is heard of it. With a round of its own, `start` says where that round's tokens begin. `reason`: a
+    sentence for its client, if it failed for something that no row tells."""
+
+    record: Record
+    finish: Finish | None
+    start: int | None = None
+    reason: str = ""
+
+    @property
+    def cut(self) -> bool:
+        """Whether its bound ended it: else it would have been longer."""
+        return self.finish is Finish.LENGTH and self.record.emitted >= self.record.request.max_tokens
+
+
+Effect = Changed | Advanced | WentOn | Ended
+
+
+def counted_ids(effect: Effect) -> tuple[str, ...]:
+    """The requests of which this effect says that a round of the report counts."""
+    if isinstance(effect, WentOn):
+        return effect.ids
+    return () if isinstance(effect, Changed) or effect.start is None else (effect.record.request.id,)
+
+
+# ---- decisions ----
+
+
+@value
+class Run:
+    id: str
+    placement: int
+    draft_len: int
+    prefill_tokens: int
+
+
+@value
+class Plan:
+    """Desired state of one worker: its `schedule`, best first, longer than its slots, so that vacant places fill
+    themselves. KV of the requests in `drop` is dropped, and that of those in `offload` goes to the host's memory, since
+    others need the room. The worker may forget the requests `to_forget`: they have ended or moved since its last
+    plan."""
+
+    schedule: tuple[Run, ...]
+    drop: tuple[str, ...]
+    offload: tuple[str, ...] = ()
+    to_forget: tuple[str, ...] = ()
+
+
+class View(Protocol):
+    """All that a policy may see of a request, as it is when the policy asks."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def emitted(self) -> int: ...
+
+    @property
+    def acceptance(self) -> Acceptance: ...
+
+    @property
+    def perceptible(self) -> bool: ...
+
+    @property
+    def length(self) -> Length:
+        """What finished requests, or a predictor, taught of its output."""
+
+    @property
+    def remaining_tokens(self) -> float:
+        """Of output, still to come by that belief."""
+
+    @property
+    def attained_s(self) -> float:
+        """Nominal seconds of service so far (never wall time)."""
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Of output in all; never below what was emitted."""
+
+    @property
+    def prefill_s(self) -> float:
+        """Nominal seconds of its whole prompt."""
+
+    @property
+    def prior_accepted(self) -> float:
+        """Tokens a round, before it showed its own: as predicted, else as finished ones had."""
+
+    @property
+    def usual_accepted(self) -> float:
+        """Tokens a round of finished requests, whatever this one showed."""
+
+    @property
+    def resume_s(self) -> float:
+        """Nominal seconds until it can draft: prefill still owed, and getting its KV back."""
+
+
+class Unseen(NamedTuple):
+    """What an earlier leader admitted and this one has yet to read. Its tenants and classes are not known."""
+
+    requests: int = 0
+    tokens: int = 0  # at most
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What may be live at a time. `tokens`: of prompt and output, as many as they may come to. `backlog_s`: seconds
+    that their work may take all workers together; None: as core/backlog.py says."""
+
+    requests: float = inf
+    tokens: float = inf
+    backlog_s: float | None = inf
+
+
+UNBOUNDED = Bounds()
+
+# ---- errors ----
+
+
+class QueueIsFull(Exception):
+    """As much is live as may be. `room_s`: seconds until there is room, as believed."""
+
+    def __init__(self, message: str, room_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.room_s = room_s
+
+
+class TooLate(Exception):
+    """It cannot end before its deadline, even with nothing else to do."""
+
+
+class AlreadySubmitted(Exception):
+    """A request of that id is live."""

@@ -1,0 +1,27 @@
+"""What a request is expected to need, learned from finished ones. Pure work: no wire, no store, no event loop."""
+
+from enum import StrEnum
+from importlib.util import find_spec
+
+from laps_sd_vllm._core.scheduler_service.predictor.port import Predictor
+
+
+class PredictorKind(StrEnum):
+    NONE = "none"
+    ONLINE = "online"
+
+
+def lacks(kind: PredictorKind) -> str:
+    """What this predictor needs and is not installed, as a sentence; empty if nothing."""
+    if kind is PredictorKind.NONE or find_spec("sklearn") is not None:
+        return ""
+    return f"{kind} needs the extra: pip install 'laps-sd[scheduler]', or choose {PredictorKind.NONE}"
+
+
+def make_predictor(kind: PredictorKind) -> Predictor | None:
+    """A cold one. Loaded only if it is asked for, since it brings numpy along."""
+    if kind is PredictorKind.NONE:
+        return None
+    from laps_sd_vllm._core.scheduler_service.predictor.online import OnlinePredictor
+
+    return OnlinePredictor()

@@ -1,0 +1,167 @@
+"""A worker without a model: carries out plans on jobs whose outcome is known. It obeys; it decides nothing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from laps_sd_vllm._core.scheduler_service.core.core import Core
+from laps_sd_vllm._core.scheduler_service.core.draft import LONGEST, REFERENCE
+from laps_sd_vllm._core.scheduler_service.core.entry import Entry
+from laps_sd_vllm._core.scheduler_service.core.types import Finish, Plan, Round, Run, StepDone, WorkerUp
+from laps_sd_vllm._core.scheduler_service.sim.costs import StepCosts
+from laps_sd_vllm._core.scheduler_service.sim.workload import Job
+
+UNBOUNDED = 10**12  # tokens of KV
+
+
+@dataclass(frozen=True, slots=True)
+class SimFleet:
+    """What the requests are served by. `kv_budget_tokens` and `host_kv_tokens` are per worker."""
+
+    slots: int = 1
+    workers: int = 1
+    draft_len: int | None = 4  # None: chosen by the core
+    costs: StepCosts = field(default_factory=StepCosts)
+    kv_budget_tokens: int = UNBOUNDED
+    plan_lag: int = 0
+    prefill_chunk: int = UNBOUNDED
+    host_kv_tokens: int = 0
+
+    @property
+    def max_draft(self) -> int:
+        return LONGEST if self.draft_len is None else self.draft_len
+
+    @property
+    def reference_draft(self) -> int:
+        """In which loads and nominal seconds are counted."""
+        return REFERENCE if self.draft_len is None else self.draft_len
+
+    def worker_up(self, name: str) -> WorkerUp:
+        cost = self.costs.profile()
+        return WorkerUp(name, self.slots, self.kv_budget_tokens, 1, self.max_draft, cost, (), self.host_kv_tokens)
+
+    def can_hold(self, job: Job) -> bool:
+        """Whether the job fits alone, with the reserve that the core keeps."""
+        return job.prompt_tokens + job.output_tokens + 2 * (self.max_draft + 1) <= self.kv_budget_tokens
+
+
+@dataclass(slots=True)
+class Held:
+    """KV of one request."""
+
+    placement: int
+    tokens: int = 0
+    offloaded: int = 0  # tokens in the host's memory; on the device there are none then
+
+
+class SimWorker:
+    """`step` says at its beginning what a round will have done at its end."""
+
+    def __init__(self, name: str, core: Core, jobs: Mapping[str, Job], fleet: SimFleet) -> None:
+        self.name = name
+        self._core, self._jobs, self._fleet = core, jobs, fleet
+        self._plan = Plan((), ())
+        self._due: list[tuple[str, bool]] = []  # whose KV is to be released before the next round; True: offloaded
+        self._admitted: dict[str, int] = {}  # the placement of each request that it knows
+        self._held: dict[str, Held] = {}
+        self._free = fleet.kv_budget_tokens
+        self._ran: set[str] = set()
+        self._exhausted = False
+
+    def obey(self, plan: Plan) -> list[str]:
+        """The newest plan stands; what any has dropped or moved elsewhere is released before the next round. Returns
+        what is new here."""
+        entries = self._core.fleet.entries
+        moved = [id for id in self._admitted if id not in entries or entries[id].home != self.name]
+        for id in moved:
+            del self._admitted[id]
+        if self._exhausted:
+            self._exhausted = not (moved or plan.drop or plan.offload) and plan.schedule == self._plan.schedule
+        self._plan = plan
+        self._due += [(id, False) for id in (*moved, *plan.drop)] + [(id, True) for id in plan.offload]
+        if self._fleet.workers == 1:  # nothing is ever moved
+            return []
+        new = [run.id for run in plan.schedule if self._admitted.get(run.id) != run.placement]
+        self._admitted.update((run.id, run.placement) for run in plan.schedule)
+        return new
+
+    def knows(self, ids: Sequence[str]) -> bool:
+        """Whether one of them was admitted here and not moved away since."""
+        return any(id in self._admitted for id in ids)
+
+    def step(self) -> StepDone | None:
+        """One round of the plan's first runnable requests; None if it lists none. If memory is short for all of them it
+        takes no time, its report is what tells the core, and only another plan can change anything."""
+        if self._exhausted:
+            return None
+        for id, offload in self._due:
+            self._release(id, offload)
+        self._due.clear()
+        rows: list[Round] = []
+        drafted = verified = prefilled = resumed = restored = ran = 0
+        for run in self._plan.schedule:
+            entry = self._core.fleet.entries.get(run.id)
+            if entry is None:
+                continue  # it ended since the plan was made
+            held = self._held.get(run.id)
+            kept = held is not None and held.tokens > 0 and held.placement == run.placement and run.id not in self._ran
+            offloaded = min(held.offloaded, entry.tokens) if held else 0
+            row = self._row(run, entry)
+            rows.append(row)
+            if row.skipped:
+                continue
+            drafted = max(drafted, row.drafted)
+            verified += row.drafted + 1 if row.new else 0
+            prefilled += row.prefilled
+            resumed += kept
+            restored += offloaded
+            ran += 1
+            if ran == self._fleet.slots:
+                break
+        if not rows:
+            return None
+        self._ran = {row.id for row in rows if not row.skipped}
+        self._exhausted = not ran
+        for row in rows:
+            if row.finish:
+                self._release(row.id)
+        step_s = self._fleet.costs.step_s(drafted, ran, verified, prefilled, resumed, restored)
+        return StepDone(self.name, tuple(rows), self._free, step_s if ran else 0.0)
+
+    def _row(self, run: Run, entry: Entry) -> Round:
+        held = self._held.get(run.id)
+        if held is None or held.placement != run.placement:
+            self._release(run.id)
+            held = self._held[run.id] = Held(run.placement, offloaded=held.offloaded if held else 0)
+        start, tokens = entry.emitted, entry.tokens
+        restored = min(held.offloaded, tokens)
+        lacking = owed = tokens - held.tokens - restored
+        prefill = 0
+        if owed:
+            prefill = min(owed, run.prefill_tokens)
+            owed -= prefill
+        new = drafts = accepted = 0
+        finish = None
+        if not owed:
+            job = self._jobs[run.id]
+            round = job.round(entry.rounds, start)
+            drafts = job.drafts(round, run.draft_len)
+            accepted = job.accepts(round, drafts)
+            new = accepted + 1
+            if new >= job.output_tokens - start:
+                new = job.output_tokens - start
+                accepted = min(accepted, new)
+                finish = Finish.LENGTH
+        grown = restored + prefill + new
+        if grown > self._free:
+            return Round(run.id, run.placement, start, 0, 0, 0, 0, lacking, held.tokens, None, True)
+        self._free -= grown
+        held.tokens += grown
+        held.offloaded = 0
+        return Round(run.id, run.placement, start, new, drafts, accepted, prefill, owed, held.tokens, finish)
+
+    def _release(self, id: str, offload: bool = False) -> None:
+        held = self._held.pop(id, None)
+        if held is not None:
+            self._free += held.tokens
+            if offload:
+                self._held[id] = Held(held.placement, offloaded=held.tokens)

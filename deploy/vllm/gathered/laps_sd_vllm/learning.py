@@ -1,0 +1,95 @@
+"""What finished requests teach, inside vLLM: asked when a request comes, told when one ends. Fits and files are jobs
+for the background. It decides nothing."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+from laps_sd_vllm.background import FIT, FIT_S, Background, run_framed, write_whole
+from laps_sd_vllm._core.scheduler_service.core.beliefs import Expected, FleetAcceptance, FleetLength
+from laps_sd_vllm._core.scheduler_service.learned import Learned, Unreadable, decode
+from laps_sd_vllm._core.scheduler_service.predictor.model import Model
+from laps_sd_vllm._core.scheduler_service.predictor.online import OnlinePredictor
+from laps_sd_vllm._core.scheduler_service.predictor.window import UNREADABLE, Row, Snapshot, Window, pack, unpack
+
+SAVE_EVERY_S = 30.0  # if anything was learned since
+CLOSE_S = 1.0  # how long the end of the process may wait for the background
+
+Say = Callable[[str], None]
+
+
+class Learning:
+    """`file`: where it is kept; None: nowhere. `online`: whether requests are predicted. `say`: a line for the log.
+    `length` and `acceptance`: beliefs about all requests, which an ordering shares."""
+
+    def __init__(self, background: Background, file: Path | None, online: bool, draft_len: int, say: Say) -> None:
+        self.length, self.acceptance = FleetLength(), FleetAcceptance.at(draft_len)
+        self._background, self._file, self._say = background, file, say
+        self.predictor = OnlinePredictor() if online else None
+        self._finished = 0  # since the file was last written
+        self._save_at = 0.0
+        if file is not None:
+            self._restore(file)
+
+    def _restore(self, file: Path) -> None:
+        try:
+            learned = decode(file.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, Unreadable) as error:
+            self._say(f"{file} cannot be used, so nothing is known yet: {error}")
+            return
+        self.length, self.acceptance = learned.length, learned.acceptance
+        if self.predictor is not None:
+            self.predictor.restore(learned.examples, learned.model, learned.version)
+        self._say(f"learned from {learned.length.finished} requests earlier: {file}")
+
+    def expect(self, row: Row) -> Expected | None:
+        return self.predictor.predict(row) if self.predictor else None
+
+    def finished(self, row: Row | None, emitted: int, drafted: int, accepted: int, *, cut: bool, now: float) -> None:
+        """A request ran to its end; `row`: its features."""
+        self._finished += 1
+        predictor = self.predictor
+        if predictor is not None and row is not None:
+            predictor.observe(row, emitted, drafted, accepted, cut=cut)
+            if predictor.due:
+                known = predictor.begin_refit()
+                self._background.start("fit", lambda: _fit(known))
+        if self._file is not None and now >= self._save_at and self._background.start("save", self._saving(self._file)):
+            self._save_at, self._finished = now + SAVE_EVERY_S, 0
+
+    def fitted(self, model: Model | None, error: Exception | None) -> None:
+        """What came of a fit."""
+        if model is None:
+            self._say(f"no model was fitted this time: {error}")
+        elif self.predictor is not None:
+            cold = not self.predictor.status.warm
+            self.predictor.install(model)
+            if cold:
+                self._say(f"lengths are predicted from now on, learned from {model.trained_on} requests")
+
+    def close(self) -> None:
+        """Write what was learned since it was last written: here, since a fit may be under way in the background."""
+        if self._file is not None and self._finished:
+            try:
+                self._saving(self._file)()
+            except OSError as error:
+                self._say(f"what was learned is not kept: {error}")
+        self._background.close(CLOSE_S)
+
+    def _saving(self, file: Path) -> Callable[[], None]:
+        """The state as it is now; what takes long comes later."""
+        predictor = self.predictor
+        known = (predictor.known(), predictor.model, predictor.status.version) if predictor else ()
+        learned = Learned(copy.deepcopy(self.length), copy.copy(self.acceptance), *known)
+        return lambda: write_whole(file, learned.encode())
+
+
+def _fit(known: Snapshot) -> Model:
+    """Raises OSError, subprocess.TimeoutExpired; ValueError where the answer is nonsense."""
+    packed = pack(Window.of(known).arrays())
+    try:
+        return Model.of_arrays(unpack(run_framed(FIT, packed, FIT_S)))
+    except UNREADABLE as error:
+        raise ValueError(f"the answer of a fit cannot be read: {error}") from error

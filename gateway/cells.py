@@ -1,0 +1,246 @@
+"""The cells of a service, and which of them has a request, or gets a new one. Each has a link of its own (link.py);
+with one cell all of this is that link.
+
+An id that this service draws begins with the name of its cell, so any gateway knows where it is. Any other id belongs
+to the cell that rendezvous hashing gives it: the same at every gateway that has read the same file.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable
+from random import Random
+from typing import TypeVar
+
+import structlog
+
+from gateway.cell_file import Cell, CellList
+from gateway.config import RETRY_AFTER_MS
+from gateway.link import Link
+from gateway.text import TextModel
+from protos.errors import BadInput, NotServing, RequestError, UnknownModel, UnknownRequest
+from protos.v1 import inference_pb2, types_pb2
+
+Answer = TypeVar("Answer")
+LOOK_S = 1.0  # between two looks at the file
+SEPARATOR = "-"  # behind the name of a cell, in an id
+ONLY = ""  # the name of the cell of a service that has no file
+CHOICES = 2  # the power of two choices
+
+
+class Cells:
+    """`make`: a link to the schedulers at these addresses."""
+
+    def __init__(
+        self,
+        make: Callable[[tuple[str, ...]], Link],
+        listed: Callable[[], CellList],
+        random: Random | None = None,
+    ) -> None:
+        """`listed`: the newest list, asked for now and then. It raises nothing."""
+        self._make, self._listed, self._random = make, listed, random or Random()
+        self._list = CellList(0, ())
+        self.links: dict[str, Link] = {}  # by the name of the cell
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._log = structlog.get_logger()
+        self._take(listed())
+
+    # ---- the list ----
+
+    async def run(self) -> None:
+        """Keep the links until cancelled, and follow the list. Raises what a link raises."""
+        try:
+            while True:
+                for name, link in self.links.items():
+                    if name not in self._tasks:
+                        self._tasks[name] = asyncio.create_task(link.run(), name=f"scheduler link {name}")
+                await asyncio.wait(self._tasks.values(), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in self._tasks.values():
+                    if task.done():
+                        task.result()
+                if (listed := self._listed()) is not self._list:
+                    self._take(listed)
+                await self._part()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _take(self, listed: CellList) -> None:
+        if listed.version < self._list.version:
+            self._log.error("cells_of_an_older_version", version=listed.version, known=self._list.version)
+            return
+        for cell in listed.cells:
+            if cell.name in self.links:
+                self.links[cell.name].scheduler.move(cell.schedulers)
+            else:
+                self.links[cell.name] = self._make(cell.schedulers)
+        if self._list.cells:
+            self._log.info("cells", version=listed.version, cells=[cell.name for cell in listed.cells])
+        self._list = listed
+
+    async def _part(self) -> None:
+        """From cells that are listed no more, once none of their requests is read here."""
+        listed = {cell.name for cell in self._list.cells}
+        for name in [name for name, link in self.links.items() if name not in listed and not link.feeds]:
+            del self.links[name]
+            if (task := self._tasks.pop(name, None)) is not None:
+                task.cancel()
+                await asyncio.wait([task])
+
+    @property
+    def version(self) -> int:
+        """Of the list that counts."""
+        return self._list.version
+
+    @property
+    def alone(self) -> bool:
+        return len(self.links) == 1
+
+    # ---- what is served ----
+
+    @property
+    def ready(self) -> bool:
+        return any(link.ready for link in self.links.values())
+
+    @property
+    def live(self) -> int:
+        """Requests that are read here."""
+        return sum(len(link.feeds) for link in self.links.values())
+
+    def models(self, *, ready: bool = False) -> dict[str, TextModel]:
+        """By name. `ready`: those alone that a worker is there for."""
+        known = (link for link in self.links.values() if link.model is not None and (link.ready or not ready))
+        return {link.model.name: link.model for link in known if link.model is not None}
+
+    # ---- where a request goes ----
+
+    def new_id(self, model: str, priority: int, bare: str) -> str:
+        """An id for a new request for this model, made of one that is unique. `priority`: the best is 0. Raises
+        NotServing, UnknownModel."""
+        if list(self.links) == [ONLY]:
+            return bare
+        return f"{self._choose(model, priority)}{SEPARATOR}{bare}"
+
+    def _choose(self, model: str, priority: int) -> str:
+        """The better of two cells that could serve it, by how long it would wait there."""
+        able = [cell for cell in self._list.cells if not cell.drain and self._serves(self.links[cell.name], model)]
+        if not able:
+            if model and self.models() and model not in self.models():
+                raise UnknownModel(f"model: there is no such model; this service has {', '.join(self.models())}")
+            raise NotServing("no cell with a warmed worker", retry_after_ms=RETRY_AFTER_MS)
+        two = self._random.sample(able, min(CHOICES, len(able)))
+        return min(two, key=lambda cell: self.links[cell.name].wait(priority)).name
+
+    def _serves(self, link: Link, model: str) -> bool:
+        return link.ready and link.model is not None and model in ("", link.model.name)
+
+    async def home(self, request_id: str, model: str | None = None) -> Link:
+        """The cell that has this request; if none has it, the one that would get it. `model`: which it is for; None:
+        not known. Raises NotServing where that cannot be told, since a cell that may have it cannot be asked."""
+        if self.alone:
+            return next(iter(self.links.values()))
+        if link := self.links.get(request_id.partition(SEPARATOR)[0]):
+            return link
+        homes = [self.links[name] for name in self.homes(request_id, model)]
+        for link in homes:
+            if request_id in link.feeds:
+                return link
+        if len(homes) == 1:
+            return homes[0]
+        for link in homes:
+            try:
+                await link.scheduler.submission(request_id)
+            except UnknownRequest:
+                continue
+            return link
+        return homes[0]
+
+    def homes(self, request_id: str, model: str | None = None) -> list[str]:
+        """Cells that may have a request whose id a client chose: the one that gets it now, then those that would have
+        got it before a cell was added or drained."""
+        homes: dict[str, None] = {}
+        for group in self._groups(model):
+            taking = [cell for cell in group if not cell.drain] or group
+            homes[_highest(request_id, taking)] = None
+            homes |= {_highest(request_id, group): None}
+            for version in sorted({cell.since for cell in group}, reverse=True):
+                homes |= {_highest(request_id, [cell for cell in group if cell.since <= version]): None}
+        return list(homes)
+
+    def _groups(self, model: str | None) -> Iterable[list[Cell]]:
+        """The cells by the model that the list says they serve."""
+        groups: dict[str, list[Cell]] = {}
+        for cell in self._list.cells:
+            if model in (None, "") or cell.model in ("", model):
+                groups.setdefault(cell.model, []).append(cell)
+        if not groups:
+            raise UnknownModel(f"model: no cell of this service has {model}")
+        return groups.values()
+
+    def named(self, name: str) -> tuple[Link, str]:
+        """The cell of CELL/REST, and the rest. Raises BadInput."""
+        if self.alone:
+            return next(iter(self.links.values())), name
+        cell, _, rest = name.partition("/")
+        if cell not in self.links:
+            raise BadInput("worker_id", f"must be CELL/WORKER; cells are {', '.join(self.links)}")
+        return self.links[cell], rest
+
+    # ---- all of them ----
+
+    async def give_up(self, error: RequestError) -> None:
+        await asyncio.gather(*(link.give_up(error) for link in self.links.values()))
+
+    async def flush(self, timeout_s: float) -> None:
+        await asyncio.gather(*(link.scheduler.flush(timeout_s) for link in self.links.values()))
+
+    async def list_requests(self, request: inference_pb2.ListRequestsRequest) -> inference_pb2.ListRequestsResponse:
+        """A page of one cell. Its token names the cell: CELL/TOKEN. Raises BadInput, NotServing."""
+        if self.alone:
+            return await next(iter(self.links.values())).scheduler.list_requests(request)
+        names = list(self.links)
+        name, _, token = (request.page_token or f"{names[0]}/").partition("/")
+        if name not in names:
+            raise BadInput("page_token", "is not the next_page_token of an answer")
+        asked = inference_pb2.ListRequestsRequest()
+        asked.CopyFrom(request)
+        asked.page_token = token
+        try:
+            page = await self.links[name].scheduler.list_requests(asked)
+        except NotServing:
+            page = inference_pb2.ListRequestsResponse()  # of a cell that is away nobody can tell
+        later = names[names.index(name) + 1 :]
+        if page.next_page_token:
+            page.next_page_token = f"{name}/{page.next_page_token}"
+        elif later:
+            page.next_page_token = f"{later[0]}/"
+        return page
+
+    async def ask_all(self, ask: Callable[[Link], Awaitable[Answer]]) -> dict[str, Answer]:
+        """The answers of the cells that can be reached, by name. Raises NotServing if none can."""
+        answers = await asyncio.gather(*(ask(link) for link in self.links.values()), return_exceptions=True)
+        told: dict[str, Answer] = {}
+        away: NotServing | None = None
+        for name, answer in zip(list(self.links), answers, strict=True):
+            if isinstance(answer, NotServing):
+                away = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                told[name] = answer
+        if not told and away is not None:
+            raise away
+        return told
+
+
+def _highest(request_id: str, cells: list[Cell]) -> str:
+    """Rendezvous hashing: an id stays where it is unless its own cell goes, or a new one wins it."""
+    return max(
+        cells, key=lambda cell: hashlib.blake2b(f"{cell.name} {request_id}".encode(), digest_size=8).digest()
+    ).name
+
+
+def priority_of(number: int) -> int:
+    """Where a priority stands in a list that has the best first."""
+    order = (types_pb2.PRIORITY_INTERACTIVE, types_pb2.PRIORITY_DEFAULT, types_pb2.PRIORITY_BATCH)
+    return order.index(number) if number in order else 1

@@ -1,0 +1,175 @@
+"""`vllm serve --scheduler-cls laps_sd_vllm.LapsSdScheduler`: the core orders inside vLLM's engine process, or watches.
+
+Whatever goes wrong here ends in vLLM's own order, for good, and never in the end of the engine. Nothing here waits,
+fits, reads or writes files in the engine's thread; at the start alone what was learned is read.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from vllm import envs
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.request import Request
+
+from laps_sd_vllm import settings, status
+from laps_sd_vllm.advice import Advice, Place
+from laps_sd_vllm.asked import asked
+from laps_sd_vllm.directed import Directed, StepDone
+from laps_sd_vllm.versions import Unsupported
+
+GROUPS = 16  # kinds of KV blocks
+LATE_PLANS = 3  # in a row, and it is stock order for good
+STUCK_STEPS = 2  # in which somebody was to run, and nobody could
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM's format and level
+
+
+class LapsSd(Directed):
+    """Settings: `laps_sd_vllm/settings.py`. Raises Unsupported, in one sentence, before anything is served."""
+
+    most_groups = GROUPS
+
+    def __init__(self, *args: Any, vllm_config: Any, **kwargs: Any) -> None:
+        self.settings = settings.read(vllm_config.additional_config)
+        self.obeys = self.settings.mode == "order"
+        self.fallen = False
+        super().__init__(*args, vllm_config=vllm_config, **kwargs)
+        self.count_blocks = False
+        self._late = self._stuck = 0
+        self._groups = len(self.kv_cache_config.kv_cache_groups)
+        rank = vllm_config.parallel_config.data_parallel_index
+        folder = Path(envs.VLLM_CACHE_ROOT) / "laps-sd"
+        self.advice = Advice(
+            self.settings,
+            self._place(),
+            learned=self._learned(folder, rank),
+            status_file=status.file_of(status.folder(Path(envs.VLLM_CACHE_ROOT)), vllm_config.instance_id, rank),
+            blocks_of=self.held_blocks,
+            say=logger.info,
+        )
+        self.on_step = self._step_done
+        logger.info("LAPS-SD: mode %s, policy %s", self.settings.mode, self.advice.status.policy)
+
+    def _place(self) -> Place:
+        """What there is to be shared. With several kinds of KV blocks a block counts as one of each."""
+        rows = self._limits[0]
+        asked_for = self.settings.slots
+        if asked_for is not None and asked_for > rows:
+            raise Unsupported(f"{settings.KEY}.slots is {asked_for}, and --max-num-seqs {rows}")
+        # The V2 runner keeps a row for each paused request.
+        slots = asked_for or (max(1, rows * 3 // 4) if self.use_v2_model_runner and self.obeys else rows)
+        return Place(
+            slots=slots,
+            blocks=max(1, self.blocks // self._groups),
+            block_tokens=self.block_size,
+            drafts=self.num_spec_tokens,
+            step_tokens=self.max_num_scheduled_tokens,
+            steps_ahead=int(isinstance(self, AsyncScheduler)),
+        )
+
+    def _learned(self, folder: Path, rank: int) -> Path | None:
+        if self.settings.learned is False:
+            return None
+        name = "".join(c if c.isalnum() or c in "._-" else "-" for c in str(self.vllm_config.model_config.model))
+        return self.settings.learned or folder / f"{name[-80:]}-{rank}.learned"
+
+    # ---- errors of ours ----
+
+    def _safely(self, ours: Callable[..., Any], *args: Any) -> Any:
+        if self.fallen:
+            return None
+        try:
+            return ours(*args)
+        except Exception as error:  # whatever it is: the engine goes on without us
+            self._fall_back(f"{type(error).__name__}: {error}")
+            return None
+
+    def _fall_back(self, why: str) -> None:
+        """Stock order for good. vLLM's state is put right before it schedules next."""
+        self.fallen = True
+        self.desired = None
+        try:
+            logger.error("LAPS-SD orders no more, vLLM's own order goes on: %s", why)
+            self.advice.fell_back(why)
+        except Exception as error:  # then nobody hears of it, and the engine goes on all the same
+            logger.error("LAPS-SD: that could not be counted: %s", error)
+
+    # ---- what happens ----
+
+    def add_request(self, request: Request) -> None:
+        new = request.request_id not in self.requests
+        super().add_request(request)
+        self._safely(self._added, request, new)
+
+    def _added(self, request: Request, new: bool) -> None:
+        if request.resumable:
+            if self.obeys:
+                raise RuntimeError("requests with streamed input cannot be ordered")
+            return
+        if new:
+            self.advice.submitted(*asked(request, self.max_model_len), time.time())
+
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
+        ended = super().finish_requests(request_ids, finished_status)
+        self._safely(self._gone, ended)
+        return ended
+
+    def _gone(self, ended: Iterable[Request]) -> None:
+        now = time.time()
+        for request in ended:
+            self.advice.cancelled(request.request_id, now)
+
+    def _step_done(self, done: StepDone) -> None:
+        done.free_blocks //= self._groups
+        self.advice.step(done, time.time())
+        self._stuck = 0 if done.rows or not done.skipped else self._stuck + 1
+
+    def shutdown(self) -> None:
+        self._safely(self.advice.close)
+        super().shutdown()
+
+    # ---- what is decided ----
+
+    def _prepare(self) -> tuple[Any, Any] | None:
+        began = time.thread_time()  # not the clock: on a busy machine everything is late
+        made = self.advice.plan()
+        if made is not None:
+            give_back, self.desired = made
+            for id in give_back:
+                self.drop(id)
+            self._in_time(time.thread_time() - began)
+        if self._stuck >= STUCK_STEPS:
+            self._make_room()
+        return super()._prepare() if not self.fallen else None
+
+    def _in_time(self, seconds: float) -> None:
+        limit_s = self.settings.plan_limit_ms / 1e3
+        self.advice.planned(seconds, late=seconds > limit_s)
+        self._late = self._late + 1 if seconds > limit_s else 0
+        if self._late >= LATE_PLANS:
+            self._fall_back(f"{LATE_PLANS} plans in a row took over {self.settings.plan_limit_ms:g} ms")
+
+    def _make_room(self) -> None:
+        """vLLM found memory for none of those that were to run: the worst paused one gives its own back."""
+        self._stuck = 0
+        if self.running and self.running[-1].request_id in self._paused:
+            self.drop(self.running[-1].request_id)
+
+
+class SyncLapsSd(LapsSd):
+    pass
+
+
+class AsyncLapsSd(LapsSd, AsyncScheduler):  # type: ignore[misc]
+    pass
+
+
+class LapsSdScheduler:
+    """For `--scheduler-cls`: the kind that goes with the configuration, as vLLM chooses its own."""
+
+    def __new__(cls, *, vllm_config: Any, **kwargs: Any) -> Any:
+        kind = AsyncLapsSd if vllm_config.scheduler_config.async_scheduling else SyncLapsSd
+        return kind(vllm_config=vllm_config, **kwargs)

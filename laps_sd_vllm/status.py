@@ -1,0 +1,66 @@
+"""What an engine process tells of LAPS-SD: a small file in JSON, which the process that serves /metrics reads. Written
+whole or not at all; it holds figures, and nothing of anybody's text."""
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from laps_sd_vllm.background import write_whole
+from laps_sd_vllm.side_by_side import Figures
+
+SCHEMA = 1
+OLD_S = 86_400.0  # files of servers that were killed
+
+
+@dataclass(slots=True)
+class Status:
+    """`fallbacks`: how often stock order was fallen back to: 0 or 1, since that is for good. `late_plans`: those over
+    the limit. `bad_hints`: requests whose `laps_sd_*` arguments were none."""
+
+    mode: str
+    policy: str
+    fallbacks: int = 0
+    why: str = ""
+    plans: int = 0
+    planning_s: float = 0.0
+    late_plans: int = 0
+    bad_hints: int = 0
+    finished: int = 0
+    predictor: str = "none"
+    compared: int = 0  # requests of the last comparison
+    window_s: float = 0.0
+    policies: dict[str, Figures] = field(default_factory=dict)
+
+    def write(self, file: Path) -> None:
+        """Raises OSError."""
+        write_whole(file, json.dumps({"schema": SCHEMA, "at": time.time(), **asdict(self)}).encode())
+
+
+def folder(cache: Path) -> Path:
+    """Where these files are, in vLLM's cache folder."""
+    return cache / "laps-sd" / "status"
+
+
+def file_of(folder: Path, instance: str, rank: int) -> Path:
+    """Of that server's engine process number `rank`."""
+    return folder / f"{instance}-{rank}.json"
+
+
+def read(file: Path) -> dict[str, Any] | None:
+    """None: there is none yet, or another version wrote it."""
+    try:
+        told = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return told if isinstance(told, dict) and told.get("schema") == SCHEMA else None
+
+
+def clean(folder: Path) -> None:
+    """Forget what servers left that were killed."""
+    with suppress(OSError):
+        for file in folder.glob("*.json"):
+            if file.stat().st_mtime < time.time() - OLD_S:
+                file.unlink(missing_ok=True)

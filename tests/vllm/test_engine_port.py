@@ -1,0 +1,307 @@
+"""vLLM as a worker's engine, on the toy executor: what runner and scheduler rely on holds as it does with our own."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
+
+from vllm.config import VllmConfig
+
+from tests.vllm.drive import MODEL
+from tests.vllm.toy import ToyExecutor, continued
+from worker_service.engine.types import Admission, Finish, Limits, Row, Run, Sampling, Skip
+from worker_service.engine.warm_up import measure
+from worker_service.model_files import ModelError
+from worker_service.vllm_engine.config import Settings
+from worker_service.vllm_engine.engine import VllmEngine
+from worker_service.vllm_engine.model import Configured, configure
+
+BLOCK_TOKENS = 16
+LENGTH = 40
+
+
+def configured(**told: Any) -> Configured:
+    args = {
+        "distributed_executor_backend": ToyExecutor,
+        "enforce_eager": True,
+        "block_size": BLOCK_TOKENS,
+        "max_num_batched_tokens": 128,
+    } | told.pop("vllm_args", {})
+    given = {"model": str(MODEL), "dtype": "float32", "slots": 2, "max_draft": 4, "kv_tokens": 1600} | told
+    return configure(Settings(**given, vllm_args=args))
+
+
+def engine(*, asynchronous: bool = False, v2: pytest.MonkeyPatch | None = None, **told: Any) -> VllmEngine:
+    """`asynchronous` and `v2` are set behind vLLM's back: its CPU platform allows neither with a model."""
+    of = configured(**told)
+    of.config.scheduler_config.async_scheduling |= asynchronous
+    if v2 is not None:
+        v2.setattr(VllmConfig, "use_v2_model_runner", True)
+    made = VllmEngine(
+        of.config,
+        of.model.tokenizer.backend_tokenizer,
+        eos_ids=of.model.eos_ids,
+        max_draft=of.max_draft,
+        refused=dict(of.model.refused),
+    )
+    made.bind_thread(0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def toy() -> Iterator[VllmEngine]:
+    made = engine()
+    yield made
+    made.close()
+
+
+@dataclass
+class Play:
+    """A scheduler for one engine. It checks every row."""
+
+    engine: VllmEngine
+    texts: dict[str, list[int]] = field(default_factory=dict)
+    prompts: dict[str, list[int]] = field(default_factory=dict)
+    ended: dict[str, Row] = field(default_factory=dict)
+    ran: set[str] = field(default_factory=set)  # in the last step
+    did: Counter[str] = field(default_factory=Counter)
+    late: bool = False  # results may be those of an earlier schedule
+
+    def admit(self, name: str, prompt: list[int], limits: Limits, sampling: Sampling | None = None) -> None:
+        self.prompts[name], self.texts[name] = prompt, []
+        self._admit(name, 1, limits, sampling)
+
+    def again(self, name: str, tokens: int, limits: Limits) -> None:
+        """Admit it once more, with so many of its tokens: the others never became durable."""
+        self.texts[name] = self.texts[name][:tokens]
+        self._admit(name, 2, limits, None)
+
+    def _admit(self, name: str, placement: int, limits: Limits, sampling: Sampling | None) -> None:
+        prompt = self.prompts[name]
+        tokens = [*prompt, *self.texts[name]]
+        self.engine.admit(Admission(name, placement, tokens, len(prompt), sampling or Sampling(), limits, salt="t"))
+
+    @property
+    def live(self) -> list[str]:
+        return [name for name in self.prompts if name not in self.ended]
+
+    def step(self, runs: list[Run], slots: int = 2) -> list[Row]:
+        bounds = {run.request_id: run for run in runs}
+        result = self.engine.step(runs, slots)
+        assert sum(row.skipped is None for row in result.rows) <= slots
+        for row in result.rows:
+            assert row.start == len(self.texts[row.request_id])
+            if row.request_id not in bounds and not self.late:  # paused, and vLLM took its KV for another
+                assert (row.skipped, row.blocks, row.tokens) == (Skip.NO_BLOCKS, 0, ())
+                continue
+            assert row.accepted <= min(row.drafted, len(row.tokens))
+            if not self.late:
+                assert row.drafted <= bounds[row.request_id].draft_len
+                assert row.prefilled <= bounds[row.request_id].prefill_tokens or len(result.ran) == 1
+            self.texts[row.request_id] += row.tokens
+            if row.finish:
+                self.ended[row.request_id] = row
+        ran = {row.request_id for row in result.ran}
+        self.did.update(steps=1, tokens=sum(len(row.tokens) for row in result.rows))
+        self.did["evicted"] += sum(row.skipped is Skip.NO_BLOCKS and not row.blocks for row in result.rows)
+        self.did["drafted"] += sum(row.drafted for row in result.rows)
+        self.did["pauses"] += len((self.ran & set(self.live)) - ran)
+        self.ran = ran
+        return list(result.rows)
+
+    def finish(self) -> None:
+        for _ in range(2000):
+            if not (live := self.live):
+                return
+            self.step([Run(name, 4, 64) for name in live])
+        raise AssertionError(f"never finished: {self.live}")
+
+    def forget_all(self) -> None:
+        for name in self.prompts:
+            self.engine.forget(name)
+        assert self.engine.free_blocks == self.engine.blocks
+        assert self.engine.held() == []
+
+
+def prompts(number: int, seed: int = 1) -> dict[str, list[int]]:
+    random = Random(seed)
+    return {f"r{i}": [random.randrange(600, 1000) for _ in range(random.randint(3, 150))] for i in range(number)}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"drafter": "none"},
+        {"kv_tokens": 320},
+        {"vllm_args": {"max_num_batched_tokens": 32}},
+        {"asynchronous": True},
+        {"asynchronous": True, "v2": True},
+        {"v2": True, "kv_tokens": 640},
+    ],
+    ids=["drafts", "no drafts", "little memory", "small batches", "asynchronous", "asynchronous V2", "V2"],
+)
+def test_whatever_is_paused_dropped_or_admitted_again_the_text_is_the_undisturbed_one(
+    told: dict[str, Any], did: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(**(told | {"v2": monkeypatch} if "v2" in told else told))
+    play, random, limits = Play(made, late="asynchronous" in told), Random(7), Limits(LENGTH, ignore_eos=True)
+    for name, prompt in prompts(8).items():
+        play.admit(name, prompt, limits)
+    for _ in range(600):
+        if not (live := play.live):
+            break
+        order = random.sample(live, random.randint(1, len(live)))
+        play.step([Run(name, random.randint(0, 6), random.choice([0, 8, 16, 64])) for name in order])
+        match random.choice(["step"] * 8 + ["drop", "again"]):
+            case "drop":
+                victim = random.choice(order)
+                play.engine.drop(victim)
+                play.did["drops"] += 1
+            case "again" if still := [name for name in order if name not in play.ended]:
+                victim = random.choice(still)
+                play.again(victim, random.randint(0, len(play.texts[victim])), limits)
+                play.did["admitted again"] += 1
+    play.finish()
+    assert play.texts == {name: continued(prompt, LENGTH) for name, prompt in play.prompts.items()}
+    assert play.did["pauses"] > 20
+    assert play.did["drops"] > 2
+    assert play.did["admitted again"] > 2
+    assert bool(play.did["drafted"]) == (told.get("drafter") != "none")
+    did.update(play.did)
+    play.forget_all()
+    play.engine.close()
+
+
+def test_a_reconnect_with_all_tokens_computes_nothing_again(toy: VllmEngine) -> None:
+    play, limits = Play(toy), Limits(LENGTH, ignore_eos=True)
+    play.admit("a", [7] * 50, limits)
+    for _ in range(3):
+        play.step([Run("a", 2, 64)])
+    held = {each.request_id: each for each in toy.held()}["a"]
+    assert (held.output_tokens, held.num_uncomputed) == (len(play.texts["a"]), 0)
+    assert held.blocks > 0
+    play.again("a", len(play.texts["a"]), limits)
+    (row,) = play.step([Run("a", 2, 64)])
+    assert (row.placement, row.prefilled) == (2, 0)
+    play.forget_all()
+
+
+def test_who_may_not_prefill_waits_and_who_needs_not_runs(toy: VllmEngine) -> None:
+    play, limits = Play(toy), Limits(LENGTH, ignore_eos=True)
+    play.admit("a", [7] * 50, limits)
+    assert not toy.runnable(Run("a", 4, 0))
+    play.step([Run("a", 0, 64)])
+    play.step([Run("a", 0, 64)])
+    assert toy.runnable(Run("a", 4, 0))
+    assert not toy.runnable(Run("nobody", 4, 64))
+    play.forget_all()
+
+
+def test_memory_that_is_full_is_told_and_the_first_goes_on() -> None:
+    play, limits = Play(engine(kv_tokens=192)), Limits(100, ignore_eos=True)
+    for name in ("a", "b"):
+        play.admit(name, [8 + ord(name)] * 64, limits)
+    skips = []
+    for _ in range(300):
+        if "a" in play.ended:
+            break
+        skips += [
+            row.request_id for row in play.step([Run(n, 0, 64) for n in play.live]) if row.skipped is Skip.NO_BLOCKS
+        ]
+    assert "a" in play.ended
+    assert set(skips) == {"b"}
+    play.finish()
+    assert play.texts == {name: continued(prompt, 100) for name, prompt in play.prompts.items()}
+    play.forget_all()
+    play.engine.close()
+
+
+def test_a_stop_string_ends_a_request_in_the_step_that_completes_it(toy: VllmEngine) -> None:
+    prompt = [7] * 20
+    text = continued(prompt, LENGTH)
+    word = toy._tokenizer.decode(text[9:11])
+    play = Play(toy)
+    play.admit("a", prompt, Limits(LENGTH, ignore_eos=True, stop=(word,)))
+    play.admit("late", prompt, Limits(LENGTH, min_tokens=20, ignore_eos=True, stop=(word,)))
+    play.finish()
+    assert play.texts["a"] == text[:11]
+    assert play.ended["a"].finish is Finish.STOP
+    assert (play.texts["late"], play.ended["late"].finish) == (text, Finish.LENGTH)
+    play.forget_all()
+
+
+def test_an_end_id_ends_a_request_but_not_before_its_least_tokens_and_not_if_ignored(toy: VllmEngine) -> None:
+    prompt = [7] * 20
+    text = continued(prompt, LENGTH)
+    play, toy._eos_ids = Play(toy), frozenset({text[9]})
+    play.admit("a", prompt, Limits(LENGTH))
+    play.admit("on", prompt, Limits(LENGTH, ignore_eos=True))
+    play.finish()
+    assert (play.texts["a"], play.ended["a"].finish) == (text[:10], Finish.STOP)
+    assert play.texts["on"] == text
+    play.forget_all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tokens": [10**8]}, "tokens: 100000000 is not in the vocabulary"),
+        ({"tokens": [1] * 1600, "prompt_len": 1600}, "tokens: a prompt of 1600 leaves no place"),
+        ({"sampling": Sampling(grammar="{}")}, "structure: output with a structure is not served"),
+        ({"sampling": Sampling(logit_bias=((5, 1.0),))}, "logit_bias: vLLM may ignore it"),
+        ({"error": "structure: of a later version"}, "structure: of a later version"),
+    ],
+)
+def test_what_cannot_be_run_is_taken_and_its_row_says_why(toy: VllmEngine, changes: dict[str, Any], why: str) -> None:
+    given = {"tokens": [1], "prompt_len": 1, "sampling": Sampling(), "limits": Limits(4)} | changes
+    toy.admit(Admission("bad", 3, **given))
+    assert toy.runnable(Run("bad", 4, 64))
+    (row,) = toy.step([Run("bad", 4, 64)], 2).rows
+    assert (row.finish, row.placement) == (Finish.ERROR, 3)
+    assert row.error.startswith(why)
+    assert not toy.runnable(Run("bad", 4, 64))
+    toy.forget("bad")
+
+
+def test_a_request_whose_output_is_complete_ends_without_a_pass(toy: VllmEngine) -> None:
+    toy.admit(Admission("a", 1, [1, 2, 3, 4], 2, Sampling(), Limits(2)))
+    (row,) = toy.step([Run("a", 4, 64)], 2).rows
+    assert (row.start, row.tokens, row.finish) == (2, (), Finish.LENGTH)
+    toy.forget("a")
+
+
+def test_the_warm_up_measures_the_costs_and_leaves_nothing(toy: VllmEngine) -> None:
+    cost = measure(toy, slots=2)
+    assert cost.verify_s > 0
+    assert cost.prefill_token_s > 0
+    assert cost.offload_block_s == 0
+    assert (toy.held(), toy.free_blocks) == ([], toy.blocks)
+
+
+def test_sizes_are_what_was_asked_for(toy: VllmEngine) -> None:
+    assert (toy.blocks, toy.block_tokens, toy.context_tokens) == (100, BLOCK_TOKENS, 1600)
+
+
+def test_without_speculation_bias_is_served_and_nothing_is_drafted() -> None:
+    of = configured(drafter="none")
+    assert (set(of.model.refused), of.max_draft) == ({"structure"}, 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"model": "/nowhere"}, "no config.json"),
+        ({"vllm_args": {"tensor_parallel_size": 0}}, "vLLM cannot serve it"),
+        ({"vllm_args": {"no_such_argument": 1}}, "vLLM cannot serve it"),
+    ],
+)
+def test_what_vllm_refuses_is_a_sentence(told: dict[str, Any], why: str) -> None:
+    with pytest.raises(ModelError, match=why) as error:
+        configured(**told)
+    assert "\n" not in str(error.value)

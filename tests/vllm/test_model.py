@@ -1,0 +1,126 @@
+"""The real model in vLLM on the CPU, in float32: pauses, drops and aborts at random change no text."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from laps_sd_vllm.directed import Desired, Place, StepDone
+from tests.vllm.drive import MODEL, add, make_core, run_all, step
+
+pytestmark = [
+    pytest.mark.vllm_model,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(not MODEL.exists(), reason="the model is not there: laps-sd pull smollm2-135m"),
+]
+
+DRAFTS = 4
+SLOTS = 4
+TEXTS = [
+    "Repeat after me: one two three four, one two three four, one two three four,",
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
+    "The capital of France is",
+    "Once upon a time there was a little girl who lived in a village near the forest.",
+    "List ten animals: 1. dog 2. cat 3.",
+    "Translate to French: The cat sat on the mat. The cat sat on the mat. The cat",
+    "Explain photosynthesis in simple words.",
+    "A B C D E F G A B C D E F G A B C",
+    '{"name": "x", "value": 1}, {"name": "y", "value": 2}, {"name":',
+    "The quick brown fox",
+]
+LENGTHS = [30, 25, 15, 30, 20, 25, 22, 30, 25, 18, 20, 15]
+
+
+@pytest.fixture(scope="module")
+def core() -> Any:
+    speculation = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    return make_core(
+        "laps_sd_vllm.directed.DirectedScheduler", speculative_config=speculation, max_num_batched_tokens=64,
+        max_num_seqs=16, block_size=32, blocks=200,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Twelve; the last two take several chunks, and share their beginning."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
+    together = tokenizer(" ".join(TEXTS))["input_ids"]
+    return [*prompts, together + together, [*together, *reversed(together)]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(core: Any, prompts: list[list[int]]) -> list[list[int]]:
+    for number, prompt in enumerate(prompts):
+        add(core, f"undisturbed{number}", prompt, LENGTHS[number])
+    texts = run_all(core)
+    return [texts[f"undisturbed{number}"] for number in range(len(prompts))]
+
+
+def test_the_text_of_disturbed_requests_is_the_undisturbed_one(
+    core: Any, prompts: list[list[int]], undisturbed: list[list[int]], did: Counter[str]
+) -> None:
+    """Acceptance, too, is what vLLM itself counts."""
+    scheduler, rng = core.scheduler, random.Random(1)
+    free, counted = scheduler.free_blocks, Counter[str]()
+    own = type(scheduler).make_spec_decoding_stats
+
+    def count(*args: Any, **told: Any) -> Any:
+        counted["drafted"] += told["num_draft_tokens"]
+        counted["accepted"] += told["num_accepted_tokens"]
+        return own(scheduler, *args, **told)
+
+    scheduler.make_spec_decoding_stats = count
+    done: list[StepDone] = []
+    scheduler.on_step = done.append
+    live = {f"d{number}": number for number in range(len(prompts))}
+    texts: dict[str, list[int]] = {id: [] for id in live}
+    for id, number in live.items():
+        add(core, id, prompts[number], LENGTHS[number])
+    while live:
+        ids = sorted(live)
+        rng.shuffle(ids)
+        listed = ids[: rng.randint(1, len(ids))]
+        scheduler.desired = Desired([Place(id, rng.randint(0, DRAFTS)) for id in listed], SLOTS)
+        if rng.random() < 0.3:
+            victim = rng.choice(ids)
+            did["drops"] += bool(scheduler.requests[victim].num_computed_tokens)
+            scheduler.drop(victim)
+        for id, (tokens, ended) in step(core).items():
+            texts[id] += tokens
+            if ended:
+                del live[id]
+        running, _ = scheduler.get_request_counts()
+        did["pauses"] += len(scheduler.running) - running
+    run_all(core)
+    del scheduler.make_spec_decoding_stats
+    scheduler.desired = None
+    rows = [row for one in done for row in one.rows if not row.evicted]
+    did["steps"] += len(done)
+    assert list(texts.values()) == undisturbed
+    assert max(sum(not row.evicted for row in one.rows) for one in done) <= SLOTS
+    assert scheduler.free_blocks == free
+    assert sum(row.accepted for row in rows) == counted["accepted"] > 0
+    assert sum(row.drafted for row in rows) == counted["drafted"]
+
+
+def test_aborted_requests_give_all_back(core: Any, prompts: list[list[int]]) -> None:
+    scheduler = core.scheduler
+    free = scheduler.free_blocks
+    ids = [f"a{number}" for number in range(6)]
+    for number, id in enumerate(ids):
+        add(core, id, prompts[number], 30)
+    scheduler.desired = Desired([Place(id) for id in ids[:4]], 4)
+    for _ in range(3):
+        step(core)
+    scheduler.desired = Desired([Place(id) for id in ids[:2]], 4)
+    step(core)
+    core.abort_requests(ids)
+    run_all(core)
+    scheduler.desired = None
+    assert (scheduler.free_blocks, len(scheduler.requests)) == (free, 0)

@@ -1,0 +1,197 @@
+"""The plug-in in vLLM's own engine, on the toy executor: it orders, or it watches and leaves the order alone."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from laps_sd_vllm import advice, status
+from laps_sd_vllm.side_by_side import answer
+from laps_sd_vllm.versions import Unsupported
+from laps_sd_vllm.watching import MEASURED, OTHERS
+from scheduler_service.core.types import RequestClass
+from scheduler_service.sim.side_by_side import QUESTION
+from tests.vllm.drive import add, run_all, step
+from tests.vllm.play import Way, toy_core, ways
+from tests.vllm.toy import TwoGroups, continued
+
+PLUGIN = "laps_sd_vllm.LapsSdScheduler"
+QUIET = {"learned": False, "compare": False, "predictor": "none"}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_CACHE_ROOT", str(tmp_path))
+
+
+def plugin(way: Way | None = None, arguments: dict[str, Any] | None = None, **asked: Any) -> Any:
+    config = {"laps_sd": QUIET | asked}
+    return toy_core(way or Way(False, False, 4), PLUGIN, additional_config=config, **(arguments or {}))
+
+
+def serve(core: Any, did: Counter[str], count: int = 24, seed: int = 0) -> list[str]:
+    """Requests that come one after the other, in turn long and short ones. Returns those that ended, in order."""
+    jobs = {f"s{seed}-{n}": ([600 + seed + n] * (9 + 11 * (n % 7)), 60 if n % 3 else 6) for n in range(count)}
+    texts: dict[str, list[int]] = {id: [] for id in jobs}
+    todo, ended = list(jobs), list[str]()
+    while todo or core.scheduler.has_requests() or core.batch_queue:
+        if todo:
+            id = todo.pop(0)
+            add(core, id, *jobs[id])
+        for id, (tokens, over) in step(core).items():
+            texts[id].extend(tokens)
+            ended += [id] * over
+        did["steps"] += 1
+        running, _ = core.scheduler.get_request_counts()
+        did["pauses"] += len(core.scheduler.running) - running
+    assert texts == {id: continued(*job) for id, job in jobs.items()}
+    return ended
+
+
+@pytest.mark.parametrize("way", list(ways(blocks=(60,))), ids=str)
+def test_it_orders_and_every_text_is_whole(way: Way, did: Counter[str]) -> None:
+    core = plugin(way, mode="order", slots=3)
+    free = core.scheduler.free_blocks
+    serve(core, did)
+    scheduler = core.scheduler
+    assert (scheduler.fallen, scheduler.advice.status.fallbacks) == (False, 0)
+    assert scheduler.advice.ordering.core.fleet.entries == {}
+    assert scheduler.free_blocks == free
+    assert scheduler.advice.status.plans > 10
+
+
+def test_short_requests_overtake_long_ones(did: Counter[str]) -> None:
+    """Their bounds are known, and that is all that is."""
+    short = {f"s0-{n}" for n in range(24) if n % 3 == 0}
+    ordered = serve(plugin(mode="order", slots=2), did)
+    watched = serve(plugin(arguments={"max_num_seqs": 2}), did)
+    assert max(map(ordered.index, short)) < 12 < max(map(watched.index, short))
+
+
+def test_a_request_that_is_paused_runs_again_and_ends(did: Counter[str]) -> None:
+    before = did["pauses"]
+    serve(plugin(Way(False, True, 4), mode="order", slots=1), did)
+    assert did["pauses"] > before
+
+
+def test_watching_leaves_vllms_order_alone(did: Counter[str]) -> None:
+    stock = toy_core(Way(False, False, 4), None, max_num_seqs=3)
+    watching = plugin(arguments={"max_num_seqs": 3})
+    assert serve(watching, did) == serve(stock, did)
+    assert watching.scheduler.advice.status.finished == 24
+    assert watching.scheduler.advice.status.plans == 0
+
+
+def test_watching_takes_what_cannot_be_ordered() -> None:
+    assert plugin(arguments={"scheduling_policy": "priority"}).scheduler.settings.mode == "observe"
+    with pytest.raises(Unsupported, match="fcfs"):
+        plugin(arguments={"scheduling_policy": "priority"}, mode="order")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"mood": "order"}, "laps_sd.mood is not a setting; known: mode, policy"),
+        ({"mode": "orders"}, r"laps_sd.mode: .*'observe' or 'order'.*, not 'orders'"),
+        ({"slots": 99}, "laps_sd.slots is 99, and --max-num-seqs 12"),
+        ({"slots": 0}, r"laps_sd.slots: .*greater than or equal to 1, not 0"),
+        ({"policy": "fifo"}, "laps_sd: policy: unknown policy 'fifo'"),
+    ],
+)
+def test_a_bad_setting_is_told_in_one_sentence(asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(Unsupported, match=told) as error:
+        plugin(**asked)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_with_two_kinds_of_blocks_is_ordered_too(did: Counter[str]) -> None:
+    core = plugin(arguments={"executor": TwoGroups}, mode="order", slots=2)
+    assert core.scheduler.advice.ordering.core.fleet.workers["vllm"].up.blocks == core.scheduler.blocks // 2
+    serve(core, did)
+    assert not core.scheduler.fallen
+
+
+def test_class_hint_and_tenant_come_from_the_request() -> None:
+    core = plugin(mode="order")
+    told = {"laps_sd_tokens": 40, "laps_sd_tenant": "alice"}
+    add(core, "a", [700] * 9, 50, priority=-3, extra_args=told)
+    add(core, "b", [700] * 9, 50, priority=2, salt="pepper")
+    add(core, "c", [700] * 9, 50, extra_args={"laps_sd_class": "batch", "laps_sd_tokens": "many"})
+    entries = core.scheduler.advice.ordering.core.fleet.entries
+    requests = {id: entries[id].request for id in "abc"}
+    assert (requests["a"].klass, requests["a"].predicted_tokens, requests["a"].tenant) == (
+        RequestClass.INTERACTIVE,
+        40,
+        "alice",
+    )
+    assert (requests["b"].klass, requests["b"].tenant) == (RequestClass.BATCH, "pepper")
+    assert (requests["c"].klass, requests["c"].predicted_tokens) == (RequestClass.BATCH, None)
+    assert core.scheduler.advice.status.bad_hints == 1
+    run_all(core)
+
+
+def test_plans_that_take_too_long_three_times_running_end_in_stock_order(did: Counter[str]) -> None:
+    core = plugin(mode="order", slots=2, plan_limit_ms=1e-6)
+    serve(core, did)
+    told = core.scheduler.advice.status
+    assert (core.scheduler.fallen, told.fallbacks, told.late_plans) == (True, 1, 3)
+    assert told.why == "3 plans in a row took over 1e-06 ms"
+
+
+def test_what_was_learned_is_kept(tmp_path: Path, did: Counter[str]) -> None:
+    asked = {"predictor": "online", "learned": str(tmp_path / "kept.learned"), "mode": "order", "slots": 4}
+    pytest.importorskip("sklearn")
+    core = plugin(**asked)
+    serve(core, did, 40)
+    core.scheduler.shutdown()
+    again = plugin(**asked).scheduler.advice
+    assert again.learning.length.finished == 40
+    assert again.ordering.core.fleet.known.length is again.learning.length
+    assert again.learning.predictor.status.finished == 40
+
+
+def test_models_are_fitted_beside_the_engine(did: Counter[str]) -> None:
+    pytest.importorskip("sklearn")
+    core = plugin(predictor="online")
+    serve(core, did, 40)
+    background = core.scheduler.advice._background
+    background.close(120)
+    core.scheduler.advice._fetch()
+    assert core.scheduler.advice.learning.predictor.status.warm
+
+
+def test_a_learned_file_that_cannot_be_read_is_no_reason_to_stop(tmp_path: Path) -> None:
+    file = tmp_path / "kept.learned"
+    file.write_bytes(b"nonsense")
+    assert plugin(learned=str(file)).scheduler.advice.learning.length.finished == 0
+
+
+def test_other_policies_are_tried_on_the_last_minutes(did: Counter[str]) -> None:
+    core = plugin(compare=True, compare_every_s=3600)
+    serve(core, did, 12)
+    told = core.scheduler.advice
+    told._background.close(120)
+    assert set(told.status.policies) == {*OTHERS, MEASURED}
+    assert told.status.compared >= 8
+    written = status.read(told._file)
+    assert written is not None
+    assert written["policies"][MEASURED]["mean_s"] > 0
+    core.scheduler.shutdown()
+    assert not told._file.exists()
+
+
+def test_a_comparison_is_what_the_simulator_says() -> None:
+    jobs = [{"id": str(n), "arrival_s": 0.0, "prompt_tokens": 10, "output_tokens": 9 if n else 90} for n in range(6)]
+    question = {"jobs": jobs, "fleet": {"slots": 1, "draft_len": 0}, "policies": ["fcfs", "oracle"]}
+    figures = answer(QUESTION.validate_json(json.dumps(question)))
+    assert figures["oracle"]["mean_s"] < 0.5 * figures["fcfs"]["mean_s"]
+
+
+def test_without_scikit_learn_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match=r"pip install 'laps-sd-vllm\[predictor\]', or set it to none"):
+        plugin(predictor="online")

@@ -1,0 +1,68 @@
+"""The engine's path for a GPU, on a device that is pretended (pretended.py): it mixes no devices and uses no native
+kernel, and what a step costs in operations and waits is known. What it costs in time `make gpu-check` measures."""
+
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from tests.gpu import bench, exactness, preemption
+from tests.gpu.plan import PLANS
+from tests.gpu.sections import Section
+from tests.worker.pretended import pretended
+from worker_service.bench import floor
+from worker_service.engine.drafting.drafter import NoDrafter
+from worker_service.engine.types import Admission, Limits, Run, Sampling
+
+SMALLEST = PLANS["smallest"]._replace(requests=5, batches=(2,), tokens=4)
+MACHINE = floor.Machine(1e12, 1e14)
+
+
+@pytest.mark.parametrize("check", [exactness.check, bench.check, preemption.check], ids=["exact", "bench", "preempt"])
+def test_a_section_of_the_gpu_check_runs_and_finds_nothing_wrong(check: Any) -> None:
+    with pretended() as device, patch.object(floor, "measure", lambda *_: MACHINE):
+        section = Section("cuda:0", SMALLEST, 100, lambda found: None)
+        check(section)
+    assert section.found["wrong"] == []
+    assert section.found["done"]
+    assert device.counts["operations"] > 100
+
+
+def decode_step(requests: int) -> Counter[str]:
+    """What one decode step of so many greedy requests costs."""
+    cuda = torch.device("cuda", 0)
+    with pretended() as device:
+        engine = exactness.engine_on(cuda, torch.float32, NoDrafter())
+        for i in range(requests):
+            engine.admit(Admission(str(i), 1, [7, 8, 9, i], 4, Sampling(), Limits(9, ignore_eos=True), salt=str(i)))
+        runs = [Run(str(i), 0, 64) for i in range(requests)]
+        engine.step(runs, requests)
+        device.counts.clear()
+        engine.step(runs, requests)
+        return Counter(device.counts)
+
+
+def test_operations_of_a_forward_pass_do_not_grow_with_the_batch() -> None:
+    """Only sampling goes request by request: two more requests make a few operations more, not a pass more."""
+    few, more = (decode_step(n) for n in (2, 4))
+    assert more["operations"] - few["operations"] <= 2 * 12
+    assert few["operations"] <= 430  # three layers in float32; each operation is a launch on a GPU
+    assert few["to device"] == more["to device"] <= 8
+
+
+def test_a_step_waits_for_the_device_after_its_pass_and_for_each_greedy_request() -> None:
+    counts = decode_step(4)
+    assert counts["waits"] <= 1 + 2 * 4
+
+
+def test_a_tensor_on_the_cpu_is_no_tensor_on_the_device() -> None:
+    """What is pretended is strict: without this the tests above would prove nothing."""
+    with pretended():
+        there, here = torch.ones(3, device="cuda:0"), torch.ones(3)
+        with pytest.raises(RuntimeError, match="expected all tensors on the same device"):
+            there + here
+        with pytest.raises(TypeError, match="can't convert"):
+            there.numpy()
+        assert (there + there.sum()).tolist() == [4.0, 4.0, 4.0]
