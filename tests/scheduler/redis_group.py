@@ -20,7 +20,7 @@ from tests.waiting import until
 
 NAME = "main"
 SENTINELS = 3
-DOWN_AFTER_MS = 500
+DOWN_AFTER_MS = 1000  # a server that stands still for less, on a busy machine, is not given up
 ADMIN = {"username": "admin", "password": "of-the-servers"}
 SENTINELS_SECRET = "of-the-sentinels"
 SECRET = "of-the-scheduler"

@@ -14,7 +14,7 @@ from worker_service.models import load
 from worker_service.prompts import encode
 from worker_service.pull import pull
 
-TOKENS = 40
+TOKENS = 24
 
 
 @pytest.mark.model

@@ -180,9 +180,8 @@ class Engine:
             verify_begun = perf_counter()
             draft_s = verify_begun - draft_begun
             asked = _asked(plan.work)
-            making = (
-                self._structures.begin(asked) if asked else None
-            )  # masks: they need no logits: made during the pass
+            # Masks need no logits: they are made during the pass.
+            making = self._structures.begin(asked) if asked else None
             passed = self.target.forward([work.sequence for work in plan.work]) if plan.work else None
             verify_s = perf_counter() - verify_begun
             if passed is not None:

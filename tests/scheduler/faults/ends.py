@@ -178,6 +178,10 @@ class SimServer:
         self.network.listeners[f"{host}:{port}"] = self
         return port
 
+    async def start_health(self, host: str, port: int | None) -> None:
+        """Nobody probes here."""
+        assert port is None
+
     async def set_ready(self, ready: bool) -> None:
         await asyncio.sleep(0)
 
