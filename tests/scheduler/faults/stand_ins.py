@@ -38,9 +38,11 @@ class _Words:
 
 class _Text(TextModel):
     def __init__(self, info: common_pb.ModelInfo) -> None:
+        self.info = info
         self.name, self.fingerprint = info.name, info.fingerprint
         self.context_tokens, self.vocab_size = info.context_tokens, info.vocab_size
         self.refused: dict[str, str] = {}
+        self._bytes = None
         self._tokenizer = _Words()
 
     def encode_prompt(self, prompt: str) -> list[int]:
