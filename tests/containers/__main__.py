@@ -28,7 +28,7 @@ SERVICES = ("worker-0", "worker-1", "scheduler", "redis", "gateway")
 PORTS = {"GRPC_PORT": "50951", "ADMIN_PORT": "50954", "HTTP_PORT": "50980", "METRICS_PORT": "50990"}
 PACE = {"draft_s": 0.0, "verify_s": 0.04, "verify_slope_s": 0.0, "prefill_token_s": 0.0, "verify_token_s": 0.0}
 READY_S = 900.0
-RESTART_S = 15.0  # for the engine's restart policy; after that the container is started by hand
+RESTART_S = 5.0  # for the engine's restart policy; after that the container is started by hand
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -97,7 +97,7 @@ async def try_kills(engine: Engine, client: AsyncClient, rounds: int) -> int:
     for _ in range(rounds):
         for service in SERVICES:
             await kill(client, texts, service, strike, outcomes[service])
-            await client.ready(READY_S)
+            await asyncio.to_thread(engine.until_healthy, SERVICES, READY_S)
     print(
         "| killed | kills | streams | other texts | longest gap | restarted by the engine |\n|---|---|---|---|---|---|"
     )

@@ -16,7 +16,7 @@ from worker_service.bench import floor
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.types import Admission, Limits, Run, Sampling
 
-SMALLEST = PLANS["smallest"]._replace(requests=5, batches=(2,), tokens=4)
+SMALLEST = PLANS["smallest"]._replace(requests=5, batches=(2,), tokens=3)
 MACHINE = floor.Machine(1e12, 1e14)
 
 

@@ -48,10 +48,8 @@ class Engine:
         `context_tokens` bounds prompt and output together. `blocks` of `block_tokens` tokens are the KV memory;
         `host_blocks` more can be offloaded to the host's memory. `max_prefill` bounds the tokens prefilled for all
         requests in a step, `max_draft` those drafted for one. `drafter` must be this engine's own. `group`: where
-        `model` is this process's share of one, which it leads.
-
-        Raises ValueError or NotImplementedError for a model that asks of its attention what the engine cannot do, or
-        that needs other KV for longer texts than for shorter ones.
+        `model` is this process's share, which it leads. Raises ValueError or NotImplementedError for a model whose
+        attention asks for what the engine cannot do, or whose longer texts need other KV than its shorter ones.
         """
         if context_tokens > (most := longest_text(model.config)):
             raise ValueError(f"it turns texts of more than {most} tokens by other frequencies; set kv_tokens to {most}")

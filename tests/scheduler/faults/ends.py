@@ -92,6 +92,10 @@ class Channel:
         self._open.append(made := ClientCall(call, encode, decode))
         return made
 
+    def get_state(self, *, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """As if every port answered: the call that follows tells whether it does."""
+        return grpc.ChannelConnectivity.READY
+
     def stream_stream(self, method: str, request_serializer: Any, response_deserializer: Any, **_: object) -> Any:
         return lambda metadata=(): self._dial(method, request_serializer, response_deserializer, None, metadata)
 

@@ -40,6 +40,7 @@ class _Text(TextModel):
     def __init__(self, info: common_pb.ModelInfo) -> None:
         self.name, self.fingerprint = info.name, info.fingerprint
         self.context_tokens, self.vocab_size = info.context_tokens, info.vocab_size
+        self.refused: dict[str, str] = {}
         self._tokenizer = _Words()
 
     def encode_prompt(self, prompt: str) -> list[int]:
@@ -98,8 +99,8 @@ class _SimLeaderSlot(scheduler.LeaderSlot):
 class _NumberedOutbox(GatewayOutbox):
     """Whose place in a set does not depend on its address."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         world = _world()
         world.outboxes += 1
         self._number = world.outboxes
