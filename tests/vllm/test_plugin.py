@@ -134,6 +134,15 @@ def test_class_hint_and_tenant_come_from_the_request() -> None:
     run_all(core)
 
 
+@pytest.mark.parametrize("name", ["laps_sd_tokens", "laps_sd_class", "laps_sd_tenant"])
+@pytest.mark.parametrize("value", [["batch"], {"batch": 1}, float("nan"), True])
+def test_no_argument_of_a_client_ends_the_order(name: str, value: object) -> None:
+    core = plugin(mode="order")
+    add(core, "a", [700] * 9, 5, extra_args={name: value})
+    run_all(core)
+    assert not core.scheduler.fallen, core.scheduler.advice.status.why
+
+
 def test_plans_that_take_too_long_three_times_running_end_in_stock_order(did: Counter[str]) -> None:
     core = plugin(mode="order", slots=2, plan_limit_ms=1e-6)
     serve(core, did)
