@@ -179,6 +179,21 @@ def test_a_learned_file_that_cannot_be_read_is_no_reason_to_stop(tmp_path: Path)
     assert plugin(learned=str(file)).scheduler.advice.learning.length.finished == 0
 
 
+def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("vllm.envs.VLLM_CACHE_ROOT", str(tmp_path / "file"))
+    core = plugin(learned=None)
+    ours, told = core.scheduler.advice, list[str]()
+    ours._log = told.append
+    for _ in range(3):
+        ours._background.start("status", ours._write_status)
+        ours._background.close(60)
+        ours._fetch()
+    assert [line.partition(": [Errno")[0] for line in told] == ["LAPS-SD: status failed"]
+    core.scheduler.shutdown()
+    assert not core.scheduler.fallen
+
+
 def test_other_policies_are_tried_on_the_last_minutes(did: Counter[str]) -> None:
     core = plugin(compare=True, compare_every_s=3600)
     serve(core, did, 12)
