@@ -2,6 +2,7 @@
 takes long is left to the background."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,6 +89,7 @@ class Advice:
             for twentieths in range(1, 61):
                 gittins.rank(1.0, twentieths / 20)  # its tables take milliseconds each to make
         self._last_done, self._status_at, self._steps = 0.0, 0.0, 0
+        self._failed: dict[str, str] = {}  # by job: what was said of it last
         statuses.clean(status_file.parent)
 
     def _say(self, line: str) -> None:
@@ -156,7 +158,8 @@ class Advice:
                 self.learning.fitted(value, error)
             elif name == "compare" and error is None:
                 self.watch.compared(value)
-            elif error is not None:
+            elif error is not None and self._failed.get(name) != str(error):  # else it is known
+                self._failed[name] = str(error)
                 self._say(f"{name} failed: {error}")
         if self.learning.predictor is not None:
             self.status.predictor = self.learning.predictor.status.word
@@ -197,7 +200,8 @@ class Advice:
     def close(self) -> None:
         """The end: what was learned is kept."""
         self.learning.close()
-        self._file.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._file.unlink()
 
 
 def _of_core(cost: Measured) -> CostProfile:

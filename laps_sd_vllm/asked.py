@@ -22,8 +22,8 @@ def asked(request: Any, context_tokens: int) -> tuple[Request, Features, bool]:
         hint, bad = None, True
     of_class = CLASSES[("interactive", "default", "batch")[(request.priority >= 0) + (request.priority > 0)]]
     if klass is not None:
-        bad |= klass not in CLASSES
-        of_class = CLASSES.get(klass, of_class) if isinstance(klass, str) else of_class
+        known = isinstance(klass, str) and klass in CLASSES  # vLLM lets lists pass
+        of_class, bad = CLASSES[klass] if known else of_class, bad or not known
     if tenant is not None and not isinstance(tenant, str | int):
         tenant, bad = None, True
     prompt = request.prompt_token_ids or ()

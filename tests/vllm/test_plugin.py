@@ -134,6 +134,15 @@ def test_class_hint_and_tenant_come_from_the_request() -> None:
     run_all(core)
 
 
+@pytest.mark.parametrize("name", ["laps_sd_tokens", "laps_sd_class", "laps_sd_tenant"])
+@pytest.mark.parametrize("value", [["batch"], {"batch": 1}, float("nan"), True])
+def test_no_argument_of_a_client_ends_the_order(name: str, value: object) -> None:
+    core = plugin(mode="order")
+    add(core, "a", [700] * 9, 5, extra_args={name: value})
+    run_all(core)
+    assert not core.scheduler.fallen, core.scheduler.advice.status.why
+
+
 def test_plans_that_take_too_long_three_times_running_end_in_stock_order(did: Counter[str]) -> None:
     core = plugin(mode="order", slots=2, plan_limit_ms=1e-6)
     serve(core, did)
@@ -168,6 +177,21 @@ def test_a_learned_file_that_cannot_be_read_is_no_reason_to_stop(tmp_path: Path)
     file = tmp_path / "kept.learned"
     file.write_bytes(b"nonsense")
     assert plugin(learned=str(file)).scheduler.advice.learning.length.finished == 0
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("vllm.envs.VLLM_CACHE_ROOT", str(tmp_path / "file"))
+    core = plugin(learned=None)
+    ours, told = core.scheduler.advice, list[str]()
+    ours._log = told.append
+    for _ in range(3):
+        ours._background.start("status", ours._write_status)
+        ours._background.close(60)
+        ours._fetch()
+    assert [line.partition(": [Errno")[0] for line in told] == ["LAPS-SD: status failed"]
+    core.scheduler.shutdown()
+    assert not core.scheduler.fallen
 
 
 def test_other_policies_are_tried_on_the_last_minutes(did: Counter[str]) -> None:

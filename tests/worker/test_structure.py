@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import validate
@@ -22,7 +23,7 @@ from tests.worker.test_drafters import make
 from worker_service.engine import structure as module
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
-from worker_service.engine.structure import Matcher, StructureError
+from worker_service.engine.structure import Asked, Matcher, StructureError, Structures
 from worker_service.engine.types import Finish, Limits, Run, Sampling
 
 
@@ -202,7 +203,7 @@ def test_masks_that_fail_end_the_requests_that_wait_for_them(tiny: Tiny, monkeyp
     def panic(*args: object) -> None:
         raise RuntimeError("panicked")
 
-    monkeypatch.setattr(module.Structures, "_fill", panic)
+    monkeypatch.setattr(module.MaskMaker, "_fill", panic)
     driver = Driver(tiny.engine())
     driver.admit("r", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=FEW))
     driver.admit("plain", tiny.prompt(PROMPT), LIMITS)
@@ -218,8 +219,39 @@ def test_a_grammar_on_which_llguidance_never_returns_ends_its_request(
     monkeypatch.setattr(module.Structures, "_build", lambda *args: never.wait())
     assert "was not compiled within" in error(answer(tiny, Sampling(grammar=FEW)))
     monkeypatch.setattr(module, "MASKS_S", 0.0)
-    monkeypatch.setattr(module.Structures, "_masks", lambda *args: never.wait())
+    monkeypatch.setattr(module.MaskMaker, "_masks", lambda *args: never.wait())
     assert "the masks of this step failed" in error(answer(tiny, Sampling(grammar=FEW)))
+
+
+def test_masks_that_come_too_late_write_over_nobody_elses(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, never: threading.Event
+) -> None:
+    fill = module.MaskMaker._fill
+    structures: Structures = tiny.engine()._structures
+    asked = {
+        name: {"r": Asked(structures.matcher(grammar(Structure(regex=regex)), []), [])}
+        for name, regex in {"late": "a+", "next": "b+"}.items()
+    }
+
+    def late(*args: Any) -> None:
+        never.wait()
+        fill(*args)
+
+    for each in asked.values():
+        each["r"].matcher.copy()  # waits until it is compiled
+    monkeypatch.setattr(module.MaskMaker, "_fill", late)
+    monkeypatch.setattr(module, "MASKS_S", 0.0)
+    abandoned = structures.begin(asked["late"])
+    assert isinstance(structures.take(abandoned, asked["late"])["r"], StructureError)
+    monkeypatch.undo()
+    mask = structures.take(structures.begin(asked["next"]), asked["next"])["r"]
+    assert isinstance(mask, torch.Tensor)
+    before = mask.clone()
+    never.set()
+    too_late = abandoned.result(10)["r"]
+    assert isinstance(too_late, torch.Tensor)
+    assert not torch.equal(too_late, before)
+    assert torch.equal(mask, before)
 
 
 def test_nobody_waits_while_a_grammar_is_compiled(

@@ -16,7 +16,7 @@ from protos.v1.types_pb2 import Structure
 from worker_service.drafters import make_drafter
 from worker_service.engine import hooks
 from worker_service.engine.engine import Engine
-from worker_service.engine.structure import Matcher, Structures
+from worker_service.engine.structure import MaskMaker, Matcher, Structures
 from worker_service.engine.types import Admission, Limits, Run, Sampling
 from worker_service.models import load
 from worker_service.pull import resolve
@@ -75,7 +75,7 @@ def main() -> None:
     for name in ("forced", "prune", "push"):
         stopwatch.watch(Matcher, name)
     stopwatch.watch(hooks, "follow_structure")
-    stopwatch.watch(Structures, "_masks", waits=False)
+    stopwatch.watch(MaskMaker, "_masks", waits=False)
     model = load(str(resolve(options.model)))
     engine = Engine(
         model.model,

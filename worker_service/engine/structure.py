@@ -106,60 +106,18 @@ class Asked(NamedTuple):
 Mask = torch.Tensor | StructureError
 
 
-class Structures:
-    """The grammars of one engine's requests. They are compiled, and masks are made, beside the model's thread."""
+class MaskMaker:
+    """A thread that makes masks, and what it alone writes to; given up as a whole where it does not answer."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
-        """`tokenizer`: of the tokenizers library. `vocab_size`: the width of logits, which may exceed its tokens."""
-        self._vocab_size, self._eos_ids = vocab_size, eos_ids
-        size = max(vocab_size, tokenizer.get_vocab_size())
-        self._words = -(-size // 32)
-        self._tokenizer = self._unusable = None
-        try:
-            from llguidance import LLTokenizer
-
-            self._tokenizer = LLTokenizer(_text(tokenizer), n_vocab=size, eos_token=sorted(eos_ids) or None)
-        except Exception as error:  # of a kind that llguidance does not know: all other requests are served
-            self._unusable = str(error)
-        self._helper = Helper()
+    def __init__(self, words: int) -> None:
+        """`words`: 32 bits each, of one mask."""
+        self.helper = Helper()
+        self._words = words
         self._executor: LLExecutor | None = None  # its threads are the helper's
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._bits = np.empty((0, self._words), np.int32)  # grows to the largest step
-
-    def matcher(self, grammar: str, output: Sequence[int]) -> Matcher:
-        """Begin to compile, and to follow the tokens that exist."""
-        return Matcher(beside(partial(self._build, grammar, list(output))), self._eos_ids)
-
-    def _build(self, grammar: str, output: list[int]) -> "LLMatcher":
-        from llguidance import LLMatcher, LLParserLimits
-
-        if self._tokenizer is None:
-            raise StructureError(f"llguidance cannot use this model's tokenizer: {self._unusable}")
-        limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
-        known = self._compiled.pop(grammar, None) or LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
-        self._compiled[grammar] = known
-        if len(self._compiled) > _KEPT:
-            self._compiled.popitem(last=False)
-        matcher = known.deep_copy()
-        matcher.consume_tokens(output)
-        return matcher
+        self._bits = np.empty((0, words), np.int32)  # grows to the largest step
 
     def begin(self, asked: Mapping[str, Asked]) -> "Future[dict[str, Mask]]":
-        """Compute the masks of a step, of requests by name; they do not depend on the forward pass."""
-        return self._helper.begin(partial(self._masks, dict(asked)))
-
-    def take(self, masks: "Future[dict[str, Mask]]", asked: Mapping[str, Asked]) -> dict[str, Mask]:
-        """The masks that `begin` began. They can be used until the next step begins."""
-        waits_for_grammars = not all(each.matcher.ready for each in asked.values())
-        try:
-            return masks.result(MASKS_S + COMPILE_S * waits_for_grammars)
-        except BaseException as error:  # a panic of native code is no Exception
-            # The work may still go on, and write: others go on with a thread, an executor and bits of their own.
-            self._helper.abandon()
-            self._helper, self._executor = Helper(), None
-            self._bits = np.empty((0, self._words), np.int32)
-            problem = StructureError(f"structure: the masks of this step failed: {error or type(error).__name__}")
-            return dict.fromkeys(asked, problem)
+        return self.helper.begin(partial(self._masks, dict(asked)))
 
     def _masks(self, asked: dict[str, Asked]) -> dict[str, Mask]:
         result: dict[str, Mask] = {}
@@ -193,6 +151,59 @@ class Structures:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafting, *place)
         if plain := [(trial, row) for trial, row, drafts in trials if not drafts]:
             self._executor.unsafe_compute_mask_ptr(plain, *place)
+
+
+class Structures:
+    """The grammars of one engine's requests. They are compiled, and masks are made, beside the model's thread."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        """`tokenizer`: of the tokenizers library. `vocab_size`: the width of logits, which may exceed its tokens."""
+        self._vocab_size, self._eos_ids = vocab_size, eos_ids
+        size = max(vocab_size, tokenizer.get_vocab_size())
+        self._words = -(-size // 32)
+        self._tokenizer = self._unusable = None
+        try:
+            from llguidance import LLTokenizer
+
+            self._tokenizer = LLTokenizer(_text(tokenizer), n_vocab=size, eos_token=sorted(eos_ids) or None)
+        except Exception as error:  # of a kind that llguidance does not know: all other requests are served
+            self._unusable = str(error)
+        self._maker = MaskMaker(self._words)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def matcher(self, grammar: str, output: Sequence[int]) -> Matcher:
+        """Begin to compile, and to follow the tokens that exist."""
+        return Matcher(beside(partial(self._build, grammar, list(output))), self._eos_ids)
+
+    def _build(self, grammar: str, output: list[int]) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
+        if self._tokenizer is None:
+            raise StructureError(f"llguidance cannot use this model's tokenizer: {self._unusable}")
+        limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
+        known = self._compiled.pop(grammar, None) or LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        self._compiled[grammar] = known
+        if len(self._compiled) > _KEPT:
+            self._compiled.popitem(last=False)
+        matcher = known.deep_copy()
+        matcher.consume_tokens(output)
+        return matcher
+
+    def begin(self, asked: Mapping[str, Asked]) -> "Future[dict[str, Mask]]":
+        """Compute the masks of a step, of requests by name; they do not depend on the forward pass."""
+        return self._maker.begin(asked)
+
+    def take(self, masks: "Future[dict[str, Mask]]", asked: Mapping[str, Asked]) -> dict[str, Mask]:
+        """The masks that `begin` began. They can be used until the next step begins."""
+        waits_for_grammars = not all(each.matcher.ready for each in asked.values())
+        try:
+            return masks.result(MASKS_S + COMPILE_S * waits_for_grammars)
+        except BaseException as error:  # a panic of native code is no Exception
+            # The work may still go on, and write: it keeps what it writes to, and the next steps get another maker.
+            self._maker.helper.abandon()
+            self._maker = MaskMaker(self._words)
+            problem = StructureError(f"structure: the masks of this step failed: {error or type(error).__name__}")
+            return dict.fromkeys(asked, problem)
 
 
 def _text(tokenizer: Any) -> str:
