@@ -11,7 +11,7 @@ which line it is wrong; which cell gets a request is decided in cells.py.
     name = "b"
     schedulers = "b-0.example:50052"
     since = 2      # the version that added it; default: 1
-    drain = true   # it gets no new requests
+    drain = true   # it gets no new requests; where that ends, `since` becomes the version that ends it
     model = "m"    # which it serves; needed where cells serve several
 """
 
@@ -49,13 +49,20 @@ class CellList:
 
 def read_cells(file: Path) -> CellList:
     """Raises OSError, or ValueError that names file and line."""
-    text = file.read_text()
+    raw = file.read_bytes()
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ValueError(f"{file}:{line}: is not UTF-8") from None
+    lines = text.split("\n")
     try:
         told = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        line = found[1] if (found := re.search(r"line (\d+)", str(error))) else "1"
+        line = int(found[1]) if (found := re.search(r"line (\d+)", str(error))) else len(lines)
         raise ValueError(f"{file}:{line}: {error}") from None
-    lines = text.splitlines()
+    except RecursionError:
+        raise ValueError(f"{file}:1: brackets within brackets, too deep to be read") from None
     version = told.pop("version", None)
     if type(version) is not int or version < 1:
         raise ValueError(f"{file}:{_line(lines, 'version')}: version: must be a whole number from 1")
@@ -87,7 +94,9 @@ class _Wrong(Exception):
         self.key, self.problem = key, problem
 
 
-def _cell(told: Mapping[str, Any], version: int, before: list[Cell]) -> Cell:
+def _cell(told: Any, version: int, before: list[Cell]) -> Cell:
+    if not isinstance(told, dict):
+        raise _Wrong("cell", f"{told!r} is none; each begins with a line [[cell]]")
     for key, value in told.items():
         if key not in _KINDS:
             raise _Wrong(key, f"a cell has {', '.join(_KINDS)}")
@@ -109,9 +118,10 @@ def _cell(told: Mapping[str, Any], version: int, before: list[Cell]) -> Cell:
 
 
 def _line(lines: list[str], key: str, cell: int | None = None) -> int:
-    """Where this key stands, from 1: of that cell, or above all; else where the cell, or the file, begins."""
+    """Where this key stands, from 1: of that cell, or above all; else where the cell, or the file, begins. Cells that
+    have no line [[cell]] each are looked for in the whole file."""
     heads = [number for number, line in enumerate(lines, 1) if line.replace(" ", "").startswith("[[cell]]")]
-    if cell is None:
+    if cell is None or cell >= len(heads):
         first, last = 1, len(lines)
     else:
         first, last = heads[cell], ([*heads, len(lines) + 1])[cell + 1] - 1

@@ -7,7 +7,9 @@ to the cell that rendezvous hashing gives it: the same at every gateway that has
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import groupby
 from random import Random
 from typing import TypeVar
 
@@ -23,6 +25,8 @@ from protos.v1 import inference_pb2, types_pb2
 Answer = TypeVar("Answer")
 LOOK_S = 1.0  # between two looks at the file
 SEPARATOR = "-"  # behind the name of a cell, in an id
+# Told from ids that clients choose by what comes behind the name: `order-17` does not name a cell `order`.
+_DRAWN = re.compile(rf"([a-z0-9]+){SEPARATOR}[0-9a-f]{{32}}(-\d+)?")
 ONLY = ""  # the name of the cell of a service that has no file
 CHOICES = 2  # the power of two choices
 
@@ -38,11 +42,11 @@ class Cells:
     ) -> None:
         """`listed`: the newest list, asked for now and then. It raises nothing."""
         self._make, self._listed, self._random = make, listed, random or Random()
-        self._list = CellList(0, ())
+        self._list = self._heard = CellList(0, ())  # the one that counts, and the newest one
         self.links: dict[str, Link] = {}  # by the name of the cell
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._log = structlog.get_logger()
-        self._take(listed())
+        self.look(listed())
 
     # ---- the list ----
 
@@ -57,13 +61,18 @@ class Cells:
                 for task in self._tasks.values():
                     if task.done():
                         task.result()
-                if (listed := self._listed()) is not self._list:
-                    self._take(listed)
+                self.look(self._listed())
                 await self._part()
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def look(self, listed: CellList) -> None:
+        """The newest list, whether it has changed or not."""
+        if listed is not self._heard:
+            self._heard = listed
+            self._take(listed)
 
     def _take(self, listed: CellList) -> None:
         if listed.version < self._list.version:
@@ -115,8 +124,8 @@ class Cells:
     # ---- where a request goes ----
 
     def new_id(self, model: str, priority: int, bare: str) -> str:
-        """An id for a new request for this model, made of one that is unique. `priority`: the best is 0. Raises
-        NotServing, UnknownModel."""
+        """An id for a new request for this model, made of one that is unique. `priority`: the best is 0. `bare`: 32 hex
+        digits. Raises NotServing, UnknownModel."""
         if list(self.links) == [ONLY]:
             return bare
         return f"{self._choose(model, priority)}{SEPARATOR}{bare}"
@@ -139,7 +148,7 @@ class Cells:
         not known. Raises NotServing where that cannot be told, since a cell that may have it cannot be asked."""
         if self.alone:
             return next(iter(self.links.values()))
-        if link := self.links.get(request_id.partition(SEPARATOR)[0]):
+        if (drawn := _DRAWN.fullmatch(request_id)) and (link := self.links.get(drawn[1])):
             return link
         homes = [self.links[name] for name in self.homes(request_id, model)]
         for link in homes:
@@ -158,14 +167,12 @@ class Cells:
     def homes(self, request_id: str, model: str | None = None) -> list[str]:
         """Cells that may have a request whose id a client chose: the one that gets it now, then those that would have
         got it before a cell was added or drained."""
-        homes: dict[str, None] = {}
+        homes: list[str] = []
         for group in self._groups(model):
-            taking = [cell for cell in group if not cell.drain] or group
-            homes[_highest(request_id, taking)] = None
-            homes |= {_highest(request_id, group): None}
-            for version in sorted({cell.since for cell in group}, reverse=True):
-                homes |= {_highest(request_id, [cell for cell in group if cell.since <= version]): None}
-        return list(homes)
+            weights = {cell.name: _weight(request_id, cell) for cell in group}
+            homes += _winners([cell for cell in group if not cell.drain], weights)
+            homes += _winners(group, weights)
+        return list(dict.fromkeys(homes))
 
     def _groups(self, model: str | None) -> Iterable[list[Cell]]:
         """The cells by the model that the list says they serve."""
@@ -218,10 +225,11 @@ class Cells:
 
     async def ask_all(self, ask: Callable[[Link], Awaitable[Answer]]) -> dict[str, Answer]:
         """The answers of the cells that can be reached, by name. Raises NotServing if none can."""
-        answers = await asyncio.gather(*(ask(link) for link in self.links.values()), return_exceptions=True)
+        asked = dict(self.links)  # the list may change while they answer
+        answers = await asyncio.gather(*(ask(link) for link in asked.values()), return_exceptions=True)
         told: dict[str, Answer] = {}
         away: NotServing | None = None
-        for name, answer in zip(list(self.links), answers, strict=True):
+        for name, answer in zip(asked, answers, strict=True):
             if isinstance(answer, NotServing):
                 away = answer
             elif isinstance(answer, BaseException):
@@ -233,11 +241,23 @@ class Cells:
         return told
 
 
-def _highest(request_id: str, cells: list[Cell]) -> str:
-    """Rendezvous hashing: an id stays where it is unless its own cell goes, or a new one wins it."""
-    return max(
-        cells, key=lambda cell: hashlib.blake2b(f"{cell.name} {request_id}".encode(), digest_size=8).digest()
-    ).name
+def _winners(cells: list[Cell], weights: Mapping[str, bytes]) -> list[str]:
+    """Of the heaviest of these cells at each version that added some of them, the newest first."""
+    winners: list[str] = []
+    for _, added in groupby(sorted(cells, key=_since), key=_since):
+        best = max([*winners[-1:], *(cell.name for cell in added)], key=weights.__getitem__)
+        if winners[-1:] != [best]:
+            winners.append(best)
+    return winners[::-1]
+
+
+def _since(cell: Cell) -> int:
+    return cell.since
+
+
+def _weight(request_id: str, cell: Cell) -> bytes:
+    """Rendezvous hashing: an id goes to the heaviest cell, and stays there unless that cell goes, or a new one wins."""
+    return hashlib.blake2b(f"{cell.name} {request_id}".encode(), digest_size=8).digest()
 
 
 def priority_of(number: int) -> int:

@@ -72,8 +72,8 @@ class Front:
     def model(self, name: str = "", *, ready: bool = False) -> TextModel:
         """The model of that name; empty: the only one. Raises NotServing, UnknownModel, BadInput."""
         models = self.models(ready=ready)
-        if not name and len(models) > 1:
-            raise BadInput("model", f"name one of {', '.join(models)}")
+        if not name and len(known := self.models()) > 1:  # also while only one of them has a worker
+            raise BadInput("model", f"name one of {', '.join(known)}")
         if name and name not in models:
             if name in self.models():
                 raise NotServing("no warmed worker", retry_after_ms=RETRY_AFTER_MS)
@@ -244,7 +244,8 @@ class Front:
 
     async def stats(self, request: inference_pb2.StatsRequest) -> status_pb2.StatsResponse:
         """Figures of the whole service. The door has checked the right."""
-        return together(await self._cells.ask_all(lambda link: link.scheduler.stats(request)))
+        answers = await self._cells.ask_all(lambda link: link.scheduler.stats(request))
+        return next(iter(answers.values())) if self._cells.alone else together(answers)
 
     async def drain_worker(self, request: inference_pb2.DrainWorkerRequest) -> inference_pb2.DrainWorkerResponse:
         """Have a worker end. The door has checked the right."""

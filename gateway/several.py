@@ -11,10 +11,9 @@ _SUMS = (
 
 
 def together(cells: Mapping[str, pb.StatsResponse]) -> pb.StatsResponse:
-    """Counts are added; of times the longest counts. Workers are named CELL/WORKER. What each cell has of its own, such
-    as its predictor, is that of the first."""
-    if len(cells) == 1:
-        return next(iter(cells.values()))
+    """`cells`: those that answered, by name; of several, also if one alone answered. Counts are added; of times the
+    longest counts. Workers are named CELL/WORKER. What each cell has of its own, such as its predictor, is that of the
+    first."""
     whole = pb.StatsResponse()
     answers = list(cells.values())
     whole.CopyFrom(answers[0])

@@ -16,6 +16,7 @@ from laps_sd.supervise import Child, Command, GaveUp
 
 VERSION = 1  # of what is said over the socket: a line of JSON each way
 ASK_TIMEOUT_S = 10.0
+MOST = 256  # workers of one machine
 PREFIX = "worker-"
 
 
@@ -60,8 +61,8 @@ class Workers:
         free = (index for index in range(len(taken) + number) if f"{PREFIX}{index}" not in taken)
         starting = [stack.child(self._make(next(free), number)) for _ in range(number - len(serving))]
         for child in starting:
-            stack.children.append(child)
             self._tasks.create_task(_keep(child), name=child.name)
+            stack.children.append(child)
         self._changed()
         told = {"serving": serving[:number], "starting": starting, "ending": ending}
         return {word: [child.name for child in children] for word, children in told.items()}
@@ -100,6 +101,8 @@ class Workers:
             return {"problem": "at least one worker; to end all of them end `laps-sd up`"}
         if self._most is not None and number > self._most:
             return {"problem": f"at most {self._most}: --devices goes with one worker"}
+        if number > MOST:
+            return {"problem": f"at most {MOST} workers"}
         return self.scale(number)
 
 
@@ -113,9 +116,11 @@ def _make_room(path: Path) -> None:
 
 
 async def _keep(child: Child) -> None:
-    """A worker that was added and does not come up ends nothing but itself."""
-    with suppress(GaveUp):
+    """A worker that was added and does not come up, or cannot even be started, ends nothing but itself."""
+    try:
         await child.keep_running()
+    except (GaveUp, OSError) as error:
+        child.say("given_up", reason=str(error))
 
 
 def _number(name: str) -> int:

@@ -150,8 +150,12 @@ class Child:
             self._emit(rest + b"\n")
 
     def _report_death(self, code: int | None, lived_s: float) -> None:
-        event = {"service": "up", "child": self.name, "code": code, "lived_s": round(lived_s, 1), "event": "child_died"}
-        self._emit(json.dumps(event).encode() + b"\n")
+        self.say("child_died", code=code, lived_s=round(lived_s, 1))
+
+    def say(self, event: str, **words: object) -> None:
+        """One line about this child, beside those that it prints."""
+        entry = {"service": "up", "child": self.name, **words, "event": event}
+        self._emit(json.dumps(entry).encode() + b"\n")
 
     def _reason(self) -> str:
         """The last line that is no entry of a log: a program that refuses its settings says why in such a line."""

@@ -18,6 +18,7 @@ class GatewayOutbox:
     def __init__(self, wants_load: bool = False) -> None:
         self.wants_load = wants_load
         self._load = pb.Load()  # that it was told last
+        self._counted = False  # requests of this gateway were taken or refused since then
         self.follows: set[str] = set()  # requests whose output goes to this gateway
         self.gone = False  # nobody takes from it any more
         self._model: common_pb.ModelInfo | None = None
@@ -30,10 +31,12 @@ class GatewayOutbox:
 
     def accepted(self, id: str) -> None:
         """The request is durable."""
+        self._counted = True
         self._put().accepted.append(id)
 
     def refuse(self, id: str, error: RequestError) -> None:
         self.follows.discard(id)
+        self._counted = True
         self._put().refusals.add(
             request_id=id, code=error.code.value[0], message=error.message, retry_after_s=error.retry_after_ms / 1000
         )
@@ -68,9 +71,10 @@ class GatewayOutbox:
         self._put().serving.ready = model is not None
 
     def load(self, load: pb.Load) -> None:
-        """How long a new request would wait. Nothing is said of what has not changed."""
-        if load != self._load:
-            self._load = load
+        """How long a new request would wait. Nothing is said of what has not changed, unless requests came from there
+        and are over: the gateway still adds them."""
+        if load != self._load or self._counted:
+            self._load, self._counted = load, False
             serving = self._put().serving
             serving.ready = self._model is not None
             serving.load.CopyFrom(load)

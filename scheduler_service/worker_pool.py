@@ -83,7 +83,7 @@ class WorkerPool:
         if (session := self.sessions.get(name)) is None:
             raise UnknownWorker(f"worker {name!r} is not attached; attached are {', '.join(sorted(workers)) or 'none'}")
         remaining = sum(not worker.draining for other, worker in workers.items() if other != name)
-        if not remaining and not force:
+        if not remaining and not (force or workers[name].draining):
             raise LastWorker(f"{name} is the last worker: requests would wait until another one comes; force it if so")
         session.told_to_drain = True
         self._drain(name)

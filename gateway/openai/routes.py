@@ -4,6 +4,7 @@ answers look like is said elsewhere."""
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
@@ -21,7 +22,7 @@ from gateway.openai.generating import Generating, generated, resumed
 from gateway.openai.parse import parse, unknown
 from gateway.openai.responding import Responding
 from gateway.text import TextModel
-from protos.errors import BadInput, Cancelled, UnknownModel, UnknownRequest
+from protos.errors import BadInput, Cancelled, NotServing, UnknownModel, UnknownRequest
 from protos.v1.inference_pb2 import GetRequestRequest
 
 THREAD_ABOVE_BYTES = 16 << 10  # longer bodies are parsed in a thread; shorter ones take less than a turn of the loop
@@ -127,6 +128,11 @@ class Doors:
             await self._front.get_request(GetRequestRequest(request_id=id))
         except UnknownRequest:
             return bare
+        except NotServing:  # the cell that such an id would be in; the bare one may name another
+            with suppress(UnknownRequest):
+                await self._front.get_request(GetRequestRequest(request_id=bare))
+                return bare
+            raise
         return id
 
     async def document(self, asked: Request) -> Response:

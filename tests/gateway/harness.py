@@ -173,7 +173,8 @@ class Scheduler(rpc.GatewayLinkServicer):
         return inference_pb2.ListRequestsResponse(requests=self.known.values())
 
     async def Stats(self, request: inference_pb2.StatsRequest, context: Any) -> status_pb.StatsResponse:  # noqa: N802
-        return status_pb.StatsResponse(policy="laps-sd", model="tiny", waiting=3)
+        workers = [status_pb.WorkerStatus(worker_id="w")]
+        return status_pb.StatsResponse(policy="laps-sd", model="tiny", waiting=3, workers=workers)
 
 
 @asynccontextmanager

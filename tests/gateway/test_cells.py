@@ -1,4 +1,5 @@
-"""Several cells behind two gateways: where new requests go, and that any gateway finds them again."""
+"""Several cells behind two gateways: where new requests go, and that any gateway finds them again. The file, and the
+homes of ids that clients chose: test_cell_file.py."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,97 +8,20 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import httpx2
 import pytest
 
 from gateway.app import Gateway
-from gateway.cell_file import Cell, CellList, read_cells
-from gateway.cells import Cells
+from gateway.cell_file import Cell
 from laps_sd.client import AsyncClient, BadInput, NotServing, UnknownRequest
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import status_pb2 as status_pb
 from tests.gateway.harness import Link, Scheduler, ending, gateway, ids, model_info
+from tests.gateway.test_cell_file import router, write
 from tests.waiting import until
 
 NAMES = ("a", "b")
-
-
-def write(file: Path, *cells: str, version: int = 1) -> Path:
-    file.write_text(f"version = {version}\n" + "".join(f"\n[[cell]]\n{cell}\n" for cell in cells))
-    return file
-
-
-# ---- the file ----
-
-
-def test_a_file_tells_each_cell(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "cells.toml",
-        'name = "a"\nschedulers = "a-0.example:1,a-1.example:1"\ndrain = true',
-        'name = "b"\nschedulers = "b:2"\nsince = 3',
-        version=3,
-    )
-    first = Cell("a", ("a-0.example:1", "a-1.example:1"), drain=True)
-    assert read_cells(file) == CellList(3, (first, Cell("b", ("b:2",), since=3)))
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("version = 1\n[[cell]]\nname =\n", ":3: "),
-        ("\n[[cell]]\nname = 'a'\nschedulers = 'a:1'\n", ":1: version: must be a whole number from 1"),
-        ("version = 1\n", ":1: cell: beside `version` there are 1 to 256"),
-        ("version = 1\nworkers = 2\n", ":2: workers: beside `version`"),
-        ("version = 1\n[[cell]]\nname = 'A'\nschedulers = 'a:1'\n", ":3: name: 1 to 16 small letters"),
-        ("version = 1\n[[cell]]\nname = 'a'\nschedulers = 'a'\n", ":4: schedulers: 'a' is not HOST:PORT"),
-        ("version = 1\n[[cell]]\nname = 'a'\n", ":2: schedulers: "),
-        ("version = 1\n[[cell]]\nname = 'a'\nschedulers = 'a:1'\nsince = 2\n", ":5: since: must be from 1 to"),
-        ("version = 1\n[[cell]]\nname = 'a'\nschedulers = 'a:1'\ndrains = true\n", ":5: drains: a cell has name"),
-        ("version = 1\n[[cell]]\nname = 'a'\nschedulers = 'a:1'\ndrain = 1\n", ":5: drain: 1 is of the wrong kind"),
-        ("version = 1\n[[cell]]\nname = 'a'\nschedulers = 'a:1'\ndrain = true\n", ":5: drain: one cell must be left"),
-        (
-            "version = 1\n[[cell]]\nname = 'a'\nschedulers = 'a:1'\n[[cell]]\nname = 'a'\nschedulers = 'b:1'\n",
-            ":6: name: there are two cells 'a'",
-        ),
-    ],
-)
-def test_a_wrong_file_is_told_with_its_line(text: str, problem: str, tmp_path: Path) -> None:
-    file = tmp_path / "cells.toml"
-    file.write_text(text)
-    with pytest.raises(ValueError, match=f"cells.toml{problem}"):
-        read_cells(file)
-
-
-# ---- ids that clients chose ----
-
-
-def router(*cells: Cell, version: int = 1) -> Cells:
-    return Cells(lambda schedulers: None, lambda: CellList(version, cells))  # type: ignore[arg-type, return-value]
-
-
-SOME = [f"order-{number}" for number in range(400)]
-
-
-def test_a_chosen_id_has_one_home_and_ids_are_spread() -> None:
-    cells = router(*(Cell(name, ("h:1",)) for name in "abcd"))
-    homes = [cells.homes(id) for id in SOME]
-    assert all(len(home) == 1 for home in homes)
-    assert all(60 < homes.count([name]) < 140 for name in "abcd")
-
-
-def test_a_cell_that_is_added_takes_its_share_and_what_was_there_is_still_looked_for() -> None:
-    before = router(*(Cell(name, ("h:1",)) for name in "abc"))
-    after = router(*(Cell(name, ("h:1",)) for name in "abc"), Cell("d", ("h:1",), since=2), version=2)
-    moved = [id for id in SOME if after.homes(id)[0] != before.homes(id)[0]]
-    assert 60 < len(moved) < 140
-    assert all(after.homes(id) == ["d", *before.homes(id)] for id in moved)
-
-
-def test_what_a_draining_cell_has_is_looked_for_there_and_nothing_new_comes() -> None:
-    before = router(*(Cell(name, ("h:1",)) for name in "abc"))
-    after = router(*(Cell(name, ("h:1",), drain=name == "a") for name in "abc"))
-    for id in SOME:
-        assert after.homes(id)[0] != "a"
-        assert before.homes(id)[0] in after.homes(id)
+DRAWN = "0" * 32  # what a gateway draws, behind the name of a cell
 
 
 # ---- two gateways ----
@@ -178,7 +102,7 @@ async def test_a_new_request_goes_where_it_waits_least_and_its_id_names_the_cell
 async def test_any_gateway_resumes_and_tells_of_a_request_by_its_id(tmp_path: Path) -> None:
     async with service(tmp_path) as made:
         for name in NAMES:
-            id = f"{name}-0123"
+            id = f"{name}-{DRAWN}"
             submit = pb.Submit(request_id=id, prompt=[1], tenant="default")
             made.cells[name].submitted[id] = submit
             made.cells[name].known[id] = status_pb.RequestStatus(request_id=id, tenant="default")
@@ -192,7 +116,7 @@ async def test_any_gateway_resumes_and_tells_of_a_request_by_its_id(tmp_path: Pa
             assert (await reading).text == " fox"
             await resumed.aclose()
         with pytest.raises(UnknownRequest):
-            await made.clients[1].status("a-none")
+            await made.clients[1].status(f"a-{'f' * 32}")
 
 
 async def test_a_chosen_id_goes_to_the_same_cell_from_every_gateway(tmp_path: Path) -> None:
@@ -202,6 +126,13 @@ async def test_a_chosen_id_goes_to_the_same_cell_from_every_gateway(tmp_path: Pa
             (home,) = made.gateways[0].cells.homes(id)
             for client in range(2):
                 assert await answered(made, client, home, request_id=id) == id
+
+
+async def test_a_chosen_id_that_begins_like_a_cells_goes_where_it_went_before_that_cell_came(tmp_path: Path) -> None:
+    async with service(tmp_path) as made:
+        cells = made.gateways[0].cells
+        id = next(id for id in (f"a-{number}" for number in range(99)) if cells.homes(id) == ["b"])
+        assert await answered(made, 0, "b", request_id=id) == id
 
 
 async def test_when_a_cell_dies_new_requests_go_elsewhere_and_its_own_wait(tmp_path: Path) -> None:
@@ -215,16 +146,16 @@ async def test_when_a_cell_dies_new_requests_go_elsewhere_and_its_own_wait(tmp_p
         for _ in range(3):
             assert (await answered(made, 0, "b")).startswith("b-")
         with pytest.raises(NotServing):
-            await made.clients[0].status("a-0123")
+            await made.clients[0].status(f"a-{DRAWN}")
         await made.cells["a"].start()
-        made.cells["a"].known["a-0123"] = status_pb.RequestStatus(request_id="a-0123", tenant="default")
+        made.cells["a"].known[f"a-{DRAWN}"] = status_pb.RequestStatus(request_id=f"a-{DRAWN}", tenant="default")
         await made.cells["a"].link()
 
         async def back() -> bool:
             return made.gateways[0].cells.links["a"].scheduler.up
 
         await until(back)
-        assert (await made.clients[0].status("a-0123")).request_id == "a-0123"
+        assert (await made.clients[0].status(f"a-{DRAWN}")).request_id == f"a-{DRAWN}"
 
 
 async def test_a_cell_drains_while_gateways_serve(tmp_path: Path) -> None:
@@ -249,6 +180,10 @@ async def test_one_door_serves_the_models_of_all_cells(tmp_path: Path) -> None:
             await made.clients[0].complete("the")
         with pytest.raises(UnknownRequest, match="this service has tiny, small"):
             await made.clients[0].complete("the", model="large")
+        await made.cells["b"].stop()
+        await until(lambda: gone(made, "b"))
+        with pytest.raises(BadInput, match="model: name one of tiny, small"):
+            await made.clients[0].complete("the")
 
 
 async def test_figures_of_all_cells_are_told_as_those_of_one_service(tmp_path: Path) -> None:
@@ -260,6 +195,40 @@ async def test_figures_of_all_cells_are_told_as_those_of_one_service(tmp_path: P
         second = await made.clients[0].list_requests(page_token=first.next_page_token)
         assert [status.request_id for page in (first, second) for status in page.requests] == ["a", "b"]
         assert not second.next_page_token
+
+
+async def gone(made: Service, name: str) -> bool:
+    return not made.gateways[0].cells.links[name].ready
+
+
+async def test_workers_are_named_with_their_cell_also_while_another_cell_is_away(tmp_path: Path) -> None:
+    async with service(tmp_path) as made:
+        await made.cells["a"].stop()
+        await until(lambda: gone(made, "a"))
+        assert [worker.worker_id for worker in (await made.clients[0].stats()).workers] == ["b/w"]
+
+
+async def test_figures_are_told_although_the_list_changes_meanwhile(tmp_path: Path) -> None:
+    async with service(tmp_path) as made:
+        cells = made.gateways[0].cells
+
+        async def ask(link: Any) -> int:
+            cells.links.pop("a", None)
+            return 1
+
+        assert await cells.ask_all(ask) == {"a": 1, "b": 1}
+
+
+async def test_an_answers_id_is_understood_although_the_cell_it_hashes_to_is_away(tmp_path: Path) -> None:
+    async with service(tmp_path) as made:
+        cells = made.gateways[0].cells
+        drawn = next(id for id in (f"a-{number:032x}" for number in range(99)) if cells.homes(f"cmpl-{id}") == ["b"])
+        made.cells["a"].known[drawn] = status_pb.RequestStatus(request_id=drawn, tenant="default")
+        await made.cells["b"].stop()
+        await until(lambda: gone(made, "b"))
+        async with httpx2.AsyncClient(base_url=f"http://{made.gateways[0].http}") as http:
+            answer = await http.get(f"/v1/requests/cmpl-{drawn}")
+        assert (answer.status_code, answer.json()["id"]) == (200, drawn)
 
 
 def test_two_choices_balance_what_one_would_not() -> None:

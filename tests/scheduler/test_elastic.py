@@ -4,6 +4,7 @@ import grpc
 import pytest
 
 from protos import version
+from protos.errors import QueueFull
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
@@ -12,6 +13,7 @@ from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
 from protos.serving import channel
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import status_pb2 as status_pb
+from scheduler_service.outbox import GatewayOutbox
 from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker
 from tests.waiting import until
 
@@ -83,6 +85,12 @@ async def test_the_last_worker_goes_only_by_force(live: Live) -> None:
         pass
 
 
+async def test_a_worker_that_goes_already_may_be_told_again(live: Live) -> None:
+    *_, gateway = live
+    await drain(gateway, "w", force=True)
+    assert await drain(gateway, "w") == 0
+
+
 async def test_a_worker_that_is_not_there_cannot_go(live: Live) -> None:
     *_, gateway = live
     with pytest.raises(grpc.aio.AioRpcError, match="worker 'x' is not attached; attached are w") as refused:
@@ -115,3 +123,18 @@ async def test_a_gateway_that_chooses_between_cells_is_told_how_long_a_request_w
         assert told.serving.load.free_slots == 0
         assert told.serving.load.backlog_s[1] > 0
         call.cancel()
+
+
+async def test_a_load_that_is_as_before_is_told_again_after_a_request_that_came_and_ended() -> None:
+    outbox, load = GatewayOutbox(wants_load=True), gateway_pb.Load(free_slots=4)
+    for _ in range(2):
+        outbox.load(load)
+    assert (await outbox.take()).serving.load == load
+    outbox.load(load)
+    outbox.accepted("a")
+    assert not (await outbox.take()).HasField("serving")
+    for _ in range(2):  # the gateway has added "a" to what it was told
+        outbox.load(load)
+        assert (await outbox.take()).serving.load == load
+        outbox.refuse("b", QueueFull("full"))
+        assert not (await outbox.take()).HasField("serving")

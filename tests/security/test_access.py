@@ -63,6 +63,7 @@ CALLS: dict[str, Any] = {
     "Cancel": lambda client: client.cancel("r"),
     "GetRequest": lambda client: client.status("r"),
     "Stats": lambda client: client.stats(),
+    "DrainWorker": lambda client: client.drain_worker("w"),
 }
 
 
@@ -74,7 +75,7 @@ async def test_without_a_key_nothing_is_answered(stack: Stack, call: str) -> Non
     assert stack.link.received.empty()
 
 
-@pytest.mark.parametrize(("tenant", "call"), [("acme", "Stats"), ("ops", "Generate")])
+@pytest.mark.parametrize(("tenant", "call"), [("acme", "Stats"), ("acme", "DrainWorker"), ("ops", "Generate")])
 async def test_a_key_without_the_right_is_told_which_one(stack: Stack, tenant: str, call: str) -> None:
     async with stack.client(tenant) as client:
         with pytest.raises(Forbidden, match="needs the right"):

@@ -42,6 +42,8 @@ async def test_with_one_the_public_port_serves_requests_alone(scheduler: Schedul
             await client.ready(WAIT_S)
             with pytest.raises(Forbidden, match="not served on this port"):
                 await client.stats()
+            with pytest.raises(Forbidden, match="not served on this port"):
+                await client.drain_worker("w")
             assert (await client.status("r")).request_id == "r"
         async with AsyncClient(served.admin, max_retries=0) as client:
             await client.ready(WAIT_S)

@@ -75,6 +75,28 @@ async def test_a_worker_that_left_is_counted_no_more() -> None:
         assert workers.scale(2) == {"serving": ["worker-1"], "starting": ["worker-0"], "ending": []}
 
 
+async def test_a_worker_that_cannot_even_be_started_ends_nothing_else() -> None:
+    lines: list[bytes] = []
+    refused = Command("worker-2", [sys.executable, "x" * (4 << 20)])  # by the system: too long
+    async with scaled() as (stack, workers):
+        stack.child = lambda command: Child(refused, lines.append)  # type: ignore[method-assign]
+        workers.scale(3)
+        await until(lambda: all_run(stack, "worker-0", "worker-1"))
+        await until(lambda: all_gone(stack.children[-1]))
+    assert b"given_up" in lines[-1]
+
+
+async def all_gone(child: Child) -> bool:
+    return child.gone
+
+
+async def test_so_many_workers_as_no_machine_has_are_not_started() -> None:
+    async with scaled() as (stack, workers), workers.listening(PORT, lambda line: None):
+        with pytest.raises(NotAsked, match="at most 256 workers"):
+            await asyncio.to_thread(ask, PORT, 257)
+        assert len(stack.running) <= 2
+
+
 async def test_whoever_may_open_the_socket_is_answered(sockets: Path) -> None:
     async with scaled(most=2) as (_, workers), workers.listening(PORT, lambda line: None):
         assert stat.S_IMODE(os.stat(sockets).st_mode) == 0o700
