@@ -93,6 +93,10 @@ class RedisStore:
         self._set_aside, self._save_learned = script(scripts.SET_ASIDE), script(scripts.SAVE_LEARNED)
 
     async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
+        if self._by_sentinels and await connection.has_moved(self._redis):
+            # Nobody commits there any more. A leader that began on it would rewrite, on the new primary, what it read.
+            await connection.reconnect(self._redis)
+            raise StoreUnavailable("another server is the primary now")
         unchanged = [] if seen is None else [seen.epoch, "" if seen.commit is None else seen.commit]
         return int(await self._guarded(self._lead(keys=[self.keys.leader], args=[now_ms, *unchanged])))
 
