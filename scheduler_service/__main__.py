@@ -112,6 +112,7 @@ async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlo
             if not settings.standby:
                 raise
             structlog.get_logger().warning("stepped_down", reason=str(fenced))
+            slot.leader = leader  # which may have come too late to lead: it too has a log to close
             await retire(server, slot)
         except HigherEpoch as higher:
             structlog.get_logger().warning("higher_epoch_obeyed", epoch=leader.epoch, by=higher.epoch)

@@ -89,7 +89,7 @@ class Settings(ServiceSettings):
     def _is_a_redis_url(cls, url: str) -> str:
         try:
             connection.connect(url, 1.0, {})
-        except (ValueError, TypeError):  # whose words may hold a part of a password
+        except (ValueError, TypeError, AttributeError):  # whose words may hold a part of a password
             raise ValueError(f"is not of the form {connection.FORM}; special characters are percent-encoded") from None
         return url
 

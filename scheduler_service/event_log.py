@@ -4,6 +4,7 @@ It is for finding mistakes: nothing is recovered from it."""
 import json
 import queue
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -44,13 +45,14 @@ _RECORD = TypeAdapter(Record)
 
 MOST_WAITING = 4096  # lines; then whoever has more waits for the disk: a replay needs all of them
 CLOSE_S = 10.0  # for what waits to be written
+STALLED_S = 10.0  # the log ends when nothing was written for so long while somebody waited
 
 Line = Callable[[], dict[str, object]]  # data that nobody changes, still to be put into words
 
 
 class EventLog:
-    """One line is written for each event, by a thread of its own. Lines are never forced to the disk. If the file can
-    no longer be written the log ends there, and the service goes on."""
+    """One line is written for each event, by a thread of its own. Lines are never forced to the disk. If a line can no
+    longer be written the log ends there, and the service goes on."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -87,12 +89,16 @@ class EventLog:
         """Returns when all is written. What a stream still does while it ends is not written."""
         if self._writer.is_alive():
             self._open = False
-            self._lines.put(None)
+            with suppress(queue.Full):
+                self._lines.put(None, timeout=CLOSE_S)
             self._writer.join(CLOSE_S)
 
     def _put(self, line: Line) -> None:
         if self._open:
-            self._lines.put(line)
+            try:
+                self._lines.put(line, timeout=STALLED_S)
+            except queue.Full:
+                self._end(f"nothing was written for {STALLED_S:.0f} s")
 
     def _write_all(self) -> None:
         try:
@@ -101,11 +107,14 @@ class EventLog:
                     self._file.write(json.dumps(line(), separators=(",", ":")) + "\n")
                     if self._lines.empty():
                         self._file.flush()
-        except OSError as error:
-            structlog.get_logger().error("event_log_ended", reason=str(error))
-            self._open = False
+        except Exception as error:  # whatever it is: without this thread the event loop would wait for room for ever
+            self._end(str(error) or type(error).__name__)
             while self._lines.get() is not None:  # somebody may be waiting for room
                 pass
+
+    def _end(self, reason: str) -> None:
+        structlog.get_logger().error("event_log_ended", reason=reason)
+        self._open = False
 
 
 def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Plan, Plan]]:

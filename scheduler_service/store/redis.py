@@ -35,6 +35,7 @@ DEMOTED = ("READONLY", "MASTERDOWN")  # of these, those that another server woul
 # For replicas, each time that they are asked. A leader that asks again every so often shows its standby that it lives:
 # with the pause in between it is less than the least `lease_s` that anybody should use.
 REPLICAS_MS = 250
+MAX_READS = 64  # at once; more wait. The client library has 100 connections, and a commit must always find one
 ASK_SENTINELS_S = 0.5  # between two looks at whether another server is the primary now
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}  # to call `Verdict` costs ten times as much
 
@@ -82,6 +83,7 @@ class RedisStore:
         self._redis = connection.connect(url, timeout_s, options or {})
         self.keys = Keys(namespace)
         self._keep_s, self._replicas = keep_s, replicas
+        self._reads = asyncio.Semaphore(MAX_READS)
         self._tried = (0, 0)  # epoch and number of the last commit that was begun
         self._by_sentinels = connection.by_sentinels(url)
         self._look: asyncio.Task[None] | None = None  # whether another server is the primary now
@@ -93,6 +95,10 @@ class RedisStore:
         self._set_aside, self._save_learned = script(scripts.SET_ASIDE), script(scripts.SAVE_LEARNED)
 
     async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
+        if self._by_sentinels and await connection.has_moved(self._redis):
+            # Nobody commits there any more. A leader that began on it would rewrite, on the new primary, what it read.
+            await connection.reconnect(self._redis)
+            raise StoreUnavailable("another server is the primary now")
         unchanged = [] if seen is None else [seen.epoch, "" if seen.commit is None else seen.commit]
         return int(await self._guarded(self._lead(keys=[self.keys.leader], args=[now_ms, *unchanged])))
 
@@ -157,7 +163,8 @@ class RedisStore:
 
     async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
         keys = [key for id in ids for key in (self.keys.request(id), self.keys.log(id))]
-        answers = await self._guarded(self._read(keys=keys)) if keys else []
+        async with self._reads:
+            answers = await self._guarded(self._read(keys=keys)) if keys else []
         return [_stored(id, answers[2 * i], answers[2 * i + 1]) for i, id in enumerate(ids)]
 
     async def set_aside(self, epoch: int, id: str, reason: str) -> None:

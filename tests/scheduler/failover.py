@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -126,6 +128,16 @@ async def until_all_go_on(bench: Bench, listeners: list[Listener], since: float)
     return time.monotonic() - since
 
 
+@asynccontextmanager
+async def explained(group: Group) -> AsyncIterator[None]:
+    """Where something stands still for too long the servers are asked before they end: it may be they."""
+    try:
+        yield
+    except TimeoutError:
+        print(await group.says(), file=sys.stderr)  # noqa: T201
+        raise
+
+
 async def lost(store: RedisStore, ids: list[str]) -> int:
     """How many of them Redis does not know."""
     return sum([found is None for at in range(0, len(ids), 64) for found in await store.read(ids[at : at + 64])])
@@ -140,7 +152,7 @@ async def measure(failovers: int, replicas: int, minutes: float, logs: Path | No
     with tempfile.TemporaryDirectory() as folder:
         async with redis_group(Path(folder), "failover") as group:
             more = ("--redis-replicas", str(replicas))
-            async with benched(group.url, "failover", 1, *more, lease_s=1.5, logs=logs) as bench:
+            async with benched(group.url, "failover", 1, *more, lease_s=1.5, logs=logs) as bench, explained(group):
                 store = RedisStore(group.url, namespace="failover")
                 listeners = await bench.submit(0, prompt=8)
                 bench.run(*listeners)

@@ -186,6 +186,18 @@ class Group:
 
         await until(ordered)
 
+    async def says(self) -> str:
+        """For a person, when something stands still: what each Sentinel and server tells of itself. A Sentinel that
+        stood still for 2 s gives up no server for the next 30 s (`sentinel_tilt`)."""
+        lines = []
+        for nodes, section in ((self.sentinels, "sentinel"), (self.servers, "replication")):
+            for each in nodes:
+                try:
+                    lines.append(f"{each.port}: {await each.ask('INFO', section)}")
+                except (RedisError, OSError) as error:
+                    lines.append(f"{each.port}: {error}")
+        return "\n".join(lines)
+
     def kill(self) -> None:
         for each in (*self.sentinels, *self.servers):
             each.kill()

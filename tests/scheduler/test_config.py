@@ -16,6 +16,7 @@ from scheduler_service.config import Settings
         ("redis_url", "redis+sentinel://one,:26379/main"),
         ("redis_url", "redis+sentinel://one/main/first"),
         ("redis_url", "redis+sentinel://one/main?no_such_option=1"),
+        ("redis_url", "redis://one?retry=1"),  # an option of the client library, but not for a URL
         ("keep_s", 10**18),  # more than Redis can wait: no request could end
         ("prefill_chunk", 2**32),  # more than a command can say
         ("max_lag", 2**32),

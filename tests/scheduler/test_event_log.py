@@ -41,3 +41,27 @@ def test_a_full_disk_ends_the_log_and_nobody_waits_for_it(capsys: pytest.Capture
     log_events(log, 3 * MOST_WAITING)
     log.close()
     assert "No space left" in capsys.readouterr().out
+
+
+def test_an_event_that_cannot_be_put_into_words_ends_the_log_and_nobody_waits_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.event(0.0, Cancelled(object()))  # type: ignore[arg-type]
+    log_events(log, 3 * MOST_WAITING)
+    log.close()
+    assert "event_log_ended" in capsys.readouterr().out
+
+
+def test_a_disk_that_hangs_for_ever_ends_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("STALLED_S", "CLOSE_S"):
+        monkeypatch.setattr(f"scheduler_service.event_log.{name}", 0.0)
+    os.mkfifo(path := tmp_path / "events.jsonl")
+    disk = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # nothing is ever read
+    log = EventLog(path)
+    log_events(log, 3 * MOST_WAITING)
+    log.close()
+    os.close(disk)
+    assert "event_log_ended" in capsys.readouterr().out

@@ -229,6 +229,25 @@ async def test_a_new_primary_that_misses_the_last_commits_says_so(group: Group) 
         await old.start("--replicaof", "127.0.0.1", str(new.port))
 
 
+async def test_nobody_begins_to_lead_on_a_server_that_is_the_primary_no_more(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes writes for some seconds more. The leader commits elsewhere, so a standby there sees none."""
+    old = await primary(group)
+    async with stored(group, replicas=0) as store:
+        epoch = await surely(lambda: store.lead(1))
+        seen = await surely(store.pulse)
+
+        async def names_another(*_: object) -> tuple[str, int]:
+            return "127.0.0.1", group.replicas(old)[0].port
+
+        monkeypatch.setattr(Sentinels, "discover_master", names_another)
+        with pytest.raises(StoreUnavailable, match="another server is the primary now"):
+            await store.lead(2, seen)
+        monkeypatch.undo()
+        assert (await surely(store.pulse)).epoch == epoch
+
+
 async def test_streams_go_on_when_another_server_becomes_the_primary(group: Group) -> None:
     await goes_on(group, 0, is_replaced)
 

@@ -1,12 +1,16 @@
 """When a standby may lead, on a store whose answers are scripted."""
 
 import asyncio
+import threading
 from itertools import chain, repeat
+from pathlib import Path
 
 import pytest
 
+from scheduler_service.__main__ import LeaderSlot, hold
+from scheduler_service.config import Settings
 from scheduler_service.standby import wait_to_lead
-from scheduler_service.store import MemoryStore, Pulse, StoreUnavailable
+from scheduler_service.store import Fenced, MemoryStore, Pulse, StoreUnavailable
 from tests.waiting import WAIT_S
 
 LEASE_S = 0.1
@@ -55,3 +59,42 @@ async def test_each_commit_and_each_failure_to_ask_begins_the_wait_anew() -> Non
     seen, took_s = await waited(*busy, *[None] * 15, busy[-1])
     assert seen == busy[-1]
     assert took_s >= 30 * LEASE_S / 10 + LEASE_S
+
+
+class TooLate(MemoryStore):
+    """Another scheduler is always faster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.races, self.enough = 0, asyncio.Event()
+
+    async def pulse(self) -> Pulse:
+        await asyncio.sleep(0)
+        return Pulse(7, None)
+
+    async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
+        self.races += 1
+        if self.races > 3:
+            self.enough.set()
+        raise Fenced("another leader has taken over")
+
+
+class Unready:
+    """In place of the server."""
+
+    async def set_ready(self, ready: bool) -> None:
+        assert not ready
+
+
+async def test_a_standby_that_comes_too_late_leaves_no_event_log_open(tmp_path: Path) -> None:
+    def writers() -> int:
+        return sum(thread.name == "event-log" for thread in threading.enumerate())
+
+    before, store = writers(), TooLate()
+    settings = Settings(_cli_parse_args=False, standby=True, event_log=tmp_path / "events")  # type: ignore[call-arg]
+    holding = asyncio.create_task(hold(settings, store, Unready(), LeaderSlot()))  # type: ignore[arg-type]
+    async with asyncio.timeout(WAIT_S):
+        await store.enough.wait()
+    holding.cancel()
+    await asyncio.wait([holding])
+    assert writers() <= before + 1  # that of the race under way

@@ -1,5 +1,6 @@
 """What every store promises, on Redis and in memory alike."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
@@ -108,6 +109,14 @@ async def test_what_was_written_is_read_back(store: Store) -> None:
     assert stored.record == record("a", 2)
     assert stored.submit == b"payload a"
     assert [round.tokens for round in decode(stored.log)] == [(10, 11)]
+
+
+async def test_hundreds_of_reads_at_once_are_answered_and_hold_up_no_commit(store: Store) -> None:
+    epoch = await store.lead(1)
+    reading = [asyncio.create_task(store.get("a")) for _ in range(300)]
+    await asyncio.sleep(0)
+    assert await store.commit(epoch, 1, [submission("a")]) == [Verdict.APPLIED]
+    await asyncio.gather(*reading)
 
 
 async def test_an_unknown_request_is_none(store: Store) -> None:
