@@ -12,6 +12,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.cell_file import Cell, CellList, read_cells
 from gateway.cells import Cells
+from gateway.config import Settings
 from laps_sd.client import AsyncClient, BadInput, NotServing, UnknownRequest
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import status_pb2 as status_pb
@@ -65,6 +66,11 @@ def test_a_wrong_file_is_told_with_its_line(text: str, problem: str, tmp_path: P
     file.write_text(text)
     with pytest.raises(ValueError, match=f"cells.toml{problem}"):
         read_cells(file)
+
+
+def test_a_file_that_is_not_there_is_told_with_the_settings(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere[.]toml: No such file or directory"):
+        Settings(cells=tmp_path / "nowhere.toml")
 
 
 # ---- ids that clients chose ----

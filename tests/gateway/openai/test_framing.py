@@ -1,5 +1,5 @@
-"""How a stream's events lie in the bytes of HTTP, which the gateway frames itself. Read from a socket: a client's library
-would hide it."""
+"""How a stream's events lie in the bytes of HTTP, which the gateway frames itself. Read from a socket: a library of
+clients would hide it."""
 
 import asyncio
 import json
