@@ -69,7 +69,7 @@ def test_a_wrong_file_is_told_with_its_line(text: str, problem: str, tmp_path: P
 
 
 def test_a_file_that_is_not_there_is_told_with_the_settings(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere[.]toml: No such file or directory"):
+    with pytest.raises(ValueError, match=r"nowhere[.]toml: No such file or directory"):
         Settings(cells=tmp_path / "nowhere.toml")
 
 
