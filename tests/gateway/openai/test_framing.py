@@ -3,7 +3,7 @@ clients would hide it."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -29,8 +29,8 @@ async def connection(at: Door) -> AsyncIterator[Streams]:
     writer.close()
 
 
-def post(body: dict[str, object], version: str = "1.1") -> bytes:
-    said = json.dumps(body | {"stream": True}).encode()
+def post(body: Mapping[str, object], version: str = "1.1") -> bytes:
+    said = json.dumps({**body, "stream": True}).encode()
     return b"POST /v1/chat/completions HTTP/%s\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
         version.encode(),
         len(said),
