@@ -58,7 +58,7 @@ PARTS = ("bucket", "sum", "count")
 
 def test_under_vllms_prefix_its_own_dashboards_find_what_they_ask_for() -> None:
     """The families that vLLM's dashboards show, but for its prefix cache, which is counted otherwise here."""
-    registries = [Gateway("vllm:"), Scheduler(lambda: None, "vllm:"), Worker(1, "vllm:")]
+    registries = [Gateway("vllm:"), Scheduler(lambda: None, "vllm:"), Worker("vllm:")]
     names = {name for families in registries for name, *_ in families.table()}
     assert names >= {f"vllm:{name}" for name in VLLM}
 

@@ -175,8 +175,8 @@ async def benched(
             return
 
         def noting(number: int) -> Any:
-            async def on_ready(ready: bool) -> None:
-                if ready:
+            async def on_ready() -> None:
+                if bench.links[number].ready:
                     bench.ready_at[number] = asyncio.get_running_loop().time()
 
             return on_ready
