@@ -79,8 +79,11 @@ class Settings(ServiceSettings):
     @field_validator("cells")
     @classmethod
     def _cells_are_usable(cls, file: Path | None) -> Path | None:
-        if file is not None:
-            read_cells(file)
+        try:
+            if file is not None:
+                read_cells(file)
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}") from error
         return file
 
     @model_validator(mode="after")

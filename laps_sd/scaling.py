@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import socket
+import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -129,7 +130,9 @@ def _number(name: str) -> int:
 
 def socket_path(grpc_port: int) -> Path:
     """Of the stack whose gateway has this port."""
-    return user_runtime_path("laps-sd") / f"{grpc_port}.sock"
+    with warnings.catch_warnings():  # of a folder that stands in where the system names none: `_make_room` checks it
+        warnings.simplefilter("ignore", UserWarning)
+        return user_runtime_path("laps-sd") / f"{grpc_port}.sock"
 
 
 def ask(grpc_port: int, workers: int) -> dict[str, list[str]]:

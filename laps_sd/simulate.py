@@ -116,6 +116,8 @@ def simulate(
         policies = _policies(policy, policy_set or [], jobs, fleet.reference_draft)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--policy") from None
+    if cells == 1 and (kill_cell or hot_tenant or ideal):
+        raise typer.BadParameter("need --cells over 1", param_hint="--kill-cell, --hot-tenant, --ideal")
     if cells > 1:
         from laps_sd import simulate_cells as several
         from scheduler_service.sim.cells import CellSettings

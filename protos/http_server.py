@@ -20,7 +20,7 @@ KEEP_ALIVE_S = 60  # the same between two requests
 HEADER_BYTES = 64 << 10  # of one request, before its body
 BACKLOG = 1024
 MAX_CONNECTIONS = 8192
-BODY = "laps_sd.body"  # among a scope's extensions: its Body
+BODY = "laps_sd.body"  # among a scope's extensions: its Body, unless the answer has none
 
 
 class HttpServer:
@@ -97,7 +97,7 @@ class Body:
         """`cycle`: uvicorn's, of the request that is answered."""
         self._transport: asyncio.Transport = cycle.transport
         self._flow = cycle.flow
-        self._chunked = cycle.scope["http_version"] == "1.1"  # else the end of the connection ends it
+        self._chunked = cycle.scope["http_version"] >= "1.1"  # else the end of the connection ends it; as h11 has it
 
     @property
     def waits(self) -> bool:
@@ -112,7 +112,8 @@ class Body:
 
 def _with_body(app: ASGIApp) -> ASGIApp:
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["extensions"] = {BODY: Body(send.__self__)}  # type: ignore[attr-defined]  # a method of the cycle
+        if scope["method"] != "HEAD":  # its answer is a head alone
+            scope["extensions"] = {BODY: Body(send.__self__)}  # type: ignore[attr-defined]  # a method of the cycle
         await app(scope, receive, send)
 
     return call

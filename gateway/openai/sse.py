@@ -59,7 +59,7 @@ class Events:
             return False
         if events:
             self._body.write(events)
-        self._written_s = self._loop.time()
+            self._written_s = self._loop.time()
         return True
 
     async def write(self, events: bytes, *, more: bool = True) -> None:

@@ -7,6 +7,7 @@ import structlog
 
 from gateway.cell_file import Cell, CellList, read_cells
 from gateway.cells import Cells
+from gateway.config import Settings
 
 
 def write(file: Path, *cells: str, version: int = 1) -> Path:
@@ -59,6 +60,11 @@ def test_a_wrong_file_is_told_with_its_line(text: str, problem: str, tmp_path: P
     file.write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=f"cells.toml{problem}"):
         read_cells(file)
+
+
+def test_a_file_that_is_not_there_is_told_with_the_settings(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere[.]toml: No such file or directory"):
+        Settings(cells=tmp_path / "nowhere.toml")
 
 
 # ---- ids that clients chose ----

@@ -152,6 +152,7 @@ def test_who_is_blind_takes_every_acceptance_for_the_usual_one(name: str) -> Non
     ("name", "setting", "complaint"),
     [
         ("nonesuch", "", "unknown policy 'nonesuch'; known: fcfs, sjf, srpt-length"),
+        ("laps-sd:reading=adapted", "", "has a setting in it: give the policy laps-sd, and policy-set reading=adapted"),
         ("srpt-length", "length_margin=-1", "length_margin must be from 0 to 10"),
         ("las", "quantum_rounds=0", "quantum_rounds must be at least 1"),
         ("mlfq", "queues=17", "queues must be from 1 to 16"),

@@ -68,6 +68,11 @@ def test_what_no_worker_can_hold_is_counted_as_failed(workload: str, tmp_path: P
         (["--policy", "oracle:speed=1"], "the oracle has no settings"),
         (["--plan-lag", "2"], "plan-lag"),
         (["--slots", "0"], "slots"),
+        (["--cells", "0"], "cells"),
+        (["--cells", "2", "--kill-cell", "9@1"], "'9@1' is not CELL@SECOND, with a cell from 0 to 1"),
+        (["--cells", "2", "--route", "nearest"], "'nearest' is not of p2c, hash, random"),
+        (["--kill-cell", "0@1"], "need --cells over 1"),
+        (["--hot-tenant", "0.3"], "need --cells over 1"),
     ],
 )
 def test_a_wrong_flag_is_refused(workload: str, words: list[str], complaint: str) -> None:

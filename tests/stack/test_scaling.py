@@ -3,6 +3,7 @@
 import asyncio
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from laps_sd import scaling
 from laps_sd.cli import app
 from laps_sd.scaling import NotAsked, Workers, ask, socket_path
 from laps_sd.supervise import Child, Command
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 PORT = 50_051
 SLEEPS = "import time; time.sleep(600)"
@@ -118,7 +119,10 @@ async def test_a_socket_that_others_could_open_is_not_made(sockets: Path) -> Non
     assert b"is open to others" in lines[0]
 
 
-def test_without_a_stack_it_says_so() -> None:
-    said = CliRunner().invoke(app, ["scale", "2", "--grpc-port", "1"])
-    assert said.exit_code == 1
-    assert "no `laps-sd up` of yours with --grpc-port 1" in said.output
+def test_without_a_stack_it_says_so_and_nothing_else() -> None:
+    """Also where the system names no folder for sockets, as in a container."""
+    environment = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
+    words = [sys.executable, "-m", "laps_sd", "scale", "2", "--grpc-port", "1"]
+    said = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert said.returncode == 1
+    assert said.stderr == "laps-sd: no `laps-sd up` of yours with --grpc-port 1 runs on this machine\n"

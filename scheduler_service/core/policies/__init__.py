@@ -54,6 +54,9 @@ def find_policy(name: str) -> type[Policy]:
     """The policy of that name, or the class at a dotted path (`module.Class`), which is imported. Raises ValueError."""
     if name in POLICIES:
         return POLICIES[name]
+    bare, _, setting = name.partition(":")
+    if setting and bare in POLICIES:  # as simulations take it
+        raise ValueError(f"policy: {name!r} has a setting in it: give the policy {bare}, and policy-set {setting}")
     if "." not in name:
         raise ValueError(f"policy: unknown policy {name!r}; known: {', '.join(POLICIES)}, or MODULE.CLASS of your own")
     try:

@@ -1,0 +1,124 @@
+"""How a stream's events lie in the bytes of HTTP, which the gateway frames itself. Read from a socket: a library of
+clients would hide it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+from starlette.types import Message
+
+from gateway.openai import sse
+from protos.http_server import BODY
+from protos.v1 import types_pb2
+from tests.gateway.harness import WAIT_S, ending, ids
+from tests.gateway.openai.harness import CHAT, Door, door
+from tests.waiting import until
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+TEXT = "the quick brown fox jumps"
+
+
+@asynccontextmanager
+async def connection(at: Door) -> AsyncIterator[Streams]:
+    host, _, port = at.gateway.http.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    yield reader, writer
+    writer.close()
+
+
+def post(body: Mapping[str, object], version: str = "1.1") -> bytes:
+    said = json.dumps({**body, "stream": True}).encode()
+    return b"POST /v1/chat/completions HTTP/%s\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
+        version.encode(),
+        len(said),
+        said,
+    )
+
+
+async def head(reader: asyncio.StreamReader) -> bytes:
+    return (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)).lower()
+
+
+async def dechunked(reader: asyncio.StreamReader) -> bytes:
+    """The body, of well-formed chunks up to the last one."""
+    whole = b""
+    while size := int(await asyncio.wait_for(reader.readline(), WAIT_S), 16):
+        whole += await asyncio.wait_for(reader.readexactly(size), WAIT_S)
+        assert await reader.readexactly(2) == b"\r\n"
+    assert await reader.readline() == b"\r\n"
+    return whole
+
+
+def text(body: bytes) -> str:
+    said = [line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: {")]
+    choices = [choice for each in said for choice in json.loads(each)["choices"]]
+    return "".join(choice["delta"].get("content", "") for choice in choices)
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.2"])
+async def test_events_are_whole_chunks_and_the_connection_serves_the_next_request(version: str) -> None:
+    async with door() as at, connection(at) as (reader, writer):
+        for _ in range(2):
+            writer.write(post(CHAT, version))
+            await at.say(await at.link.accept(), TEXT)
+            assert b"transfer-encoding: chunked" in await head(reader)
+            assert text(await dechunked(reader)) == TEXT
+
+
+async def test_a_client_of_http_1_0_gets_bare_events_until_the_connection_ends() -> None:
+    async with door() as at, connection(at) as (reader, writer):
+        writer.write(post(CHAT, "1.0"))
+        await at.say(await at.link.accept(), TEXT)
+        assert b"transfer-encoding" not in await head(reader)
+        body = await asyncio.wait_for(reader.read(), WAIT_S)
+        assert body.startswith(b"data: ")
+        assert body.endswith(sse.DONE)
+        assert text(body) == TEXT
+
+
+async def test_an_error_behind_the_first_events_is_an_event_and_the_body_ends_in_order() -> None:
+    async with door() as at, connection(at) as (reader, writer):
+        writer.write(post(CHAT))
+        submit = await at.link.accept()
+        for i, token in enumerate(ids("jumps")):
+            await at.link.delta(submit, i, [token])
+        end = ending(types_pb2.FINISH_REASON_ERROR, message="it broke")
+        await at.link.delta(submit, len(ids("jumps")), ending=end)
+        await head(reader)
+        *_, last = [line for line in (await dechunked(reader)).split(b"\n") if line]
+        assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "it broke"
+
+
+async def test_head_of_a_stream_is_answered_without_a_body() -> None:
+    """A body there would be read as the answer to the connection's next request."""
+    async with door() as at, connection(at) as (reader, writer):
+        _, submit = await at.answered(CHAT | {"on_disconnect": "detach"}, TEXT)
+        at.scheduler.submitted[submit.request_id] = submit
+        writer.write(b"HEAD /v1/requests/%b/stream HTTP/1.1\r\nhost: x\r\n\r\n" % submit.request_id.encode())
+        follow = await at.link.next("follow")
+        assert follow.request_id == submit.request_id
+        await at.say(submit, TEXT)
+        assert b"text/event-stream" in await head(reader)
+        writer.write(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await head(reader)).startswith(b"http/1.1 200")
+
+
+async def test_chunks_that_say_nothing_do_not_keep_back_the_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.05)
+    said: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        said.append(message.get("body", b""))
+
+    events = sse.Events({"extensions": {BODY: SimpleNamespace(waits=False)}}, send, {})
+    async with events.kept_alive():
+        await events.write(b"data: 1\n\n")
+
+        async def commented() -> bool:
+            assert events.put(b"")
+            return said[-1].startswith(b":")
+
+        await until(commented)
