@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,8 +82,7 @@ class Fuzzing:
         scheduler = await impostor.start()
         grpc_port, http_port = claim_ports(0, 0)
         commands = (
-            # An impostor may tell a worker to drain. It obeys, and another one takes its place.
-            replace(worker_command(self.options, 9, scheduler, Path(self.options.model)), left=None),
+            worker_command(self.options, 9, scheduler, Path(self.options.model)),
             gateway_command(self.options, grpc_port, http_port, scheduler),
         )
         children = [Child(command, self.emit) for command in commands]

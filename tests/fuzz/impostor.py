@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from laps_sd.client import AsyncClient
 from protos.errors import RequestError
@@ -86,13 +86,18 @@ class Link:
     async def say(self, message: Message) -> None:
         await self._context.write(message.SerializeToString())
 
-    async def babble(self, seeds: Sequence[Message], random: Random) -> int:
-        """How many inputs were heard before it was hung up on, by either side."""
+    async def babble(
+        self, seeds: Sequence[Message], random: Random, spared: Callable[[bytes], bool] = lambda raw: False
+    ) -> int:
+        """How many inputs were heard before it was hung up on, by either side. Those that are `spared` are not said."""
         said = 0
         listening = asyncio.create_task(self._listen())
         try:
             while said < PER_STREAM and not listening.done():
-                await self._context.write(mutated(random, random.choice(seeds)))
+                raw = mutated(random, random.choice(seeds))
+                if spared(raw):
+                    continue
+                await self._context.write(raw)
                 said += 1
         except _GONE:
             pass
@@ -104,6 +109,14 @@ class Link:
     async def _listen(self) -> None:
         async for _ in self._requests:
             pass
+
+
+def _drains(raw: bytes) -> bool:
+    """As a worker would read it."""
+    try:
+        return worker_pb.ToWorker.FromString(raw).HasField("drain")
+    except DecodeError:
+        return False
 
 
 def _admit(id: str, placement: int, max_tokens: int) -> worker_pb.Admit:
@@ -132,7 +145,7 @@ async def to_worker(link: Link, random: Random) -> int:
     edits = {edit: [random.choice(IDS)] for edit in random.sample(("drop", "forget", "offload"), 2)}
     edited = worker_pb.StepCommand(epoch=command.epoch, session=hello.session, schedule=command.schedule, **edits)
     seeds = [worker_pb.ToWorker(command=command), worker_pb.ToWorker(command=edited), welcome]
-    return await link.babble(seeds, random)
+    return await link.babble(seeds, random, _drains)  # a worker that is told to drain obeys, and is gone
 
 
 async def worker_is_well(link: Link) -> tuple[int, ...]:

@@ -33,7 +33,10 @@ class Collector(rpc.TraceServiceServicer):
         async def here() -> bool:
             return self.spans.keys() >= set(names)
 
-        await until(here)
+        try:
+            await until(here)
+        except TimeoutError:
+            raise TimeoutError(f"only {sorted(self.spans)} of {names} came") from None
         return [self.spans[name] for name in names]
 
 
@@ -51,7 +54,8 @@ def _value(value: Any) -> Any:
 
 @asynccontextmanager
 async def collector() -> AsyncIterator[Collector]:
-    server, kept = grpc.aio.server(), Collector()
+    # A port of its own: two servers that share one would share the spans, too.
+    server, kept = grpc.aio.server(options=[("grpc.so_reuseport", 0)]), Collector()
     rpc.add_TraceServiceServicer_to_server(kept, server)
     kept.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
