@@ -1,1 +1,0 @@
-"""Parts of LAPS-SD that the plug-in uses."""

@@ -1,1 +1,0 @@
-"""The scheduler: the only owner of queue state and of Redis; it answers every worker report with a plan."""

@@ -1,1 +1,0 @@
-"""Pure scheduling: observe events, plan rounds. No clock, no randomness, no I/O, no logging; standard library only."""
