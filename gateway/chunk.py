@@ -1,4 +1,4 @@
-"""What a stream is made of, as plain data: chunks, and the rounds in them. Nothing is done with them here."""
+"""The parts of a stream, as plain data: chunks, and the rounds in them. Nothing is done with them here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from protos.v1 import inference_pb2, types_pb2
 
 
 class Round(NamedTuple):
-    """What one round added: output tokens, and how many were drafted and accepted for it."""
+    """The outcome of one round: output tokens, and how many were drafted and accepted for it."""
 
     tokens: int
     drafted: int
@@ -17,7 +17,7 @@ class Round(NamedTuple):
 
 @dataclass(slots=True)
 class Chunk:
-    """What came at once: gRPC's GenerateResponse, of which most doors need no message. The last one has `final`."""
+    """A piece of an answer: gRPC's GenerateResponse as plain data. The last one has `final`."""
 
     request_id: str = ""
     text: str = ""

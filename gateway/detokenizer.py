@@ -47,10 +47,10 @@ class Text(Protocol):
     """The text of a growing output."""
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """What the tokens add to it; the end may be withheld while it is half a character."""
+        """The text that the tokens add; the end may be withheld while it is half a character."""
 
     def rest(self) -> str:
-        """What was withheld, half a character as the replacement character."""
+        """The withheld text, half a character as the replacement character."""
 
 
 class BytesText:
@@ -96,7 +96,7 @@ class LibraryText:
         return self._show()
 
     def _show(self) -> str:
-        """What the fresh tokens add to the text, if they end with a whole character."""
+        """The text that fresh tokens add, if they end with a whole character."""
         text = self._decode(self._context + self._fresh)
         if len(text) <= self._context_chars or text.endswith(REPLACEMENT):
             return ""  # a special token, or half a character

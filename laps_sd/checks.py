@@ -27,7 +27,7 @@ class Wrong(Exception):
 
 
 def check_worker(options: Options) -> None:
-    """What concerns a worker alone. Raises Wrong."""
+    """The settings of a worker alone. Raises Wrong."""
     if options.device == "cuda" and not _has_gpu():
         raise Wrong("--device", "this machine has no CUDA device; use cpu or auto")
     if options.engine != "vllm" and (options.vllm_python is not None or options.vllm_args is not None):

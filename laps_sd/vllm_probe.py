@@ -1,4 +1,4 @@
-"""What another interpreter's environment holds, printed as JSON: run by that interpreter as a file, so the standard
+"""Another interpreter's environment, printed as JSON: run by that interpreter as a file, so the standard
 library only. vLLM is not imported, which would take many seconds: its sources are read.
 
 `python vllm_probe.py REQUIREMENT...`: {"vllm": its version or null, "arguments": names that EngineArgs takes,

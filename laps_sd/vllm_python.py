@@ -16,7 +16,7 @@ from laps_sd_vllm.versions import SUPPORTED, supported
 
 MODULE = "worker_service.vllm_engine"
 PACKAGES = ("laps_sd_vllm", "protos", "worker_service")  # what a worker imports of ours
-# What those packages import, as the project's own metadata requires it.
+# Packages that those import, as the project's own metadata requires it.
 NEEDS = (
     "annotated-types",
     "googleapis-common-protos",
@@ -43,7 +43,7 @@ class UnusableError(Exception):
 
 
 def requirements() -> list[str]:
-    """What must be installed beside vLLM, with the versions that this project asks for."""
+    """The packages to install beside vLLM, with the versions that this project asks for."""
     told = (text.partition(";")[0].strip() for text in metadata.requires("laps-sd") or [])
     return [text for text in told if text.startswith(NEEDS) and _name(text) in NEEDS]
 

@@ -27,7 +27,7 @@ from scheduler_service.sim.worker import SimFleet
 from worker_service.engine.cost_model import CostModel
 from worker_service.engine.types import CostProfile as Measured
 
-# What steps are taken to cost until they tell, in seconds: a model of some billions of parameters on a GPU.
+# The assumed costs of steps until they are measured, in seconds: a model of some billions of parameters on a GPU.
 START = Measured(0.0, 0.02, 0.0002, 0.0001, 0.0001)
 KNOWN_STEPS = 64  # after so many their costs are believed
 COSTS_EVERY = 8  # running requests: with so many more, steps teach costs one step less often
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What requests share. `step_tokens`: of prompts, in one step; `steps_ahead`: scheduled before a step's output."""
+    """Shared costs. `step_tokens`: of prompts, in one step; `steps_ahead`: scheduled before a step's output."""
 
     slots: int
     blocks: int

@@ -69,7 +69,7 @@ class Background:
 
 
 def run(command: tuple[str, ...], question: bytes, deadline_s: float) -> bytes:
-    """What the process answers. Raises OSError if it fails, subprocess.TimeoutExpired if it takes too long."""
+    """The answer of the process. Raises OSError if it fails, subprocess.TimeoutExpired if it takes too long."""
     done = subprocess.run(command, input=question, capture_output=True, timeout=deadline_s, start_new_session=True)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()

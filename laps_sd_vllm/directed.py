@@ -1,6 +1,6 @@
 """A vLLM scheduler that runs who it is told to run: the first `slots` runnable requests of a ranking, best first.
 
-Whoever runs and is not among them is paused: it is not scheduled, and keeps its KV. Which order is right is decided
+One that runs unnamed is paused: it is not scheduled, and keeps its KV. Which order is right is decided
 elsewhere. This file and `reporting.py` alone touch what vLLM does not promise to keep; `relied_on.py` lists and checks
 it.
 """

@@ -1,4 +1,4 @@
-"""What finished requests teach, inside vLLM: asked when a request comes, told when one ends. Fits and files are jobs
+"""Lessons of finished requests, inside vLLM: asked when a request comes, told when one ends. Fits and files are jobs
 for the background. It decides nothing."""
 
 import copy
@@ -60,7 +60,7 @@ class Learning:
             self._save_at, self._finished = now + SAVE_EVERY_S, 0
 
     def fitted(self, model: Model | None, error: Exception | None) -> None:
-        """What came of a fit."""
+        """The result of a fit."""
         if model is None:
             self._say(f"no model was fitted this time: {error}")
         elif self.predictor is not None:

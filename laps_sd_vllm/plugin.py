@@ -54,7 +54,7 @@ class LapsSd(Directed):
         logger.info("LAPS-SD: mode %s, policy %s", self.settings.mode, self.advice.status.policy)
 
     def _place(self) -> Place:
-        """What there is to be shared. With several kinds of KV blocks a block counts as one of each."""
+        """The capacity to be shared. With several kinds of KV blocks a block counts as one of each."""
         rows = self._limits[0]
         asked_for = self.settings.slots
         if asked_for is not None and asked_for > rows:

@@ -1,4 +1,4 @@
-"""What a person may set, in `--additional-config '{"laps_sd": {...}}'`, refused in one sentence if wrong. Nothing of
+"""All settings, in `--additional-config '{"laps_sd": {...}}'`, refused in one sentence if wrong. Nothing of
 vLLM is imported here, and nothing is read from the environment."""
 
 from pathlib import Path

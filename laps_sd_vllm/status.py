@@ -1,4 +1,4 @@
-"""What an engine process tells of LAPS-SD: a small file in JSON, which the process that serves /metrics reads. Written
+"""The status of an engine process: a small file in JSON, which the process that serves /metrics reads. Written
 whole or not at all; it holds figures, and nothing of anybody's text."""
 
 import json

@@ -27,7 +27,7 @@ class Desired:
 
 @dataclass(slots=True)
 class StepRow:
-    """What one step did for one request."""
+    """The outcome of one step for one request."""
 
     request_id: str
     start: int  # output tokens before

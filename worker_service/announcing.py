@@ -24,7 +24,7 @@ class RefusedError(ModelError):
 
 
 def refusal(error: BaseException) -> RefusedError | None:
-    """What a stream that ended so says of this worker; None: nothing, the connection broke or nobody leads there."""
+    """The refusal of this worker in the end of a stream; None: nothing, the connection broke or nobody leads there."""
     if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS:
         return RefusedError(f"the scheduler does not take this worker: {error.details()}")
     return None

@@ -46,7 +46,7 @@ def model_class(config: Any) -> Any:
 
 
 def summary(error: Exception) -> str:
-    """What an exception of a library says, on one line."""
+    """The words of a library's exception, on one line."""
     said = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
     return said or type(error).__name__
 

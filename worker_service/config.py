@@ -21,7 +21,7 @@ def _possible(cost: CostProfile) -> CostProfile:
 
 
 class CommonSettings(ServiceSettings):
-    """What every worker can be told, whichever engine it has."""
+    """The settings of every worker, whichever engine it has."""
 
     model_config = SettingsConfigDict(
         env_prefix="LAPS_SD_WORKER_",

@@ -1,4 +1,4 @@
-"""Which model a directory holds: its name, and the fingerprint that all workers of a service must agree on. It is read
+"""A directory's model: its name, and the fingerprint that all workers of a service must agree on. It is read
 from the files alone: no library of models, and no torch."""
 
 import hashlib
@@ -23,7 +23,7 @@ _SAMPLE_BYTES = 4096
 
 
 class Described(Protocol):
-    """What others must know of a loaded model, whichever engine runs it."""
+    """A loaded model as others must know it, whichever engine runs it."""
 
     @property
     def tokenizer(self) -> Any:
@@ -45,7 +45,7 @@ class Described(Protocol):
 
     @property
     def caveats(self) -> Sequence[str]:
-        """Where the engine keeps less than the interface promises: a sentence each."""
+        """The promises of the interface that the engine does not keep: a sentence each."""
 
 
 def fingerprint(folder: Path) -> str:

@@ -27,7 +27,7 @@ class Frames:
 
     @cached_property
     def _around(self) -> tuple[bytes, bytes]:
-        """What stands before and behind the text."""
+        """The bytes before and behind the text."""
         hole = _HOLES[self._answer.chat]
         before, after = sse.event(self._answer.text_event(self._choice)).split(hole)
         return before + hole[:-2], after

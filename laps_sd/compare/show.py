@@ -20,7 +20,7 @@ def table(cell: Mapping[str, Any]) -> Group:
     return Group(f"{cell['name']}: {cell['requests']} requests a policy", FittedTable(columns, list(rows(cell))))
 
 
-# What a narrow terminal leaves out first has the highest rank (tables.py).
+# The column that a narrow terminal leaves out first has the highest rank (tables.py).
 HEADINGS = {
     "policy": 0,
     "mean ms": 0,

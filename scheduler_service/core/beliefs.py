@@ -1,4 +1,4 @@
-"""What is believed of a request: its acceptance rate and its output length. Never what is decided from it."""
+"""Beliefs about a request: its acceptance rate and its output length. Decisions that follow live elsewhere."""
 
 import math
 from dataclasses import dataclass, field

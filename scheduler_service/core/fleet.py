@@ -58,7 +58,7 @@ class Fleet:
         return entry
 
     def _expect(self, entry: Entry) -> None:
-        """What is believed of its length now."""
+        """The present belief about its length."""
         entry.expect(self.known.belief(entry.request).at_least(self.policy.surest))
 
     def add(self, entry: Entry) -> None:

@@ -12,7 +12,7 @@ class PredictorKind(StrEnum):
 
 
 def lacks(kind: PredictorKind) -> str:
-    """What this predictor needs and is not installed, as a sentence; empty if nothing."""
+    """The package that this predictor needs and that is not installed, as a sentence; empty if nothing."""
     if kind is PredictorKind.NONE or find_spec("sklearn") is not None:
         return ""
     return f"{kind} needs the extra: pip install 'laps-sd[scheduler]', or choose {PredictorKind.NONE}"

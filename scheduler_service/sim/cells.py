@@ -59,7 +59,7 @@ class Fared(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a cell tells gateways: vacant slots, seconds of work, and what a mean request adds."""
+    """The load that a cell tells gateways: vacant slots, seconds of work, and what a mean request adds."""
 
     free: int
     backlog_s: float

@@ -1,4 +1,4 @@
-"""What knowing each request's acceptance is worth: policies beside themselves with every acceptance set to the mean.
+"""The worth of knowing each request's acceptance: policies beside themselves with every acceptance set to the mean.
 
 `make bench-paper`, or `python -m scheduler_service.sim.worth --help`. It writes worth.json and worth.svg, which the
 page on the paper shows. A figure is by how much blindness raises the mean latency, with the half-width of a 95 %
@@ -39,7 +39,7 @@ LITTLE = 0.02  # worth less than this is not worth a word
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where acceptance is valued. `line`: "map", or what is varied from its middle, to `value`."""
+    """A place on the map. `line`: "map", or what is varied from its middle, to `value`."""
 
     line: str = "map"
     value: float = 0.0
@@ -98,7 +98,7 @@ def measure(requests: int, seeds: int, processes: int) -> list[dict[str, Any]]:
 
 
 def marks(logs: Path | None) -> list[dict[str, Any]]:
-    """Where public data lie on the map: kinds of requests as they are generated, and logs if they are at hand. Raises
+    """Public data on the map: kinds of requests as they are generated, and logs if they are at hand. Raises
     ValueError and OSError."""
     found: list[tuple[str, float, float]] = []
     for name, kind in KINDS.items():

@@ -69,7 +69,7 @@ def bases() -> dict[str, str]:
 
 
 def check_containers(engine: Engine) -> list[str]:
-    """What is wrong with how they run; read from the machine's own account of their processes."""
+    """The faults in how they run; read from the machine's own account of their processes."""
     problems = []
     for service in SERVICES:
         status = Path(f"/proc/{engine.pid(service)}/status").read_text()

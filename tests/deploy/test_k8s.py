@@ -1,4 +1,4 @@
-"""What the manifests of deploy/k8s name is what the code has: commands, flags, variables, ports, services, files.
+"""All that the manifests of deploy/k8s name exists in the code: commands, flags, variables, ports, services, files.
 Whether Kubernetes takes them is asked in tests/k8s."""
 
 import re

@@ -1,1 +1,1 @@
-"""Which model families the engine serves: `make test-families`, outside the default run. tests.gpu runs them, too."""
+"""Families that the engine serves: `make test-families`, outside the default run. tests.gpu runs them, too."""

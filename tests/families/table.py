@@ -164,7 +164,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek v3": Family(
         "deepseek_v3", EXPERTS | LATENT | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     ),
-    # What is refused.
+    # Models that are refused.
     "llama4": Family(
         "llama4_text",
         EXPERTS | SMALL_HEADS | {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 96},

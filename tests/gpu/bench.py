@@ -131,7 +131,7 @@ def _mixed(section: "Section", engine: Engine, machine: floor.Machine, work: flo
 
 
 def _outside(section: "Section", engine: Engine, vocabulary: int) -> None:
-    """What sampling costs: temperature and top_p for every request, at the largest batch."""
+    """The cost of sampling: temperature and top_p for every request, at the largest batch."""
     from worker_service.engine.types import Admission, Limits, Run, Sampling
 
     size = section.size

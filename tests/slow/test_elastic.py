@@ -90,7 +90,7 @@ async def run(*words: str) -> asyncio.subprocess.Process:
 
 
 async def said(*words: str) -> str:
-    """What a command prints, which must succeed."""
+    """The output of a command, which must succeed."""
     process = await run(*words)
     output, _ = await process.communicate()
     assert process.returncode == 0, output.decode()

@@ -1,4 +1,4 @@
-"""What a scheduler costs a step, on the toy executor: vLLM's own beside ours watching and ordering, in turn, so that a
+"""A scheduler's cost a step, on the toy executor: vLLM's own beside ours watching and ordering, in turn, so that a
 busy machine slows all of them. `python -m tests.vllm.cost [ROUNDS]` tells microseconds of processor, and what is ours.
 """
 

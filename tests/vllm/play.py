@@ -51,7 +51,7 @@ def toy_core(way: Way, scheduler: Any = DIRECTED, executor: Any = ToyExecutor, *
 
 @dataclass
 class Played:
-    """What came of a game. `rows`: tokens by request as the reports tell them."""
+    """The result of a game. `rows`: tokens by request as the reports tell them."""
 
     prompts: dict[str, list[int]]
     lengths: dict[str, int]

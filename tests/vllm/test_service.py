@@ -68,7 +68,7 @@ def _of_stock_vllm() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[list[int]]:
-    """What stock vLLM answers to PROMPTS."""
+    """The answers of stock vLLM to PROMPTS."""
     return _of_stock_vllm()
 
 

@@ -36,7 +36,7 @@ def continued(prompt: Sequence[int], count: int) -> list[int]:
 
 @dataclass
 class Known:
-    """What a runner knows of a request. `blocks`: of each group."""
+    """A request as a runner knows it. `blocks`: of each group."""
 
     tokens: list[int]
     blocks: list[list[int]]
@@ -147,7 +147,7 @@ class ToyExecutor(Executor):
                 assert known.computed == told.num_computed_tokens[number], ("computed tokens", id)
 
     def _compute(self, id: str, count: int, step: Any) -> list[int]:
-        """What the request emits in this step."""
+        """The tokens that the request emits in this step."""
         known = self.known[id]
         slots = step.scheduled_spec_decode_tokens.get(id, [])
         kept_here = self.asynchronous or self.v2

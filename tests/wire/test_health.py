@@ -1,4 +1,4 @@
-"""What a probe asks a health port, and what it takes for an answer."""
+"""A probe: its question to a health port, and the answers that it takes."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Where native kernels come from, and what a worker says of those that it cannot have."""
+"""The sources of native kernels, and the words of a worker that can have none."""
 
 import ctypes
 import logging

@@ -31,7 +31,7 @@ def test_a_section_of_the_gpu_check_runs_and_finds_nothing_wrong(check: Any) -> 
 
 
 def decode_step(requests: int) -> Counter[str]:
-    """What one decode step of so many greedy requests costs."""
+    """The cost of one decode step of so many greedy requests costs."""
     cuda = torch.device("cuda", 0)
     with pretended() as device:
         engine = exactness.engine_on(cuda, torch.float32, NoDrafter())
@@ -58,7 +58,7 @@ def test_a_step_waits_for_the_device_after_its_pass_and_for_each_greedy_request(
 
 
 def test_a_tensor_on_the_cpu_is_no_tensor_on_the_device() -> None:
-    """What is pretended is strict: without this the tests above would prove nothing."""
+    """The pretended device is strict: without this the tests above would prove nothing."""
     with pretended():
         there, here = torch.ones(3, device="cuda:0"), torch.ones(3)
         with pytest.raises(RuntimeError, match="expected all tensors on the same device"):

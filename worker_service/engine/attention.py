@@ -184,7 +184,7 @@ class TorchAttention(PagedAttention):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        # What is masked must be finite, so zeros.
+        # Masked entries must be finite, so zeros.
         data = [torch.zeros(_memory(shape, blocks, block_tokens), device=device, dtype=dtype) for shape in shapes]
         super().__init__(data, longest)
         self._block_tokens, self._device = block_tokens, device

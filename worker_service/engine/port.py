@@ -1,4 +1,4 @@
-"""What an engine is to everybody outside it: the protocol that runner, warm-up, link and reports rely on. No engine
+"""The engine as everybody outside sees it: the protocol that runner, warm-up, link and reports rely on. No engine
 lives here, and no torch: a worker whose engine is somebody else's imports this and never our tensors."""
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a model asks of its attention in each layer: found by one pass over two tokens, without computing attention.
+"""The demands of a model on its attention, by layer: found by one pass over two tokens, without computing attention.
 
 A window may stand in the mask that the model makes, in what it passes to its attention, or in both. The mask decides,
 for masks are what the model itself computes with. So masks are asked which tokens they show, up to the longest text.

@@ -132,7 +132,7 @@ class Target:
 
     @property
     def asked(self) -> Mapping[int, LayerAsks]:
-        """What the model asks of its attention, by layer."""
+        """The demands of the model on its attention, by layer."""
         return self._memory.asked
 
     @property

@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _prepare(settings: Settings) -> None:
-    """What vLLM reads from the environment when it is imported. What somebody has set stays."""
+    """The environment that vLLM reads when it is imported. Variables that somebody has set stay."""
     told = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine core is in this process
         "VLLM_NO_USAGE_STATS": "1",

@@ -11,7 +11,7 @@ from protos.bounds import KvTokens
 from worker_service.config import CommonSettings
 
 CPU_KV_TOKENS = 32_768  # vLLM would take nearly all of the machine's memory
-# What the worker sets itself, and by what it can be changed.
+# Arguments that the worker sets itself, and by what it can be changed.
 OWN_ARGS = {
     "model": "--model",
     "dtype": "--dtype",

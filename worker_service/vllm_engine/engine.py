@@ -68,7 +68,7 @@ class VllmEngine:
 
     @property
     def context_tokens(self) -> int:
-        """What the model allows, or what KV memory holds if that is less."""
+        """The context of the model, or as much as KV memory holds if that is less."""
         return min(int(self._config.model_config.max_model_len), self.blocks * self.block_tokens)
 
     # ---- life ----

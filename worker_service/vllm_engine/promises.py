@@ -1,4 +1,4 @@
-"""What this service promises and vLLM does not keep: fields that are refused, with the reason, and sentences that
+"""Promises of this service that vLLM does not keep: fields that are refused, with the reason, and sentences that
 clients are told. Plain data; nothing is checked here."""
 
 STRUCTURE = "output with a structure is not served while the worker's engine is vLLM"

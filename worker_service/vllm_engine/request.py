@@ -85,7 +85,7 @@ def problem(admission: Admission, vocab_size: int, context_tokens: int, refused:
 
 
 def ask(request: EngineRequest, eos_ids: frozenset[int]) -> EngineCoreRequest:
-    """What vLLM is asked for. Raises ValueError for parameters that it refuses."""
+    """The parameters for vLLM. Raises ValueError for parameters that it refuses."""
     admission = request.admission
     return EngineCoreRequest(
         request_id=request.internal,

@@ -1,4 +1,4 @@
-"""What a request that has emitted nothing is worth: a Gittins index in two stages. It orders nothing itself.
+"""The worth of a request that has emitted nothing: a Gittins index in two stages. It orders nothing itself.
 
 A request pays w with its first token and 1 with its end. The index is the best rate of pay that it can promise, over
 all times to stop: after its first round, or at an output of z tokens,
