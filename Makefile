@@ -16,6 +16,11 @@ FAULTS ?= 1000
 MODEL_FAULTS ?= 50
 MINUTES ?= 60
 
+# Of test, and of check: processes that run the tests, a file at a time. With 2 it is faster; one of them once ended
+# without a word, and pytest-xdist then waits for ever.
+PROCESSES ?= 1
+IN_PROCESSES := $(if $(filter-out 1,$(PROCESSES)),--numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder)
+
 # Of bench: its folder, which keeps every run, how long a part may take, files of prompts (none: the project's own).
 BENCH ?= bench
 PART_MINUTES ?= 115
@@ -48,7 +53,7 @@ VLLM_ENV := build/vllm-env
 IN_VLLM := PYTHONPATH=. $(VLLM_ENV)/bin/python
 VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore
 
-.PHONY: demo demo-picture test test-cells test-compare test-containers test-doors test-elastic test-engine test-failover test-families \
+.PHONY: demo demo-picture test test-apart test-cells test-compare test-containers test-doors test-elastic test-engine test-failover test-families \
     test-faults test-k8s test-stores test-vllm vllm-figures gpu-check sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
     bench-paper page-picture docs check lint lint-protos types architecture protos protos-check protos-reference audit audit-here \
     wheels env clean
@@ -76,6 +81,7 @@ help:
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
 	@echo "make soak   the same stack for an hour without faults: memory and open files of every process (MINUTES=60)"
 	@echo "make check  lint, types, architecture, generated code, compose file, then the tests"
+	@echo "make test-apart  drafts from another process, which is killed, cut off and lies: 300 faults, every token checked (ten minutes; FAULTS=... STREAMS=...)"
 	@echo "make test-compare  laps-sd compare with whole services on a tiny model (two minutes)"
 	@echo "make bench  policies compared on the live service: docs/explanation/benchmarks.md; repeat it until nothing is left"
 	@echo "make bench-quick  a first taste of it (five minutes), which proves nothing"
@@ -107,7 +113,7 @@ demo-picture: env
 
 test: env
 	$(BIN)/laps-sd pull $(MODEL)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(IN_PROCESSES)
 
 bench: env
 	@mkdir -p docs/benchmarks
@@ -161,6 +167,9 @@ test-elastic: env
 
 test-cells: env
 	$(BIN)/python -m pytest -s tests/slow/test_cells.py
+
+test-apart: env
+	$(BIN)/python -m pytest -s tests/slow/test_apart.py
 
 test-compare: env
 	$(BIN)/python -m pytest -s tests/slow/test_compare.py

@@ -261,6 +261,6 @@ def _weight(request_id: str, cell: Cell) -> bytes:
 
 
 def priority_of(number: int) -> int:
-    """Where a priority stands in a list that has the best first."""
+    """The place of a priority in a list that has the best first."""
     order = (types_pb2.PRIORITY_INTERACTIVE, types_pb2.PRIORITY_DEFAULT, types_pb2.PRIORITY_BATCH)
     return order.index(number) if number in order else 1

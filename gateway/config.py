@@ -103,8 +103,8 @@ class Settings(ServiceSettings):
         return not is_loopback(self.host)
 
     def lacks(self) -> str:
-        """What a public port needs and does not have, as a sentence; empty if nothing. Clients are told apart by keys,
-        and without TLS anybody on the way could read them."""
+        """A sentence about what a public port needs and does not have; empty if nothing. Keys tell clients apart, and
+        without TLS anybody on the way could read them."""
         if self.api_keys is None:
             return "set --api-keys FILE (`laps-sd key new` makes its lines) and --cert, --key or --tls.cert, --tls.key"
         if not (self.cert or self.tls):
@@ -120,6 +120,6 @@ class Settings(ServiceSettings):
         return files.ssl_contexts(mutual=False) if (files := self._shown()) else None
 
     def _shown(self) -> Files | None:
-        """What the public ports show to clients. Raises ValueError."""
+        """The certificate, with its key, that the public ports show to clients. Raises ValueError."""
         cert, key = (self.cert, self.key) if self.cert else (self.tls.cert, self.tls.key)
         return Files(None, cert, key) if cert and key else None

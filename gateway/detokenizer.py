@@ -184,7 +184,7 @@ class StopCutter:
         return "" if self._cut else withheld
 
     def _first_match(self, old: int) -> int | None:
-        """Where a stop string begins that ends beyond the first `old` characters: of several, the first to end."""
+        """The begin of a stop string that ends beyond the first `old` characters: of several, the first to end."""
         matches = []
         for stop in self.strings:
             begin = self._withheld.find(stop, max(0, old - len(stop) + 1))

@@ -6,7 +6,7 @@ the tables ask for. It sends nothing itself, and knows neither text nor RPC.
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -82,6 +82,8 @@ class Feed:
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Takes a batch at once, and returns whether it did: a task that has to be woken costs several times as much.
+        self.taker: Callable[[Batch], bool] | None = None
         self._decided = asyncio.Event()  # the scheduler has acknowledged the request, or never will
         if accepted:
             self._decided.set()
@@ -194,8 +196,30 @@ class Feed:
 
     def _tell(self) -> None:
         self._news = True
+        if self.taker is None or self._error is not None or self._batch.ending is not None:
+            self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def hand_over(self) -> list[pb.FromGateway]:
+        """Give the tokens that have come to the `taker`, if there is one and `take` waits; else `take` returns them. To
+        be called after `put`. Returns what is to be sent. `take` raises what the taker raises."""
+        if self.taker is None or not self._news or self._waiter is None or self._waiter.done():
+            return []
+        batch, self._batch = self._batch, Batch(self.received)
+        try:
+            taken = self.taker(batch)
+        except Exception as error:
+            self._waiter.set_exception(error)
+            return []
+        if taken:
+            self._news = False
+            return self.want()
+        self._batch = batch
+        self._wake()
+        return []
 
     async def take(self) -> Batch:
         """The next batch, with at least one token or the ending. One at a time may wait. Raises RequestError once the
@@ -217,5 +241,5 @@ class Feed:
         return batch
 
     def drop(self) -> None:
-        """Nobody takes from the buffer any more."""
-        self._batch = Batch(self.received)
+        """Nobody takes from the buffer any more. A request that runs on keeps nothing of its client's connection."""
+        self._batch, self.taker = Batch(self.received), None

@@ -1,5 +1,5 @@
-"""What every door does with a request, whatever it speaks: checks it, submits it, counts it, streams its answer. No
-transport lives here. `gateway.access.caller` says who asks."""
+"""The front: it checks, submits and counts requests and streams their answers, for every door alike. No transport lives
+here. `gateway.access.caller` says who asks."""
 
 import asyncio
 import os
@@ -259,7 +259,7 @@ class Front:
     async def compare_policies(
         self, request: inference_pb2.ComparePoliciesRequest
     ) -> inference_pb2.ComparePoliciesResponse:
-        """What other policies would have made of the last minutes; of several cells in the first one that answers. The
+        """The last minutes as other policies would have made them; of several cells in the first one that answers. The
         door has checked the right."""
         answers = await self._cells.ask_all(lambda link: link.scheduler.compare_policies(request))
         return next(iter(answers.values()))

@@ -21,7 +21,7 @@ IMPOSSIBLE = "no text can have this structure"
 
 
 def problem(tokenizer: LLTokenizer, grammar: str) -> str:
-    """What is wrong with it; empty if nothing is. A text is drawn from it too: some trouble shows in masks alone."""
+    """The problem with it; empty if there is none. A text is drawn from it too: some trouble shows in masks alone."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
     chosen = random.Random(0)
     for _ in range(WALK_TOKENS):

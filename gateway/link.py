@@ -1,4 +1,4 @@
-"""What this gateway and the scheduler say to each other about the live streams. Which state a stream is in, and what is
+"""The talk of this gateway and the scheduler about the live streams. Which state a stream is in, and what is
 said for it, stream_states.py decides; how the connection is kept, connection.py."""
 
 import asyncio
@@ -222,7 +222,7 @@ class Link:
     async def _receive(self, message: gateway_link_pb2.ToGateway) -> None:
         if message.HasField("serving"):
             await self._serve(message.serving)
-        told = 0
+        told, last = 0, ""
         for request_id in message.accepted:
             for feed in self.feeds.get(request_id, []).copy():
                 self._tell(feed, Event.ACCEPT)
@@ -231,20 +231,27 @@ class Link:
             for feed in self.feeds.get(refusal.request_id, []).copy():
                 self._refuse(feed, refusal)
             told = await _pause(told + 1)
-        last = ""
         for count, delta in enumerate(message.deltas, 1):
             request_id = delta.request_id
+            if request_id != last:
+                self._hand_over(last)
+                told, last = told + 1, request_id
             for feed in tuple(self.feeds.get(request_id, ())):
                 self._put(feed, delta)
-            told, last = told + (request_id != last), request_id
             if told >= AT_ONCE or count % DELTAS_AT_ONCE == 0:
+                self._hand_over(last)
                 told = await _pause(AT_ONCE)
+        self._hand_over(last)
 
     def _put(self, feed: Feed, delta: gateway_link_pb2.Delta) -> None:
         if messages := feed.put(delta):
             self._log.warning("delta_gap", request_id=delta.request_id, at=feed.received, got=delta.start)
             self._say(feed, messages)
         self._forget_if_over(feed)
+
+    def _hand_over(self, request_id: str) -> None:
+        for feed in tuple(self.feeds.get(request_id, ())):
+            self._say(feed, feed.hand_over())
 
     def _refuse(self, feed: Feed, refusal: gateway_link_pb2.Refusal) -> None:
         error = from_code(refusal.code, refusal.message, round(refusal.retry_after_s * 1000))

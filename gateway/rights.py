@@ -1,4 +1,4 @@
-"""What an API key may allow. How keys are checked is in keys.py."""
+"""The rights that an API key may give. How keys are checked is in keys.py."""
 
 from enum import StrEnum
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.chunk import Chunk
 from gateway.detokenizer import TOKENS_AT_ONCE
-from gateway.feed import Feed
+from gateway.feed import Batch, Feed
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.text import TextModel
@@ -37,6 +37,8 @@ class Stream:
         self.request_id, self.model = feed.request_id, model
         self.prompt_tokens = len(feed.submit.prompt)
         self.answer = metrics.answer()
+        limits = feed.submit.limits
+        self._detokenizer = model.detokenizer(limits.stop, limits.min_tokens)
         self._feed, self._link, self._metrics = feed, link, metrics
         self._offset, self._timeout_s, self._stalled_s = offset, timeout_s, stalled_s
         self._count_stalled = count_stalled
@@ -54,8 +56,7 @@ class Stream:
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """The chunks; the last one has `final`. The text before `offset` is made too: the rest depends on it. Raises
         RequestError."""
-        limits = self._feed.submit.limits
-        detokenizer = self.model.detokenizer(limits.stop, limits.min_tokens)
+        detokenizer = self._detokenizer
         while self.answer.ending is None:
             batch = await self._link.take(self._feed)
             self.answer.add(batch)
@@ -67,12 +68,28 @@ class Stream:
                 raise BeyondEnd(f"offset: the answer ended at token {batch.start}, and {self._offset} is beyond it")
             few = len(batch.tokens) <= TOKENS_AT_ONCE
             text = detokenizer.push(batch.tokens) if few else await detokenizer.push_in_turns(batch.tokens)
-            chunk = Chunk(self.request_id, text, batch.tokens, batch.start, batch.rounds, batch.logprobs)
+            chunk = self._chunk(batch, text)
             if batch.ending is not None:
                 chunk.text += detokenizer.finish()
                 chunk.final = self.answer.final(self.prompt_tokens)
             yield chunk
         self._metrics.finished(self.answer, self.prompt_tokens)
+
+    def _chunk(self, batch: Batch, text: str) -> Chunk:
+        return Chunk(self.request_id, text, batch.tokens, batch.start, batch.rounds, batch.logprobs)
+
+    def write_at_once(self, ready: Callable[[], bool], write: Callable[[Chunk], None]) -> None:
+        """From here on a chunk that comes while the iteration waits for one goes to `write`, where `ready()` says that
+        its client reads; the iteration does not see it, and waits on. It sees the last chunk, and very long ones."""
+
+        def take(batch: Batch) -> bool:
+            if batch.start < self._offset or len(batch.tokens) > TOKENS_AT_ONCE or not ready():
+                return False
+            self.answer.add(batch)
+            write(self._chunk(batch, self._detokenizer.push(batch.tokens)))
+            return True
+
+        self._feed.taker = take
 
     @asynccontextmanager
     async def writing(self, chunk: Chunk) -> AsyncIterator[None]:

@@ -27,12 +27,13 @@ CA_NAME, CA_DAYS = "laps-sd", 3650
 REDIS_USER = "scheduler"
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 # A service that is called needs a server's certificate, one that calls needs a client's. A worker is never called, so
-# its certificate cannot pass for the scheduler's.
+# its certificate cannot pass for the scheduler's; a drafter never calls, so its own opens no port.
 _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 PURPOSES = {
     "gateway": (_SERVER, _CLIENT),
     "scheduler": (_SERVER, _CLIENT),
     "worker": (_CLIENT,),
+    "drafter": (_SERVER,),
     "redis": (_SERVER, _CLIENT),  # its own health check is a client
 }
 

@@ -5,15 +5,18 @@ import os
 from pathlib import Path
 from shutil import which
 
-from laps_sd.options import DRAFTERS, Options
+from laps_sd.options import DRAFTERS, REMOTE, Options
 from laps_sd.ports import StackError, claim_ports
 
 # Options of our own engine, and what stands for them where vLLM is the engine.
 _NOT_OF_VLLM = {
     "device": "vLLM takes the device that it was built for",
     "devices": "with vLLM say --vllm-args '{\"tensor_parallel_size\": N}'",
+    "stages": "vLLM has its own way to spread a model",
     "host_kv_tokens": "vLLM keeps KV on the device alone",
+    "weights": "vLLM keeps what the checkpoint has",
     "pace": "vLLM runs as fast as it can",
+    "drafters": "vLLM drafts in its own process",
 }
 _GPUS = ("nvidia*", "dxg", "kfd")  # in /dev: NVIDIA's, Windows' in its Linux, AMD's
 
@@ -35,10 +38,14 @@ def check_worker(options: Options) -> None:
     if options.certs is not None and not options.certs.is_dir():
         raise Wrong("--certs", f"{options.certs} is no directory; `laps-sd certs` makes one")
     _check_model(options.model)
+    if options.weights != "auto" and options.engine == "own" and options.processes > 1:
+        raise Wrong("--weights", f"{options.weights} is of one process alone; leave out --devices and --stages")
     if options.devices > 1 and options.engine == "own":
         _check_shares(options.model, options.devices)
-    if options.drafter not in DRAFTERS:
-        _check_drafter(Path(options.drafter))
+    if options.stages > 1 and options.engine == "own":
+        _check_layers(options.model, options.stages)
+    if options.drafter not in DRAFTERS and not options.drafter.startswith(REMOTE):
+        _check_drafter(Path(options.drafter), options.stages)
     if options.engine == "vllm":
         _check_vllm(options)
 
@@ -47,6 +54,10 @@ def check_machine(options: Options) -> None:
     """Raises Wrong. Ports come last: that one is taken is no fault of the settings."""
     if options.devices > 1 and options.workers > 1:
         raise Wrong("--devices", "goes with one worker")
+    if options.stages > 1 and options.workers > 1:
+        raise Wrong("--stages", "goes with one worker")
+    if options.stages > 1 and options.devices > 1:
+        raise Wrong("--stages", "spreads a model by layers, --devices by heads: take one of them")
     if options.grpc_port and options.grpc_port == options.http_port:
         raise Wrong("--http-port", f"{options.http_port} is --grpc-port already")
     if options.metrics_targets is not None and not os.access(options.metrics_targets.absolute().parent, os.W_OK):
@@ -55,6 +66,7 @@ def check_machine(options: Options) -> None:
         _check_redis(options.redis)
     _check_policy(options)
     check_worker(options)
+    _check_drafters(options)
     for name in ("grpc_port", "http_port"):
         try:
             claim_ports(getattr(options, name))
@@ -93,7 +105,19 @@ def _check_policy(options: Options) -> None:
         raise Wrong(flag(name), problem) from None
 
 
-def _check_model(model: str) -> None:
+def _check_drafters(options: Options) -> None:
+    if not options.drafters:
+        if options.drafter_model is not None:
+            raise Wrong("--drafter-model", "is that of --drafters, of which there are none")
+        return
+    if options.drafter != Options.__dataclass_fields__["drafter"].default:
+        raise Wrong("--drafter", "follows from --drafters: leave one of them out")
+    if options.drafter_model is None:
+        raise Wrong("--drafter-model", "name the small model that --drafters run")
+    _check_model(options.drafter_model, "--drafter-model")
+
+
+def _check_model(model: str, setting: str = "--model") -> None:
     """What a folder or a file shows at once. Whether a model of a hub is there, and what can be served, comes later."""
     from worker_service.catalogue import CATALOGUE  # these are light
     from worker_service.hub import parse_name
@@ -108,7 +132,7 @@ def _check_model(model: str) -> None:
         elif not path.exists() and model not in CATALOGUE and parse_name(model) is None:
             raise ModelError(f"{model!r} does not exist, and is neither {', '.join(CATALOGUE)} nor OWNER/NAME of a hub")
     except (ModelError, OSError) as error:
-        raise Wrong("--model", str(error)) from None
+        raise Wrong(setting, str(error)) from None
 
 
 def _check_redis(url: str) -> None:
@@ -132,13 +156,29 @@ def _check_shares(model: str, devices: int) -> None:
         raise Wrong("--devices", f"{devices} devices cannot share the {heads} heads of keys and values of {model}")
 
 
-def _check_drafter(folder: Path) -> None:
-    """A draft head, or a small model."""
-    from worker_service.model_files import ModelError, check_files, check_weights
+def _check_layers(model: str, stages: int) -> None:
+    """As _check_shares, of layers."""
+    from worker_service.catalogue import CATALOGUE
+    from worker_service.model_files import layers
+
+    path = Path(model).expanduser()
+    found = CATALOGUE[model].layers if model in CATALOGUE else layers(path) if path.is_dir() else None
+    if found is not None and found < stages:
+        raise Wrong("--stages", f"{stages} stages are more than the {found} layers of {model}")
+
+
+def _check_drafter(folder: Path, stages: int) -> None:
+    """A draft head, ours or an EAGLE one, or a small model, for a model over so many stages."""
+    from worker_service.model_files import ModelError, check_files, check_weights, is_eagle
 
     try:
         if (folder / "head.json").is_file():
             check_weights(folder / "head.safetensors")
+        elif is_eagle(folder):
+            if stages > 1:
+                raise Wrong("--drafter", "an EAGLE-3 head reads layers of which other --stages know: take another one")
+            for file in folder.glob("*.safetensors"):  # older ones are no safetensors: the worker reads them
+                check_weights(file)
         else:
             check_files(folder)
     except ModelError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG = Path("laps-sd.toml")
-SERVICES = ("scheduler", "worker", "gateway")
+SERVICES = ("scheduler", "worker", "drafter", "gateway")
 
 
 def settings_of(file: Path, flags: Mapping[str, str | None]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

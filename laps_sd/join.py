@@ -60,7 +60,8 @@ async def _run(options: Options, join: str, name: str, threads: int) -> None:
     from functools import partial
 
     from laps_sd.find_model import find_model
-    from laps_sd.stack import cores, emit_entry, to_stderr, worker_named
+    from laps_sd.machine import cores
+    from laps_sd.stack import emit_entry, to_stderr, worker_named
     from laps_sd.supervise import Child
 
     name = name or f"{socket.gethostname()}-{os.getpid()}"

@@ -42,3 +42,8 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def cores() -> int:
+    """The cores that this process may use. Systems other than Linux do not say; there it is all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,21 +11,27 @@ from annotated_types import Ge
 
 from laps_sd.draft_len import parse_draft_len
 from laps_sd.flags import Flag
-from protos.bounds import DrainS, Dtype, HostKvTokens, KvTokens, LogLevel, Port, Slots
+from protos.bounds import DrainS, Dtype, HostKvTokens, KvTokens, LogLevel, Port, Slots, Weights
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 Engine: TypeAlias = Literal["own", "vllm"]
 AtLeastOne = Annotated[int, Ge(1)]
-DRAFTERS = ("none", "ngram", "default")  # beside folders
+Drafters = Annotated[int, Ge(0)]
+DRAFTERS = ("none", "ngram", "default")  # beside folders, and those of other processes
+REMOTE = "remote:"
 
 
 def check_drafter(drafter: str) -> str:
-    """The absolute path of a folder, or none, ngram, default. Raises ValueError."""
+    """The absolute path of a folder, or none, ngram, default, or where drafters listen. Raises ValueError."""
     if drafter in DRAFTERS:
         return drafter
+    if drafter.startswith(REMOTE):
+        from protos.settings import addresses  # it loads much
+
+        return REMOTE + addresses(drafter.removeprefix(REMOTE))
     folder = Path(drafter).expanduser()
     if not folder.is_dir():
-        raise ValueError(f"{drafter!r} is none of none, ngram, default, and no directory")
+        raise ValueError(f"{drafter!r} is none of none, ngram, default, remote:HOST:PORT, and no directory")
     return str(folder.resolve())
 
 
@@ -58,6 +64,10 @@ class Options:
         AtLeastOne,
         Flag("Devices that share the model, with one worker: torchrun starts a process on each.", "worker"),
     ] = 1
+    stages: Annotated[
+        AtLeastOne,
+        Flag("Processes that the model's layers are spread over, with one worker.", "worker"),
+    ] = 1
     slots: Annotated[Slots, Flag("Requests that a worker runs in one round.", "worker")] = 4
     kv_tokens: Annotated[KvTokens | None, Flag("Tokens in a worker's KV memory. Default: 32768.", "worker")] = None
     host_kv_tokens: Annotated[
@@ -75,16 +85,23 @@ class Options:
         Flag(
             "PATH: of `laps-sd distill`, or of a small model; default: the one that comes with MODEL, or ngram.",
             "worker",
-            metavar="none|ngram|PATH|default",
+            metavar="none|ngram|PATH|remote:HOST:PORT|default",
             parser=check_drafter,
         ),
     ] = "default"
+    drafters: Annotated[
+        Drafters, Flag("Processes that draft for the workers, apart from them; --drafter then follows.", "drafter")
+    ] = 0
+    drafter_model: Annotated[str | None, Flag("Of --drafters: a small one with MODEL's tokens.", "drafter")] = None
     draft_len: Annotated[  # None: the scheduler chooses it for each request and round
         int | None,
         Flag("Tokens drafted per round; auto: as many as pay.", "scheduler", metavar="N|auto", parser=parse_draft_len),
     ] = 4
     device: Annotated[Device, Flag("Where the model runs; auto: on a GPU if there is one.", "worker")] = "auto"
     dtype: Annotated[Dtype, Flag("auto: bfloat16 where it is native. float32: exact.", "worker")] = "auto"
+    weights: Annotated[
+        Weights, Flag("int8, int4: quantised; stored: as the model's GGUF has them; on a CPU.", "worker")
+    ] = "auto"
     engine: Annotated[Engine, Flag("own, or vllm: vLLM in an environment of its own.", "worker")] = "own"
     vllm_python: Annotated[
         Path | None, Flag("The interpreter of the environment that vLLM is installed in.", "worker", metavar="PATH")
@@ -138,3 +155,8 @@ class Options:
     max_requests: int | None = None  # that the gateway serves at once; None: the gateway's default
     pace: str | None = None  # the worker's --pace, JSON; None: as fast as the machine is
     services: dict[str, dict[str, Any]] = field(default_factory=dict)  # further settings: by service, by name
+
+    @property
+    def processes(self) -> int:
+        """Of one worker."""
+        return self.devices * self.stages

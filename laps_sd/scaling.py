@@ -101,7 +101,7 @@ class Workers:
         if number < 1:
             return {"problem": "at least one worker; to end all of them end `laps-sd up`"}
         if self._most is not None and number > self._most:
-            return {"problem": f"at most {self._most}: --devices goes with one worker"}
+            return {"problem": f"at most {self._most}: --devices and --stages go with one worker"}
         if number > MOST:
             return {"problem": f"at most {MOST} workers"}
         return self.scale(number)

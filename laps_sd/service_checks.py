@@ -14,10 +14,11 @@ from gateway.config import Settings as Gateway
 from laps_sd.checks import Wrong, flag
 from laps_sd.flags import flags_of
 from laps_sd.options import Options
-from laps_sd.stack import gateway_command, scheduler_command, worker_command, worker_named
+from laps_sd.stack import drafter_command, gateway_command, scheduler_command, worker_command, worker_named
 from laps_sd.supervise import Command
 from scheduler_service.config import Settings as Scheduler
 from worker_service.config import Settings as Worker
+from worker_service.drafting.config import Settings as Drafter
 from worker_service.vllm_engine.config import Settings as VllmWorker
 
 # Names of services' settings that follow from an option of another name.
@@ -27,15 +28,17 @@ _NOWHERE = "127.0.0.1:1"  # in place of a scheduler, which nobody looks for yet
 
 def check_services(options: Options) -> None:
     """Raises Wrong with the first thing that a service would refuse."""
-    one = replace(options, devices=1)  # else the command is torchrun's
+    one = replace(options, devices=1, stages=1)  # else the command is torchrun's
     _check(options, "scheduler", Scheduler, scheduler_command(one, 1, one.redis or "unix:///redis.sock"))
     _check(options, "worker", _worker(one), worker_command(one, 0, _NOWHERE, Path("model")))
+    if one.drafters:
+        _check(options, "drafter", Drafter, drafter_command(one, 0, 1, Path("model")))
     _check(options, "gateway", Gateway, gateway_command(one, one.grpc_port, one.http_port, _NOWHERE))
 
 
 def check_joining(options: Options) -> None:
     """The same for a worker alone."""
-    command = worker_named("worker", replace(options, devices=1), _NOWHERE, Path("model"), 1, joins=True)
+    command = worker_named("worker", replace(options, devices=1, stages=1), _NOWHERE, Path("model"), 1, joins=True)
     _check(options, "worker", _worker(options), command)
 
 

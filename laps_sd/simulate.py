@@ -70,6 +70,12 @@ def simulate(
     t_prefill_ms_per_token: Annotated[float, typer.Option(min=0)] = StepCosts().t_prefill_ms_per_token,
     t_resume_ms: Annotated[float, typer.Option(min=0, help="Per request that goes on after a pause.")] = 0.0,
     t_offload_ms_per_token: Annotated[float, typer.Option(min=0, help="KV to the host's memory and back.")] = 0.0,
+    t_link_ms: Annotated[float, typer.Option(min=0, help="Between two stages of the target, for each pass.")] = 0.0,
+    stages: Annotated[int, typer.Option(min=1, max=256, help="That the target is spread over, by layers.")] = 1,
+    drafts_elsewhere: Annotated[
+        str | None,
+        typer.Option(metavar="NAME=VALUE,...", help="Drafts come from another machine: rtt_ms=1,ready_first=true."),
+    ] = None,
     kv_budget_tokens: Annotated[int | None, typer.Option(min=1, help="Per worker; default: unbounded.")] = None,
     host_kv_tokens: Annotated[int, typer.Option(min=0, help="KV that a worker can offload, not drop.")] = 0,
     prefill_chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens a round; default: all.")] = None,
@@ -83,12 +89,15 @@ def simulate(
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", callback=writable)] = None,
 ) -> None:
     """Compare policies on a workload, under a virtual clock."""
+    from scheduler_service.core.draft import LONGEST
+    from scheduler_service.sim.drafter import parse_apart
     from scheduler_service.sim.results import summarise
-    from scheduler_service.sim.worker import UNBOUNDED, SimFleet
+    from scheduler_service.sim.worker import MOST_DRAFTS, UNBOUNDED, SimFleet
     from scheduler_service.sim.workload import MOST_DRAFT, WorkloadError
 
     costs = StepCosts(
-        t_draft_ms, t_verify_ms, t_verify_slope, t_token_ms, t_prefill_ms_per_token, t_resume_ms, t_offload_ms_per_token
+        *(t_draft_ms, t_verify_ms, t_verify_slope, t_token_ms, t_prefill_ms_per_token),
+        *(t_resume_ms, t_offload_ms_per_token, (stages - 1) * t_link_ms),
     )
     if not all(time_ms <= MOST_MS for time_ms in asdict(costs).values()):
         raise typer.BadParameter(f"must be at most {MOST_MS:g}", param_hint="--t-...")
@@ -96,6 +105,10 @@ def simulate(
         draft = parse_draft_len(draft_len, MOST_DRAFT)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--draft-len") from None
+    try:
+        apart = None if drafts_elsewhere is None else parse_apart(drafts_elsewhere)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--drafts-elsewhere") from None
     if missing := lacks(predictor):
         raise typer.BadParameter(missing, param_hint="--predictor")
     fleet = SimFleet(
@@ -107,6 +120,8 @@ def simulate(
         plan_lag=plan_lag,
         prefill_chunk=prefill_chunk or UNBOUNDED,
         host_kv_tokens=host_kv_tokens,
+        most_drafts=LONGEST if stages > 1 else MOST_DRAFTS,
+        apart=apart,
     )
     try:
         jobs = _jobs(workload, replace(fleet, workers=workers * cells), seed)

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,10 +13,11 @@ from pathlib import Path
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from laps_sd import scaling, targets, vllm_python
+from laps_sd import apart, scaling, targets, vllm_python
 from laps_sd.child_logs import as_entry
 from laps_sd.client import AsyncClient, NotServing
 from laps_sd.find_model import find_model
+from laps_sd.machine import cores
 from laps_sd.options import Options
 from laps_sd.ports import HOST, claim_ports
 from laps_sd.redis_server import own_redis
@@ -100,8 +101,8 @@ class Stack:
             await client.ready(READY_TIMEOUT_S)
 
     async def stop(self) -> None:
-        """Stops the gateway first, which lets its requests end, then the workers, the schedulers and Redis."""
-        for prefix in ("gateway", "worker", "scheduler", "redis"):
+        """Stops the gateway first, which lets its requests end, then workers, drafters, schedulers and Redis."""
+        for prefix in ("gateway", "worker", "drafter", "scheduler", "redis"):
             await asyncio.gather(*(child.stop() for child in self.children if child.name.startswith(prefix)))
 
 
@@ -114,10 +115,13 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
     come up.
     """
     model = await find_model(options.model)
-    measured = options.schedulers + options.workers + 1 if options.metrics_targets is not None else 0
-    grpc_port, http_port, *ports = claim_ports(
-        options.grpc_port, options.http_port, *[0] * (options.schedulers + measured)
-    )
+    small = await find_model(options.drafter_model or options.model) if options.drafters else model
+    apart.check_tokens(model, small)
+    own = options.schedulers + options.drafters
+    measured = own + options.workers + 1 if options.metrics_targets is not None else 0
+    grpc_port, http_port, *ports = claim_ports(options.grpc_port, options.http_port, *[0] * (own + measured))
+    drafters = ports[options.schedulers : own]
+    options = apart.pointed(options, drafters)
     with (
         tempfile.TemporaryDirectory(prefix="laps-sd-") as folder,
         own_redis(options, Path(folder)) as (redis_url, redis),
@@ -126,11 +130,12 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
         scheduler = ",".join(f"{HOST}:{port}" for port in ports[: options.schedulers])
         services = [
             *(scheduler_command(options, port, redis_url) for port in ports[: options.schedulers]),
+            *(drafter_command(options, i, port, small) for i, port in enumerate(drafters)),
             *(worker_command(options, i, scheduler, model) for i in range(options.workers)),
             gateway_command(options, grpc_port, http_port, scheduler),
         ]
         if options.metrics_targets is not None:
-            services, told = with_metrics(services, ports[options.schedulers :])
+            services, told = targets.with_metrics(services, ports[own:])
             parts.enter_context(targets.written(options.metrics_targets, told))
         commands = [*redis, *services]
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
@@ -144,7 +149,7 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
                 stack,
                 tasks,
                 partial(added_worker, options, scheduler, model),
-                most=1 if options.devices > 1 else None,
+                most=1 if options.processes > 1 else None,
                 changed=partial(_tell_targets, options, stack),
             )
             try:
@@ -177,8 +182,20 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
 
 
 def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:
-    threads = max(1, cores() // (options.workers * options.devices))
-    return worker_named(f"worker-{index}", options, scheduler, model, threads)
+    options = replace(options, drafter=apart.nearest(options.drafter, index))
+    return worker_named(f"worker-{index}", options, scheduler, model, _threads(options))
+
+
+def drafter_command(options: Options, index: int, port: int, model: Path) -> Command:
+    threads = _threads(options)
+    arguments = [*_python("worker_service.drafting"), *apart.flags(options, port, model, threads)]
+    environment = {**_WORKER_ENVIRONMENT, **_further(options, "drafter"), "OMP_NUM_THREADS": str(threads)}
+    return Command(f"drafter-{index}", arguments + _tls(options, "drafter"), environment, up=b'"event": "ready"')
+
+
+def _threads(options: Options) -> int:
+    # Of stages one computes at a time.
+    return max(1, cores() // (options.workers * options.devices + options.drafters))
 
 
 def added_worker(options: Options, scheduler: str, model: Path, index: int, workers: int) -> Command:
@@ -200,7 +217,7 @@ def worker_named(
         arguments = [*vllm_python.command(options.vllm_python), *arguments]
         environment |= vllm_python.environment(options.vllm_args)
     else:
-        arguments = [*_python("worker_service"), *arguments, "--device", options.device]
+        arguments = [*_python("worker_service"), *arguments, "--device", options.device, "--weights", options.weights]
     arguments += ["--drafter", options.drafter, "--threads", str(threads)]
     arguments += _tls(options, "worker")
     if options.draft_len is not None:
@@ -215,9 +232,13 @@ def worker_named(
         arguments.append("--leave-if-refused")
     if options.pace is not None:
         arguments += ["--pace", options.pace]
-    if options.devices > 1:
+    if options.stages > 1:
+        arguments += ["--stages", str(options.stages), "--rendezvous", f"{HOST}:{claim_ports(0)[0]}"]
+    if options.processes > 1:
         # torchrun's processes would outlive a torchrun that is killed, so each ends with torchrun (`leashed`).
-        torchrun = _python("torch.distributed.run", "--standalone", "--nproc-per-node", options.devices, "--no-python")
+        torchrun = _python(
+            "torch.distributed.run", "--standalone", "--nproc-per-node", options.processes, "--no-python"
+        )
         arguments = [*torchrun, *leashed(arguments, parent=0)]
     # A worker that dies after it has attached may have died of a request. The scheduler finds out which, so that is
     # no reason to give up.
@@ -227,7 +248,7 @@ def worker_named(
         environment,
         stop_s=WORKER_DRAIN_S + DRAIN_SLACK_S,
         up=b'"event": "attached"',
-        refused=b"exitcode  : 2 " if options.devices > 1 else None,  # torchrun's own exit code is 1 then
+        refused=b"exitcode  : 2 " if options.processes > 1 else None,  # torchrun's own exit code is 1 then
         left=LEFT.encode(),
     )
 
@@ -252,15 +273,6 @@ def _further(options: Options, service: str) -> dict[str, str]:
     return {name: value for name, value in told.items() if name not in os.environ}
 
 
-def with_metrics(services: Sequence[Command], ports: Sequence[int]) -> tuple[list[Command], list[tuple[str, str]]]:
-    """The same services, each with a port for its metrics; and the name of each with its HOST:PORT."""
-    pairs = list(zip(services, ports, strict=True))
-    told = [(command.name, f"{HOST}:{port}") for command, port in pairs]
-    return [
-        replace(command, arguments=[*command.arguments, "--metrics-port", str(port)]) for command, port in pairs
-    ], told
-
-
 def _tell_targets(options: Options, stack: Stack) -> None:
     """The workers have changed."""
     if options.metrics_targets is not None:
@@ -275,11 +287,6 @@ def _tls(options: Options, service: str) -> list[str]:
         return []
     folder = options.certs / service
     return ["--tls.ca", f"{folder}/ca.crt", "--tls.cert", f"{folder}/tls.crt", "--tls.key", f"{folder}/tls.key"]
-
-
-def cores() -> int:
-    """The cores that this process may use. Systems other than Linux do not say; there it is all cores."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _python(module: str, *arguments: object) -> list[str]:

@@ -158,8 +158,10 @@ class Child:
         self._emit(json.dumps(entry).encode() + b"\n")
 
     def _reason(self) -> str:
-        """The last line that is no entry of a log: a program that refuses its settings says why in such a line."""
+        """The last line that is no entry of a log: a program that refuses its settings says why in such a line. Of one
+        behind torchrun, which says more after it, the last that a worker says."""
         said = [line for line in self._tail if line.strip() and not line.startswith((b"{", b"  ", b"="))]
+        said = [line for line in said if line.startswith((b"worker: ", b"worker, "))] or said
         return said[-1].decode(errors="replace") if said else "it does not say why"
 
     def _last_words(self, code: int | None, early_deaths: int) -> str:

@@ -3,9 +3,13 @@ here."""
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+
+from laps_sd.ports import HOST
+from laps_sd.supervise import Command
 
 
 @contextmanager
@@ -28,3 +32,12 @@ def write(path: Path, targets: Iterable[tuple[str, str]]) -> None:
     draft = path.with_name(path.name + ".tmp")
     draft.write_text(json.dumps(groups, indent=1) + "\n")
     os.replace(draft, path)
+
+
+def with_metrics(services: Sequence[Command], ports: Sequence[int]) -> tuple[list[Command], list[tuple[str, str]]]:
+    """The same services, each with a port for its metrics; and the name of each with its HOST:PORT."""
+    pairs = list(zip(services, ports, strict=True))
+    told = [(command.name, f"{HOST}:{port}") for command, port in pairs]
+    return [
+        replace(command, arguments=[*command.arguments, "--metrics-port", str(port)]) for command, port in pairs
+    ], told

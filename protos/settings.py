@@ -67,12 +67,14 @@ def read(kind: type[Settings], service: str) -> Settings:
         sys.exit(BAD_SETTINGS)
 
 
-_ADDRESS = re.compile(r"([^\s:,\[\]]+|\[[^\s,\[\]]+\]):\d{1,5}")
+_ADDRESS = re.compile(r"([^\s:,\[\]]+|\[[^\s,\[\]]+\]):(?P<port>\d{1,5})")
+_MOST_PORT = (1 << 16) - 1
 
 
 def addresses(text: str) -> str:
     """`text`, if it is HOST:PORT or several of them with commas between. Raises ValueError otherwise."""
-    if not all(map(_ADDRESS.fullmatch, text.split(","))):
+    found = [_ADDRESS.fullmatch(one) for one in text.split(",")]
+    if not all(one and 0 < int(one["port"]) <= _MOST_PORT for one in found):
         raise ValueError(f"{text!r} is not HOST:PORT, nor several of them with commas")
     return text
 

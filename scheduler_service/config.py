@@ -63,6 +63,10 @@ class Settings(ServiceSettings):
     tenants: Path | None = Field(
         None, description="file: a line `NAME weight=2 requests=9 tokens=9000` each; `*`: others"
     )
+    ready_first: bool = Field(
+        True,
+        description="while drafts of a request are on their way from a drafter elsewhere, the next that is ready runs",
+    )
     max_pending_steps: int = Field(
         16, ge=1, description="reports of one worker that may wait for Redis; then its planning waits, too"
     )

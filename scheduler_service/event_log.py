@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 from scheduler_service.core.core import Core
-from scheduler_service.core.fairness import Terms
+from scheduler_service.core.probed import FleetProbe
+from scheduler_service.core.terms import Terms
 from scheduler_service.core.types import (
     Bounds,
     Cancelled,
@@ -37,6 +38,7 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 }
 _LENGTH = TypeAdapter(FleetLength)
 _ACCEPTANCE = TypeAdapter(FleetAcceptance)
+_PROBE = TypeAdapter(FleetProbe)
 _BOUNDS = TypeAdapter(Bounds)
 _TERMS = TypeAdapter(dict[str, Terms])
 _PLAN = TypeAdapter(Plan)
@@ -66,8 +68,9 @@ class EventLog:
         """A leader begins with what was learned before. The log may hold several leaders, one after the other."""
         known = core.fleet.known
         length, acceptance = _LENGTH.dump_python(known.length), _ACCEPTANCE.dump_python(known.acceptance)
-        bounds = _BOUNDS.dump_python(core.fleet.bounds)
+        bounds, probe = _BOUNDS.dump_python(core.fleet.bounds), _PROBE.dump_python(known.probe)
         line = {"length": length, "acceptance": acceptance, "bounds": bounds, "few_plans": core.fleet.few_plans}
+        line["ready_first"], line["probe"] = core.fleet.ready_first, probe
         self._put(lambda: line)
 
     def terms(self, terms: Mapping[str, Terms]) -> None:
@@ -126,8 +129,10 @@ def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Pla
                 core = make_core()
                 core.fleet.known.length = _LENGTH.validate_python(line["length"])
                 core.fleet.known.acceptance = _ACCEPTANCE.validate_python(line["acceptance"])
+                core.fleet.known.probe = _PROBE.validate_python(line.get("probe", {}))
                 core.fleet.bounds = _BOUNDS.validate_python(line["bounds"])
                 core.fleet.few_plans = line.get("few_plans", False)
+                core.fleet.ready_first = line.get("ready_first", False)
             elif "terms" in line:
                 core.fleet.tenants.terms = _TERMS.validate_python(line["terms"])
             elif "restored" in line:

@@ -72,6 +72,7 @@ class Leader:
             max_deaths=settings.max_deaths,
             bounds=settings.bounds,
             few_plans=settings.report_within_ms > 0,
+            ready_first=settings.ready_first,
         )
         self.over = asyncio.Event()  # it leads no longer: all of its streams end
         self.epoch = 0

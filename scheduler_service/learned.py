@@ -5,13 +5,14 @@ Nothing in it is code, and the size is bounded by the window's: 8 MB before comp
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
+from scheduler_service.core.probed import FleetProbe
 from scheduler_service.predictor.model import Model
 from scheduler_service.predictor.window import EMPTY, FEATURES_VERSION, UNREADABLE, Snapshot, Window, pack, unpack
 
@@ -19,6 +20,7 @@ SCHEMA = 1  # of this file; another one is not read
 
 _LENGTH = TypeAdapter(FleetLength)
 _ACCEPTANCE = TypeAdapter(FleetAcceptance)
+_PROBE = TypeAdapter(FleetProbe)
 
 
 class Unreadable(Exception):
@@ -34,6 +36,7 @@ class Learned:
     examples: Snapshot = EMPTY
     model: Model | None = None
     version: int = 0
+    probe: FleetProbe = field(default_factory=FleetProbe)
 
     def encode(self) -> bytes:
         """Takes some 0.1 s for a full window, most of it outside the interpreter's lock."""
@@ -43,6 +46,7 @@ class Learned:
             "version": self.version,
             "length": _LENGTH.dump_python(self.length, mode="json"),
             "acceptance": _ACCEPTANCE.dump_python(self.acceptance, mode="json"),
+            "probe": _PROBE.dump_python(self.probe, mode="json"),
         }
         arrays = {f"window.{name}": array for name, array in Window.of(self.examples).arrays().items()}
         if self.model is not None:
@@ -61,11 +65,12 @@ def decode(packed: bytes) -> Learned:
             _LENGTH.validate_python(header["length"]),
             _ACCEPTANCE.validate_python(header["acceptance"]),
         )
+        probe = _PROBE.validate_python(header.get("probe", {}))  # earlier versions knew none
         if header["features"] != FEATURES_VERSION:
             return Learned(FleetLength(length.finished, length.tokens), acceptance)
         window = Window.of_arrays(_part(arrays, "window."))
         model = Model.of_arrays(part) if (part := _part(arrays, "model.")) else None
-        return Learned(length, acceptance, window.snapshot(), model, int(header["version"]))
+        return Learned(length, acceptance, window.snapshot(), model, int(header["version"]), probe)
     except UNREADABLE as error:
         raise Unreadable(str(error)) from error
 

@@ -16,7 +16,7 @@ from scheduler_service.predictor import PredictorKind
 from scheduler_service.predictor.features import of_prompt
 from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.predictor.port import Status
-from scheduler_service.predictor.window import Row, hashed
+from scheduler_service.predictor.window import EMPTY, Row, hashed
 from scheduler_service.store import Fenced, Store, StoreUnavailable
 from scheduler_service.trainer import Trainer, TrainingFailed
 
@@ -54,7 +54,8 @@ class Learning:
         self._log.info("learned", predictor=word, finished=self._core.fleet.known.length.finished)
 
     def _restore(self, learned: Learned) -> None:
-        self._core.fleet.known.length, self._core.fleet.known.acceptance = learned.length, learned.acceptance
+        known = self._core.fleet.known
+        known.length, known.acceptance, known.probe = learned.length, learned.acceptance, learned.probe
         self._saved = learned.length.finished
         if self._predictor:
             self._predictor.restore(learned.examples, learned.model, learned.version)
@@ -118,9 +119,9 @@ class Learning:
         if (finished := self._core.fleet.known.length.finished) == self._saved:
             return
         predictor = self._predictor
-        known = (predictor.known(), predictor.model, predictor.status.version) if predictor else ()
+        known = (predictor.known(), predictor.model, predictor.status.version) if predictor else (EMPTY, None, 0)
         fleet = self._core.fleet.known
-        learned = Learned(copy.deepcopy(fleet.length), copy.copy(fleet.acceptance), *known)
+        learned = Learned(copy.deepcopy(fleet.length), copy.copy(fleet.acceptance), *known, copy.deepcopy(fleet.probe))
         await self._store.save_learned(self._epoch, await asyncio.to_thread(learned.encode))
         self._saved = finished
 

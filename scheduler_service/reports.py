@@ -6,6 +6,7 @@ from typing import TypeAlias
 from protos.errors import BadInput
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.v1 import types_pb2 as types_pb
+from scheduler_service.core.probed import Reading, reading
 from scheduler_service.core.types import Finish, Round, StepDone
 from scheduler_service.store.rounds import MAX_TOKENS
 
@@ -50,12 +51,14 @@ def read(worker: str, report: pb.StepReport) -> tuple[StepDone, dict[str, Output
             _FINISH[row.finish],
             skipped,
             each,
+            row.skipped == pb.SKIP_DEFERRED,
+            _reading(row, len(tokens)) if row.HasField("remaining") else None,
         )
         rounds.append(round)
         outputs[round.id] = round, tokens, row
     if len(outputs) < len(rounds):
         raise BadInput("rows", "a request has more than one")
-    duration_s = report.draft_s + report.verify_s + report.other_s
+    duration_s = report.draft_s + report.verify_s + report.other_s + report.wait_s
     step = StepDone(worker, tuple(rounds), report.free_blocks, duration_s, report.command_seq, report.partial)
     return step, outputs
 
@@ -70,6 +73,16 @@ def _each(row: pb.Row) -> tuple[tuple[int, int, int], ...]:
     for round in each:
         _check(*round)
     return each
+
+
+def _reading(row: pb.Row, tokens: int) -> Reading:
+    told = row.remaining
+    if not row.start < told.after <= row.start + tokens:
+        raise BadInput("rows", f"a probe's reading after {told.after} tokens is of no round of the row")
+    try:
+        return reading(told.after, told.chances)
+    except ValueError as error:
+        raise BadInput("rows", str(error)) from None
 
 
 def _check(tokens: int, drafted: int, accepted: int) -> None:

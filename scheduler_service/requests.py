@@ -11,7 +11,7 @@ from protos.watched import Watched
 from scheduler_service import checks
 from scheduler_service.config import Settings
 from scheduler_service.core import backlog
-from scheduler_service.core.fairness import Terms
+from scheduler_service.core.terms import Terms
 from scheduler_service.core.types import Cancelled, QueueIsFull, TooLate, Unseen
 from scheduler_service.counters import Counters
 from scheduler_service.durable_core import DurableCore

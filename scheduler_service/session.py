@@ -83,7 +83,7 @@ class WorkerSession:
         self.spares -= ended
         self.tokens += tokens
         self.forward_s += report.draft_s + report.verify_s
-        self.other_s += report.other_s
+        self.other_s += report.other_s + report.wait_s
         self.idle_s += report.idle_s
         return ended
 

@@ -68,6 +68,12 @@ def to_cost(cost: worker_pb.CostProfile) -> CostProfile:
         prefill_token_s=cost.prefill_token_s,
         verify_token_s=cost.verify_token_s,
         offload_block_s=cost.offload_block_s,
+        supply_s=cost.supply_s,
+        delay_s=cost.delay_s,
+        hit=min(max(cost.hit, 0.0), 1.0),
+        chains=cost.chains,
+        fallback=cost.fallback,
+        wait_s=cost.wait_s,
     )
 
 
@@ -79,6 +85,10 @@ def list_runs(plan: Plan, command: worker_pb.StepCommand) -> None:
         listed.request_id = run.id
         listed.draft_len = run.draft_len
         listed.prefill_tokens = run.prefill_tokens
+        if run.here:
+            listed.here = True
+        if run.yields:
+            listed.yields = True
 
 
 def to_ending(record: Record, finish: Finish | None, now: float, message: str = "") -> gateway_pb.Ending:

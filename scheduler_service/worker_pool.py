@@ -34,6 +34,7 @@ class WorkerPool:
         self.epoch = 0  # of this leader
         self.sessions = sessions
         self.loading: list[str] = []  # names of workers that are coming
+        self._to_go: set[str] = set()  # names of workers that were told to drain, and have not said that they do
         self._settings, self._durable, self._ledger, self._outboxes = settings, durable, ledger, outboxes
         self._core = durable.core
         self._log = structlog.get_logger()
@@ -56,6 +57,8 @@ class WorkerPool:
         session = WorkerSession(hello.worker_id, hello.session, sent, self._settings.report_within_ms / 1000)
         self.sessions.open(session)
         self._durable.apply(translate.to_worker_up(hello))
+        if hello.worker_id in self._to_go:  # its link broke before it heard so
+            self._tell_to_drain(session)
         self._changed()
         return session
 
@@ -73,7 +76,7 @@ class WorkerPool:
     def _check_model(self, name: str, fingerprint: str) -> None:
         if self.model is None or fingerprint == self.model.fingerprint:
             return
-        other = f"{name} differs from" if name != self.model.name else f"this {name} has other files than"
+        other = f"{name} differs from" if name != self.model.name else f"this {name} has other files or --weights than"
         raise BadInput("model", f"{other} what the other workers run: {self.model.name}")
 
     def drain(self, name: str, *, force: bool) -> int:
@@ -85,9 +88,13 @@ class WorkerPool:
         remaining = sum(not worker.draining for other, worker in workers.items() if other != name)
         if not remaining and not (force or workers[name].draining):
             raise LastWorker(f"{name} is the last worker: requests would wait until another one comes; force it if so")
-        session.told_to_drain = True
-        self._drain(name)
+        self._to_go.add(name)
+        self._tell_to_drain(session)
         return remaining
+
+    def _tell_to_drain(self, session: WorkerSession) -> None:
+        session.told_to_drain = True
+        self._drain(session.worker)
 
     def _drain(self, name: str) -> None:
         if not self._core.fleet.workers[name].draining:
@@ -100,6 +107,8 @@ class WorkerPool:
         if self.sessions.get(session.worker) is not session:
             return
         self.sessions.close(session)
+        if session.leaving:  # for good: another one of its name is not meant
+            self._to_go.discard(session.worker)
         self._durable.apply(WorkerDown(session.worker, died=not session.leaving))
         if suspects := len(self._core.fleet.isolation.suspects):
             self._log.warning("suspects", worker=session.worker, requests=suspects)
@@ -136,8 +145,10 @@ class WorkerPool:
         if report.HasField("cost"):
             checks.cost(report.cost)
         step, outputs = reports.read(session.worker, report)
-        if report.draining and not self._core.fleet.workers[session.worker].draining:
-            self._drain(session.worker)
+        if report.draining:
+            self._to_go.discard(session.worker)
+            if not self._core.fleet.workers[session.worker].draining:
+                self._drain(session.worker)
         if outputs:
             self._step_done(session, report, step, outputs, received_at)
         else:
@@ -230,6 +241,7 @@ class WorkerPool:
             limits=submit.limits,
             tenant=submit.tenant,
             traceparent=submit.traceparent,
+            local_drafts=self._core.fleet.tenants.terms_of(submit.tenant).local_drafts,
         )
         admit.tokens.extend(tracked.output)
         return admit

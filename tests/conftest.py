@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 import redis
 
+from laps_sd import ports
 from laps_sd.redis_server import FINDERS, find_server
 from scheduler_service.store import acl
 from tests.waiting import WAIT_S
@@ -23,9 +24,23 @@ from tests.waiting import WAIT_S
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
+# Processes of pytest-xdist run at the same time, and between the choice of a port and its use another could choose it,
+# or a stack that a test starts, whose ports are from 20,000 on. So each of them has ports of its own below that.
+if process := os.environ.get("PYTEST_XDIST_WORKER"):
+    processes = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    ports._ANY_PORT = range(10_000 + int(process.removeprefix("gw")), 20_000, processes)
+
 # A shell starts a job in the background with Ctrl-C ignored, and each process that the tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Begun last, one of these would keep one process busy while the others have nothing left.
+LONG_FILES = {"test_several_devices.py", "test_real_model.py", "test_fuzz.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files go first, the others in the order of their names."""
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
 
 
 def redis_binary() -> str:

@@ -19,7 +19,7 @@ _CORPUS = [
 ]
 
 
-def make_tiny_model(folder: Path, *, context_tokens: int = 1024, seed: int = 0) -> Path:
+def make_tiny_model(folder: Path, *, context_tokens: int = 1024, seed: int = 0, layers: int = 2) -> Path:
     """Save config, safetensors and tokenizer (byte-level BPE, some 400 tokens, chat template, eos) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
@@ -28,7 +28,7 @@ def make_tiny_model(folder: Path, *, context_tokens: int = 1024, seed: int = 0) 
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context_tokens,

@@ -31,8 +31,16 @@ def main() -> None:
     settings = read(Settings, "worker")
     rank, size = (int(os.environ.get(name, alone)) for name, alone in (("RANK", 0), ("WORLD_SIZE", 1)))  # of torchrun
     name = "worker" if size == 1 else f"worker, process {rank + 1} of {size}"
+    if settings.stages > 1:
+        name = f"worker, stage {settings.place.number} of {settings.stages}"
     try:
-        if _own_engine().share(settings) if size > 1 else asyncio.run(serve(settings, lambda: _load(settings), find)):
+        if settings.stages > 1:
+            left = _own_engine().stage(settings)
+        elif size > 1:
+            left = _own_engine().share(settings)
+        else:
+            left = asyncio.run(serve(settings, lambda: _load(settings), find))
+        if left:
             sys.stderr.write(f"{name}: {LEFT}\n")
     except (OSError, ModelError) as error:  # a sentence, not a traceback
         sys.stderr.write(f"{name}: {error}\n")

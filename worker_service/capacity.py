@@ -1,18 +1,24 @@
 """Whether a model can be served on this machine: its architecture, and its memory. Nothing is loaded here."""
 
+import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 
+from worker_service.engine.drafting.eagle import parse_config
+from worker_service.engine.few_bits import BITS
 from worker_service.engine.shape import attention_shapes, kv_values_per_token, layer_configs, text_config
+from worker_service.engine.types import Place
 from worker_service.engine.warm_up import WARM_UP_TOKENS
-from worker_service.model_files import ModelError, TooLittleMemoryError
+from worker_service.gguf_groups import stored_bytes
+from worker_service.model_files import CONFIG, GGUF, ModelError, TooLittleMemoryError, is_eagle
 
 _GIB = 2**30
+_WHOLE = Place()
 _LAYERS = {"full_attention", "sliding_attention"}  # the kinds whose past is keys and values of each token
 _SAID = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -20,17 +26,28 @@ _MEMINFO = Path("/proc/meminfo")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 
 
-def read_config(folder: Path, shares: int = 1) -> Any:
+class DrafterMemory(NamedTuple):
+    """What a drafter takes beside the model, at least: bytes of its weights, and of its KV of a token."""
+
+    weights: int = 0
+    a_token: int = 0
+
+
+NO_DRAFTER = DrafterMemory()
+
+
+def read_config(folder: Path, shares: int = 1, place: Place = _WHOLE) -> Any:
     """The transformers configuration of the model in `folder`.
 
-    Raises ModelError, also for an architecture that the engine cannot serve, or not on `shares` devices together.
+    Raises ModelError, also for an architecture that the engine cannot serve, or not on `shares` devices together, or
+    not over as many stages as `place` says.
     """
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         model = model_class(config)
     except Exception as error:  # whatever its values make of the library's code
         raise ModelError(f"cannot load {folder}: {summary(error)}") from error
-    if problem := _problem(config, model, shares):
+    if problem := _problem(config, model, shares, place):
         raise ModelError(f"{folder}: {model.__name__} {problem}, so it cannot be served")
     return config
 
@@ -51,7 +68,7 @@ def summary(error: Exception) -> str:
     return said or type(error).__name__
 
 
-def _problem(config: Any, model: Any, shares: int) -> str:
+def _problem(config: Any, model: Any, shares: int, place: Place) -> str:
     """Why the engine cannot serve this architecture; empty if it can."""
     if getattr(config, "is_encoder_decoder", False):
         return "has an encoder"
@@ -66,7 +83,7 @@ def _problem(config: Any, model: Any, shares: int) -> str:
     if unsaid := [name for name in _SAID if not isinstance(getattr(first, name, None), int)]:
         return f"has a configuration that does not say its {unsaid[0]}"
     try:
-        attention_shapes(config, shares)
+        place.layers(len(attention_shapes(config, shares)))
     except ValueError as error:
         return str(error)
     return ""
@@ -80,29 +97,40 @@ def check_kv_tokens(kv_tokens: int, context_tokens: int) -> None:
 
 
 def check_memory(
-    folder: Path, device: torch.device, dtype: torch.dtype, *, kv_tokens: int, host_kv_tokens: int = 0, shares: int = 1
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    kv_tokens: int,
+    host_kv_tokens: int = 0,
+    shares: int = 1,
+    place: Place = _WHOLE,
+    weights: str = "auto",
+    drafter: DrafterMemory = NO_DRAFTER,
 ) -> None:
     """Raises TooLittleMemoryError where weights and KV exceed what is free on `device`, or offloaded KV what is free on
     the host; ModelError as read_config does.
 
     `kv_tokens` and `host_kv_tokens` are for all requests together; `shares`: over how many devices model and KV are
-    split. On a system that does not tell what is free nothing is refused.
+    split, `place`: the stage whose layers are loaded; `weights`: their kind, as in small_weights.py. On a system that
+    does not tell what is free nothing is refused.
     """
-    config = read_config(folder, shares)
-    weights = _weights(folder) * dtype.itemsize
-    text = text_config(config)
-    if getattr(text, "tie_word_embeddings", False):  # one matrix in the files, two in memory: the head has a copy
-        weights += text.vocab_size * text.hidden_size * dtype.itemsize
-    a_token = kv_values_per_token(attention_shapes(config, shares)) * dtype.itemsize
-    weights //= shares
+    config = read_config(folder, shares, place)
+    shapes = attention_shapes(config, shares)
+    own = place.layers(len(shapes))
+    held = _held(folder, config, dtype, weights, own, others=place.number == 0) // shares
+    a_token = kv_values_per_token(shapes[own.start : own.stop]) * dtype.itemsize
     free = free_bytes(device)
     on_cpu = host_kv_tokens if device.type == "cpu" else 0
-    if free is not None and weights + (kv_tokens + on_cpu) * a_token > free:
-        fits = (free - weights) // a_token - on_cpu
+    beside = drafter.weights + kv_tokens * drafter.a_token
+    if free is not None and held + (kv_tokens + on_cpu) * a_token + beside > free:
+        fits = (free - held - on_cpu * a_token - drafter.weights) // (a_token + drafter.a_token)
         advice = f"set kv_tokens to {fits} or less" if fits >= WARM_UP_TOKENS else "it takes more memory or less model"
         raise TooLittleMemoryError(
-            f"{folder}: too little memory: {_gib(weights)} for weights in {str(dtype).removeprefix('torch.')} and "
-            f"{_gib((kv_tokens + on_cpu) * a_token)} for KV of {kv_tokens + on_cpu} tokens, but {device} has "
+            f"{folder}: too little memory: {_gib(held)} for weights in "
+            f"{str(dtype).removeprefix('torch.') if weights == 'auto' else weights} and "
+            f"{_gib((kv_tokens + on_cpu) * a_token)} for KV of {kv_tokens + on_cpu} tokens"
+            f"{f' and {_gib(beside)} for its drafter' if beside else ''}, but {device} has "
             f"{_gib(free)} free; {advice}"
         )
     host = free_bytes(torch.device("cpu"))
@@ -113,17 +141,53 @@ def check_memory(
         )
 
 
+def drafter_memory(folder: Path, dtype: torch.dtype) -> DrafterMemory:
+    """Of the model or EAGLE-3 head in `folder`. Nothing where there is none that can be read: what is wrong with it is
+    said when it is loaded."""
+    try:
+        raw = json.loads((folder / CONFIG).read_text())
+        eagle = is_eagle(folder)
+        config = parse_config(raw).layer if eagle else AutoConfig.from_pretrained(folder, local_files_only=True)
+        shapes = attention_shapes(config)
+        weights = _weights(folder, range(len(shapes)), others=True)
+        return DrafterMemory(weights * dtype.itemsize, kv_values_per_token(shapes) * dtype.itemsize)
+    except Exception:  # whatever its values make of the library's code
+        return NO_DRAFTER
+
+
 def _gib(size: int) -> str:
     return f"{size / _GIB:.2f} GiB"
 
 
-def _weights(folder: Path) -> int:
-    """How many numbers the model's files hold. Raises ModelError if one of them is no safetensors file."""
+def _held(folder: Path, config: Any, dtype: torch.dtype, weights: str, own: range, *, others: bool) -> int:
+    """Bytes of memory that weights of this kind take: those of the layers `own`, and if `others` of what is in no
+    layer. Raises ModelError."""
+    if weights == "stored" and (folder / GGUF).is_file():
+        return stored_bytes(folder / GGUF, dtype.itemsize)
+    count, text = _weights(folder, own, others=others), text_config(config)
+    table, tied = text.vocab_size * text.hidden_size, getattr(text, "tie_word_embeddings", False)
+    if weights in BITS:  # norms and biases are too small to count; a table that is not tied stays whole
+        head = table * BITS["int8"] / 8
+        rest = (count - table * (1 if tied else 2)) * BITS[weights] / 8
+        return int(head + rest + (0 if tied else table * dtype.itemsize))
+    # Of a tied one there is one matrix in the files and two in memory: the head has a copy.
+    return (count + (table if tied and others else 0)) * dtype.itemsize
+
+
+def _weights(folder: Path, layers: range, *, others: bool) -> int:
+    """How many numbers the model's files hold for these layers, and for what is in no layer if `others`. Raises
+    ModelError if one of them is no safetensors file."""
+
+    def counts(name: str) -> bool:
+        number = next((int(part) for part in name.split(".") if part.isdecimal()), None)
+        return others if number is None else number in layers
+
     count = 0
     for path in folder.glob("*.safetensors"):
         try:
             with safe_open(path, "pt") as file:
-                count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+                names = filter(counts, file.keys())
+                count += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"cannot load {folder}: {path.name} is no safetensors file: {error}") from error
     return count

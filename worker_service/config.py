@@ -4,20 +4,37 @@ import math
 import os
 import socket
 from dataclasses import astuple
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from protos.bounds import DraftLen, DrainS, Dtype, HostKvTokens, KvTokens, Port, Slots
-from protos.settings import Addresses, ServiceSettings
-from worker_service.engine.types import CostProfile
+from protos.bounds import DraftLen, DrainS, Dtype, HostKvTokens, KvTokens, Port, Slots, Weights
+from protos.settings import Addresses, ServiceSettings, addresses, is_loopback
+from worker_service.engine.types import CostProfile, Place
+
+MOST_OVER_STAGES = 16  # drafts of a request in a step, unless --max-draft says otherwise
+
+
+def _one_address(text: str) -> str:
+    if "," in addresses(text):
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return text
+
+
+Rendezvous = Annotated[str, AfterValidator(_one_address)]
 
 
 def _possible(cost: CostProfile) -> CostProfile:
     if not all(math.isfinite(seconds) and seconds >= 0 for seconds in astuple(cost)):
         raise ValueError("seconds are finite and not negative")
     return cost
+
+
+def _reachable(drafter: str) -> str:
+    if drafter.startswith("remote:"):
+        addresses(drafter.removeprefix("remote:"))
+    return drafter
 
 
 class CommonSettings(ServiceSettings):
@@ -39,7 +56,7 @@ class CommonSettings(ServiceSettings):
     )
     dtype: Dtype = "auto"
     slots: Slots = Field(4, description="requests that run in one step")
-    max_draft: DraftLen = Field(8, description="most tokens drafted for a request in one step")
+    max_draft: DraftLen = Field(8, description="most tokens drafted for a request in one step; over --stages 16")
     step_timeout_s: float = Field(
         30.0, gt=0, description="a step that takes so much longer than expected hangs: the worker ends with 1"
     )
@@ -57,21 +74,81 @@ class CommonSettings(ServiceSettings):
         None, description="serves /metrics, /health and /live, on --host; 0: any free one"
     )
 
+    @property
+    def weights_kind(self) -> Weights:
+        """What becomes of the weights in the model's files; auto: an engine of another kind takes them as they are."""
+        return "auto"
+
 
 class Settings(CommonSettings):
     """A worker of LAPS-SD: one model that drafts and verifies for one scheduler."""
 
     device: str = Field("auto", description="auto, cpu or cuda")
+    weights: Weights = Field(
+        "auto",
+        description="auto: whole, in dtype; on a CPU also int8 or int4: quantised while they load; "
+        "stored: as the model's GGUF has them",
+    )
     kv_tokens: KvTokens = Field(32_768, description="tokens of all requests together whose KV fits into memory")
     host_kv_tokens: HostKvTokens | None = Field(
         None, description="more, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
     )
     block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
-    drafter: str = Field("default", description="none, ngram, default, or the directory of a head or a causal LM")
+    drafter: Annotated[str, AfterValidator(_reachable)] = Field(
+        "default", description="none, ngram, default, the directory of a head or causal LM, or remote:HOST:PORT,..."
+    )
+    drafter_names: list[str] = Field(["drafter"], description="in a remote drafter's certificate; []: its host's name")
+    probe: str = Field(
+        "default",
+        description="of remaining length: none, default (the model's, if it has one), or its directory",
+    )
+    stages: int = Field(1, ge=1, description="processes that the model's layers are spread over, each a stage")
+    stage: int | None = Field(
+        None,
+        ge=0,
+        description="which of --stages this process is; the first, 0, leads; default: as torchrun says, or 0",
+    )
+    rendezvous: Rendezvous | None = Field(
+        None,
+        description="HOST:PORT where stage 0 waits for the others; elsewhere than on loopback: needs --insecure",
+    )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
     pace: Annotated[CostProfile, AfterValidator(_possible)] | None = Field(
         None, description='JSON: be as fast as this cost profile, {"verify_s": 0.013, ...}, not faster; for comparisons'
     )
+
+    @model_validator(mode="after")
+    def _stages_find_each_other(self) -> Self:
+        if self.stages == 1:
+            if self.stage or self.rendezvous:
+                raise ValueError("stages: 1 is a whole model, which has neither --stage nor --rendezvous")
+            return self
+        if self.weights != "auto":
+            raise ValueError(f"weights: {self.weights} is of one process alone; --stages spreads a model over several")
+        if self.rendezvous is None:
+            raise ValueError("rendezvous: say where stage 0 is found, HOST:PORT, the same to all stages")
+        if self.place.number >= self.stages:
+            raise ValueError(f"stage: {self.place.number} is none of the stages 0 to {self.stages - 1}")
+        if not is_loopback(self.rendezvous.rpartition(":")[0]) and not self.insecure:
+            raise ValueError(
+                f"rendezvous: {self.rendezvous} is not on loopback, and what stages send is neither encrypted nor "
+                "authenticated: say --insecure on a closed network"
+            )
+        return self
+
+    @property
+    def weights_kind(self) -> Weights:
+        return self.weights
+
+    @property
+    def place(self) -> Place:
+        """This process's, among the stages."""
+        return Place(int(os.environ.get("RANK", "0")) if self.stage is None else self.stage, self.stages)
+
+    @property
+    def most_drafts(self) -> int:
+        """`max_draft`; where it is not said a model over stages takes more, for the way between them is paid once."""
+        return MOST_OVER_STAGES if self.stages > 1 and "max_draft" not in self.model_fields_set else self.max_draft
 
     @property
     def blocks(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from worker_service import hub
-from worker_service.model_files import MARKER
+from worker_service.model_files import GGUF, MARKER
 
 _TEXT_FILES = (
     "config.json",
@@ -34,7 +34,7 @@ class Described(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal where weights, tokenizer and chat template are equal, whatever engine, dtype and device."""
+        """Equal where weights and their kind, tokenizer and chat template are equal, whatever engine and dtype."""
 
     @property
     def eos_ids(self) -> frozenset[int]: ...
@@ -48,11 +48,12 @@ class Described(Protocol):
         """The promises of the interface that the engine does not keep: a sentence each."""
 
 
-def fingerprint(folder: Path) -> str:
-    """Hex digest of what decides the output: every tokenizer and config file, and the weights.
+def fingerprint(folder: Path, weights: str = "auto") -> str:
+    """Hex digest of what decides the output: every tokenizer and config file, the weights, and of which kind they are
+    in memory (small_weights.py), unless they are whole.
 
     Of the weights it reads the header of each file and both ends of every tensor: other weights differ there, and
-    gigabytes need not be read twice.
+    gigabytes need not be read twice. Of a GGUF it reads both ends, if its weights are taken.
     """
     digest = hashlib.sha256()
     for name in _TEXT_FILES:
@@ -62,6 +63,14 @@ def fingerprint(folder: Path) -> str:
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         _sample_tensors(file, digest)
+    if weights != "auto":
+        digest.update(f"weights {weights}\n".encode())
+    if weights == "stored" and (folder / GGUF).is_file():
+        with (folder / GGUF).open("rb") as stored:
+            digest.update(f"{stored.seek(0, os.SEEK_END)}\n".encode())
+            for offset in (0, max(0, stored.tell() - _SAMPLE_BYTES)):
+                stored.seek(offset)
+                digest.update(stored.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:32]
 
 

@@ -40,6 +40,10 @@ class Metrics(Families):
         self.counter("spec_decode_num_draft_tokens", "Drafted tokens", lambda: _tokens(self._tally.drafted))
         text = "Drafted tokens that the target agreed with"
         self.counter("spec_decode_num_accepted_tokens", text, lambda: _tokens(self._tally.accepted))
+        text = "Drafted tokens that a drafter of another process made"
+        self.counter("spec_decode_num_remote_draft_tokens", text, lambda: float(self._tally.apart[0]))
+        text = "Drafted tokens that a drafter of another process made, and that the target agreed with"
+        self.counter("spec_decode_num_remote_accepted_tokens", text, lambda: float(self._tally.apart[1]))
         text, label = "Drafted tokens, by position in the draft, from 0", "position"
         self.counter("spec_decode_num_draft_tokens_per_pos", text, lambda: _per_pos(self._tally.drafted), label)
         text = "Drafted tokens that the target agreed with, by position in the draft, from 0"

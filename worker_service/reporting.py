@@ -8,12 +8,14 @@ from worker_service.engine.types import CostProfile, Row, Skip
 
 
 class Seconds(NamedTuple):
-    """Drafting, the forward pass and all else in steps; and the time between them with work but no permission."""
+    """Drafting, the forward pass and all else in steps; the time between them with work but no permission; in steps
+    again, waiting for drafts from elsewhere."""
 
     draft: float = 0.0
     verify: float = 0.0
     other: float = 0.0
     idle: float = 0.0
+    wait: float = 0.0
 
 
 NO_TIME = Seconds()

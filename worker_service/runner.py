@@ -174,8 +174,9 @@ class Runner:
         session, took_s = step.session, ended - step.begun
         session.step += 1
         session.exhausted = not result.ran
-        other_s, cost = took_s - result.draft_s - result.verify_s, self._costs.observe(result)
-        seconds = Seconds(result.draft_s, result.verify_s, other_s, step.idle_s)
+        other_s = took_s - result.draft_s - result.verify_s - result.wait_s
+        cost = self._costs.observe(result)
+        seconds = Seconds(result.draft_s, result.verify_s, other_s, step.idle_s, result.wait_s)
         self.tally.add(result, seconds)
         last = Report(session.step, step.command.seq, result.free_blocks, seconds=seconds, cost=cost)
         session.reporter.add(last, result.rows, ended, took_s, step.command.report_within_s)

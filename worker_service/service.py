@@ -100,7 +100,8 @@ async def _announce(settings: CommonSettings, find: Callable[[str], Path], attac
     try:
         folder = await asyncio.to_thread(find, settings.model)
         read_ahead(folder)
-        about = {"worker": settings.worker_id, "model": model_name(folder), "fingerprint": fingerprint(folder)}
+        digest = fingerprint(folder, settings.weights_kind)
+        about = {"worker": settings.worker_id, "model": model_name(folder), "fingerprint": digest}
         schedulers = settings.scheduler.split(",")
         await first_of(lambda: announce(schedulers, settings.tls, **about), lambda: asyncio.shield(attached))
     except RefusedError as error:

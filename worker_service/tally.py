@@ -13,6 +13,7 @@ class Tally:
         self.tokens = self.prefilled = 0
         self.drafted: Counter[int] = Counter()  # rounds by how many tokens they drafted
         self.accepted: Counter[int] = Counter()  # rounds by how many of them were accepted
+        self.apart = [0, 0]  # tokens drafted by another process, and those of them that were accepted
         self.free_blocks: int | None = None  # None: no step ran yet
 
     def add(self, result: StepResult, seconds: Seconds) -> None:
@@ -27,6 +28,8 @@ class Tally:
                 self.prefilled += row.prefilled
                 self.drafted[row.drafted] += 1
                 self.accepted[row.accepted] += 1
+                if row.request_id in result.apart:
+                    self.apart = [self.apart[0] + row.drafted, self.apart[1] + row.accepted]
 
 
 def reached(rounds: Counter[int]) -> list[int]:

@@ -19,14 +19,21 @@ _FINISH = {
     Finish.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     Finish.ERROR: types_pb2.FINISH_REASON_ERROR,
 }
-_SKIP = {None: pb.SKIP_UNSPECIFIED, Skip.NO_BLOCKS: pb.SKIP_NO_BLOCKS, Skip.PREEMPTED: pb.SKIP_PREEMPTED}
+_SKIP = {
+    None: pb.SKIP_UNSPECIFIED,
+    Skip.NO_BLOCKS: pb.SKIP_NO_BLOCKS,
+    Skip.PREEMPTED: pb.SKIP_PREEMPTED,
+    Skip.DEFERRED: pb.SKIP_DEFERRED,
+}
 
 
 def to_command(message: pb.StepCommand) -> Command:
     return Command(
         seq=message.seq,
         seen_step=message.seen_step,
-        schedule=[Run(run.request_id, run.draft_len, run.prefill_tokens) for run in message.schedule],
+        schedule=[
+            Run(run.request_id, run.draft_len, run.prefill_tokens, run.here, run.yields) for run in message.schedule
+        ],
         admit=[_to_admission(admit) for admit in message.admit],
         drop=list(message.drop),
         offload=list(message.offload),
@@ -51,6 +58,7 @@ def _to_admission(message: pb.Admit) -> Admission:
         limits=Limits(limits.max_tokens, limits.min_tokens, tuple(limits.stop), limits.ignore_eos),
         salt=message.tenant,
         error=error,
+        local_drafts=message.local_drafts,
     )
 
 
@@ -84,6 +92,7 @@ def of_report(report: Report, epoch: int, session: str) -> pb.StepReport:
         idle_s=seconds.idle,
         cost=of_cost(report.cost) if report.cost else None,
         partial=report.partial,
+        wait_s=seconds.wait,
     )
 
 
@@ -105,10 +114,17 @@ def _of_rounds(rows: Sequence[Row]) -> pb.Row:
         skipped=_SKIP[last.skipped],
         error=last.error,
         logprobs=_of_logprobs(logprobs) if logprobs else None,
+        remaining=_of_remaining(rows),
         tokens_per_round=[len(row.tokens) for row in several],
         drafted_per_round=[row.drafted for row in several],
         accepted_per_round=[row.accepted for row in several],
     )
+
+
+def _of_remaining(rows: Sequence[Row]) -> pb.Remaining | None:
+    """The newest reading of the probe."""
+    readings = [row.remaining for row in rows if row.remaining is not None]
+    return pb.Remaining(after=readings[-1].after, chances=readings[-1].chances) if readings else None
 
 
 def _of_logprobs(logprobs: Sequence[Logprob]) -> common_pb.Logprobs:

@@ -10,6 +10,7 @@ from gateway.metrics import Metrics as OfGateway
 from laps_sd.cli import BENCH_COMMANDS, COMMANDS, KEY_COMMANDS
 from protos.metrics import Families
 from scheduler_service.metrics import Metrics as OfScheduler
+from worker_service.drafting.metrics import Metrics as OfDrafter
 from worker_service.metrics import Metrics as OfWorker
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,12 @@ _MADE = re.compile(r"(?<=<!-- made by `python -m deploy.reference`: )([\w-]+)( -
 
 def services() -> dict[str, Families]:
     """What each service declares."""
-    return {"gateway": OfGateway(), "scheduler": OfScheduler(lambda: None), "worker": OfWorker()}
+    return {
+        "gateway": OfGateway(),
+        "scheduler": OfScheduler(lambda: None),
+        "worker": OfWorker(),
+        "drafter": OfDrafter(),
+    }
 
 
 def metrics() -> str:

@@ -15,11 +15,13 @@ from laps_sd.options import Options
 from protos.settings import ServiceSettings
 from scheduler_service.config import Settings as SchedulerSettings
 from worker_service.config import Settings as WorkerSettings
+from worker_service.drafting.config import Settings as DrafterSettings
 
 SERVICES: dict[str, type[BaseSettings]] = {
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
+    "drafter": DrafterSettings,
 }
 
 

@@ -55,7 +55,7 @@ def make_app(
 
 
 def common_routes(front: Front, registry: CollectorRegistry, *, metrics_right: Right | None) -> list[Route]:
-    """What balancers and monitoring ask every service."""
+    """The paths that balancers and monitoring ask of every service."""
 
     async def health(request: Request) -> Response:
         """Ready: a new request would be served."""

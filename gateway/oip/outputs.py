@@ -1,4 +1,4 @@
-"""What goes out for an answer, chunk by chunk: the values of the output tensors. Nothing is sent from here."""
+"""The values of the output tensors of an answer, chunk by chunk. Nothing is sent from here."""
 
 import json
 from typing import Any

@@ -44,7 +44,7 @@ class Answer:
         return self._event([]) | self.end(usage=True)
 
     def end(self, *, usage: bool) -> dict[str, Any]:
-        """What is told of all choices together, at their end."""
+        """The fields that are of all choices together, at their end."""
         told = {"usage": self.usage()} if usage else {}
         finals = [choice.final for choice in self.choices if choice.final is not None]
         ours = {

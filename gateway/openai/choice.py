@@ -27,7 +27,7 @@ class Call:
         self._begin = ""
 
     def push(self, text: str) -> str:
-        """What it adds to the arguments. They are a JSON object: where it begins, the name ends."""
+        """The text that it adds to the arguments. They are a JSON object: where it begins, the name ends."""
         if not self.name:
             self._begin += text
             name, brace, text = self._begin.partition("{")
@@ -95,7 +95,7 @@ class Choice:
         self._keep(self._said_logprobs(chunk))
 
     def events(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """What a stream says of it, as entries of `choices`. Raises Cancelled."""
+        """The entries of `choices` that a stream says of it. Raises Cancelled."""
         self._count(chunk)
         said = []
         if chunk.token_ids or chunk.text or self._unsaid:
@@ -193,8 +193,8 @@ class Choice:
             self.final, self.tokens = chunk.final, chunk.final.usage.completion_tokens
 
     def speculation(self) -> Speculation:
-        """What drafts came to. A stream that was resumed saw the rounds of only a part of the answer, but its end tells
-        of all."""
+        """The outcome of its drafts. A resumed stream saw the rounds of only a part of the answer, but its end tells of
+        all."""
         made = Speculation(histogram=[])
         for (drafted, accepted), count in self._rounds.items():
             if drafted:

@@ -211,6 +211,7 @@ class Detokenize(Body):
 
 # Fields that would change the answer, each with the values that ask for nothing.
 REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "adapter_id": (),  # of a LoRA adapter, as other servers call it; so do the two beginning with lora
     "add_generation_prompt": (True,),
     "add_special_tokens": (),
     "allowed_token_ids": (),
@@ -231,6 +232,8 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
+    "lora_path": (),
+    "lora_request": (),
     "min_p": (0,),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),

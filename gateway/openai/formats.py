@@ -1,4 +1,4 @@
-"""What an answer must look like: response_format, structured_outputs and tools to the one Structure of a request.
+"""The form of an answer: response_format, structured_outputs and tools to the one Structure of a request.
 Whether a grammar can be used is found out where it is compiled."""
 
 import json
@@ -13,7 +13,7 @@ TOOLS_IN_TEMPLATE = "the model's template does not tell it of tools: send `requi
 
 
 def structure(body: Generation) -> tuple[Structure | None, str]:
-    """What the answer must look like, and the field that says so. Raises BadInput."""
+    """The form that the answer must have, and the field that says so. Raises BadInput."""
     asked = {
         "response_format": _of_format(body.response_format) if body.response_format else None,
         "structured_outputs": _of_outputs(body.structured_outputs) if body.structured_outputs else None,

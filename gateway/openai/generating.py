@@ -5,6 +5,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
@@ -72,19 +73,18 @@ class Generating:
             """For a client that means to come back: where a resumed stream would go on."""
             return chunk.offset + len(chunk.token_ids) if asked.detached and only else None
 
-        async def relay(index: int, stream: Stream) -> None:
+        def said(index: int, chunk: Chunk) -> bytes:
             nonlocal live
-            async for chunk in stream:
-                said = None if asked.continuous_usage else frames[index].frame(chunk, place(chunk))
-                if said is None:
-                    events = answer.events(index, chunk, usage=asked.continuous_usage)
-                    live -= chunk.final is not None
-                    if not live and not asked.include_usage:
-                        events[-1] |= answer.end(usage=asked.continuous_usage)
-                    said = b"".join(sse.event(each, place(chunk)) for each in events)
-                if not out.put(said):
-                    async with stream.writing(chunk):
-                        await out.write(said)
+            if not asked.continuous_usage and (frame := frames[index].frame(chunk, place(chunk))) is not None:
+                return frame
+            events = answer.events(index, chunk, usage=asked.continuous_usage)
+            live -= chunk.final is not None
+            if not live and not asked.include_usage:
+                events[-1] |= answer.end(usage=asked.continuous_usage)
+            return b"".join(sse.event(each, place(chunk)) for each in events)
+
+        async def relay(index: int, stream: Stream) -> None:
+            await out.relay(stream, partial(said, index))
 
         await _at_once(streams, relay)
 

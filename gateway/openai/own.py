@@ -50,7 +50,7 @@ def status(request: RequestStatus) -> dict[str, Any]:
 
 
 def _why(request: RequestStatus) -> str:
-    """Where it stands, as a sentence."""
+    """The request's place, as a sentence."""
     before = f"{request.position} request{'s are' if request.position != 1 else ' is'} served before it"
     match request.state:
         case RequestState.REQUEST_STATE_WAITING:
@@ -69,8 +69,8 @@ def _time(request: RequestStatus, field: str) -> str | None:
 
 
 def offset(query: str | None, last_event_id: str | None) -> int:
-    """Where a resumed stream is to begin: behind the last event that the client has, else where the query says. Raises
-    BadInput."""
+    """The token where a resumed stream begins: behind the last event that the client has, else where the query says.
+    Raises BadInput."""
     field, given = (LAST_EVENT_ID, last_event_id) if last_event_id else ("offset", query or "0")
     if not (given.isascii() and given.isdigit() and len(given) < 11 and int(given) <= UINT32):
         raise BadInput(field, "must be a number of output tokens")

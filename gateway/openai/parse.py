@@ -67,7 +67,7 @@ def _refuse(kind: type[Body], given: dict[str, Any]) -> None:
 
 
 def _bad_input(errors: list[ErrorDetails]) -> BadInput:
-    """Where a field may be of several kinds, each kind complains: those that got furthest are told."""
+    """A field that may be of several kinds has a complaint from each kind: those that got furthest are told."""
     first = errors[0]["loc"][:1]
     same = [error for error in errors if error["loc"][:1] == first]
     deepest = max(len(error["loc"]) for error in same)

@@ -1,11 +1,13 @@
 """The work behind a body of the Responses API, told as one JSON object or as a stream of events."""
 
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from pydantic_core import to_json
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
+from gateway.chunk import Chunk
 from gateway.http import errors
 from gateway.openai import sse
 from gateway.openai.fields import Responses
@@ -40,11 +42,7 @@ class Responding:
         try:
             async with self._open as (stream,), out.kept_alive():
                 answer = self._answer(stream)
-                async for chunk in stream:
-                    events = b"".join(sse.event(said, kind=said["type"]) for said in answer.events(chunk))
-                    if not out.put(events):
-                        async with stream.writing(chunk):
-                            await out.write(events)
+                await out.relay(stream, partial(_said, answer))
             await out.write(b"", more=False)
         except RequestError as error:
             if answer is None or not out.begun:
@@ -54,3 +52,7 @@ class Responding:
 
     def _answer(self, stream: Stream) -> Response:
         return Response(self._body, self._asked.request_id, stream.prompt_tokens)
+
+
+def _said(answer: Response, chunk: Chunk) -> bytes:
+    return b"".join(sse.event(said, kind=said["type"]) for said in answer.events(chunk))

@@ -87,7 +87,7 @@ class Response:
             self._final = chunk.final
 
     def events(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """What a stream says of it. Raises Cancelled."""
+        """The events that a stream says of it. Raises Cancelled."""
         return [self.event(kind, **said) for kind, said in self._said(chunk)]
 
     def event(self, kind: str, **said: Any) -> dict[str, Any]:

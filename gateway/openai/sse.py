@@ -1,13 +1,15 @@
 """Server-sent events: how an event is written, and one response made of them. It knows nothing of what they say."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
+from gateway.chunk import Chunk
+from gateway.stream import Stream
 from protos.http_server import BODY, Body
 
 KEEP_ALIVE_S = 10.0
@@ -53,14 +55,26 @@ class Events:
         self._writing = asyncio.Lock()
         self._written_s = self._loop.time()
 
-    def put(self, events: bytes) -> bool:
-        """Write them, unless that would have to wait. Returns whether they are written."""
-        if not self._headed or self._body is None or self._body.waits:
-            return False
+    async def relay(self, stream: Stream, said: Callable[[Chunk], bytes]) -> None:
+        """Write the events that `said` makes of each chunk, until the stream ends. Raises RequestError."""
+        stream.write_at_once(self._ready, lambda chunk: self._put(said(chunk)))
+        async for chunk in stream:
+            events = said(chunk)
+            if self._ready():
+                self._put(events)
+            else:
+                async with stream.writing(chunk):
+                    await self.write(events)
+
+    def _ready(self) -> bool:
+        """Whether events can be written without waiting."""
+        return self._headed and self._body is not None and not self._body.waits
+
+    def _put(self, events: bytes) -> None:
         if events:
+            assert self._body is not None
             self._body.write(events)
             self._written_s = self._loop.time()
-        return True
 
     async def write(self, events: bytes, *, more: bool = True) -> None:
         """Returns once the transport has taken them. `more`: these are not the last ones."""

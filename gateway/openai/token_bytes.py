@@ -33,7 +33,7 @@ class TokenBytes:
         self.shown = lru_cache(maxsize=16_384)(self._shown)
 
     def adds(self, token_id: int, *, first: bool = False) -> bytes:
-        """What an output token adds to the text; nothing, if it is a special one. `first`: of the output."""
+        """The bytes that an output token adds to the text; none, if it is a special one. `first`: of the output."""
         if self._added.get(token_id, ("", False))[1]:
             return b""
         data = self.of(token_id)

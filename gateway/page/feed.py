@@ -79,7 +79,7 @@ class Feed:
             self._news.notify_all()
 
     async def _frame(self, frames: Frames) -> str:
-        """What the scheduler says now, or why it says nothing."""
+        """The scheduler's present answer, or why there is none."""
         page = inference_pb2.ListRequestsRequest(page_size=MOST_REQUESTS, recent_rounds=ROUNDS)
         try:
             stats = await self._front.stats(inference_pb2.StatsRequest())

@@ -37,7 +37,7 @@ class Acceptance:
 
     @property
     def keeps_means(self) -> bool:
-        return len(self.means) == min(self.rounds, MAX_WINDOW)
+        return bool(self.means) or not self.rounds
 
     def per_round(self, prior: float = 0.0, weight: float = 0.0) -> float:
         """Accepted tokens a round, whatever was drafted: as if `weight` more rounds had shown `prior`."""

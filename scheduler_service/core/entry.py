@@ -10,6 +10,7 @@ from scheduler_service.core.fairness import FairRanking, Tenant
 from scheduler_service.core.known import Known
 from scheduler_service.core.lifecycle import Move, State, after
 from scheduler_service.core.policies import Claim
+from scheduler_service.core.probed import Kept
 from scheduler_service.core.ranking import Key
 from scheduler_service.core.types import Record, Request, WorkerUp
 
@@ -30,7 +31,11 @@ class Entry:
     prefill_owed: int = 0  # tokens to be computed before it can draft
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_len: int = 0  # that it was last planned to use
-    length: Length = field(init=False)  # what is believed of its output: `expect`
+    elsewhere: bool = False  # its drafts are made elsewhere, by the last plan that listed it
+    hidden_s: float = 0.0  # by how many nominal seconds its own rounds are shorter for that
+    length: Length = field(init=False)  # what is believed of its output after the first `since` tokens: `expect`
+    since: int = 0
+    readings: list[Kept] = field(default_factory=list)  # of a worker's probe
     forecast: Forecast = field(init=False)  # of what remains of it, by that belief
     remaining_tokens: float = 0.0  # of output still to come, by that forecast
     rounds_counted: int = 0  # request-rounds that remain of it, as `Load` counts them: believed when it was last ranked
@@ -104,11 +109,11 @@ class Entry:
 
     # ---- changes ----
 
-    def expect(self, length: Length) -> None:
-        """Believe in an output of this length from now on."""
-        self.length = length
-        self.forecast = Forecast(length, self.request.max_tokens)
-        self.remaining_tokens = self.forecast.remaining(self.emitted)
+    def expect(self, length: Length, since: int = 0) -> None:
+        """Believe in an output of this length, after the first `since` tokens, from now on."""
+        self.length, self.since = length, since
+        self.forecast = Forecast(length, self.request.max_tokens - since)
+        self.remaining_tokens = self.forecast.remaining(self.emitted - since)
 
     def worth(self, price_s: float) -> bool:
         """Whether it was served long enough, since its KV came, to have been worth `price_s` of its batch."""
@@ -205,6 +210,7 @@ class Worker:
     to_forget: dict[str, None] = field(default_factory=dict)  # requests that have gone from it since its last plan
     memory_tokens: int = field(init=False)  # of KV, that fit into its memory
     round_tokens: int = field(init=False)  # that a request may get in one round
+    drafted_elsewhere: tuple[Entry, ...] = ()  # by its last plan
 
     def __post_init__(self) -> None:
         self.memory_tokens = self.up.blocks * self.up.block_tokens

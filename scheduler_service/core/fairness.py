@@ -9,29 +9,19 @@ changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import total_ordering
 from heapq import heapify, heappop, heappush, heapreplace, merge
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from scheduler_service.core.ranking import Changes, Key, Ranking
-from scheduler_service.core.types import QueueIsFull, Request, RequestClass, Unseen
+from scheduler_service.core.terms import EVERYBODY_ELSE, Terms
+from scheduler_service.core.types import QueueIsFull, Request, Unseen
 
 GRAIN_S = 0.5  # of a whole worker, at weight 1
 GROUP = slice(1, 3)  # of a key: class and tenant
 FEW = 512  # keys, whose order is kept
-EVERYBODY_ELSE = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """A tenant's share, and how much it may have waiting or running: requests, and tokens that those may need."""
-
-    weight: float = 1.0
-    max_requests: float = float("inf")
-    max_tokens: float = float("inf")
-    best_class: RequestClass = RequestClass.INTERACTIVE  # it may ask for better ones, and is served as this
 
 
 @total_ordering
@@ -86,7 +76,7 @@ class Tenants:
     def admit(self, request: Request, unseen: Unseen, room_s: float = 0.0) -> Request:
         """As it is to be served. Raises QueueIsFull, which says `room_s`; changes nothing. `unseen` may be anybody's,
         so all of it is counted."""
-        terms, tenant = self._terms(request.tenant), self.find(request.tenant)
+        terms, tenant = self.terms_of(request.tenant), self.find(request.tenant)
         if tenant.requests + unseen.requests >= terms.max_requests:
             raise QueueIsFull(f"{tenant.requests} requests of this tenant are waiting or running", room_s)
         if tenant.tokens + unseen.tokens + request.most_tokens > terms.max_tokens:
@@ -102,12 +92,11 @@ class Tenants:
         return tenant
 
     def waiting(self) -> dict[str, int]:
-        """How many requests of each tenant wait, where any do."""
         return {name: tenant.waiting for name, tenant in self._tenants.items() if tenant.waiting}
 
     def is_owed(self, tenant: Tenant, places: float) -> bool:
         """Whether it has fewer live requests than its share of so many `places`, by weight among tenants with any."""
-        own = self._terms(tenant.name).weight
+        own = self.terms_of(tenant.name).weight
         others = sum(one.weight for one in self._tenants.values() if one.requests and one is not tenant)
         return bool(others) and tenant.requests < places * own / (own + others)
 
@@ -119,7 +108,7 @@ class Tenants:
             tenant.catch_up(self._virtual_s)
             self._tenants[request.tenant] = tenant
             heappush(self._busy, (tenant.virtual_s, tenant.name))
-        tenant.weight = self._terms(request.tenant).weight
+        tenant.weight = self.terms_of(request.tenant).weight
         tenant.requests += 1
         tenant.tokens += request.most_tokens
         return tenant
@@ -154,7 +143,7 @@ class Tenants:
             self._busy = [(one.virtual_s, one.name) for one in self._tenants.values() if one.requests]
             heapify(self._busy)
 
-    def _terms(self, name: str) -> Terms:
+    def terms_of(self, name: str) -> Terms:
         return self.terms.get(name) or self.terms.get(EVERYBODY_ELSE) or Terms()
 
 
@@ -219,7 +208,7 @@ class FairRanking:
         if self._changes is None or self._length > FEW:
             return None
         if self._order is None or self._order_at != self._changes.count:
-            keys = [key for group in self._groups.values() for key in group]
+            keys = chain.from_iterable(self._groups.values())
             self._order, self._order_at = sorted(keys, key=_plain), self._changes.count
         return self._order
 
@@ -296,5 +285,4 @@ def _merged(groups: Iterable[Ranking]) -> Iterator[Key]:
 
 
 def _plain(key: Key) -> Key:
-    new, of_class, tenant, *rest = key
-    return (new, not of_class.due, of_class.klass, tenant.grain, *rest)
+    return (key[0], not key[1].due, key[1].klass, key[2].grain, key[3:])

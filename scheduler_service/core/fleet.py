@@ -13,9 +13,11 @@ from scheduler_service.core.load import Load
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.pauses import Pauses
 from scheduler_service.core.policies import Claim, Policy
+from scheduler_service.core.probed import MOST_KEPT, Kept, Reading, former
 from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.refit import Refit
 from scheduler_service.core.types import Bounds, Ended, Finish, Unseen, WorkerUp
+from scheduler_service.core.vacancies import Vacancies
 
 
 class Fleet:
@@ -26,13 +28,15 @@ class Fleet:
         self.draft_len = draft_len
         self.bounds = bounds
         self.few_plans = False  # a plan may have to last for several rounds
+        self.ready_first = False  # who waits for drafts from elsewhere lets others go first
         self.known = Known(draft_len)
         self.unseen = Unseen()
         self.entries: dict[str, Entry] = {}  # the live requests
         self.workers: dict[str, Worker] = {}
         self._changes = Changes()
         self.unplaced = FairRanking(self._changes)  # of the requests without a worker
-        self.vacant: set[str] = set()  # workers with vacant slots
+        self.vacancies = Vacancies()
+        self.slots = 0  # of all workers
         self.tenants = Tenants(self._changes)
         self.classes = Classes(self._changes)
         self.load = Load()
@@ -58,8 +62,18 @@ class Fleet:
         return entry
 
     def _expect(self, entry: Entry) -> None:
-        """The present belief about its length."""
-        entry.expect(self.known.belief(entry.request).at_least(self.policy.surest))
+        """The present belief about its length. One that rests on a reading stands until the next reading."""
+        if not entry.since:
+            entry.expect(self.known.belief(entry.request).at_least(self.policy.surest))
+
+    def read(self, entry: Entry, reading: Reading) -> None:
+        """A probe has read what remains of its output."""
+        usual = former(self.known.belief(entry.request), reading.after)
+        kept = Kept(reading.after, usual, reading.location)
+        if len(entry.readings) < MOST_KEPT:
+            entry.readings.append(kept)
+        if (length := self.known.probe.belief(kept)) is not None:
+            entry.expect(length.at_least(self.policy.surest), since=reading.after)
 
     def add(self, entry: Entry) -> None:
         """It is live from now on: all that it may need is reserved until it ends."""
@@ -109,19 +123,20 @@ class Fleet:
         self.known.first_worker(up.cost, up.slots)
         self.staffed_at = now
         worker = self.workers[up.worker] = Worker(up, up.blocks, FairRanking(self._changes))
-        self.vacant.add(up.worker)
+        self.vacancies.set(up.worker, worker.vacancy)
         self.staff()
         return worker
 
     def detach(self, name: str, now: float) -> None:
         """All its requests have been displaced."""
         del self.workers[name]
-        self.vacant.discard(name)
+        self.vacancies.remove(name)
         self.staffed_at = now
         self.staff()
 
     def staff(self) -> None:
         """The workers, or what their rounds cost, have changed."""
+        self.slots = sum(worker.up.slots for worker in self.workers.values())
         self.load.staff(self.workers.values(), self.draft_len)
 
     def homeless(self) -> list[Entry]:
@@ -137,13 +152,9 @@ class Fleet:
         return [entry for entry in stopped if not any(worker.holds(entry) for worker in workers)]
 
     @property
-    def slots(self) -> int:
-        return sum(worker.up.slots for worker in self.workers.values())
-
-    @property
     def crowded(self) -> bool:
         """Whether any request waits for a slot."""
-        return bool(self.unplaced) or any(worker.vacancy < 0 for worker in self.workers.values())
+        return bool(self.unplaced) or self.vacancies.waiting
 
     def homed(self, worker: Worker) -> list[Entry]:
         """The requests whose home it is, best claim first."""
@@ -173,7 +184,7 @@ class Fleet:
             self._ranking(entry).move(entry.key, key)
         else:
             self._ranking(entry).add(key)
-            self._look_for_vacancy(entry.home)
+            self._count_vacancy(entry.home)
         entry.key = key
 
     def key(self, entry: Entry) -> Key:
@@ -198,7 +209,7 @@ class Fleet:
         """Make `home` its worker. With `move` its KV elsewhere is given up: what the old one reports is stale. KV of an
         earlier stay at `home` is not counted as its own, so the worker forgets it like that of any other request."""
         self._leave(entry)
-        entry.home = home
+        entry.home, entry.elsewhere, entry.hidden_s = home, False, 0.0
         if move:
             entry.lose_kv()
             entry.next_placement()
@@ -219,9 +230,9 @@ class Fleet:
         entry.key = ()
         if entry.home is not None:
             self.workers[entry.home].to_forget[entry.request.id] = None
-            self._look_for_vacancy(entry.home)
+            self._count_vacancy(entry.home)
 
-    def _look_for_vacancy(self, name: str | None) -> None:
+    def _count_vacancy(self, name: str | None) -> None:
         """The worker has one request more or less."""
         if name is not None:
-            (self.vacant.add if self.workers[name].vacancy > 0 else self.vacant.discard)(name)
+            self.vacancies.set(name, self.workers[name].vacancy)

@@ -1,6 +1,7 @@
 """What all claims are reckoned from: nominal costs of a round, and what finished requests taught. Holds no request."""
 
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength, Length
+from scheduler_service.core.probed import FleetProbe
 from scheduler_service.core.types import CostProfile, Request
 
 
@@ -12,6 +13,7 @@ class Known:
         self.draft_len = draft_len
         self.length = FleetLength()
         self.acceptance = FleetAcceptance.at(draft_len)
+        self.probe = FleetProbe()
         self.cost = CostProfile()
         self.slots = 1  # of the worker that these costs are from
         self.round_s = self.cost.round_s(draft_len, 1)  # nominal seconds of a round of a full batch

@@ -73,13 +73,11 @@ def _next_group(fleet: Fleet, worker: Worker) -> list[Entry]:
 
 def hungriest(fleet: Fleet) -> str | None:
     """The worker that a new request is best offered to first: the one with most vacant slots."""
-    best, most = None, 0
-    for name, worker in fleet.workers.items():
-        if worker.draining or (worker.quarantined and fleet.isolation.quarantined(worker)):
-            continue
-        if best is None or worker.vacancy > most:
-            best, most = name, worker.vacancy
-    return best
+    for name in fleet.vacancies.most():
+        worker = fleet.workers[name]
+        if not worker.draining and not (worker.quarantined and fleet.isolation.quarantined(worker)):
+            return name
+    return None
 
 
 def called_for(fleet: Fleet, id: str) -> str | None:
@@ -95,7 +93,7 @@ def called_for(fleet: Fleet, id: str) -> str | None:
 
 def idle_beside_work(fleet: Fleet) -> str | None:
     """A worker with a vacant slot, if it could claim a request that waits elsewhere: it should plan."""
-    if not fleet.vacant:
+    if not fleet.vacancies.any:
         return None
     name = hungriest(fleet)
     if name is None or fleet.workers[name].vacancy <= 0:
@@ -106,7 +104,10 @@ def idle_beside_work(fleet: Fleet) -> str | None:
 
 def _most_listed(fleet: Fleet, worker: Worker) -> int:
     slots = worker.up.slots
-    return slots + min(slots, max(SPARES, slots // FEW_PLANS_SPARES if fleet.few_plans else 0))
+    spares = max(SPARES, slots // FEW_PLANS_SPARES if fleet.few_plans else 0)
+    if fleet.ready_first:  # as many again, while the drafts of the others are made
+        spares = max(spares, min(slots, worker.up.cost.chains - slots))
+    return slots + min(slots, spares)
 
 
 def _best(fleet: Fleet, worker: Worker, limit: int) -> list[Key]:
@@ -134,7 +135,9 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
     worker = fleet.workers[name]
     idle = len(batch) < worker.up.slots
     best = None
-    for other, donor in fleet.workers.items():
+    # Where there are suspects a worker may be quarantined, however many requests it has.
+    for other in fleet.workers if fleet.isolation.suspects else fleet.vacancies.short():
+        donor = fleet.workers[other]
         # The slots of a quarantined worker are not for its other requests.
         quarantined = bool(donor.quarantined and fleet.isolation.quarantined(donor))
         if other == name or (donor.vacancy >= 0 and not quarantined):

@@ -2,6 +2,7 @@
 
 from scheduler_service.core import kv, placement
 from scheduler_service.core.draft import PROBE_ROUNDS, choose_draft_lengths
+from scheduler_service.core.elsewhere import grant_chains
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.types import Plan, Run
@@ -23,10 +24,16 @@ def make_plan(fleet: Fleet, name: str, *, choose_drafts: bool, prefill_chunk: in
         entry.offload_kv(copy) if copy else entry.lose_kv()
         entry.next_placement()  # a row of the round in hand must not bring back what the plan gives away
         fleet.rank(entry)
+    if worker.up.cost.chains or worker.drafted_elsewhere:
+        for entry in grant_chains(worker, schedule, fleet.known, fleet.believed_rounds, fleet.tenants.terms_of):
+            fleet.rank(entry)
     if choose_drafts:
-        choose_draft_lengths(schedule[: worker.up.slots], fleet.known.acceptance, worker.up.cost, worker.up.max_draft)
+        ready_first = fleet.ready_first and worker.up.cost.chains > 0  # then whoever is ready runs
+        listed = schedule if ready_first else schedule[: worker.up.slots]
+        choose_draft_lengths(listed, fleet.known.acceptance, worker.up.cost, worker.up.max_draft)
     longest = worker.up.max_draft
-    runs = tuple([_run(entry, longest, choose_drafts, prefill_chunk) for entry in schedule])
+    some = worker.up.cost.chains > 0
+    runs = tuple([_run(entry, longest, choose_drafts, prefill_chunk, some, fleet.ready_first) for entry in schedule])
     worker.plan([run.id for run in runs])
     to_forget, worker.to_forget = tuple(worker.to_forget), {}
     return Plan(
@@ -37,8 +44,14 @@ def make_plan(fleet: Fleet, name: str, *, choose_drafts: bool, prefill_chunk: in
     )
 
 
-def _run(entry: Entry, longest: int, choose_drafts: bool, prefill_chunk: int) -> Run:
+def _run(
+    entry: Entry, longest: int, choose_drafts: bool, prefill_chunk: int, some_elsewhere: bool, ready_first: bool
+) -> Run:
     draft_len = entry.draft_len
     if choose_drafts and not draft_len and entry.rounds % PROBE_ROUNDS == 0:
         draft_len = 1
-    return Run(entry.request.id, entry.placement, draft_len if draft_len < longest else longest, prefill_chunk)
+    draft_len = draft_len if draft_len < longest else longest
+    if not some_elsewhere:
+        return Run(entry.request.id, entry.placement, draft_len, prefill_chunk)
+    yields = ready_first and entry.elsewhere and not (entry.due or entry.overdue)
+    return Run(entry.request.id, entry.placement, draft_len, prefill_chunk, not entry.elsewhere, yields)

@@ -20,8 +20,8 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     worker.free_blocks = step.free_blocks
     fleet.load.step_done(worker, step, fleet.draft_len, now)
     worker.obeyed(worker.planned if step.plan is None else step.plan)
-    ran, stopped = _ran(fleet, step)
-    unreported = worker.running - ran.keys()
+    ran, stopped, deferred = _ran(fleet, step)
+    unreported = worker.running - ran.keys() - deferred
     beside = [id for id in unreported if fleet.runs_on(worker, id)] if step.partial else []
     if not step.partial:
         stopped |= unreported
@@ -46,7 +46,7 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
         effects.append(WentOn(tuple(went_on)))
     effects += _preempt(fleet, worker, stopped)
     worker.running = {id for id, (entry, _) in ran.items() if entry.state is State.RUNNING}
-    worker.running.update([id for id in beside if fleet.runs_on(worker, id)])
+    worker.running.update([id for id in (*beside, *deferred) if fleet.runs_on(worker, id)])
     if fleet.overtaking:
         for entry in [fleet.entries[id] for id in fleet.overtaking.overdue()]:
             entry.overdue = True
@@ -58,11 +58,13 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     return tuple(effects)
 
 
-def _ran(fleet: Fleet, step: StepDone) -> tuple[Ran, set[str]]:
-    """The rows with rounds that count, with their requests; and the ids of the requests that were skipped. A row is
-    stale if its request was moved or has ended, or if its worker ran ahead of what is durable."""
+def _ran(fleet: Fleet, step: StepDone) -> tuple[Ran, set[str], set[str]]:
+    """The rows with rounds that count, with their requests; and the ids of the requests that were skipped, and of those
+    that were only deferred: these go on. A row is stale if its request was moved or has ended, or if its worker ran
+    ahead of what is durable."""
     ran: Ran = {}
     skipped: set[str] = set()
+    deferred: set[str] = set()
     name, entries = step.worker, fleet.entries
     for row in step.rounds:
         entry = entries.get(row.id)
@@ -74,8 +76,8 @@ def _ran(fleet: Fleet, step: StepDone) -> tuple[Ran, set[str]]:
             entry.offloaded = 0
             ran[row.id] = entry, row
         if row.skipped:
-            skipped.add(row.id)
-    return ran, skipped
+            (deferred if row.deferred else skipped).add(row.id)
+    return ran, skipped, deferred
 
 
 def _serve(fleet: Fleet, entry: Entry, row: Round, began: float, now: float) -> None:
@@ -90,7 +92,9 @@ def _serve(fleet: Fleet, entry: Entry, row: Round, began: float, now: float) -> 
             fleet.pauses.began(row.id)
         entry.last_token_s, entry.due = now, False
     entry.emitted += row.new
-    entry.remaining_tokens = entry.forecast.remaining(entry.emitted)
+    entry.remaining_tokens = entry.forecast.remaining(entry.emitted - entry.since)
+    if row.reading is not None:
+        fleet.read(entry, row.reading)
     if row.prefilled:  # the whole batch waits for it, and it may take rounds of a slot
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         batch_s = row.prefilled * known.cost.prefill_token_s * known.slots
@@ -103,7 +107,9 @@ def _serve(fleet: Fleet, entry: Entry, row: Round, began: float, now: float) -> 
         if new and entry.probation:
             fleet.isolation.served(entry)
         if drafted or (new and not row.prefilled):
-            entry.acceptance = entry.acceptance.after(drafted, accepted, new, keep_means=perceptive)
+            # Drafts that were asked for elsewhere and did not come tell nothing of how many would have been accepted.
+            told = drafted > 0 or not (entry.elsewhere and entry.draft_len)
+            entry.acceptance = entry.acceptance.after(drafted, accepted, new, keep_means=perceptive and told)
         if perceptive and not entry.perceptible:
             goes_on = row.finish is None or number < len(each)
             if goes_on and policy.perceives(entry):
@@ -119,6 +125,7 @@ def _finish(fleet: Fleet, worker: Worker, entry: Entry, row: Round) -> Ended:
     known = fleet.known
     known.length.observe(entry.emitted, entry.request.predicted_tokens, cut=ended.cut)
     known.acceptance.observe(entry.acceptance)
+    known.probe.observe(entry.readings, entry.emitted, cut=ended.cut)
     if fleet.policy.learns:
         fleet.refit.learned(known.length, known.acceptance)
     return ended

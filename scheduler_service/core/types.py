@@ -3,14 +3,15 @@
 Times are seconds, sizes tokens or blocks. Nothing here holds the true output length of a request.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from math import inf
 from typing import NamedTuple, Protocol
 
 from scheduler_service.core.beliefs import Acceptance, Expected, Length
+from scheduler_service.core.costs import CostProfile as CostProfile
 from scheduler_service.core.lifecycle import State
+from scheduler_service.core.probed import Reading
 from scheduler_service.core.value import value
 
 
@@ -52,29 +53,6 @@ class Request:
         """Whether a predictor has told both its length and its acceptance; of others only their drafts count then."""
         told = self.expected
         return self.predicted_tokens is None and told is not None and None not in (told.length, told.acceptance)
-
-
-@dataclass(frozen=True, slots=True)
-class CostProfile:
-    """Seconds of the parts of a round, as measured by a worker."""
-
-    draft_s: float = 0.001
-    verify_s: float = 0.03
-    verify_slope_s: float = 0.003
-    prefill_token_s: float = 0.001
-    resume_s: float = 0.0  # of a paused request whose KV was kept
-    verify_token_s: float = 0.0  # per draft token verified, beside the one token of each request
-    offload_block_s: float = 0.0  # per block of KV, to the host's memory and back
-
-    def round_s(self, draft_len: int, batch: int) -> float:
-        """Nominal seconds of a round of `batch` requests with `draft_len` drafts each."""
-        drafts = draft_len * (self.draft_s + self.verify_token_s * batch)
-        return drafts + self.verify_s + self.verify_slope_s * (batch - 1)
-
-    def step_s(self, draft_lens: Sequence[int]) -> float:
-        """Nominal seconds of a round of requests with that many drafts each; drafting takes as long as its longest."""
-        drafts = max(draft_lens) * self.draft_s + sum(draft_lens) * self.verify_token_s
-        return drafts + self.verify_s + self.verify_slope_s * (len(draft_lens) - 1)
 
 
 # ---- events: what happened ----
@@ -152,6 +130,8 @@ class Round:
     finish: Finish | None = None
     skipped: bool = False
     each: tuple[tuple[int, int, int], ...] = ()
+    deferred: bool = False  # `skipped` until its drafts are there: another went first, and it was not preempted
+    reading: Reading | None = None  # of the worker's probe, in the last of these rounds that had one
 
     @property
     def count(self) -> int:
@@ -268,6 +248,8 @@ class Run:
     placement: int
     draft_len: int
     prefill_tokens: int
+    here: bool = False  # its drafts are not made elsewhere: others get the chains (core/elsewhere.py)
+    yields: bool = False  # while its drafts are on their way, the next request that is ready may go first, once
 
 
 @value
@@ -300,7 +282,11 @@ class View(Protocol):
 
     @property
     def length(self) -> Length:
-        """What finished requests, or a predictor, taught of its output."""
+        """What finished requests, a predictor or a probe taught of its output after the first `since` tokens."""
+
+    @property
+    def since(self) -> int:
+        """0, or where in its output the last reading of a probe was that counts."""
 
     @property
     def remaining_tokens(self) -> float:
@@ -329,6 +315,10 @@ class View(Protocol):
     @property
     def usual_accepted(self) -> float:
         """Tokens a round of finished requests, whatever this one showed."""
+
+    @property
+    def hidden_s(self) -> float:
+        """By how many nominal seconds its own rounds are shorter: its drafts are made elsewhere, meanwhile."""
 
     @property
     def resume_s(self) -> float:

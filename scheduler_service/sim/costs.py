@@ -7,7 +7,9 @@ from scheduler_service.core.types import CostProfile
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Milliseconds. `t_verify_slope`: by which share each further request of the batch lengthens the verification."""
+    """Milliseconds. `t_verify_slope`: by which share each further request of the batch lengthens the verification. A
+    target over N stages verifies k drafts in k * t_token + t_verify and N - 1 links, one token at a time in k times
+    all that."""
 
     t_draft_ms: float = 1.0
     t_verify_ms: float = 30.0
@@ -16,6 +18,7 @@ class StepCosts:
     t_prefill_ms_per_token: float = 0.1
     t_resume_ms: float = 0.0
     t_offload_ms_per_token: float = 0.0
+    t_links_ms: float = 0.0  # of a pass: over all links between the stages of a target that is spread by layers
 
     def step_s(
         self, draft_len: int, batch: int, verified: int, prefilled: int, resumed: int, restored: int = 0
@@ -29,13 +32,14 @@ class StepCosts:
             + self.t_prefill_ms_per_token * prefilled
             + self.t_resume_ms * resumed
             + self.t_offload_ms_per_token * restored  # for both ways
+            + self.t_links_ms
         )
 
     def profile(self) -> CostProfile:
         """As a worker would report it."""
         return CostProfile(
             draft_s=1e-3 * self.t_draft_ms,
-            verify_s=1e-3 * (self.t_verify_ms + self.t_token_ms),
+            verify_s=1e-3 * (self.t_verify_ms + self.t_token_ms + self.t_links_ms),
             verify_slope_s=1e-3 * (self.t_verify_ms * self.t_verify_slope + self.t_token_ms),
             prefill_token_s=1e-3 * self.t_prefill_ms_per_token,
             resume_s=1e-3 * self.t_resume_ms,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from scheduler_service.core.beliefs import Expected, Length
+from scheduler_service.core.probed import Reading
 from scheduler_service.core.types import RequestClass
 
 MOST_SECONDS = 1e9  # after the first arrival
@@ -31,6 +32,21 @@ def expectation(value: object) -> Expected:
             raise ValueError("median_tokens must be at least 1 and come with a spread above 0")
         length = Length(math.log(value["median_tokens"]), value["spread"])
     return Expected(length, value.get("acceptance"))
+
+
+def readings(value: object) -> tuple[Reading, ...]:
+    """Pairs: after how many tokens of output, and the median of those that remain as a probe read it then."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is not a list")
+    found: list[Reading] = []
+    for pair in value:
+        if not (isinstance(pair, Sequence) and len(pair) == 2 and all(_is_number(number) for number in pair)):
+            raise ValueError(f"{pair!r:.40} is not a pair of numbers: tokens of output, and the median of the rest")
+        after, rest = pair
+        if not (isinstance(after, int) and after > (found[-1].after if found else 0) and rest > 0):
+            raise ValueError(f"{pair!r:.40}: tokens are whole numbers that grow from 1, and the median is above 0")
+        found.append(Reading(after, math.log(rest)))
+    return tuple(found)
 
 
 def _is_number(value: object) -> bool:

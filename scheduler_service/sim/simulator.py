@@ -15,6 +15,7 @@ from scheduler_service.core.policies import Policy
 from scheduler_service.core.types import (
     UNBOUNDED,
     Bounds,
+    CostChanged,
     Ended,
     QueueIsFull,
     Record,
@@ -24,6 +25,7 @@ from scheduler_service.core.types import (
     counted_ids,
 )
 from scheduler_service.predictor.port import Predictor
+from scheduler_service.sim.apart_worker import ApartWorker
 from scheduler_service.sim.worker import SimFleet, SimWorker
 from scheduler_service.sim.workload import Job
 
@@ -86,9 +88,16 @@ class Simulation:
         self._predictor = predictor
         self._progress = progress or (lambda ended: None)
         self._sample_every = max(1, len(jobs) // SAMPLES)
-        self.core = Core(policy, draft_len=fleet.draft_len, prefill_chunk=fleet.prefill_chunk, bounds=bounds)
+        self.core = Core(
+            policy,
+            draft_len=fleet.draft_len,
+            prefill_chunk=fleet.prefill_chunk,
+            bounds=bounds,
+            ready_first=fleet.apart is not None and fleet.apart.ready_first,
+        )
         names = [f"w{number}" for number in range(fleet.workers)]
-        self._workers = {name: SimWorker(name, self.core, self._jobs, fleet) for name in names}
+        kind = ApartWorker if fleet.apart else SimWorker
+        self._workers = {name: kind(name, self.core, self._jobs, fleet) for name in names}
         for name in names:
             self.core.observe(fleet.worker_up(name), 0.0)
         self._idle = set(names)
@@ -164,16 +173,20 @@ class Simulation:
     def _plan(self, name: str) -> list[str]:
         """A new plan for that worker. Returns the workers that have to forget what it moves there."""
         moved = self._workers[name].obey(self.core.plan(name))
+        if not moved:
+            return []
         return [other for other, worker in self._workers.items() if other != name and worker.knows(moved)]
 
     def _begin(self, name: str, now: float) -> None:
         """The worker's next round, if its plan has something to run."""
-        if (step := self._workers[name].step()) is not None:
+        if (step := self._workers[name].step(now)) is not None:
             self._idle.remove(name)
             heapq.heappush(self._ends, (now + step.duration_s, name, step))
 
     def _step_done(self, step: StepDone, now: float) -> None:
         effects = self.core.observe(step, now)
+        if (cost := self._workers[step.worker].cost_told()) is not None:
+            self.core.observe(CostChanged(step.worker, cost), now)
         counted = {id for effect in effects for id in counted_ids(effect)}
         for row in step.rounds:
             if row.id in counted:

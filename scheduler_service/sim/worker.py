@@ -1,16 +1,18 @@
 """A worker without a model: carries out plans on jobs whose outcome is known. It obeys; it decides nothing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler_service.core.core import Core
-from scheduler_service.core.draft import LONGEST, REFERENCE
+from scheduler_service.core.draft import REFERENCE
 from scheduler_service.core.entry import Entry
-from scheduler_service.core.types import Finish, Plan, Round, Run, StepDone, WorkerUp
+from scheduler_service.core.types import CostProfile, Finish, Plan, Round, Run, StepDone, WorkerUp
 from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.drafter import Apart
 from scheduler_service.sim.workload import Job
 
 UNBOUNDED = 10**12  # tokens of KV
+MOST_DRAFTS = 8  # that a worker takes by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +27,12 @@ class SimFleet:
     plan_lag: int = 0
     prefill_chunk: int = UNBOUNDED
     host_kv_tokens: int = 0
+    most_drafts: int = MOST_DRAFTS  # where the core chooses
+    apart: Apart | None = None  # where drafts are made; None: on the worker itself
 
     @property
     def max_draft(self) -> int:
-        return LONGEST if self.draft_len is None else self.draft_len
+        return self.most_drafts if self.draft_len is None else self.draft_len
 
     @property
     def reference_draft(self) -> int:
@@ -36,8 +40,26 @@ class SimFleet:
         return REFERENCE if self.draft_len is None else self.draft_len
 
     def worker_up(self, name: str) -> WorkerUp:
-        cost = self.costs.profile()
-        return WorkerUp(name, self.slots, self.kv_budget_tokens, 1, self.max_draft, cost, (), self.host_kv_tokens)
+        return WorkerUp(
+            name, self.slots, self.kv_budget_tokens, 1, self.max_draft, self.profile(), (), self.host_kv_tokens
+        )
+
+    def profile(self, hit: float = 1.0, fallback: float = 0.0, wait_s: float = 0.0) -> CostProfile:
+        """What rounds cost, as the worker reports it. `hit`, `fallback`, `wait_s`: as it has found them."""
+        cost, apart = self.costs.profile(), self.apart
+        if apart is None:
+            return cost
+        supply_s = 1e-3 * (apart.supply_ms + apart.chain_ms * (min(apart.chains, self.slots) - 1))
+        delay_s = 1e-3 * apart.rtt_ms
+        return replace(
+            cost,
+            supply_s=supply_s,
+            delay_s=delay_s,
+            hit=hit,
+            chains=apart.chains,
+            fallback=fallback,
+            wait_s=wait_s,
+        )
 
     def can_hold(self, job: Job) -> bool:
         """Whether the job fits alone, with the reserve that the core keeps."""
@@ -86,11 +108,11 @@ class SimWorker:
 
     def knows(self, ids: Sequence[str]) -> bool:
         """Whether one of them was admitted here and not moved away since."""
-        return any(id in self._admitted for id in ids)
+        return not self._admitted.keys().isdisjoint(ids)
 
-    def step(self) -> StepDone | None:
-        """One round of the plan's first runnable requests; None if it lists none. If memory is short for all of them it
-        takes no time, its report is what tells the core, and only another plan can change anything."""
+    def step(self, now: float = 0.0) -> StepDone | None:
+        """One round, from `now`, of the plan's first runnable requests; None if it lists none. If memory is short for
+        all of them it takes no time, its report is what tells the core, and only another plan can change anything."""
         if self._exhausted:
             return None
         for id, offload in self._due:
@@ -98,10 +120,10 @@ class SimWorker:
         self._due.clear()
         rows: list[Round] = []
         drafted = verified = prefilled = resumed = restored = ran = 0
-        for run in self._plan.schedule:
-            entry = self._core.fleet.entries.get(run.id)
-            if entry is None:
-                continue  # it ended since the plan was made
+        live = [run for run in self._plan.schedule if run.id in self._core.fleet.entries]  # others ended since then
+        wait_s, listed = self._arrange(live, now)
+        for run in listed:
+            entry = self._core.fleet.entries[run.id]
             held = self._held.get(run.id)
             kept = held is not None and held.tokens > 0 and held.placement == run.placement and run.id not in self._ran
             offloaded = min(held.offloaded, entry.tokens) if held else 0
@@ -109,7 +131,7 @@ class SimWorker:
             rows.append(row)
             if row.skipped:
                 continue
-            drafted = max(drafted, row.drafted)
+            drafted = max(drafted, self._drafted_here(run, row))
             verified += row.drafted + 1 if row.new else 0
             prefilled += row.prefilled
             resumed += kept
@@ -121,11 +143,42 @@ class SimWorker:
             return None
         self._ran = {row.id for row in rows if not row.skipped}
         self._exhausted = not ran
+        rows += self._deferred(live)
         for row in rows:
             if row.finish:
                 self._release(row.id)
         step_s = self._fleet.costs.step_s(drafted, ran, verified, prefilled, resumed, restored)
-        return StepDone(self.name, tuple(rows), self._free, step_s if ran else 0.0)
+        step_s = wait_s + step_s if ran else 0.0
+        self._done(rows, now + step_s)
+        return StepDone(self.name, tuple(rows), self._free, step_s)
+
+    # ---- what differs where drafts are made elsewhere (apart_worker.py) ----
+
+    def _arrange(self, listed: list[Run], now: float) -> tuple[float, list[Run]]:
+        """The seconds that the round waits first, and in which order requests are tried."""
+        return 0.0, listed
+
+    def _drafts(self, run: Run, entry: Entry, prefilled: int) -> tuple[int, int]:
+        """How many tokens are drafted in this round, and how many of them the target would accept."""
+        job = self._jobs[run.id]
+        round = job.round(entry.rounds, entry.emitted)
+        drafts = job.drafts(round, run.draft_len)
+        return drafts, job.accepts(round, drafts)
+
+    def _drafted_here(self, run: Run, row: Round) -> int:
+        """Positions that the worker drafted itself."""
+        return row.drafted
+
+    def _deferred(self, listed: list[Run]) -> list[Round]:
+        """Those that only wait for drafts."""
+        return []
+
+    def cost_told(self) -> CostProfile | None:
+        """What rounds cost, if that is no longer what it told last."""
+        return None
+
+    def _done(self, rows: Sequence[Round], at: float) -> None:
+        """These will have run then."""
 
     def _row(self, run: Run, entry: Entry) -> Round:
         held = self._held.get(run.id)
@@ -140,24 +193,25 @@ class SimWorker:
             prefill = min(owed, run.prefill_tokens)
             owed -= prefill
         new = drafts = accepted = 0
-        finish = None
+        finish = reading = None
         if not owed:
             job = self._jobs[run.id]
-            round = job.round(entry.rounds, start)
-            drafts = job.drafts(round, run.draft_len)
-            accepted = job.accepts(round, drafts)
+            drafts, accepted = self._drafts(run, entry, prefill)
             new = accepted + 1
             if new >= job.output_tokens - start:
                 new = job.output_tokens - start
                 accepted = min(accepted, new)
                 finish = Finish.LENGTH
+            reading = job.reading(start, new) if job.readings else None
         grown = restored + prefill + new
         if grown > self._free:
             return Round(run.id, run.placement, start, 0, 0, 0, 0, lacking, held.tokens, None, True)
         self._free -= grown
         held.tokens += grown
         held.offloaded = 0
-        return Round(run.id, run.placement, start, new, drafts, accepted, prefill, owed, held.tokens, finish)
+        blocks = held.tokens
+        done = (new, drafts, accepted, prefill, owed, blocks, finish)
+        return Round(run.id, run.placement, start, *done, reading=reading)
 
     def _release(self, id: str, offload: bool = False) -> None:
         held = self._held.pop(id, None)

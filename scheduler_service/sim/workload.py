@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from random import Random
 from typing import Any, TextIO, TypeVar
 
 from scheduler_service.core.beliefs import Expected
+from scheduler_service.core.probed import Reading
 from scheduler_service.core.types import Request, RequestClass
 from scheduler_service.predictor.features import of_category
 from scheduler_service.predictor.port import Features
@@ -25,7 +27,7 @@ MOST_TOKENS = 1_000_000  # of one request: more is a mistake in the file
 MOST_DRAFT = 64  # tokens of one draft
 CSV_FIELDS = ("arrival_s", "input_tokens", "output_tokens")
 JSON_FIELDS = {"arrival_s", "prompt_tokens", "output_tokens", "predicted_output_tokens", "accepted", "drafted"}
-JSON_FIELDS |= {"draft_len", "max_tokens", "expected", "class", "category", "tenant", "prompt"}
+JSON_FIELDS |= {"draft_len", "max_tokens", "expected", "readings", "class", "category", "tenant", "prompt"}
 
 T = TypeVar("T")
 
@@ -40,7 +42,8 @@ class Job:
     starts over. Empty: not known, and to be drawn. `output_tokens` 0: not fixed, which only a live run takes.
 
     Of recordings: `drafted`, what the drafter made of the draft length in each of these rounds (empty: all of it);
-    `max_tokens`, the client's bound (None: one for all that tells nothing); `expected`, what a predictor said of it."""
+    `max_tokens`, the client's bound (None: one for all that tells nothing); `expected`, what a predictor said of it;
+    `readings`, those of a worker's probe, the earliest first."""
 
     id: str
     arrival_s: float
@@ -56,6 +59,7 @@ class Job:
     drafted: tuple[int, ...] = ()
     max_tokens: int | None = None
     expected: Expected | None = None
+    readings: tuple[Reading, ...] = ()
 
     def request(self, max_tokens: int) -> Request:
         """What a scheduler may know of it. `max_tokens`, of those without their own, is the same for all."""
@@ -73,6 +77,12 @@ class Job:
     def features(self) -> Features:
         """What a predictor may know of it."""
         return of_category(self.category, self.prompt_tokens, self.klass)
+
+    def reading(self, start: int, new: int) -> Reading | None:
+        """The last one of a round with `new` tokens after the first `start` that does not end the output."""
+        end = start + new
+        within = [each for each in self.readings if start < each.after <= end < self.output_tokens]
+        return within[-1] if within else None
 
     def round(self, counted: int, emitted: int) -> int:
         """Which of its rounds comes next. The core has not `counted` a recorded first one that computed the prompt and
@@ -147,6 +157,7 @@ def write_workload(path: Path, jobs: Iterable[Job]) -> None:
                 "draft_len": job.draft_len,
                 "max_tokens": job.max_tokens,
                 "expected": fields.expected_row(job.expected),
+                "readings": [[each.after, round(math.exp(each.location), 2)] for each in job.readings],
                 "class": job.klass.name.lower(),
                 "category": job.category,
                 "tenant": job.tenant,
@@ -221,6 +232,7 @@ def _job(where: str, id: str, row: Mapping[str, Any], arrivals: bool, lengths: b
         raise WorkloadError(f"{where}: arrival_s: is missing")
     draft_len = field("draft_len", fields.whole(1, MOST_DRAFT), 4)
     recorded: tuple[int, ...] = ()
+    no_readings: tuple[Reading, ...] = ()
     accepted = field("accepted", fields.list_of(fields.whole(0, draft_len)), recorded)
     drafted = field("drafted", fields.list_of(fields.whole(0, draft_len)), recorded)
     if drafted and (len(drafted) != len(accepted) or any(map(operator.gt, accepted, drafted))):
@@ -248,4 +260,5 @@ def _job(where: str, id: str, row: Mapping[str, Any], arrivals: bool, lengths: b
         drafted=drafted,
         max_tokens=field("max_tokens", fields.whole(1, MOST_TOKENS), None),
         expected=field("expected", fields.expectation, None),
+        readings=field("readings", fields.readings, no_readings),
     )

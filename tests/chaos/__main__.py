@@ -32,8 +32,8 @@ PER_FAULT_S = 60.0  # a round that takes longer hangs
 
 # Memory for a few texts only: requests lose their KV without any fault, too.
 OPTIONS = Options(dtype="float32", device="cpu", slots=4, kv_tokens=2048, drain_s=3.0, max_backlog_s="inf")
-TINY_TEXTS = {"tokens": 600}
-TEXTS = {"tokens": 48, "prompts": 4}
+TINY_TEXTS: dict[str, Any] = {"tokens": 600}
+TEXTS: dict[str, Any] = {"tokens": 48, "prompts": 4}
 
 
 async def one_round(

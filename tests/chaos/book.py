@@ -43,7 +43,9 @@ class Text:
 
 
 class Book:
-    def __init__(self, model: Path, tokens: int, prompts: int = len(PROMPTS)) -> None:
+    def __init__(
+        self, model: Path, tokens: int, prompts: int = len(PROMPTS), samplings: Sequence[Sampling] = SAMPLINGS
+    ) -> None:
         """`tokens`: of each text, at most."""
         torch.set_num_threads(1)  # passes of one token: more threads only wait for one another
         self._tokenizer = AutoTokenizer.from_pretrained(model)
@@ -51,9 +53,17 @@ class Book:
         texts = [
             Text(prompt, sampling, tuple(_generate(reference, self._tokenizer(prompt).input_ids, sampling, tokens)))
             for prompt in PROMPTS[:prompts]
-            for sampling in SAMPLINGS
+            for sampling in samplings
         ]
         self.texts = [text for text in texts if len(text.tokens) >= FEWEST]
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokenizer)
+
+    def ids(self, text: Text) -> list[int]:
+        """Of the prompt."""
+        return list(self._tokenizer(text.prompt).input_ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

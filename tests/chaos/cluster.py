@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,15 +25,28 @@ STOP_S = 60.0
 LINK = "laps_sd.link.v1.GatewayLink"
 
 
+@dataclass(frozen=True)
+class Drafter:
+    """One of the stack's workers, in a process. `command`: of one at a port. It behaves as the file `mode` says, in one
+    of `modes`; empty: well."""
+
+    command: Callable[[int], Command]
+    mode: Path
+    modes: Sequence[str]
+
+
 @dataclass
 class Cluster:
-    """`proxies` by link, such as `worker-scheduler`. `namespace`, `redis`: where Redis keeps what, and its socket."""
+    """`proxies` by link, such as `worker-scheduler`. `namespace`, `redis`: where Redis keeps what, and its socket.
+    `metrics`: the ports of the workers' metrics, where there is a drafter."""
 
     children: dict[str, Child]
     proxies: dict[str, list[Proxy]]
     scheduler_ports: list[int]
     redis: Path
     namespace: str
+    drafter: Drafter | None = None
+    metrics: Sequence[int] = ()
 
     @property
     def targets(self) -> list[str]:
@@ -64,7 +77,13 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    model: Path, log: IO[bytes], *, workers: int = 2, keep_s: int = 300, options: Options
+    model: Path,
+    log: IO[bytes],
+    *,
+    workers: int = 2,
+    keep_s: int = 300,
+    options: Options,
+    drafter: Drafter | None = None,
 ) -> AsyncIterator[Cluster]:
     """Ready when yielded. `keep_s`: how long an ended request is kept. Raises a group with GaveUp of a child."""
     ports = claim_ports(*[0] * (SCHEDULERS + 2 * GATEWAYS))
@@ -82,6 +101,9 @@ async def cluster(
                 stack.callback(proxy.stop)
             return made
 
+        metrics = claim_ports(*[0] * workers) if drafter else []
+        drafter_port = claim_ports(0)[0] if drafter else 0
+        to_drafter = await proxies([drafter_port] * len(metrics))
         to_redis = await proxies([socket] * SCHEDULERS)
         of_workers = [await proxies(scheduler_ports) for _ in range(workers)]
         of_gateways = [await proxies(scheduler_ports) for _ in range(GATEWAYS)]
@@ -92,7 +114,13 @@ async def cluster(
             command = scheduler_command(options, port, f"redis://{to_redis[number].address}")
             commands[f"scheduler-{number}"] = replace(command, environment={**command.environment, **settings})
         for number, links in enumerate(of_workers):
-            commands[f"worker-{number}"] = worker_command(options, number, _addresses(links), model)
+            if drafter:
+                options = replace(options, drafter=f"remote:{to_drafter[number].address}")
+            command = worker_command(options, number, _addresses(links), model)
+            told = ["--metrics-port", str(metrics[number])] if drafter else []
+            commands[f"worker-{number}"] = replace(command, arguments=[*command.arguments, *told])
+        if drafter:
+            commands["drafter-0"] = drafter.command(drafter_port)
         for number, links in enumerate(of_gateways):
             command = gateway_command(options, grpc_ports[number], http_ports[number], _addresses(links))
             commands[f"gateway-{number}"] = command
@@ -103,10 +131,13 @@ async def cluster(
                 "worker-scheduler": [proxy for links in of_workers for proxy in links],
                 "gateway-scheduler": [proxy for links in of_gateways for proxy in links],
                 "client-gateway": to_gateways,
+                "worker-drafter": to_drafter,
             },
             scheduler_ports,
             socket,
             namespace="laps-sd",
+            drafter=drafter,
+            metrics=metrics,
         )
         async with asyncio.TaskGroup() as tasks:
             for name, child in made.children.items():
@@ -153,5 +184,5 @@ async def _ready(made: Cluster) -> None:
 async def _stop(made: Cluster) -> None:
     """As `laps-sd up` does: gateways, workers, schedulers, Redis."""
     async with asyncio.timeout(STOP_S):
-        for prefix in ("gateway", "worker", "scheduler", "redis"):
+        for prefix in ("gateway", "worker", "drafter", "scheduler", "redis"):
             await asyncio.gather(*(child.stop() for child in made.named(prefix)))

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from random import Random
 
 LEADER, STANDBY, WORKER, GATEWAY, REDIS = PROCESSES = ("leader", "standby", "worker", "gateway", "redis")
+DRAFTER, TO_DRAFTER = "drafter", "worker-drafter"  # of a stack that has one
 LINKS = ("worker-scheduler", "gateway-scheduler", "scheduler-redis", "client-gateway")
 KILL, STOP, RESTART = "kill", "stop", "restart"  # SIGKILL; SIGSTOP, later SIGCONT; SIGTERM
 CUT, DELAY, THROTTLE, BLACKHOLE = "cut", "delay", "throttle", "blackhole"
+LIE = "lie"  # or disorder: a drafter whose messages are wrong, lost, repeated, out of order or late
 
 TOGETHER = 0.35  # share of faults that strike before the service has recovered from the one before
 # How long what lasts does, in seconds, and how often: shorter than anybody's patience, longer than that with a silent
@@ -42,12 +44,19 @@ class Fault:
         return f"{self.kind} {self.target}"
 
 
-def schedule(seed: int, count: int) -> list[Fault]:
+# Where the drafter and its links are struck, and nobody else.
+OF_DRAFTER: Mapping[tuple[str, str], float] = {
+    **{(kind, DRAFTER): 1.0 for kind in (KILL, STOP, RESTART)},
+    **{(kind, TO_DRAFTER): 1.0 for kind in (CUT, DELAY, THROTTLE, BLACKHOLE)},
+    (LIE, DRAFTER): 4.0,
+}
+
+
+def schedule(seed: int, count: int, weights: Mapping[tuple[str, str], float] = WEIGHTS) -> list[Fault]:
     """The same one for the same arguments."""
     random = Random(seed)
-    names, weights = list(WEIGHTS), list(WEIGHTS.values())
     faults = []
-    for kind, target in random.choices(names, weights, k=count):
+    for kind, target in random.choices(list(weights), list(weights.values()), k=count):
         together = random.random() < TOGETHER
         ((low, high, _),) = random.choices(LASTS_S, [share for _, _, share in LASTS_S])
         lasts_s = random.uniform(low, high)

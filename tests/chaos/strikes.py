@@ -14,8 +14,10 @@ from tests.chaos.faults import (
     BLACKHOLE,
     CUT,
     DELAY,
+    DRAFTER,
     KILL,
     LEADER,
+    LIE,
     PROCESSES,
     REDIS,
     RESTART,
@@ -53,7 +55,10 @@ class Striker:
     async def _strike(self, fault: Fault) -> None:
         clock = asyncio.get_running_loop().time
         try:
-            if fault.target in PROCESSES:
+            if fault.kind == LIE:
+                self._log.write(f"{clock():.3f} chaos {fault}\n".encode())
+                await _misled(self._cluster, fault)
+            elif fault.target in (*PROCESSES, DRAFTER):
                 name = await self._process(fault)
                 self._log.write(f"{clock():.3f} chaos {fault.name}: {name}, {fault.lasts_s:.1f} s\n".encode())
                 await self._signal(name, fault)
@@ -96,6 +101,16 @@ class Striker:
 
         await until(alive, ALIVE_S)
         return self._cluster.processes()[name]
+
+
+async def _misled(cluster: Cluster, fault: Fault) -> None:
+    assert cluster.drafter is not None
+    mode = cluster.drafter.modes[int(fault.strength * len(cluster.drafter.modes))]
+    cluster.drafter.mode.write_text(mode)
+    try:
+        await asyncio.sleep(fault.lasts_s)
+    finally:
+        cluster.drafter.mode.write_text("")
 
 
 async def _disturb(proxy: Proxy, fault: Fault) -> None:

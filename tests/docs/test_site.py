@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-_MADE = re.compile(r"<!-- made by `python -m deploy.reference`.*?<!-- end -->", re.DOTALL)
+_MADE = re.compile(r"<!-- made by `python -m .*?<!-- end -->", re.DOTALL)
 LOADED = {
     ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("object", "data"), ("link", "href"),
     ("image", "href"), ("use", "href"), ("form", "action"),

@@ -180,7 +180,7 @@ class Scheduler(rpc.GatewayLinkServicer):
 @asynccontextmanager
 async def gateway(*schedulers: Scheduler, **settings: Any) -> AsyncIterator[Gateway]:
     """Of that scheduler, or of several, tried in that order."""
-    where = ",".join(f"127.0.0.1:{each.port}" for each in schedulers)
+    where = ",".join(f"127.0.0.1:{each.port or 1}" for each in schedulers)  # nobody listens at 1
     values = {"grpc_port": 0, "http_port": 0, **({"scheduler": where} if schedulers else {}), **settings}
     async with running(Settings(**values)) as served:
         yield served

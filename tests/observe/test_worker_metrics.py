@@ -16,7 +16,7 @@ FIRST = StepResult(
     verify_s=0.5,
     other_s=0.0,
 )
-SECOND = StepResult((Row("a", 1, 3, tokens=(1, 2), drafted=1, accepted=1),), 50, 0.25, 0.5, 0.0)
+SECOND = StepResult((Row("a", 1, 3, tokens=(1, 2), drafted=1, accepted=1),), 50, 0.25, 0.5, 0.0, apart=frozenset({"a"}))
 
 
 def served() -> Metrics:
@@ -40,6 +40,8 @@ def test_acceptance_is_told_by_position() -> None:
     assert read(metrics, "spec_decode_num_drafts_total") == 2
     assert read(metrics, "spec_decode_num_draft_tokens_total") == 5
     assert read(metrics, "spec_decode_num_accepted_tokens_total") == 3
+    assert read(metrics, "spec_decode_num_remote_draft_tokens_total") == 1
+    assert read(metrics, "spec_decode_num_remote_accepted_tokens_total") == 1
 
 
 def test_steps_are_told_with_their_time_by_phase() -> None:

@@ -63,6 +63,8 @@ class Seen:
     prior_accepted: float = 2.0
     usual_accepted: float = 2.0
     live_per_slot: float = 0.0
+    hidden_s: float = 0.0
+    since: int = 0
     resume_s: float = 0.0
 
     @property

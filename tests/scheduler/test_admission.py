@@ -9,8 +9,8 @@ import pytest
 from protos.v1 import inference_pb2
 from scheduler_service.core import backlog
 from scheduler_service.core.backlog import BACKLOG
-from scheduler_service.core.fairness import Terms
 from scheduler_service.core.policies import make_policy
+from scheduler_service.core.terms import Terms
 from scheduler_service.core.types import Bounds, Cancelled, QueueIsFull, RequestClass, Submitted, TooLate, Unseen
 from scheduler_service.retries import MAX_AFTER_S, Retries
 from scheduler_service.sim.costs import StepCosts

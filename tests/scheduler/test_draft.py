@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,17 @@ def test_the_core_asks_for_no_more_than_the_longest_of_a_worker_that_could_draft
 
 def test_a_worker_that_drafts_less_bounds_the_length() -> None:
     assert draft_lengths([0.9], [4], CHEAP, longest=2) == [2]
+
+
+@pytest.mark.parametrize("chance", [0.7, 0.85])
+def test_windows_lengthen_with_the_time_that_a_pass_spends_on_links(chance: float) -> None:
+    found: list[int] = []
+    for link_s in (0.0, 0.005, 0.02, 0.08):
+        cost = CostProfile(0.001, 0.01 + link_s, verify_token_s=0.001)
+        found += draft_lengths([chance], [4], cost, LONGEST)
+    assert found == sorted(found)
+    assert found[0] < found[-1] <= LONGEST
+    assert found[-1] > 8 or chance < 0.8
 
 
 def core_of(cost: CostProfile, max_draft: int = LONGEST) -> Core:

@@ -50,7 +50,7 @@ async def test_a_worker_that_is_coming_is_known_while_it_loads(live: Live) -> No
     ("change", "complaint"),
     [
         ({"model_name": "other", "model_fingerprint": "g"}, "other differs from what the other workers run: scripted"),
-        ({"model_fingerprint": "g"}, "this scripted has other files than what the other workers run"),
+        ({"model_fingerprint": "g"}, "this scripted has other files or --weights than what the other workers run"),
         ({"protocol": 9}, "the worker speaks version 9, the scheduler version 2: upgrade the scheduler"),
     ],
 )
@@ -89,6 +89,44 @@ async def test_a_worker_that_goes_already_may_be_told_again(live: Live) -> None:
     *_, gateway = live
     await drain(gateway, "w", force=True)
     assert await drain(gateway, "w") == 0
+
+
+async def test_a_worker_whose_link_breaks_before_it_hears_that_it_is_to_go_hears_it_when_it_is_back(live: Live) -> None:
+    leader, worker, gateway = live
+
+    async def alone() -> bool:
+        return not leader.sessions
+
+    await drain(gateway, "w", force=True)
+    worker.call.cancel()
+    await until(alone)
+    again = await ScriptedWorker(worker.target, "w").attach()
+    while not (await again.read()).HasField("drain"):
+        pass
+    await again.report(draining=True)
+    await again.close()
+    await until(alone)
+    successor = await ScriptedWorker(worker.target, "w").attach()
+    await gateway.submit("a")
+    await successor.until("a")
+    await successor.close()
+
+
+async def test_a_worker_that_left_in_the_moment_when_it_was_to_go_has_a_successor_that_stays(live: Live) -> None:
+    leader, worker, gateway = live
+
+    async def alone() -> bool:
+        return not leader.sessions
+
+    await drain(gateway, "w", force=True)
+    await worker.report(leaving=True)
+    await worker.close()
+    await until(alone)
+    successor = await ScriptedWorker(worker.target, "w").attach()
+    await gateway.submit("a")
+    await successor.until("a")
+    assert not leader.core.fleet.workers["w"].draining
+    await successor.close()
 
 
 async def test_a_worker_that_is_not_there_cannot_go(live: Live) -> None:

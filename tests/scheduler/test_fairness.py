@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from scheduler_service.core import fairness
 from scheduler_service.core.classes import LEAST, ClassAccount
-from scheduler_service.core.fairness import GRAIN_S, FairRanking, Tenant, Tenants, Terms
+from scheduler_service.core.fairness import GRAIN_S, FairRanking, Tenant, Tenants
 from scheduler_service.core.ranking import Key
+from scheduler_service.core.terms import Terms
 from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted
 from scheduler_service.store import MemoryStore
 from scheduler_service.tenants import read_terms
@@ -250,17 +251,41 @@ async def test_a_refusal_says_when_to_come_back_and_new_terms_need_no_restart(tm
         await worker.close()
 
 
+async def test_a_worker_is_told_whose_drafts_must_stay_there(tmp_path: Path) -> None:
+    file = tmp_path / "tenants"
+    file.write_text("secret drafts=local\n")
+    async with scheduler(MemoryStore(), tenants=file) as (_, target):
+        worker = await ScriptedWorker(target, slots=2).attach()
+        gateway = ScriptedGateway(target)
+        await gateway.until(lambda: gateway.serving.ready)
+        for tenant in ("secret", "open"):
+            await gateway.submit(tenant, tenant=tenant)
+        while len(worker.admitted) < 2:
+            await worker.next_command()
+        assert {id: admit.local_drafts for id, admit in worker.admitted.items()} == {"secret": True, "open": False}
+        file.write_text("")
+        await gateway.submit("later", tenant="secret")
+        while "later" not in worker.admitted:
+            await worker.next_command()
+        assert not worker.admitted["later"].local_drafts
+        await gateway.close()
+        await worker.close()
+
+
 def test_terms_are_read_by_line(tmp_path: Path) -> None:
     file = tmp_path / "tenants"
-    file.write_text("# our tenants\nacme weight=2 tokens=5e5 class=default # since May\n\n* requests=100\n")
+    acme, others = "acme weight=2 tokens=5e5 class=default # since May", "* requests=100 drafts=local"
+    file.write_text(f"# our tenants\n{acme}\n\n{others}\nopen drafts=anywhere\n")
     assert read_terms(file) == {
         "acme": Terms(2, max_tokens=500_000, best_class=RequestClass.DEFAULT),
-        "*": Terms(max_requests=100),
+        "*": Terms(max_requests=100, local_drafts=True),
+        "open": Terms(),
     }
 
 
 @pytest.mark.parametrize(
-    "line", ["a weight=0", "a weight", "a speed=1", "a tokens=many", "a requests=inf", "a class=best", "b\nb"]
+    "line",
+    ["a weight=0", "a weight", "a speed=1", "a tokens=many", "a requests=inf", "a class=best", "a drafts=no", "b\nb"],
 )
 def test_a_line_that_is_none_is_refused_by_its_number(tmp_path: Path, line: str) -> None:
     (tmp_path / "tenants").write_text(f"# tenants\n{line}\n")

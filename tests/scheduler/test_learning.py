@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import psutil
 import pytest
 
@@ -22,6 +24,7 @@ from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import make_policy
+from scheduler_service.core.probed import FleetProbe
 from scheduler_service.core.types import Ended, Finish, Record
 from scheduler_service.event_log import replay
 from scheduler_service.learning import Learning
@@ -29,7 +32,7 @@ from scheduler_service.predictor import PredictorKind
 from scheduler_service.predictor.fit import fit
 from scheduler_service.predictor.model import Model
 from scheduler_service.predictor.online import LEAST_NEW
-from scheduler_service.predictor.window import Snapshot, Window
+from scheduler_service.predictor.window import Snapshot, Window, pack, unpack
 from scheduler_service.store import MemoryStore, RedisStore, Store
 from scheduler_service.trainer import Trainer, TrainingFailed
 from tests.scheduler.builders import request
@@ -227,6 +230,17 @@ async def test_features_of_another_version_leave_the_fleets_beliefs(
     learning = await unreadable(store, packed)
     assert learning.status is not None
     assert (learning.status.word, learning._core.fleet.known.length.finished) == ("cold", LEAST_NEW)
+
+
+async def test_what_a_version_without_probes_has_stored_is_taken(store: Store) -> None:
+    arrays = unpack(await kept())
+    header = json.loads(str(arrays["header"]))
+    del header["probe"]
+    earlier = pack(arrays | {"header": np.array(json.dumps(header))}, compress=True)
+    learning = await unreadable(store, earlier)
+    assert learning.status is not None
+    assert learning.status.word == "warm"
+    assert learning._core.fleet.known.probe == FleetProbe()
 
 
 async def test_a_training_process_that_crashes_costs_one_refit() -> None:

@@ -130,6 +130,8 @@ class Twins(RuleBasedStateMachine):
     @rule(back=EPOCHS, skipped=st.sampled_from([0, 0, 0, 0, 1]), moves=st.lists(MOVES, max_size=4))
     def commit(self, back: int, skipped: int, moves: list[Any]) -> None:
         epoch = self.reign(back)
+        arrivals = {id: arrival for id, *_, arrival, _ in reversed(moves)}
+        moves = [move for move in moves if move[4] == arrivals[move[0]]]  # a commit knows one request of an id
         number, writes = self.numbers[epoch] + 1 + skipped, [self.write(move) for move in moves]
         ids = [write.record.request.id for write in writes]  # a brief one follows what is stored, not another of these
         writes = [write for at, write in enumerate(writes) if not (write.brief and ids[at] in ids[:at])]

@@ -36,7 +36,7 @@ def test_run_again_it_renews_certificates_and_keeps_authority_and_password(certs
     renewed = {file: file.read_bytes() for file in certs.glob("*/tls.crt")}
     make_certs(certs)
     assert all(file.read_bytes() == content for file, content in kept.items())
-    assert len(renewed) == 4
+    assert len(renewed) == 5
     assert all(file.read_bytes() != content for file, content in renewed.items())
 
 

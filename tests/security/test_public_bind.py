@@ -15,8 +15,9 @@ from protos.serving import Server
 from protos.settings import ServiceSettings, is_loopback
 from scheduler_service.config import Settings as SchedulerSettings
 from worker_service.config import Settings as WorkerSettings
+from worker_service.drafting.config import Settings as DrafterSettings
 
-PEERS = [(SchedulerSettings, {}), (WorkerSettings, {"model": "/nowhere"})]
+PEERS = [(SchedulerSettings, {}), (WorkerSettings, {"model": "/nowhere"}), (DrafterSettings, {"model": "/nowhere"})]
 
 
 def make(kind: type[ServiceSettings], **values: Any) -> ServiceSettings:

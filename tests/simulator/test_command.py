@@ -97,3 +97,22 @@ def test_draft_lengths_may_be_chosen_and_bad_ones_are_refused(workload: str, tmp
         results.append(json.loads(data.read_text())["policies"]["fcfs"]["spec_decode_num_drafts"])
     assert results[0] != results[1]
     assert "neither auto nor a number" in simulate("--workload", workload, "--draft-len", "-1").output
+
+
+def test_drafts_from_elsewhere_stages_and_ready_first_are_told_by_flags(tmp_path: Path) -> None:
+    means = []
+    for apart in ("rtt_ms=500,fan=0,wait=false", "rtt_ms=5,fan=0", "rtt_ms=5,fan=0,ready_first=true"):
+        data = tmp_path / "out.json"
+        words = ["--policy", "fcfs", "--slots", "2", "--draft-len", "auto", "--drafts-elsewhere", apart]
+        ran = simulate("--workload", "synthetic:requests=20,load=inf", *words, "--json", str(data))
+        assert ran.exit_code == 0, ran.output
+        means.append(json.loads(data.read_text())["policies"]["fcfs"]["mean_e2el_ms"])
+    assert means[0] > means[1] > means[2]
+    assert simulate("--workload", "synthetic:requests=3", "--stages", "4", "--t-link-ms", "20").exit_code == 0
+
+
+def test_what_is_wrong_with_a_drafter_is_one_sentence() -> None:
+    for words in ("rtt=1", "rtt_ms=-1", "fan=many", "ready_first=perhaps"):
+        ran = simulate("--workload", "synthetic:requests=3", "--drafts-elsewhere", words)
+        assert ran.exit_code == 2
+        assert words.partition("=")[0] in ran.output

@@ -8,7 +8,7 @@ import torch
 
 from tests.tiny_model import EOS, make_tiny_model
 from worker_service.identity import fingerprint
-from worker_service.model_files import ModelError
+from worker_service.model_files import GGUF, ModelError
 from worker_service.models import choose_device, choose_dtype, load
 from worker_service.pull import resolve
 
@@ -43,6 +43,18 @@ def test_another_tokenizer_template_or_config_has_another_fingerprint(name: str,
     with (folder / name).open("a") as file:
         file.write(" ")
     assert fingerprint(folder) != before
+
+
+def test_each_kind_of_weights_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:
+    """Workers of one service take over each other's requests, so they must compute alike."""
+    folder = make_tiny_model(tmp_path)
+    (folder / GGUF).write_bytes(b"some weights")
+    whole, stored = fingerprint(folder), fingerprint(folder, "stored")
+    assert fingerprint(folder, "auto") == whole
+    assert len({whole, stored, fingerprint(folder, "int8"), fingerprint(folder, "int4")}) == 4
+    (folder / GGUF).write_bytes(b"same weights")
+    assert fingerprint(folder, "stored") != stored
+    assert fingerprint(folder) == whole
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("tpu9", "float32"), ("cpu", "int3")])

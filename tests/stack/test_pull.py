@@ -19,7 +19,7 @@ GGUF = b"GGUF, or so it says"
 
 def _package(sha256: str) -> Package:
     return Package(
-        "small==1", "small/model.gguf", sha256, parameters="1", megabytes=1, licence="Apache-2.0", kv_heads=1
+        "small==1", "small/model.gguf", sha256, parameters="1", megabytes=1, licence="Apache-2.0", layers=2, kv_heads=1
     )
 
 

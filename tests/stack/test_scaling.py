@@ -102,7 +102,7 @@ async def test_whoever_may_open_the_socket_is_answered(sockets: Path) -> None:
     async with scaled(most=2) as (_, workers), workers.listening(PORT, lambda line: None):
         assert stat.S_IMODE(os.stat(sockets).st_mode) == 0o700
         assert (await asyncio.to_thread(ask, PORT, 2))["serving"] == ["worker-0", "worker-1"]
-        for number, problem in ((0, "at least one worker"), (3, "--devices goes with one worker")):
+        for number, problem in ((0, "at least one worker"), (3, "--devices and --stages go with one worker")):
             with pytest.raises(NotAsked, match=problem):
                 await asyncio.to_thread(ask, PORT, number)
         said = await asyncio.to_thread(CliRunner().invoke, app, ["scale", "1"])

@@ -1,6 +1,7 @@
 """What `laps-sd up` is told, by flags, by the environment and by laps-sd.toml, and what it refuses before it starts any
 process."""
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -108,6 +109,11 @@ def test_a_file_that_is_not_there_is_one_sentence(started: list[Options]) -> Non
         (["--dtype", "int3"], "'--dtype': 'int3' is not one of"),
         (["--workers", "2", "--devices", "2"], "'--devices': goes with one worker"),
         (["--devices", "2"], "'--devices': 2 devices cannot share the 3 heads"),
+        (["--workers", "2", "--stages", "2"], "'--stages': goes with one worker"),
+        (["--devices", "3", "--stages", "2"], "'--stages': spreads a model by layers, --devices by heads"),
+        (["--devices", "3", "--weights", "int8"], "'--weights': int8 is of one process alone"),
+        (["--stages", "2", "--weights", "int4"], "'--weights': int4 is of one process alone"),
+        (["--stages", "31"], "'--stages': 31 stages are more than the 30 layers of smollm2-135m"),
         (["--max-backlog-s", "-1"], "'--max-backlog-s': '-1' is neither auto nor a number"),
         (["--api-keys", "/no/such"], "'--api-keys': /no/such: No such file or directory"),
         (["--tenants", "/no/such"], "'--tenants': /no/such: No such file or directory"),
@@ -116,7 +122,10 @@ def test_a_file_that_is_not_there_is_one_sentence(started: list[Options]) -> Non
         (["--redis", "redis://127.0.0.1:1"], "'--redis': no Redis at 127.0.0.1:1"),
         (["--model", "nosuch"], "'--model': 'nosuch' does not exist"),
         (["--model", "/no/such"], "'--model': '/no/such' does not exist"),
-        (["--drafter", "/no/such"], "'--drafter': '/no/such' is none of none, ngram, default, and no directory"),
+        (
+            ["--drafter", "/no/such"],
+            "'--drafter': '/no/such' is none of none, ngram, default, remote:HOST:PORT, and no directory",
+        ),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(
@@ -147,6 +156,15 @@ def test_certificates_and_keys_that_cannot_be_used_are_one_sentence(started: lis
     assert "'--tenants': " in refused("--tenants", write(tmp_path / "tenants", "me weight=many"))
 
 
+def test_a_head_that_reads_layers_which_other_stages_have_is_one_sentence(
+    started: list[Options], tmp_path: Path
+) -> None:
+    write(tmp_path / "config.json", '{"architectures": ["LlamaForCausalLMEagle3"]}')
+    problem = refused("--stages", "2", "--drafter", tmp_path)
+    assert "'--drafter': an EAGLE-3 head reads layers of which other --stages know" in problem
+    assert not started
+
+
 def broken(folder: Path, name: str) -> None:
     """A model's file `name` becomes something else."""
     file = folder / name
@@ -175,6 +193,26 @@ def test_a_folder_that_is_no_model_is_one_sentence(
     broken(folder, name)
     assert problem in refused("--model", folder)
     assert "neither a draft head nor a model" in refused("--drafter", folder)
+
+
+@pytest.mark.parametrize("flag", ["--model", "--drafter"])
+def test_an_adapter_is_refused_by_name_with_its_model_beside_it_or_without(tmp_path: Path, flag: str) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    (folder / "adapter_config.json").write_text("{}")
+    assert "is a LoRA adapter" in refused(flag, folder)
+    (folder / "config.json").unlink()
+    assert "is a LoRA adapter" in refused(flag, folder)
+
+
+def test_a_public_draft_head_needs_no_tokenizer(started: list[Options], tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["LlamaForCausalLMEagle3"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = make_tiny_model(tmp_path / "target")
+    assert up("--model", model, "--drafter", folder).exit_code == 0
+    (folder / "model.safetensors").write_text("none")
+    assert "is no safetensors file" in refused("--drafter", folder)
 
 
 def test_weights_that_were_broken_off_are_one_sentence(started: list[Options], tmp_path: Path) -> None:

@@ -147,11 +147,12 @@ async def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
 
 async def test_a_child_behind_another_program_is_not_tried_again_either_if_it_refuses_its_flags() -> None:
     lines: list[bytes] = []
-    program = "print('worker: no such model'); print('  exitcode  : 2 (pid: 7)'); raise SystemExit(1)"
+    said = ["worker, stage 0 of 2: no such model", "Failures:", "[0]:", "  exitcode  : 2 (pid: 7)", "-----"]
+    program = f"print({chr(10).join(said)!r}); raise SystemExit(1)"
     child = Child(Command("small", [sys.executable, "-c", program], refused=b"exitcode  : 2 "), lines.append)
-    with pytest.raises(GaveUp, match=r"refuses its settings .*: worker: no such model"):
+    with pytest.raises(GaveUp, match=r"refuses its settings .*: worker, stage 0 of 2: no such model"):
         await child.keep_running()
-    assert lines.count(b"worker: no such model\n") == 1
+    assert lines.count(b"worker, stage 0 of 2: no such model\n") == 1
 
 
 async def test_a_child_that_was_told_to_go_by_others_stays_away() -> None:

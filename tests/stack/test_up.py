@@ -13,15 +13,16 @@ from typer.testing import CliRunner
 
 from gateway.config import Settings as GatewaySettings
 from laps_sd import targets
+from laps_sd.apart import check_tokens, pointed
 from laps_sd.cli import app
 from laps_sd.options import Options
 from laps_sd.ports import StackError, claim_ports
 from laps_sd.redis_server import own_redis
-from laps_sd.stack import gateway_command, scheduler_command, worker_command
+from laps_sd.stack import drafter_command, gateway_command, scheduler_command, worker_command
 from laps_sd.supervise import Command
 from scheduler_service.config import Settings as SchedulerSettings
-from scheduler_service.core.draft import LONGEST
 from worker_service.config import Settings as WorkerSettings
+from worker_service.drafting.config import Settings as DrafterSettings
 
 OPTIONS = Options(
     workers=2,
@@ -70,7 +71,31 @@ def test_a_draft_length_that_is_chosen_is_left_to_the_scheduler_within_the_worke
     options = Options(draft_len=None)
     scheduler = understood(SchedulerSettings, scheduler_command(options, 7001, "unix:///r.sock"))
     worker = understood(WorkerSettings, worker_command(options, 1, "127.0.0.1:7001", Path("/models/m")))
-    assert (scheduler["draft_len"], worker["max_draft"]) == ("auto", LONGEST)
+    assert (scheduler["draft_len"], worker["max_draft"]) == ("auto", 8)
+
+
+def test_a_drafter_understands_its_flags() -> None:
+    told = understood(DrafterSettings, drafter_command(OPTIONS, 0, 7004, Path("/models/s")))
+    assert (told["port"], told["model"], told["dtype"], told["log_level"]) == (7004, "/models/s", "float32", "warning")
+
+
+def test_each_worker_begins_with_another_drafter() -> None:
+    options = pointed(replace(OPTIONS, drafters=2), [7004, 7005])
+    commands = [worker_command(options, index, "127.0.0.1:7001", Path("/m")).arguments for index in range(3)]
+    first, second = "127.0.0.1:7004", "127.0.0.1:7005"
+    told = [words[list(words).index("--drafter") + 1] for words in commands]
+    assert told == [f"remote:{first},{second}", f"remote:{second},{first}", f"remote:{first},{second}"]
+    assert pointed(OPTIONS, []) == OPTIONS
+
+
+def test_a_drafter_of_other_tokens_is_one_clear_line(tmp_path: Path) -> None:
+    for name, vocabulary in (("big", {"a": 0, "b": 1}), ("same", {"b": 1, "a": 0}), ("other", {"a": 1, "b": 0})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    check_tokens(tmp_path / "big", tmp_path / "same")
+    with pytest.raises(StackError, match="--drafter-model: other has other tokens than big") as wrong:
+        check_tokens(tmp_path / "big", tmp_path / "other")
+    assert getattr(wrong.value, "hopeless", False)
 
 
 def test_the_gateway_understands_its_flags_and_has_time_to_drain() -> None:
@@ -93,6 +118,13 @@ def test_devices_share_the_worker_of_one_device() -> None:
     start = shared.index("worker_service")
     assert list(shared[start + 1 : start + 1 + len(flags)]) == list(flags)
     assert shared[shared.index("--nproc-per-node") + 1] == "2"
+
+
+def test_stages_are_processes_of_one_worker_that_meet_on_loopback() -> None:
+    shared = worker_command(Options(stages=3), 0, "h:1", Path("/m")).arguments
+    assert shared[shared.index("--nproc-per-node") + 1] == "3"
+    assert shared[shared.index("--stages") + 1] == "3"
+    assert shared[shared.index("--rendezvous") + 1].startswith("127.0.0.1:")
 
 
 def test_several_workers_do_not_share_devices() -> None:
@@ -142,7 +174,14 @@ def test_what_prometheus_reads_is_there_only_while_the_stack_is(tmp_path: Path) 
     [
         (["--draft-len", "most"], "neither auto nor a number from 0 to 64"),
         (["--draft-len", "-1"], "neither auto nor a number from 0 to 64"),
-        (["--drafter", "/a/path"], "none of none, ngram, default, and no directory"),
+        (["--drafter", "/a/path"], "none of none, ngram, default, remote:HOST:PORT, and no directory"),
+        (["--drafter", "remote:nowhere"], "'nowhere' is not HOST:PORT"),
+        (["--drafter", "remote:there:65536"], "'there:65536' is not HOST:PORT"),
+        (["--drafters", "1"], "name the small model that --drafters run"),
+        (["--drafters", "-1"], "--drafters"),
+        (["--drafters", "1", "--drafter-model", "/no/such"], "'/no/such' does not exist"),
+        (["--drafters", "1", "--drafter-model", "smollm2-135m", "--drafter", "ngram"], "follows from --drafters"),
+        (["--drafter-model", "smollm2-135m"], "of which there are none"),
         (["--workers", "0"], "--workers"),
         (["--dtype", "int3"], "--dtype"),
         (["--certs", "/no/such"], "--certs"),

@@ -93,7 +93,7 @@ def _greedy(target: Target, pool: BlockPool, prompt: list[int], tokens: int) -> 
     while len(output) < tokens:
         start = kv.length
         kv.extend(len(feed))
-        logits, _ = target.forward([InputSequence(kv, start, feed, len(feed) - 1)])
+        logits = target.forward([InputSequence(kv, start, feed, len(feed) - 1)]).logits
         feed = [int(logits[0].argmax())]
         output += feed
     kv.release()

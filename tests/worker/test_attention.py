@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tests.worker.harness import Tiny
 from worker_service.engine import native
@@ -124,8 +124,9 @@ def test_a_packed_product_is_the_plain_one(dtype: torch.dtype, rows: int, bias: 
         LlamaConfig(num_key_value_heads=2, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}),
         MistralConfig(num_key_value_heads=2, sliding_window=5),
         Qwen2Config(num_key_value_heads=2),
+        Qwen3Config(num_key_value_heads=2),
     ],
-    ids=["llama", "scaled positions", "sliding window", "biases"],
+    ids=["llama", "scaled positions", "sliding window", "biases", "norms of heads"],
 )
 def test_the_native_decoder_computes_what_the_module_computes(config: LlamaConfig) -> None:
     small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -137,19 +138,25 @@ def test_the_native_decoder_computes_what_the_module_computes(config: LlamaConfi
     for name, weight in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(weight)
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
     tokens = list(range(40))
     with torch.inference_mode():
-        expected = model(torch.tensor([tokens])).logits[0]
+        own = model(torch.tensor([tokens]), output_hidden_states=True)
+        expected = own.logits[0]
         target = Target(model)
         pool = target.new_pool(8, 16)
+        target.expose([0, 1])
         assert isinstance(target._decoder, NativeDecoder)
         kv = _kv(pool, 30)
-        first, _ = target.forward([InputSequence(kv, 0, tokens[:30], 0)])
+        first = target.forward([InputSequence(kv, 0, tokens[:30], 0)]).logits
         kv.extend(10)
-        second, hidden = target.forward([InputSequence(kv, 30, tokens[30:], 7)])
+        second, hidden, states = target.forward([InputSequence(kv, 30, tokens[30:], 7)])
     torch.testing.assert_close(first, expected[:30], atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(second, expected[37:], atol=1e-3, rtol=1e-3)
     assert hidden.shape == (3, 64)
+    between = torch.cat(own.hidden_states[:2], -1)[0, 30:]  # of all tokens, whether logits are wanted or not
+    torch.testing.assert_close(states, between, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -193,3 +200,34 @@ def _kv(pool: BlockPool, tokens: int) -> KV:
     kv = KV(pool)
     kv.extend(tokens)
     return kv
+
+
+@pytest.mark.parametrize("layers", [[1], [0, 1, 2], [2]], ids=str)
+@pytest.mark.parametrize("native_code", [True, False], ids=["native", "torch"])
+@torch.inference_mode()
+def test_states_between_layers_are_those_of_the_module(
+    tiny: Tiny, layers: list[int], native_code: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last layer: what leaves it, before the norm."""
+    if not native_code:
+        monkeypatch.setattr(native, "kernels", lambda: None)
+    model = AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32).eval()
+    found: list[torch.Tensor] = []
+    model.model.norm.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    tokens = list(range(30, 50))
+    own = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    expected = torch.cat([*own[:2], found[0]], -1)[0].view(20, 3, -1)[:, layers].flatten(1)
+    target = Target(model)
+    kv = _kv(target.new_pool(4, 8), 20)
+    target.expose(layers)
+    for _ in range(2):  # a pass keeps nothing of the one before
+        states = target.forward([InputSequence(kv, 0, tokens, 19)]).states
+    torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layers", [[3], [-1], [1, 0], [1, 1]], ids=str)
+def test_layers_that_a_model_does_not_have_are_refused(tiny: Tiny, layers: list[int]) -> None:
+    target = Target(AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32).eval())
+    target.new_pool(4, 8)
+    with pytest.raises(ValueError, match="among its 2"):
+        target.expose(layers)

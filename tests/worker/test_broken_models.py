@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from tests.tiny_model import make_tiny_model
+from tests.worker.eagles import make_eagle
 from tests.worker.harness import Tiny
 from worker_service import capacity
 from worker_service import own_engine as process
@@ -184,7 +185,7 @@ def test_too_little_memory_is_said_with_numbers_before_anything_is_loaded(
 ) -> None:
     folder = make_tiny_model(tmp_path)
     monkeypatch.setattr(capacity, "free_bytes", lambda device: 3 * 2**20)
-    monkeypatch.setattr(process, "load", lambda *_: "loaded")
+    monkeypatch.setattr(process, "load", lambda *_, **__: "loaded")
     with pytest.raises(
         ModelError, match=r"too little memory: .* but cpu has 0.00 GiB free; set kv_tokens to (\d+)"
     ) as found:
@@ -193,6 +194,29 @@ def test_too_little_memory_is_said_with_numbers_before_anything_is_loaded(
     assert process.load_share(settings_for(folder, kv_tokens=fits, block_tokens=1), None) == "loaded"
     with pytest.raises(ModelError, match="too little memory"):
         process.load_share(settings_for(folder, kv_tokens=fits + 1, block_tokens=1), None)
+
+
+@pytest.mark.parametrize("kind", ["a model", "an EAGLE-3 head"])
+def test_memory_of_a_drafter_counts(kind: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny.folder
+    drafter = make_tiny_model(tmp_path) if kind == "a model" else make_eagle(tmp_path, tiny.model)
+    monkeypatch.setattr(capacity, "free_bytes", lambda device: 3 * 2**20)
+    monkeypatch.setattr(process, "load", lambda *_, **__: "loaded")
+
+    def refused(kv_tokens: int, drafter: str) -> str:
+        try:
+            process.load_share(settings_for(folder, kv_tokens=kv_tokens, block_tokens=1, drafter=drafter), None)
+        except ModelError as error:
+            return str(error)
+        return ""
+
+    alone, beside = refused(100_000, "ngram"), refused(100_000, str(drafter))
+    assert "for its drafter" not in alone
+    assert "for its drafter" in beside
+    fits, fewer = (int(said.split("set kv_tokens to ")[1].split()[0]) for said in (alone, beside))
+    assert refused(fits, "ngram") == refused(fewer, str(drafter)) == ""
+    assert refused(fewer + 1, str(drafter))
+    assert fewer < fits
 
 
 def test_a_model_that_is_too_large_by_itself_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from tests.worker.test_exactness import TEXTS
 from worker_service.drafters import make_drafter, vocabulary_digest
 from worker_service.engine import native
 from worker_service.engine.drafting.chain import NativeChain, TorchChain
-from worker_service.engine.drafting.drafter import Ask, Drafter, FirstOf, NoDrafter
+from worker_service.engine.drafting.drafter import Ask, Drafter, FirstOf, NoDrafter, Verified
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig, load_head, save_head
 from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.model import ModelDrafter
@@ -152,8 +152,7 @@ def test_a_head_drafts_from_the_newest_hidden_state_alone(tiny: Tiny) -> None:
     drafter = head_drafter(tiny)
     hidden = torch.linspace(-1, 1, tiny.model.config.hidden_size)
     assert drafter.propose([Ask("a", [1, 2, 3], 2)]) == [[]]
-    drafter.observe("a", 3, hidden)
-    drafter.observe("b", 2, -hidden)
+    drafter.verified([Verified("a", [1, 2, 3], hidden), Verified("b", [1, 2], -hidden)])
     asks = [Ask("a", [1, 2, 3], 2), Ask("b", [1, 2], 5), Ask("c", [1], 3)]
     together = drafter.propose(asks)
     assert [len(drafts) for drafts in together] == [2, 5, 0]
@@ -166,7 +165,7 @@ def test_a_head_stops_where_it_is_not_sure(tiny: Tiny) -> None:
     lengths = []
     for sure in (0.0, 1e-4, 1e-2, 1.1):
         drafter = head_drafter(tiny, sure)
-        drafter.observe("a", 1, hidden)
+        drafter.verified([Verified("a", [3], hidden)])
         lengths.append(len(drafter.propose([Ask("a", [3], 8)])[0]))
     assert lengths[0] == 8
     assert lengths[-1] == 0
@@ -176,7 +175,7 @@ def test_a_head_stops_where_it_is_not_sure(tiny: Tiny) -> None:
 def test_a_head_makes_no_draft_after_one_that_is_not_hopeful(tiny: Tiny) -> None:
     hidden = torch.linspace(-1, 1, tiny.model.config.hidden_size)
     drafter = head_drafter(tiny, hopeful=1.1)
-    drafter.observe("a", 1, hidden)
+    drafter.verified([Verified("a", [3], hidden)])
     assert len(drafter.propose([Ask("a", [3], 8)])[0]) == 1
 
 
@@ -253,7 +252,8 @@ def test_a_head_proposes_nothing_where_its_numbers_are_none(of: str, tiny: Tiny)
     if of == "head":
         head.join.weight[0, 0] = math.nan
     drafter = HeadDrafter(head, *tables, sure=0.0, hopeful=0.0)
-    drafter.observe("a", 1, torch.full((size,), math.nan) if of == "state" else torch.ones(size))
+    state = torch.full((size,), math.nan) if of == "state" else torch.ones(size)
+    drafter.verified([Verified("a", [3], state)])
     assert drafter.propose([Ask("a", [3], 8)]) == [[]]
 
 
@@ -262,7 +262,7 @@ def test_a_head_keeps_nothing_of_a_round_but_its_row(tiny: Tiny) -> None:
     tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
     drafter = HeadDrafter(random_head(tiny), *tables, sure=0.0, hopeful=0.0)
     round = torch.randn(64, tiny.model.config.hidden_size)
-    drafter.observe("a", 1, round[7])
+    drafter.verified([Verified("a", [3], round[7])])
     drafts = drafter.propose([Ask("a", [3], 8)])
     round.zero_()
     assert drafter.propose([Ask("a", [3], 8)]) == drafts != [[]]

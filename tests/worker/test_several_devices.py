@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator
 from itertools import repeat
@@ -19,7 +17,9 @@ from laps_sd.stack import Options, claim_ports, worker_command
 from protos.link.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from protos.serving import LINK_MESSAGE_BYTES, Server
 from tests.tiny_model import make_tiny_model
+from tests.waiting import until
 from tests.worker.harness import Driver, Tiny
+from tests.worker.preloaded import Worker
 from tests.worker.scripted import PROMPT, ScriptedScheduler, admit
 from tests.worker.test_exactness import TEXTS, greedy_differences
 from worker_service.engine.drafting.ngram import NgramDrafter
@@ -33,37 +33,33 @@ DEADLINE_S = 200.0  # to load torch can take most of a minute on a busy machine
 OPTIONS = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-tokens", "512", "--drafter", "ngram"]
 
 
-def worker(tiny: Tiny) -> list[str]:
-    return ["-m", "worker_service", "--model", str(tiny.folder), *OPTIONS]
+def worker(tiny: Tiny, rank: int, said: Path, *flags: str) -> Worker:
+    """One of two processes that share the model."""
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return Worker(["--model", str(tiny.folder), *OPTIONS, *flags], said, place)
 
 
 @pytest.fixture
-def follower(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[str]"]:
-    """A worker that follows this process, which leads."""
+def follower(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    """A worker that follows another, or this process."""
     (port,) = claim_ports(0)
     # What torchrun sets.
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}.items():
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "RANK": 0}.items():
         monkeypatch.setenv(name, str(value))
-    for name in ("RANK", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "1")
-    with subprocess.Popen([sys.executable, *worker(tiny)], stderr=subprocess.PIPE, text=True) as process:
-        for name in ("RANK", "LOCAL_RANK"):
-            monkeypatch.setenv(name, "0")
-        try:
-            yield process
-        finally:
-            process.kill()
+    process = worker(tiny, 1, tmp_path / "follower.log")
+    yield process
+    process.kill()
 
 
 @pytest.fixture
-def group(follower: "subprocess.Popen[str]") -> Iterator[Group]:
+def group(follower: Worker) -> Iterator[Group]:
     yield Group(Ranks.from_environment(), torch.device("cpu"))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def test_greedy_equals_generate_while_requests_are_preempted_in_all_ways(
-    tiny: Tiny, group: Group, follower: "subprocess.Popen[str]"
+    tiny: Tiny, group: Group, follower: Worker
 ) -> None:
     model = load(str(tiny.folder), "cpu", "float32", group.ranks)
     group.loaded()
@@ -92,8 +88,7 @@ def test_greedy_equals_generate_while_requests_are_preempted_in_all_ways(
     assert sum(row.accepted for row in driver.rows) > 20
     assert engine.free_blocks == engine.blocks
     group.leave()
-    _, said = follower.communicate(timeout=DEADLINE_S)
-    assert follower.returncode == 0, said
+    assert follower.wait(DEADLINE_S) == 0, follower.said()
 
 
 async def test_torchrun_serves_the_text_of_one_process_and_a_killed_follower_ends_it(tiny: Tiny) -> None:
@@ -136,34 +131,29 @@ async def test_torchrun_serves_the_text_of_one_process_and_a_killed_follower_end
         await server.stop(0)
 
 
-def test_a_leader_is_told_that_its_follower_died(group: Group, follower: "subprocess.Popen[str]") -> None:
+def test_a_leader_is_told_that_its_follower_died(group: Group, follower: Worker) -> None:
     group.loaded()
     follower.kill()
-    follower.wait()
+    follower.wait(DEADLINE_S)
     with pytest.raises(ParallelError, match="a process that holds a share of the model is gone"):
         deque(map(group.call, repeat("", 1000)))  # what the sockets take is no proof that anybody reads
 
 
-LEADER = """
-import torch
-from worker_service.engine.parallel import Group, Ranks
+async def test_a_follower_ends_with_a_sentence_when_its_leader_dies(
+    tiny: Tiny, tmp_path: Path, follower: Worker
+) -> None:
+    leader = worker(tiny, 0, tmp_path / "leader.log", "--scheduler", "127.0.0.1:1")
 
-group = Group(Ranks.from_environment(), torch.device("cpu"))
-group.loaded()
-print("loaded", flush=True)
-input()
-"""
+    async def warmed() -> bool:
+        return '"event": "warmed"' in leader.said()
 
-
-def test_a_follower_ends_with_a_sentence_when_its_leader_dies(follower: "subprocess.Popen[str]") -> None:
-    with subprocess.Popen([sys.executable, "-c", LEADER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as leader:
-        assert leader.stdout is not None
-        assert leader.stdout.readline() == b"loaded\n"
+    try:
+        await until(warmed, DEADLINE_S)
+    finally:
         leader.kill()
-    _, errors = follower.communicate(timeout=DEADLINE_S)
-    assert follower.returncode == 1
-    assert "worker, process 2 of 2: the process that leads is gone" in errors
-    assert "Traceback" not in errors
+    assert follower.wait(DEADLINE_S) == 1
+    assert "worker, process 2 of 2: the process that leads is gone" in follower.said()
+    assert "Traceback" not in follower.said()
 
 
 def test_heads_that_do_not_divide_are_refused(tiny: Tiny) -> None:

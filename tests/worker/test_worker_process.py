@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.link.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
+from tests.worker.eagles import make_eagle
 from tests.worker.harness import Tiny
 from tests.worker.scripted import ScriptedScheduler, admit
 from worker_service.service import SERVICE
@@ -24,6 +25,7 @@ async def test_it_is_ready_when_attached_and_sigterm_hands_over_and_ends_it_with
     port = await server.start("127.0.0.1", 0)
     command = [sys.executable, "-m", "worker_service", "--scheduler", f"127.0.0.1:{port}", "--model", str(tiny.folder)]
     command += ["--worker-id", "w1", "--kv-tokens", "512", "--dtype", "float32", "--device", "cpu", "--threads", "1"]
+    command += ["--weights", "int8"]  # of which the fingerprint tells, early and late
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -85,4 +87,17 @@ async def test_a_model_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
         _, errors = await process.communicate()
     assert process.returncode == 2  # starting it again is of no use
     assert "worker: " in errors.decode()
+    assert "Traceback" not in errors.decode()
+
+
+async def test_a_draft_head_for_another_model_is_a_sentence(tiny: Tiny, tmp_path: Path) -> None:
+    head = make_eagle(tmp_path, tiny.model, target_hidden_size=32)
+    command = [sys.executable, "-m", "worker_service", "--model", str(tiny.folder), "--drafter", str(head)]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--kv-tokens", "512", "--device", "cpu", stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert "it was made for hidden states of 32 numbers" in errors.decode().splitlines()[-1]
     assert "Traceback" not in errors.decode()

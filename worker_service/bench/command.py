@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from worker_service.bench.limits import MAX_DRAFT
+from worker_service.bench.limits import MAX_DRAFT_OVER_STAGES
 from worker_service.several_values import SeveralValues
 
 SYSTEMS = ("ours", "ours-plain", "transformers", "transformers-assisted")  # peers come by --peer
@@ -17,9 +17,16 @@ app = typer.Typer(add_completion=False)
 def _draft_len(text: str) -> int | None:
     if text == "tuned":
         return None
-    if not text.isdecimal() or int(text) > MAX_DRAFT:
-        raise ValueError(f"{text!r} is neither tuned nor a number from 0 to {MAX_DRAFT}")
+    if not text.isdecimal() or int(text) > MAX_DRAFT_OVER_STAGES:
+        raise ValueError(f"{text!r} is neither tuned nor a number from 0 to {MAX_DRAFT_OVER_STAGES}")
     return int(text)
+
+
+def _delays(text: str) -> list[float]:
+    found = [float(part) if part.replace(".", "", 1).isdecimal() else -1.0 for part in text.split(",")]
+    if not all(0 <= delay <= 1000 for delay in found):
+        raise ValueError(f"{text!r} is not a list of milliseconds from 0 to 1000 such as 0,5,20")
+    return found
 
 
 def _batch_sizes(text: str) -> list[int]:
@@ -66,6 +73,10 @@ def engine(
     acceptance: Annotated[
         float, typer.Option(min=0, max=1, help="With --synthetic: chance that a draft token is right.")
     ] = 0.7,
+    stages: Annotated[int, typer.Option(min=1, help="Of this machine, that the model's layers are spread over.")] = 1,
+    link_delay_ms: Annotated[
+        str, typer.Option(metavar="MS,MS,...", help="With --stages: what each message between them takes longer.")
+    ] = "0,5,20",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of each system; 0: all cores.")] = 0,
@@ -74,7 +85,12 @@ def engine(
 ) -> None:
     """The engine, with and without speculation, beside transformers and other engines, on the same prompts."""
     told = Namespace(**locals())
-    for name, parse in (("draft_len", _draft_len), ("batch", _batch_sizes), ("systems", _systems)):
+    for name, parse in (
+        ("draft_len", _draft_len),
+        ("batch", _batch_sizes),
+        ("systems", _systems),
+        ("link_delay_ms", _delays),
+    ):
         try:
             setattr(told, name, parse(getattr(told, name)))
         except ValueError as error:

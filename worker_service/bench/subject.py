@@ -16,7 +16,7 @@ from worker_service.prompts import PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
 BLOCK_TOKENS = 64
-_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
 _TUNING = 4  # one prompt in so many is for choosing draft lengths, and is not measured
 _SYNTHETIC_PROMPTS, _SYNTHETIC_PROMPT_TOKENS = 64, 128
 
@@ -49,7 +49,7 @@ def _from_files(options: Namespace) -> Subject:
     directory = str(resolve(options.model))
     target = load(directory, options.device, options.dtype)
     dtype = str(target.dtype).removeprefix("torch.")
-    texts = read_prompts(options.prompts or [_PROMPTS], test=True)
+    texts = read_prompts(options.prompts or [PROMPTS], test=True)
     ids = (encode(target.tokenizer, prompt.text) for prompt in texts)
     prompts = [prompt for prompt in ids if len(prompt) <= options.max_prompt_tokens]
     if len(prompts) < _TUNING:

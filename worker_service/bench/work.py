@@ -14,15 +14,18 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from worker_service.bench import floor, record
+from worker_service.bench import floor, record, stages
 from worker_service.bench.floor import Machine
-from worker_service.bench.limits import MAX_DRAFT
+from worker_service.bench.limits import MAX_DRAFT, MAX_DRAFT_OVER_STAGES
 from worker_service.bench.peer import Peer, PeerError
 from worker_service.bench.race import Batch, System, race
 from worker_service.bench.subject import BLOCK_TOKENS, Subject, subject
 from worker_service.bench.systems import Generate, Ours
 from worker_service.engine.engine import Engine
+from worker_service.engine.target import Sharers
+from worker_service.engine.types import Place
 from worker_service.model_files import ModelError
+from worker_service.models import load
 from worker_service.prompts import PromptError
 
 _PROMPTS = 6  # answered in one repetition, at least: two of each kind
@@ -38,7 +41,7 @@ def run(options: Namespace) -> None:
     try:
         with ExitStack() as stack, Progress(console=console) as bar:
             found = bench(options, stack, bar)
-        if options.plot:
+        if options.plot and options.stages == 1:
             from worker_service.bench.page import draw  # needs matplotlib, of the extra `lab`
 
             options.plot.write_text(draw(found))
@@ -46,12 +49,15 @@ def run(options: Namespace) -> None:
         sys.exit(f"bench engine: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-    _print(found, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
+    show = _print_stages if options.stages > 1 else _print
+    show(found, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
 
 
 def bench(options: Namespace, stack: ExitStack, bar: Progress) -> dict[str, Any]:
     """Runs everything; what is found is written after each batch size. Peers end with `stack`."""
     about = subject(options)
+    if options.stages > 1:
+        return _over_stages(options, about, stack, bar)
     if peerless := about.directory == "" and options.peer:
         raise ModelError(f"--peer {peerless[0].name}: a made-up model has no files that it could load")
     machine = Machine(0.0, 0.0)
@@ -59,17 +65,8 @@ def bench(options: Namespace, stack: ExitStack, bar: Progress) -> dict[str, Any]
     work = floor.work_of(model)
     engine = _engine(about, model, max(options.batch))
     others, assisted, versions = _others(options, about, stack)
-    found: dict[str, Any] = {
-        "command": record.command(),
-        "model": about.name,
-        "dtype": about.dtype_name,
-        "device": str(about.device),
-        "prompts": len(about.prompts),
-        "tokens": options.tokens,
-        "repetitions": options.repetitions,
-        "machine": record.environment(about.device, options.threads),
-        "versions": record.versions() | versions,
-    }
+    found: dict[str, Any] = _about(options, about)
+    found["versions"] |= versions
     heats: list[record.Heat] = []
     for batch in options.batch:
         draft_len = options.draft_len
@@ -112,8 +109,48 @@ def _others(
     return systems, assisted, versions
 
 
-def _engine(about: Subject, model: Any, batch: int) -> Engine:
-    blocks = batch * -(-(about.context_tokens + MAX_DRAFT + 1) // BLOCK_TOKENS)
+def _over_stages(options: Namespace, about: Subject, stack: ExitStack, bar: Progress) -> dict[str, Any]:
+    """As `bench`, of our engine alone."""
+    if not about.directory:
+        raise ModelError("--stages: a made-up model has no files that other processes could load")
+    links = stack.enter_context(
+        stages.other_stages(about.directory, about.dtype_name, str(about.device), options.threads, options.stages)
+    )
+    first = load(about.directory, str(about.device), about.dtype_name, place=Place(0, options.stages))
+    engine = _engine(about, first.model, max(options.batch), links, MAX_DRAFT_OVER_STAGES)
+
+    def batches(batch: int) -> list[Batch]:
+        return list(_batches(about.prompts, batch, options.repetitions))
+
+    def tuning(batch: int) -> list[Batch]:
+        return list(_batches(about.tuning, batch, 1))
+
+    found: dict[str, Any] = _about(options, about) | {"rows": []}
+    task = bar.add_task(f"{options.stages} stages", total=len(options.batch) * len(options.link_delay_ms))
+    for point in stages.measure(engine, links, options, batches, tuning):
+        found["rows"].append(point)
+        bar.advance(task)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _about(options: Namespace, about: Subject) -> dict[str, Any]:
+    return {
+        "command": record.command(),
+        "model": about.name,
+        "dtype": about.dtype_name,
+        "device": str(about.device),
+        "prompts": len(about.prompts),
+        "tokens": options.tokens,
+        "repetitions": options.repetitions,
+        "machine": record.environment(about.device, options.threads),
+        "versions": record.versions(),
+    }
+
+
+def _engine(about: Subject, model: Any, batch: int, group: Sharers | None = None, max_draft: int = MAX_DRAFT) -> Engine:
+    blocks = batch * -(-(about.context_tokens + max_draft + 1) // BLOCK_TOKENS)
     return Engine(
         model,
         about.tokenizer,
@@ -121,7 +158,8 @@ def _engine(about: Subject, model: Any, batch: int) -> Engine:
         context_tokens=about.context_tokens,
         blocks=blocks,
         block_tokens=BLOCK_TOKENS,
-        max_draft=MAX_DRAFT,
+        max_draft=max_draft,
+        group=group,
         drafter=about.drafter(blocks),
     )
 
@@ -171,6 +209,22 @@ def _print(found: Mapping[str, Any], console: Console) -> None:
     console.print(
         f"floor: {measured['bytes_per_s'] / 1e9:.1f} GB/s read, {measured['operations_per_s'] / 1e9:.0f} GFLOP/s"
     )
+
+
+def _print_stages(found: Mapping[str, Any], console: Console) -> None:
+    table = Table(title=f"{found['model']}, {found['dtype']} on {found['device']}, over stages: decode rounds")
+    for name in ("stages", "link ms", "batch", "drafted", "tokens a round", "plain tokens/s", "tokens/s", "gain"):
+        table.add_column(name, justify="right")
+    table.add_column("least-most", justify="right")
+    table.add_column("closed form", justify="right")
+    for row in found["rows"]:
+        table.add_row(
+            *(str(row[name]) for name in ("stages", "link_ms", "batch", "draft_len")),
+            *(f"{row[name]:.2f}" for name in ("tokens_a_round", "plain_tokens_per_s", "tokens_per_s", "gain")),
+            "{:.2f}-{:.2f}".format(*row["spread"]),
+            f"{row['closed_form']:.2f}",
+        )
+    console.print(table)
 
 
 def _cell(row: Mapping[str, Any], name: str, form: str) -> str:

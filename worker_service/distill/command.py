@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,6 +16,9 @@ def distill(
     target: Annotated[str, typer.Option(metavar="MODEL", help="As in `laps-sd pull`.")],
     prompts: Annotated[list[Path], typer.Option(metavar="FILE...", help="JSON Lines (.gz) with `prompt`.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the drafter goes.")],
+    kind: Annotated[
+        Literal["recurrent", "eagle3"], typer.Option(help="A small head without attention, or one in EAGLE-3's format.")
+    ] = "recurrent",
     test: Annotated[
         list[Path] | None, typer.Option(metavar="FILE...", help="Prompts to judge by, never learned from.")
     ] = None,
@@ -37,6 +40,7 @@ def distill(
     test_tokens: Annotated[int, typer.Option(min=1, help="Of output on --test prompts.")] = 20_000,
     race: Annotated[int, typer.Option(min=1, help="Answers by which the speed is measured.")] = 24,
     race_draft_len: Annotated[int, typer.Option(min=0)] = 6,
+    probe: Annotated[bool, typer.Option(help="Make a probe of remaining length instead of a drafter.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all cores.")] = 0,
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from worker_service.distill.data import Sample
-from worker_service.engine.drafting.drafter import Ask, Drafter
+from worker_service.engine.drafting.drafter import Ask, Drafter, Seen, Verified
 
 LONGEST = 8
 
@@ -35,14 +35,16 @@ def measure(
     samples: Iterable[Sample],
     hidden: Callable[[Sample], torch.Tensor],
     progress: Callable[[], None] = lambda: None,
+    states: Callable[[Sample], torch.Tensor] | None = None,
 ) -> dict[str, Acceptance]:
     """Replay the samples' output in rounds, at each draft length; by category, and under `all`.
 
-    `hidden`: the target's hidden states [output tokens, hidden size] from which it chose the sample's output.
+    `hidden`: the target's hidden states [output tokens, hidden size] from which it chose the sample's output;
+    `states`: what it knew at all positions in the drafter's layers, if it has any.
     """
     totals: dict[str, list[_Tally]] = defaultdict(lambda: [_Tally() for _ in range(LONGEST)])
     for sample in samples:
-        drafts = _all_drafts(drafter, sample, hidden(sample))
+        drafts = _all_drafts(drafter, sample, hidden(sample), states(sample) if states else None)
         for length, tallies in enumerate(zip(totals[sample.category], totals["all"], strict=True), 1):
             for tally in tallies:
                 tally.replay(sample.output, drafts, length)
@@ -50,13 +52,17 @@ def measure(
     return {category: _acceptance(tallies) for category, tallies in sorted(totals.items())}
 
 
-def _all_drafts(drafter: Drafter, sample: Sample, hidden: torch.Tensor) -> list[list[int]]:
+def _all_drafts(drafter: Drafter, sample: Sample, hidden: torch.Tensor, states: torch.Tensor | None) -> list[list[int]]:
     """What the drafter would propose after each token of the sample's output."""
-    drafts = []
+    drafts, read = [], 0
     for i in range(1, len(sample.output) + 1):
         tokens = sample.prompt + sample.output[:i]
-        drafter.observe(sample.id, len(tokens), hidden[i - 1])
-        drafts.extend(drafter.propose([Ask(sample.id, tokens, LONGEST)]))
+        drafter.verified([Verified(sample.id, tokens, hidden[i - 1])])
+        ask = Ask(sample.id, tokens, LONGEST)
+        if states is not None:
+            drafter.read([Seen(ask, read, states[read : len(tokens) - 1])])
+            read = len(tokens) - 1
+        drafts.extend(drafter.propose([ask]))
     drafter.forget(sample.id)
     return drafts
 

@@ -12,23 +12,38 @@ import torch
 from torch.nn.functional import embedding
 
 from worker_service.distill.data import Sample
+from worker_service.engine.drafting.eagle import EagleHead
 from worker_service.engine.drafting.head import DraftHead
 
 _CHUNK = 256  # positions whose logits are held at a time: they then stay in the CPU's cache
-_LATER = 0.8  # weight of each further draft of a chain: it matters only if those before it were right
-_SAVE_STEPS = 200
+LATER = 0.8  # weight of each further draft of a chain: it matters only if those before it were right
+_SAVE_STEPS = 50
 _WARM_UP = 0.02  # share of all steps
 
 
+def last_states(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """The hidden states [n, hidden] that `model` chooses by, at `tokens` [n]."""
+    result: torch.Tensor = model.base_model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
+    return result
+
+
 class Features:
-    """The target's hidden state at every position of every sample, in a file that grows sample by sample."""
+    """What the target knows at every position of every sample, in a file that grows sample by sample."""
 
     def __init__(self, file: Path, samples: Sequence[Sample], hidden_size: int) -> None:
+        """`hidden_size`: numbers that are known at a position."""
         self._file, self._hidden_size = file, hidden_size
         self._begins = np.cumsum([0, *(len(s.prompt) + len(s.output) - 1 for s in samples)]).tolist()
 
-    def compute(self, model: Any, samples: Sequence[Sample], progress: Callable[[int, int], None]) -> None:
-        """Append what is missing. `model`: the target; `progress` is told the samples done and all."""
+    def compute(
+        self,
+        model: Any,
+        samples: Sequence[Sample],
+        progress: Callable[[int, int], None],
+        known: Callable[[Any, torch.Tensor], torch.Tensor] = last_states,
+    ) -> None:
+        """Append what is missing. `model`: the target; `progress` is told the samples done and all; `known`: what
+        `model` knows [n, hidden_size] at each of n tokens."""
         row_bytes = 2 * self._hidden_size
         have = self._file.stat().st_size // row_bytes if self._file.exists() else 0
         done = sum(begin <= have for begin in self._begins[1:])
@@ -36,8 +51,8 @@ class Features:
             out.truncate(self._begins[done] * row_bytes)
             for i in range(done, len(samples)):
                 progress(i, len(samples))
-                tokens = torch.tensor([(samples[i].prompt + samples[i].output)[:-1]], device=model.device)
-                hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
+                tokens = torch.tensor((samples[i].prompt + samples[i].output)[:-1], device=model.device)
+                hidden = known(model, tokens)
                 out.write(hidden.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes())
         progress(len(samples), len(samples))
 
@@ -62,13 +77,6 @@ def draft_vocabulary(samples: Sequence[Sample], size: int) -> list[int]:
     """The `size` tokens that the target uses most, the most frequent first; fewer if it uses fewer."""
     counts = Counter(token for sample in samples for token in sample.output)
     return [token for token, _ in counts.most_common(size)]
-
-
-def make_batch(samples: Sequence[Sample], features: Features, indices: Sequence[int]) -> Batch:
-    hidden = [features.of(i, len(samples[i].prompt) - 1) for i in indices]
-    tokens = [token for i in indices for token in samples[i].output]
-    answers = torch.repeat_interleave(torch.arange(len(indices)), torch.tensor([len(rows) for rows in hidden]))
-    return Batch(torch.cat(hidden), torch.tensor(tokens), answers)
 
 
 def batches(samples: Sequence[Sample], tokens: int, seed: int) -> Iterator[list[int]]:
@@ -106,16 +114,30 @@ class Trainer:
     """A head in training, its optimizer, and the steps done. An interrupted training goes on by `save` and `load`."""
 
     def __init__(
-        self, head: DraftHead, embeddings: torch.Tensor, output: torch.Tensor, *, unroll: int, learning_rate: float
+        self,
+        head: DraftHead | EagleHead,
+        embeddings: torch.Tensor,
+        output: torch.Tensor,
+        *,
+        unroll: int,
+        learning_rate: float,
     ) -> None:
         """`embeddings`, `output`: the target's tables, both [vocabulary, hidden], bfloat16."""
-        self.head, self.step = head, 0
+        self.head: Any = head
+        self.step = 0
         self._embeddings, self._output = embeddings, output
         self._rows = output[head.draft_ids]
         self._unroll, self._learning_rate = unroll, learning_rate
         self._optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.02)
 
-    def train_step(self, batch: Batch, total_steps: int) -> float:
+    def make_batch(self, samples: Sequence[Sample], features: Features, indices: Sequence[int]) -> Any:
+        """What `train_step` takes, of these samples."""
+        hidden = [features.of(i, len(samples[i].prompt) - 1) for i in indices]
+        tokens = [token for i in indices for token in samples[i].output]
+        answers = torch.repeat_interleave(torch.arange(len(indices)), torch.tensor([len(rows) for rows in hidden]))
+        return Batch(torch.cat(hidden), torch.tensor(tokens), answers)
+
+    def train_step(self, batch: Any, total_steps: int) -> float:
         """One step of AdamW under a cosine schedule of `total_steps`; returns the loss of the chain's first drafts."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate * _schedule(self.step / total_steps)
@@ -127,7 +149,7 @@ class Trainer:
         self.step += 1
         return first
 
-    def _loss(self, batch: Batch) -> tuple[float, torch.Tensor]:
+    def _loss(self, batch: Any) -> tuple[float, torch.Tensor]:
         """Cross entropy to the target's own distribution, along a chain that goes on from the head's own states.
 
         In step j of the chain position i has seen the tokens up to i + j, and learns the target's choice after them. A
@@ -149,7 +171,7 @@ class Trainer:
                 output.float(), self._rows, wanted[j + 1 :], same / same.sum().clamp(min=1)
             )
             losses.append(loss)
-        total = sum((loss * _LATER**j for j, loss in enumerate(losses)), torch.zeros(()))
+        total = sum((loss * LATER**j for j, loss in enumerate(losses)), torch.zeros(()))
         return float(losses[0].detach()), total
 
     def save(self, file: Path) -> None:
@@ -181,7 +203,7 @@ def train(
         trainer.load(checkpoint)
     plan = [batch for number in range(passes) for batch in batches(samples, batch_tokens, number)]
     for indices in plan[trainer.step :]:
-        loss = trainer.train_step(make_batch(samples, features, indices), len(plan))
+        loss = trainer.train_step(trainer.make_batch(samples, features, indices), len(plan))
         progress(trainer.step, len(plan), loss)
         if trainer.step % _SAVE_STEPS == 0:
             trainer.save(checkpoint)

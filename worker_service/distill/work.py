@@ -3,11 +3,11 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from rich.console import Console
@@ -15,19 +15,25 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from worker_service.distill.data import Sample, generate
+from worker_service.distill.eagle import EagleTrainer, new_eagle, states
 from worker_service.distill.evaluate import LONGEST, Acceptance, measure
+from worker_service.distill.probe import make_probe, tell_worth
 from worker_service.distill.speed import Speed, compare
-from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
-from worker_service.drafters import vocabulary_digest, with_lookup
+from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, last_states, train
+from worker_service.drafters import eagle_drafter, vocabulary_digest, with_lookup
 from worker_service.engine.drafting.drafter import Drafter, NoDrafter
+from worker_service.engine.drafting.eagle import EagleHead, load_eagle, save_eagle
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig, load_head, save_head
 from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
+from worker_service.engine.shape import text_config
 from worker_service.model_files import ModelError
 from worker_service.models import LoadedModel, load
 from worker_service.prompts import Prompt, PromptError, encode, read_prompts
 from worker_service.pull import resolve
+
+Maker: TypeAlias = Callable[..., Drafter]  # of a head: a drafter that is as sure as its keywords `sure`, `hopeful` say
 
 _BLOCK_TOKENS = 64
 _PIPE_WIDTH = 120  # of the tables where there is no terminal to ask
@@ -63,10 +69,11 @@ def distill(options: Namespace, console: Console) -> None:
         judges = [sample for sample in judges if len(sample.output) > 1]
         if not learned or not judges:
             raise PromptError("too few prompts: none is left to learn from, or none to judge by")
-        save_head(_train(options, target, learned, bar), options.out)
-        head = load_head(options.out)  # as it will be used
-        acceptance = evaluate(head, target, judges, bar)
-        speed = _race(options, target, head, judges, bar)
+        if options.probe:
+            return tell_worth(make_probe(options, target, learned, judges), options, console)
+        maker = _learn(options, target, learned, bar)
+        acceptance = evaluate(maker, target, judges, bar)
+        speed = _race(options, target, maker, judges, bar)
     report = {"acceptance": acceptance, "speed": {name: asdict(row) for name, row in speed.items()}}
     (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     _print(acceptance, speed, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
@@ -80,10 +87,16 @@ def _engine(options: Namespace, drafter: Drafter, tokenizer: Any, batch: int) ->
         tokenizer,
         eos_ids=target.eos_ids,
         context_tokens=target.context_tokens,
-        blocks=batch * -(-(options.max_prompt_tokens + options.max_tokens) // _BLOCK_TOKENS),
+        blocks=_blocks(options, batch),
         block_tokens=_BLOCK_TOKENS,
         drafter=drafter,
     )
+
+
+def _blocks(options: Namespace, batch: int) -> int:
+    """Of KV, for so many requests at once."""
+    longest: int = options.max_prompt_tokens + options.max_tokens
+    return batch * -(-longest // _BLOCK_TOKENS)
 
 
 def _generate(
@@ -106,12 +119,16 @@ def _generate(
     )
 
 
-def _train(options: Namespace, target: LoadedModel, learned: Sequence[Sample], bar: Progress) -> DraftHead:
-    model = target.model
-    features = Features(options.work / "features.bin", learned, model.config.hidden_size)
-    read = bar.add_task("read", total=None, unit="answers")
-    features.compute(model, learned, lambda done, total: bar.update(read, completed=done, total=total))
-    ids = draft_vocabulary(learned, options.draft_tokens)
+def _learn(options: Namespace, target: LoadedModel, learned: Sequence[Sample], bar: Progress) -> Maker:
+    """Train a head of the chosen kind and save it. Drafters are made of it as it will be used."""
+    model, ids = target.model, draft_vocabulary(learned, options.draft_tokens)
+    tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    if options.kind == "eagle3":
+        eagle = new_eagle(model, ids, vocabulary_digest(target.tokenizer))
+        _train(options, target, learned, bar, EagleTrainer, eagle, states, "features-eagle3.bin")
+        save_eagle(eagle, options.out)
+        memory = {"blocks": _blocks(options, 1) + 1, "block_tokens": _BLOCK_TOKENS}
+        return partial(eagle_drafter, load_eagle(options.out), target, **memory)
     head = DraftHead(
         DraftHeadConfig(
             target=target.name,
@@ -123,8 +140,30 @@ def _train(options: Namespace, target: LoadedModel, learned: Sequence[Sample], b
     )
     head.draft_ids.copy_(torch.tensor(ids))
     initialise(head, model)
+    _train(options, target, learned, bar, Trainer, head, last_states, "features.bin")
+    save_head(head, options.out)
+    return partial(HeadDrafter, load_head(options.out), *tables)
+
+
+def _train(
+    options: Namespace,
+    target: LoadedModel,
+    learned: Sequence[Sample],
+    bar: Progress,
+    kind: type[Trainer],
+    head: DraftHead | EagleHead,
+    known: Callable[[Any, torch.Tensor], torch.Tensor],
+    file: str,
+) -> None:
+    """Train `head` on what `known` tells at each position, which is kept in `file`."""
+    model = target.model
+    with torch.inference_mode():
+        width = known(model, torch.tensor(learned[0].prompt[:1], device=model.device)).shape[1]
+    features = Features(options.work / file, learned, width)
+    read = bar.add_task("read", total=None, unit="answers")
+    features.compute(model, learned, lambda done, total: bar.update(read, completed=done, total=total), known)
     embeddings, output = (w.weight.detach().bfloat16() for w in (model.get_input_embeddings(), model.lm_head))
-    trainer = Trainer(head, embeddings, output, unroll=options.unroll, learning_rate=options.learning_rate)
+    trainer = kind(head, embeddings, output, unroll=options.unroll, learning_rate=options.learning_rate)
     task = bar.add_task("train", total=None, unit="steps")
 
     def progress(done: int, total: int, loss: float) -> None:
@@ -134,49 +173,50 @@ def _train(options: Namespace, target: LoadedModel, learned: Sequence[Sample], b
         trainer,
         learned,
         features,
-        options.work / "checkpoint.pt",
+        options.work / ("checkpoint.pt" if kind is Trainer else "checkpoint-eagle3.pt"),
         passes=options.passes,
         batch_tokens=options.batch_tokens,
         progress=progress,
     )
-    return head
 
 
 @torch.inference_mode()
 def evaluate(
-    head: DraftHead, target: LoadedModel, samples: Sequence[Sample], bar: Progress
+    maker: Maker, target: LoadedModel, samples: Sequence[Sample], bar: Progress
 ) -> dict[str, dict[str, dict[str, object]]]:
     """Acceptance on `samples` by drafter and category: n-grams, the head alone with every draft, and the default."""
     model = target.model
-    tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     drafters: dict[str, Drafter] = {
         "ngram": NgramDrafter(),
-        "head alone": HeadDrafter(head, *tables, sure=0.0, hopeful=0.0),
-        "default": with_lookup(HeadDrafter(head, *tables)),
+        "head alone": maker(sure=0.0, hopeful=0.0),
+        "default": with_lookup(maker()),
     }
 
     def hidden(sample: Sample) -> torch.Tensor:
-        tokens = torch.tensor([(sample.prompt + sample.output)[:-1]], device=model.device)
-        rows = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
-        result: torch.Tensor = rows[len(sample.prompt) - 1 :]
-        return result
+        return last_states(model, whole(sample))[len(sample.prompt) - 1 :]
+
+    def between(sample: Sample) -> torch.Tensor:
+        return states(model, whole(sample))[:, : -text_config(model.config).hidden_size]
+
+    def whole(sample: Sample) -> torch.Tensor:
+        return torch.tensor((sample.prompt + sample.output)[:-1], device=model.device)
 
     task = bar.add_task("evaluate", total=len(drafters) * len(samples), unit="answers")
     return {
         name: {
             category: asdict(figures)
-            for category, figures in measure(drafter, samples, hidden, lambda: bar.advance(task)).items()
+            for category, figures in measure(
+                drafter, samples, hidden, lambda: bar.advance(task), between if drafter.layers else None
+            ).items()
         }
         for name, drafter in drafters.items()
     }
 
 
 def _race(
-    options: Namespace, target: LoadedModel, head: DraftHead, samples: Sequence[Sample], bar: Progress
+    options: Namespace, target: LoadedModel, maker: Maker, samples: Sequence[Sample], bar: Progress
 ) -> dict[str, Speed]:
-    model = target.model
-    tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    default = with_lookup(HeadDrafter(head, *tables))
+    default = with_lookup(maker())
     drafters: dict[str, Drafter] = {"none": NoDrafter(), "ngram": NgramDrafter(), "default": default}
     engines = {name: _engine(options, drafter, target.tokenizer, 1) for name, drafter in drafters.items()}
     prompts = [sample.prompt for sample in samples[: options.race]]

@@ -40,6 +40,7 @@ class PagedAttention(ABC):
         """`data`: of each layer [2 (key, value), blocks, kv heads, block_tokens * dim]. `longest`: tokens of a text."""
         self._data = data
         self.longest = longest
+        self.first = 0  # number of the layer that `data` begins with: a process may have some of a model's layers
         self.asked: Mapping[int, LayerAsks] = {}  # by the model, of each layer
         handle = next(_handles)
         _instances[handle] = self
@@ -56,7 +57,7 @@ class PagedAttention(ABC):
     ) -> torch.Tensor:
         """Write the new `key` and `value` [T, kv heads, dim] into their blocks, then attend over all up to each token.
 
-        `query` and the result: [T, heads, dim].
+        `query` and the result: [T, heads, dim]. `layer`: counted from `first` on.
         """
 
     def save(self, table: Sequence[int]) -> list[torch.Tensor]:
@@ -271,7 +272,8 @@ def _attention_function(handle: int) -> Callable[..., tuple[torch.Tensor, None]]
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         # Values may be shorter than keys: they are filled up with zeros.
         short = k.shape[-1] - v.shape[-1]
-        out = own.attend(q, k, pad(v, (0, short)) if short else v, layer, Options(scale, window, softcap or 0.0, s_aux))
+        options = Options(scale, window, softcap or 0.0, s_aux)
+        out = own.attend(q, k, pad(v, (0, short)) if short else v, layer - own.first, options)
         return out[None, ..., : v.shape[-1]], None
 
     return attention

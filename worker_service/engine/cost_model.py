@@ -7,9 +7,9 @@ steps.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
-from worker_service.engine.types import CostProfile, StepResult
+from worker_service.engine.types import CostProfile, Elsewhere, StepResult
 
 FADING = 0.99  # of what a step has taught, with each further step
 LEANING = 0.01  # weight of what was measured first, in steps: it decides where steps do not tell coefficients apart
@@ -30,6 +30,7 @@ class CostModel:
         self._verifying = _LinearModel(
             [measured.verify_s, measured.verify_slope_s, measured.verify_token_s, measured.prefill_token_s], least_s
         )
+        self._wait_s = 0.0  # of a step, in the mean
         self._steps = 0
 
     def observe(self, result: StepResult) -> CostProfile | None:
@@ -38,25 +39,33 @@ class CostModel:
         if not ran:
             return None
         prefilled = sum(row.prefilled for row in ran)
-        return self.observe_sums(
-            [row.drafted for row in ran], prefilled, result.draft_s, result.verify_s + result.other_s
-        )
+        drafted, other_s = [row.drafted for row in ran], result.verify_s + result.other_s
+        self._wait_s += (1 - FADING) * (result.wait_s - self._wait_s)
+        return self.observe_sums(drafted, prefilled, result.draft_s, other_s, result.elsewhere)
 
     def observe_sums(
-        self, drafted: Sequence[int], prefilled: int, draft_s: float, other_s: float
+        self,
+        drafted: Sequence[int],
+        prefilled: int,
+        draft_s: float,
+        other_s: float,
+        elsewhere: Elsewhere | None = None,
     ) -> CostProfile | None:
         """The same, told what each request drafted and what all prefilled. `other_s`: all but the drafter's seconds."""
         self._drafting.observe([max(drafted)], draft_s)
         self._verifying.observe([1, len(drafted) - 1, sum(drafted), prefilled], other_s)
         self._steps += 1
-        if self._steps % TELL_STEPS:
+        told = self._told
+        came_or_went = (elsewhere.chains if elsewhere else 0) != told.chains
+        if self._steps % TELL_STEPS and not came_or_went:
             return None
         (draft_s,) = self._drafting.coefficients
         verify_s, slope_s, token_s, prefill_s = self._verifying.coefficients
         verify_s = max(verify_s, _LEAST_S)
-        self.profile = CostProfile(draft_s, verify_s, slope_s, prefill_s, token_s, self._told.offload_block_s)
-        pairs = zip(astuple(self.profile), astuple(self._told), strict=True)
-        if not any(abs(now - told) > TELL_CHANGE * max(now, told) for now, told in pairs):
+        here = CostProfile(draft_s, verify_s, slope_s, prefill_s, token_s, told.offload_block_s)
+        self.profile = replace(here, **elsewhere._asdict(), wait_s=self._wait_s) if elsewhere else here
+        pairs = zip(astuple(self.profile), astuple(told), strict=True)
+        if not any(abs(now - before) > TELL_CHANGE * max(now, before) for now, before in pairs):
             return None
         self._told = self.profile
         return self.profile

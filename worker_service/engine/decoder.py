@@ -5,25 +5,36 @@ kernels. Between its layers nothing is rounded to bfloat16.
 """
 
 import ctypes
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from worker_service.engine import native
 from worker_service.engine.attention import NativeAttention, PagedAttention
-from worker_service.engine.packed import pack
+from worker_service.engine.cut import own_layers
+from worker_service.engine.packed import Matrix, Packed, PackedLinear
 
-# The layers of these models are all the same: RMS norm, rotary embedding, grouped-query attention, gated SiLU.
-_FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+# The layers of these models are all the same: RMS norm, rotary embedding, grouped-query attention, gated SiLU. Qwen 3
+# normalises the heads of queries and keys, too.
+_FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 class _Layer(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in (
-            "qkv", "output", "gate_up", "down", "attention_norm", "mlp_norm", "qkv_bias", "keys", "values",
-        )
-    ]  # fmt: skip
+        *(("qkv", Matrix * 3), ("output", Matrix), ("gate_up", Matrix * 2), ("down", Matrix)),
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm", "qkv_bias")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+    ]
+
+
+_LINEAR = (torch.nn.Linear, PackedLinear)
+
+
+def _dtype(part: torch.nn.Linear | PackedLinear) -> torch.dtype:
+    """Of the activations that it takes."""
+    return part.dtype if isinstance(part, PackedLinear) else part.weight.dtype
 
 
 class _Decoder(ctypes.Structure):
@@ -43,14 +54,14 @@ class NativeDecoder:
     def supports(model: Any, attention: PagedAttention) -> bool:
         if type(model).__name__ not in _FAMILY or not isinstance(attention, NativeAttention):
             return False
-        config, shape, layers = model.config, attention.shapes[0], model.base_model.layers
-        qkv = (shape.heads + 2 * shape.kv_heads) * shape.dim
-        products = [part for layer in layers for part in layer.modules() if isinstance(part, torch.nn.Linear)]
+        config, layers = model.config, _own(model)
+        products = [part for layer in layers for part in layer.modules() if isinstance(part, _LINEAR)]
         return (
-            all(n % native.PANEL == 0 for n in (config.hidden_size, config.intermediate_size, qkv))
+            all(n % native.PANEL == 0 for n in (config.hidden_size, config.intermediate_size))
             and config.hidden_act == "silu"
             and len(products) == 7 * len(layers)
-            and all(type(part) is torch.nn.Linear and part.weight.dtype == attention.dtype for part in products)
+            and all(type(part) in _LINEAR and part.out_features % native.PANEL == 0 for part in products)
+            and all(_dtype(part) == attention.dtype for part in products)
             and all(layer.self_attn.o_proj.bias is layer.mlp.down_proj.bias is None for layer in layers)
             and len(set(attention.asked.values())) == 1
         )
@@ -60,43 +71,85 @@ class NativeDecoder:
         assert isinstance(attention, NativeAttention)
         base, config, shape, dtype = model.base_model, model.config, attention.shapes[0], attention.dtype
         self._attention, self._embed, self._rotary = attention, base.embed_tokens, base.rotary_emb
-        self._kept: list[torch.Tensor] = []  # what the structures below point to
-        layers = (_Layer * len(base.layers))()
-        window, scale = attention.asked[0].window, base.layers[0].self_attn.scaling
-        for layer, module, (keys, values) in zip(layers, base.layers, attention.pointers, strict=True):
+        self._kept: list[torch.Tensor | Packed] = []  # what the structures below point to
+        modules = _own(model)
+        layers = (_Layer * len(modules))()
+        window, scale = attention.asked[attention.first].window, modules[0].self_attn.scaling
+        for layer, module, (keys, values) in zip(layers, modules, attention.pointers, strict=True):
             own, mlp = module.self_attn, module.mlp
             qkv = [own.q_proj, own.k_proj, own.v_proj]
-            layer.qkv = self._keep(pack(torch.cat([part.weight for part in qkv])))
+            layer.qkv[:] = [self._matrix(part) for part in qkv]
             if own.q_proj.bias is not None:
                 layer.qkv_bias = self._keep(torch.cat([part.bias for part in qkv]).float())
-            layer.output = self._keep(pack(own.o_proj.weight))
-            layer.gate_up = self._keep(pack(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])))
-            layer.down = self._keep(pack(mlp.down_proj.weight))
+            layer.output, layer.down = self._matrix(own.o_proj), self._matrix(mlp.down_proj)
+            layer.gate_up[:] = [self._matrix(part) for part in (mlp.gate_proj, mlp.up_proj)]
             layer.attention_norm = self._keep(module.input_layernorm.weight.float())
             layer.mlp_norm = self._keep(module.post_attention_layernorm.weight.float())
+            if hasattr(own, "q_norm"):
+                layer.query_norm, layer.key_norm = (self._keep(x.weight.float()) for x in (own.q_norm, own.k_norm))
             layer.keys, layer.values = keys, values
             module.to("meta")
-        self._decoder = _Decoder(
-            shape.heads, shape.kv_heads, shape.dim, attention.block_tokens,
-            len(layers), config.hidden_size, config.intermediate_size, window,
-            scale, config.rms_norm_eps,
-            self._keep(base.norm.weight.float()), layers,
-        )  # fmt: skip
+        self._layers, self._norm = layers, self._keep(base.norm.weight.float())
+        self._shape = shape.heads, shape.kv_heads, shape.dim, attention.block_tokens
+        self._sizes = config.hidden_size, config.intermediate_size, window
+        self._numbers = scale, config.rms_norm_eps
+        self.expose(())
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         self._kernel = native.function("decode", dtype, pointer, pointer, integer, pointer, integer, *[pointer] * 4)
         self._dtype = dtype
 
     def _keep(self, tensor: torch.Tensor) -> int:
-        self._kept.append(tensor.detach().contiguous())
-        return self._kept[-1].data_ptr()
+        kept = tensor.detach().contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, hidden size] of the tokens `ids` [T] at `positions` [T], as given to the attention."""
-        x = self._embed(ids).float()
+    def _matrix(self, part: torch.nn.Linear | PackedLinear) -> Matrix:
+        packed = part.packed if isinstance(part, PackedLinear) else Packed(part.weight)
+        self._kept.append(packed)
+        return packed.matrix
+
+    def expose(self, layers: Sequence[int]) -> None:
+        """From now on tell the states that enter these layers, in ascending order; their number: those that leave the
+        last one. The kernel is called for the layers up to each of them in turn."""
+        ends = [0, *layers, len(self._layers)]
+        norms = [None] * len(layers) + [self._norm]
+        self._parts = [self._part(*ends_, norm) for ends_, norm in zip(pairwise(ends), norms, strict=True)]
+
+    def _part(self, first: int, end: int, norm: int | None) -> _Decoder:
+        own = ctypes.pointer(self._layers[first]) if first < end else None
+        return _Decoder(*self._shape, end - first, *self._sizes, *self._numbers, norm, own)
+
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Hidden states [T, hidden size] of the tokens `ids` [T] at `positions` [T], as given to the attention, and
+        those between layers that were asked for."""
+        return self.through(self.embed(ids), positions)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """What goes into the first layer, float32 [T, hidden size]."""
+        x: torch.Tensor = self._embed(ids).float()
+        return x
+
+    def through(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """As a call. `x`, what goes into this model's first layer, is overwritten with what comes out of its last."""
         cosine, sine = (part[0].contiguous() for part in self._rotary(x, positions[None]))
+        states: list[torch.Tensor] = []
+        for number, part in enumerate(self._parts):
+            if number:
+                states.append(x.to(self._dtype, copy=True))
+            hidden = self._run(part, x, cosine.data_ptr(), sine.data_ptr())
+        return hidden, states
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """Hidden states of what comes out of the last layer, float32 [n, hidden size]."""
+        return self._run(self._part(0, 0, self._norm), x, None, None)
+
+    def _run(self, part: _Decoder, x: torch.Tensor, cosine: int | None, sine: int | None) -> torch.Tensor:
         hidden = torch.empty(x.shape, dtype=self._dtype)
-        self._kernel(
-            ctypes.byref(self._decoder), *self._attention.ranges, len(ids),
-            cosine.data_ptr(), sine.data_ptr(), x.data_ptr(), hidden.data_ptr(),
-        )  # fmt: skip
+        self._kernel(ctypes.byref(part), *self._attention.ranges, len(x), cosine, sine, x.data_ptr(), hidden.data_ptr())
         return hidden
+
+
+def _own(model: Any) -> list[Any]:
+    """The layers that this process has."""
+    own = own_layers(model)
+    return list(model.base_model.layers)[own.start : own.stop]

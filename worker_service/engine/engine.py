@@ -9,18 +9,19 @@ from typing import Any
 
 import torch
 
-from worker_service.engine.drafting.drafter import Ask, Drafter
+from worker_service.engine.drafting.drafter import Drafter, Verified
+from worker_service.engine.drafting.shielded import Shielded
 from worker_service.engine.hooks import HOOKS, LogitsContext, LogitsHook
 from worker_service.engine.host_pool import HostPool
 from worker_service.engine.kv import KV
-from worker_service.engine.parallel import Group, SharedTarget
-from worker_service.engine.planning import Planner, Work
+from worker_service.engine.length_head import LengthProbe
+from worker_service.engine.planning import Planner, Work, ask_of, seen
 from worker_service.engine.request import EngineRequest
 from worker_service.engine.sampling import logprobs, verify
 from worker_service.engine.shape import longest_text
 from worker_service.engine.stop import StopStrings
-from worker_service.engine.structure import Asked, Mask, StructureError, Structures
-from worker_service.engine.target import Target
+from worker_service.engine.structure import Mask, StructureError, Structures
+from worker_service.engine.target import Passed, Sharers, Target
 from worker_service.engine.types import Admission, Finish, Held, Row, Run, Skip, StepResult
 
 
@@ -41,7 +42,8 @@ class Engine:
         max_draft: int = 8,
         drafter: Drafter,
         hooks: Sequence[LogitsHook] = HOOKS,
-        group: Group | None = None,
+        group: Sharers | None = None,
+        probe: LengthProbe | None = None,  # of this model
     ) -> None:
         """`model`: a causal LM of the transformers library, in eval mode; its attention function is replaced.
 
@@ -49,18 +51,20 @@ class Engine:
         `host_blocks` more can be offloaded to the host's memory. `max_prefill` bounds the tokens prefilled for all
         requests in a step, `max_draft` those drafted for one. `drafter` must be this engine's own. `group`: where
         `model` is this process's share, which it leads. Raises ValueError or NotImplementedError for a model whose
-        attention asks for what the engine cannot do, or whose longer texts need other KV than its shorter ones.
+        attention asks for what the engine cannot do, or whose longer texts need other KV than its shorter ones, or
+        that lacks the drafter's layers.
         """
         if context_tokens > (most := longest_text(model.config)):
             raise ValueError(f"it turns texts of more than {most} tokens by other frequencies; set kv_tokens to {most}")
-        self.target = SharedTarget(model, group) if group else Target(model)
+        self.target = group.target(model) if group else Target(model)
         self.pool = self.target.new_pool(blocks, block_tokens)
         self.host = HostPool(self.target, host_blocks)
-        self.drafter = drafter
+        self.drafter, self._probe = Shielded(drafter), probe
+        if drafter.layers:
+            self.target.expose(drafter.layers)
         self._tokenizer = tokenizer.backend_tokenizer
-        self._eos_ids, self._context_tokens = eos_ids, context_tokens
-        self._planner = Planner(self.host, max_draft, max_prefill)
-        self._hooks = tuple(hooks)
+        self._eos_ids, self._context_tokens, self._hooks = eos_ids, context_tokens, tuple(hooks)
+        self._planner = Planner(self.host, max_draft, max_prefill, self.drafter.late)
         self._structures = Structures(self._tokenizer, self.target.vocab_size, eos_ids)
         self._requests: dict[str, EngineRequest] = {}
 
@@ -109,6 +113,8 @@ class Engine:
         if known:
             request.keep(known)
         request.error = request.error or self._problem(request)
+        if not request.error:
+            self.drafter.expect(ask_of(request, 0))
 
     def _problem(self, request: EngineRequest) -> str:
         """Why it cannot be run; empty if it can."""
@@ -174,21 +180,29 @@ class Engine:
             begun = perf_counter()
             plan = self._planner.plan(schedule, self._requests, slots)
             rows = [self._end(request) for request in plan.over]
-            rows += [request.row(request.output_tokens, skipped=Skip.NO_BLOCKS) for request in plan.skipped]
+            for skip, stopped in ((Skip.NO_BLOCKS, plan.skipped), (Skip.DEFERRED, plan.deferred)):
+                rows += [request.row(request.output_tokens, skipped=skip) for request in stopped]
             draft_begun = perf_counter()
             self._draft(plan.work)
             verify_begun = perf_counter()
-            draft_s = verify_begun - draft_begun
-            asked = _asked(plan.work)
+            wait_s, apart = self.drafter.waited_s, frozenset(self.drafter.apart)
+            draft_s = verify_begun - draft_begun - wait_s
+            asked = plan.masks
             # Masks need no logits: they are made during the pass.
             making = self._structures.begin(asked) if asked else None
-            passed = self.target.forward([work.sequence for work in plan.work]) if plan.work else None
+            sequences = [work.sequence for work in plan.work]
+            passed = self.target.forward(sequences) if sequences else None
             verify_s = perf_counter() - verify_begun
             if passed is not None:
                 masks = self._structures.take(making, asked) if making else {}
-                rows += self._verify(plan.work, *passed, masks)
-            other_s = perf_counter() - begun - draft_s - verify_s
-        return StepResult(tuple(rows), self.pool.free_blocks, draft_s, verify_s, other_s)
+                rows += self._verify(plan.work, passed, masks)
+                if passed.states is not None:
+                    read_begun = perf_counter()
+                    self.drafter.read(seen(plan.work, sequences, passed.states))
+                    draft_s += perf_counter() - read_begun
+            other_s = perf_counter() - begun - draft_s - wait_s - verify_s
+        times = draft_s, verify_s, other_s, wait_s
+        return StepResult(tuple(rows), self.pool.free_blocks, *times, apart, self.drafter.elsewhere)
 
     def _end(self, request: EngineRequest) -> Row:
         """A request that ends without computing anything."""
@@ -204,8 +218,8 @@ class Engine:
             if matcher := work.request.matcher:
                 work.drafts = self._known(matcher.forced(work.draft_len))
         free = [work for work in drafting if not work.drafts]
-        asks = [Ask(work.request.id, work.request.tokens, work.draft_len, work.request.salt) for work in free]
-        for work, drafts in zip(free, self.drafter.propose(asks) if asks else (), strict=True):
+        asks = [work.ask for work in free]
+        for work, drafts in zip(free, self.drafter.propose(asks), strict=True):
             work.drafts = self._known(drafts[: work.draft_len])
             if matcher := work.request.matcher:
                 work.drafts = self._known(matcher.prune(work.drafts, work.draft_len))
@@ -215,28 +229,27 @@ class Engine:
 
     def _known(self, drafts: Sequence[int]) -> list[int]:
         """Those before the first one that the target does not have: drafters and tokenizers may have more ids."""
-        return list(takewhile(lambda token: token < self.vocab_size, drafts))
+        return list(takewhile(lambda token: 0 <= token < self.vocab_size, drafts))
 
-    def _verify(
-        self,
-        works: Sequence[Work],
-        logits: torch.Tensor,
-        hidden: torch.Tensor,
-        masks: Mapping[str, Mask],
-    ) -> list[Row]:
+    def _verify(self, works: Sequence[Work], passed: Passed, masks: Mapping[str, Mask]) -> list[Row]:
         """Keep the drafts that the target agrees with, and its own token after them.
 
-        `logits`: [num_logits of all works, vocabulary]; `hidden`: [the same, hidden size]; both in the works' order.
-        `masks`: by request, what its structure allows.
+        `passed`: in the works' order, num_logits of each. `masks`: by request, what its structure allows.
         """
-        rows, begin = [], 0
+        rows, verified, begins, begin = [], [], [], 0
         for work in works:
-            end = begin + work.num_logits
-            rows.append(self._accept(work, logits[begin:end], hidden[begin:end], masks.get(work.request.id)))
-            begin = end
-        return rows
+            begins.append(begin)
+            own = slice(begin, begin + work.num_logits)
+            row = self._accept(work, passed.logits[own], masks.get(work.request.id))
+            if row.tokens and row.finish is None:
+                hidden = passed.hidden[begin + len(row.tokens) - 1]
+                verified.append(Verified(row.request_id, work.request.tokens, hidden))
+            rows.append(row)
+            begin = own.stop
+        self.drafter.verified(verified)
+        return self._probe.told(rows, begins, passed.hidden) if self._probe else rows
 
-    def _accept(self, work: Work, logits: torch.Tensor, hidden: torch.Tensor, mask: Mask | None) -> Row:
+    def _accept(self, work: Work, logits: torch.Tensor, mask: Mask | None) -> Row:
         """As _verify, for one request."""
         request, sampling, start = work.request, work.request.sampling, work.request.output_tokens
         sampled: list[int] = []
@@ -256,8 +269,6 @@ class Engine:
         request.kv.publish(request.tokens)
         if request.finish is not None:
             self._release(request)
-        elif sampled:
-            self.drafter.observe(request.id, len(request.tokens), hidden[len(sampled) - 1])
         return request.row(
             start,
             tokens=tuple(emitted),
@@ -287,12 +298,3 @@ class Engine:
         for hook in self._hooks:
             logits = hook(logits, context)
         return logits
-
-
-def _asked(works: Sequence[Work]) -> dict[str, Asked]:
-    """The masks that a step needs."""
-    return {
-        work.request.id: Asked(work.request.matcher, work.drafts)
-        for work in works
-        if work.request.matcher and work.num_logits
-    }

@@ -108,8 +108,8 @@ class KV:
             self.length += size
 
     def publish(self, tokens: Sequence[int]) -> None:
-        """Let others use its full blocks. The first `length` of `tokens` must be verified and computed."""
-        while (len(self._digests) + 1) * self._pool.block_tokens <= self.length:
+        """Let others use its full blocks of `tokens`, which must be verified, as far as they are computed."""
+        while (len(self._digests) + 1) * self._pool.block_tokens <= min(self.length, len(tokens)):
             digest = self._digest(tokens)
             self._pool.publish(self.table[len(self._digests)], digest)
             self._digests.append(digest)

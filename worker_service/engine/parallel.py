@@ -61,6 +61,10 @@ class Group:
         except (RuntimeError, ValueError) as error:
             raise ParallelError(f"{ranks.size} processes that share a model do not find each other: {error}") from error
 
+    def target(self, model: Any) -> "SharedTarget":
+        """Of this process's share, as the others' leader."""
+        return SharedTarget(model, self)
+
     def loaded(self, pass_timeout: timedelta = _PASS_TIMEOUT) -> None:
         """Returns when all processes have loaded their shares. Raises ParallelError."""
         try:

@@ -1,10 +1,15 @@
 """Which requests of a schedule run in a step, and on which of their tokens. Nothing is computed here."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
+from worker_service.engine.drafting.drafter import Ask, Seen
 from worker_service.engine.host_pool import HostPool
+from worker_service.engine.ready_first import ReadyFirst
 from worker_service.engine.request import EngineRequest
+from worker_service.engine.structure import Asked
 from worker_service.engine.target import InputSequence
 from worker_service.engine.types import Run
 
@@ -18,12 +23,17 @@ class Work:
     draft_len: int  # at most so many drafts: there is KV for them
     prefilled: int
     samples: bool  # False: a part of the prefill that does not reach its end
+    here: bool = False  # as in Run
     drafts: list[int] = field(default_factory=list)
 
     @property
     def num_logits(self) -> int:
         """Tokens that the target samples: one after each draft, and one before."""
         return len(self.drafts) + 1 if self.samples else 0
+
+    @property
+    def ask(self) -> Ask:
+        return ask_of(self.request, self.draft_len, self.here)
 
     @property
     def sequence(self) -> InputSequence:
@@ -34,19 +44,39 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`over` are requests that end without computing anything; for the `skipped` there are no free blocks of KV."""
+    """`over` are requests that end without computing anything; for the `skipped` there are no free blocks of KV; the
+    `deferred` wait for drafts while others run."""
 
     work: Sequence[Work]
     over: Sequence[EngineRequest]
     skipped: Sequence[EngineRequest]
+    deferred: Sequence[EngineRequest] = ()
+
+    @property
+    def masks(self) -> dict[str, Asked]:
+        """Those that the step needs, once its drafts are known."""
+        return {
+            work.request.id: Asked(work.request.matcher, work.drafts)
+            for work in self.work
+            if work.request.matcher and work.num_logits
+        }
+
+
+def ask_of(request: EngineRequest, draft_len: int, here: bool = False) -> Ask:
+    """What `request` asks of the drafter; `here`: as in Run."""
+    return Ask(request.id, request.tokens, draft_len, request.salt, here or request.local_drafts)
 
 
 class Planner:
     """Serves the first requests of a schedule that can run, with KV for all that they will compute."""
 
-    def __init__(self, host: HostPool, max_draft: int, max_prefill: int) -> None:
-        """`max_draft`: tokens drafted for one request in a step; `max_prefill`: tokens prefilled for all together."""
-        self._host, self._max_draft, self._max_prefill = host, max_draft, max_prefill
+    def __init__(
+        self, host: HostPool, max_draft: int, max_prefill: int, late: Callable[[Sequence[Ask]], dict[str, bool]]
+    ) -> None:
+        """`max_draft`: tokens drafted for one request in a step; `max_prefill`: tokens prefilled for all together.
+        `late`: as in Drafter."""
+        self._host, self._max_draft, self._max_prefill, self._late = host, max_draft, max_prefill, late
+        self._ready_first = ReadyFirst()
 
     def plan(self, schedule: Iterable[Run], requests: Mapping[str, EngineRequest], slots: int) -> StepPlan:
         """At most `slots` requests of `schedule`, best first. Unknown ids do not count; of equal ids the last does."""
@@ -60,7 +90,8 @@ class Planner:
             if (request := requests.get(run.request_id)) is not None and request.runnable(run.prefill_tokens)
         ]
         # One whose grammar is still being compiled is waited for only where there is nothing else to do.
-        for run, request in [(run, request) for run, request in able if request.ready] or able:
+        able = [(run, request) for run, request in able if request.ready] or able
+        for run, request in self._in_order(able, slots):
             if len(work) == slots or len(skipped) == slots:
                 break
             if request.error or request.remaining_tokens <= 0:
@@ -75,8 +106,19 @@ class Planner:
             prefill = min(request.num_uncomputed, run.prefill_tokens, room, budget)
             if prefill or not request.num_uncomputed:
                 budget -= prefill
-                work.append(self._work(request, run.draft_len, prefill, room))
-        return StepPlan(work, over, skipped)
+                work.append(self._work(request, run, prefill, room))
+        waiting = self._ready_first.ran([one.request.id for one in work], [request.id for _, request in able])
+        return StepPlan(work, over, skipped, [requests[id] for id in waiting])
+
+    def _in_order(self, able: list[tuple[Run, EngineRequest]], slots: int) -> list[tuple[Run, EngineRequest]]:
+        """Those that may run, in the order in which they are tried."""
+        yields = {run.request_id for run, _ in able if run.yields}
+        late: dict[str, bool] = {}
+        if yields and len(able) > slots:
+            drafting = [(run, one) for run, one in able if run.yields and run.draft_len and not one.num_uncomputed]
+            late = self._late([ask_of(one, run.draft_len, run.here) for run, one in drafting])
+        pairs = {run.request_id: (run, request) for run, request in able}
+        return [pairs[id] for id in self._ready_first.order(list(pairs), slots, yields, late)]
 
     def _resume(self, request: EngineRequest) -> None:
         """Share blocks of others that begin with the same text; bring back offloaded KV if one more token has room."""
@@ -86,9 +128,9 @@ class Planner:
         if request.saved:
             self._host.restore(request)
 
-    def _work(self, request: EngineRequest, draft_len: int, prefill: int, room: int) -> Work:
+    def _work(self, request: EngineRequest, run: Run, prefill: int, room: int) -> Work:
         tokens = request.tokens[request.kv.length :]
-        samples = True
+        samples, draft_len = True, run.draft_len
         if request.num_uncomputed:
             # The last token of output, if there is one, comes along with the end of the prefill.
             samples = prefill == request.num_uncomputed and len(tokens) <= room
@@ -97,4 +139,17 @@ class Planner:
         else:
             draft_len = max(min(draft_len, self._max_draft, request.remaining_tokens - 1, room - 1), 0)
         request.kv.extend(len(tokens) + draft_len)
-        return Work(request, tokens, draft_len, prefill, samples)
+        return Work(request, tokens, draft_len, prefill, samples, run.here)
+
+
+def seen(works: Sequence[Work], sequences: Sequence[InputSequence], states: torch.Tensor) -> list[Seen]:
+    """What the target knew at the tokens of `sequences` that turned out right, of requests that go on.
+
+    `states` [T, ...]: of all tokens of the pass, in the order of `works` and `sequences`."""
+    result, begin = [], 0
+    for work, sequence in zip(works, sequences, strict=True):
+        if work.request.finish is None:
+            right = work.request.kv.length - sequence.start  # rejected drafts have lost their KV
+            result.append(Seen(work.ask, sequence.start, states[begin : begin + right]))
+        begin += len(sequence.tokens)
+    return result

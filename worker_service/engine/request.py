@@ -35,6 +35,7 @@ class EngineRequest:
         self.id, self.placement = admission.request_id, admission.placement
         self.tokens, self.prompt_len = list(admission.tokens), admission.prompt_len
         self.sampling, self.limits, self.salt = admission.sampling, admission.limits, admission.salt
+        self.local_drafts = admission.local_drafts
         self.kv = kv
         self.matcher = matcher  # of the structure that it must have, if any
         self.saved: Saved | None = None

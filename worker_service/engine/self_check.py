@@ -86,7 +86,7 @@ def _logits_in_passes(engine: Engine, text: list[int]) -> torch.Tensor:
     for start, end in zip([0, *ends], ends, strict=False):
         kv.extend(end - start)
         wanted = min(max(len(text) - _TOKENS - start, 0), end - start)
-        logits, _ = engine.target.forward([InputSequence(kv, start, text[start:end], wanted)])
-        parts.append(logits.clone())
+        passed = engine.target.forward([InputSequence(kv, start, text[start:end], wanted)])
+        parts.append(passed.logits.clone())
     kv.release()
     return torch.cat(parts)

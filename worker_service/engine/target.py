@@ -9,12 +9,13 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import linear
 
 from worker_service.engine.attention import PagedAttention, QueryRange, paged_attention
+from worker_service.engine.cut import NoHead, layer_list, own_layers
 from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.packed import PackedLinear
@@ -32,6 +33,14 @@ class InputSequence:
     logits_from: int  # logits are computed for tokens[logits_from:]
 
 
+class Passed(NamedTuple):
+    """What a forward pass of T tokens gives, for those n of them whose logits are wanted and for all."""
+
+    logits: torch.Tensor  # float32 [n, vocabulary]
+    hidden: torch.Tensor  # [n, hidden size], in the model's dtype: what the output head made them from
+    states: torch.Tensor | None  # [T, exposed layers * hidden size], if any are exposed: what enters these layers
+
+
 class Target:
     """A causal LM of the transformers library whose attention supports the attention interface registry.
 
@@ -41,13 +50,16 @@ class Target:
     def __init__(self, model: Any, shares: int = 1) -> None:
         """`shares`: over how many devices the heads of the model's attention are split."""
         head = model.get_output_embeddings()
-        if PackedLinear.supports(head):
+        if isinstance(head, (NoHead, PackedLinear)):  # another stage has it, or it is of few bits
+            pass
+        elif PackedLinear.supports(head):
             model.set_output_embeddings(PackedLinear(head))
         elif model.dtype != torch.float32:
             model.set_output_embeddings(_Float32Head(head))
         self._model = model
         self._attention: PagedAttention | None = None
         self._decoder: NativeDecoder | None = None
+        self._given: list[torch.Tensor] = []  # of this pass, by layers that are exposed
         self._shares = shares
         self._saved: dict[str, list[torch.Tensor]] = {}  # copies of KV in the host's memory
         self.device, self.dtype = torch.device(model.device), model.dtype
@@ -60,13 +72,14 @@ class Target:
         """
         config = self._model.config
         shapes, longest = attention_shapes(config, self._shares), text_config(config).max_position_embeddings
-        asked = probe(self._model)
-        for number, shape in enumerate(shapes):
+        asked, own = probe(self._model), own_layers(self._model)
+        shapes = shapes[own.start : own.stop]
+        for number, shape in zip(own, shapes, strict=True):
             if number not in asked or asked[number].shape != shape:
                 found = asked[number].shape if number in asked else "no attention"
                 raise ValueError(f"its layer {number} has {found}, where its configuration says {shape}")
         self._attention = paged_attention(shapes, longest, blocks, block_tokens, self.device, self.dtype)
-        self._attention.asked = asked
+        self._attention.first, self._attention.asked = own.start, asked
         # The native decoder computes all layers in one call; shares are summed up after each half of a layer.
         if self._shares == 1 and NativeDecoder.supports(self._model, self._attention):
             self._decoder = NativeDecoder(self._model, self._attention)
@@ -74,12 +87,27 @@ class Target:
             self._model.set_attn_implementation(self._attention.name)
         return BlockPool(blocks, block_tokens)
 
-    def forward(self, sequences: Sequence[InputSequence]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the tokens of all sequences, filling their KV.
+    def expose(self, layers: Sequence[int]) -> None:
+        """Have every pass tell the states that enter these layers of the model, all of them ascending; the number of
+        layers: those that leave the last one. To be called once, after `new_pool`. Without it nothing is kept.
 
-        Returns float32 logits [n, vocabulary] and the hidden states that the output head made them from [n, hidden
-        size], in the model's dtype, of the n tokens whose logits are wanted.
+        Raises ValueError where the model has no such layers.
         """
+        count = text_config(self._model.config).num_hidden_layers
+        if list(layers) != sorted(set(layers)) or not all(0 <= layer <= count for layer in layers):
+            raise ValueError(f"layers {list(layers)} are not in ascending order among its {count}")
+        if self._decoder is not None:
+            self._decoder.expose(layers)
+        else:
+            modules = [self._model.get_input_embeddings(), *layer_list(self._model)]
+            for layer in layers:
+                modules[layer].register_forward_hook(self._keep_output)
+
+    def _keep_output(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        self._given.append(output[0] if isinstance(output, torch.Tensor) else output[0][0])
+
+    def forward(self, sequences: Sequence[InputSequence]) -> Passed:
+        """Compute the tokens of all sequences, filling their KV."""
         input_ids: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
@@ -96,22 +124,26 @@ class Target:
 
     def _compute(
         self, input_ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], ranges: Sequence[QueryRange]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Passed:
         self._memory.begin(ranges)
+        self._given.clear()
         logits, hidden = self._pass(
             *(torch.tensor(x, dtype=torch.long, device=self.device) for x in (input_ids, positions, wanted))
         )
+        states = torch.cat(self._given, -1) if self._given else None
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # so that the caller's clock measures the pass, not its launch
-        return logits.float(), hidden
+        return Passed(logits.float(), hidden, states)
 
     def _pass(
         self, input_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`, of `input_ids` [T] at `positions` [T]. `wanted` [n]: indices of the tokens that need logits."""
+        """As `forward`, of `input_ids` [T] at `positions` [T]. `wanted` [n]: indices of the tokens that need logits.
+        Logits and hidden states [n, ...]."""
         head = self._model.get_output_embeddings()
         if self._decoder is not None:
-            hidden = self._decoder(input_ids, positions)[wanted]
+            every, self._given = self._decoder(input_ids, positions)
+            hidden = every[wanted]
             return head(hidden[None])[0], hidden
         # The head is left to the model, for some scale its logits afterwards.
         with given_rows(head, wanted) as given:
@@ -140,6 +172,13 @@ class Target:
         if self._attention is None:
             raise RuntimeError("a pool comes first")
         return self._attention
+
+
+class Sharers(Protocol):
+    """The processes that share a model with this one, which leads them."""
+
+    def target(self, model: Any) -> Target:
+        """The whole model's target, of this process's share."""
 
 
 @contextmanager

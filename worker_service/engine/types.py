@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Finish(Enum):
@@ -18,6 +19,7 @@ class Skip(Enum):
 
     NO_BLOCKS = "no_blocks"  # no free block of KV was left for it
     PREEMPTED = "preempted"  # it ran in the step before, and others ran in its place
+    DEFERRED = "deferred"  # its drafts are on their way, and a request that was ready ran in its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Admission:
     limits: Limits
     salt: str = ""  # KV of equal beginnings of texts is shared among requests of equal salt, and no others
     error: str = ""  # why it cannot be run, if that is known already
+    local_drafts: bool = False  # no drafter of another process may read its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,18 @@ class Run:
     request_id: str
     draft_len: int
     prefill_tokens: int
+    here: bool = False  # no other process is to draft for it: others get the chains of such a drafter
+    yields: bool = False  # while its drafts are on their way, the next request that is ready may run in its place
+
+
+class Elsewhere(NamedTuple):
+    """What drafts cost that another process makes while the target verifies, as measured. Seconds."""
+
+    supply_s: float  # per position
+    delay_s: float  # until what was verified comes back as drafts, beside the time that those take
+    hit: float  # share of the rounds in which they were there when the round began
+    chains: int  # requests that it drafts for at a time; 0: it is away
+    fallback: float = 0.0  # drafts accepted in a round in which they were not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,15 @@ class Logprob:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens, best first
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What a probe reads of the output that remains after `after` tokens of it. `chances`: a byte q for each bin of
+    `length_head.BINS`, whose probability is exp(-q / 16), but for rounding."""
+
+    after: int
+    chances: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +118,22 @@ class Row:
     skipped: Skip | None = None
     error: str = ""  # with Finish.ERROR
     logprobs: tuple[Logprob, ...] = ()  # one a token, where they are asked for
+    remaining: Remaining | None = None  # where the probe was asked
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step. Seconds: `draft_s` of the drafter, `verify_s` of the target's forward pass, `other_s` of the rest."""
+    """One step. Seconds: `draft_s` of the drafter, `verify_s` of the target's forward pass, `wait_s` of waiting for
+    drafts from elsewhere, `other_s` of the rest. `apart`: the requests whose drafts another process had made."""
 
     rows: tuple[Row, ...]
     free_blocks: int
     draft_s: float
     verify_s: float
     other_s: float
+    wait_s: float = 0.0
+    apart: frozenset[str] = frozenset()
+    elsewhere: Elsewhere | None = None  # None: nothing is drafted in another process
 
     @property
     def ran(self) -> tuple[Row, ...]:
@@ -136,9 +165,28 @@ class CostProfile:
     prefill_token_s: float
     verify_token_s: float  # for each draft token verified
     offload_block_s: float = 0.0  # for a block of KV, to the host's memory and back; 0: there is no room for it there
+    supply_s: float = 0.0  # as in Elsewhere, and below
+    delay_s: float = 0.0
+    hit: float = 1.0
+    chains: int = 0  # 0: nothing is drafted in another process
+    fallback: float = 0.0
+    wait_s: float = 0.0  # that a step waits for such drafts, in the mean
 
     def step_s(self, drafted: Sequence[int], prefilled: int) -> float:
         """Of a step that drafts `drafted` tokens, one number a request, and prefills `prefilled` tokens in all."""
         drafting_s = max(drafted) * self.draft_s + sum(drafted) * self.verify_token_s
         prefill_s = prefilled * self.prefill_token_s
         return drafting_s + prefill_s + self.verify_s + (len(drafted) - 1) * self.verify_slope_s
+
+
+class Place(NamedTuple):
+    """A stage: its number among the `size` that a model's layers are spread over. The first one leads."""
+
+    number: int = 0
+    size: int = 1
+
+    def layers(self, total: int) -> range:
+        """Its own, of `total`: as many as the others', or one more. Raises ValueError if there are too few for all."""
+        if total < self.size:
+            raise ValueError(f"has {total} layers, which cannot be spread over {self.size} stages")
+        return range(self.number * total // self.size, (self.number + 1) * total // self.size)

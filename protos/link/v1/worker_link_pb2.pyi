@@ -36,6 +36,8 @@ class _SkipEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Skip.ValueType],
     """KV memory ran out, and the last of the schedule wait."""
     SKIP_PREEMPTED: _Skip.ValueType  # 2
     """It ran in the round before, and others ran in its place. Said only under `report_within_s`."""
+    SKIP_DEFERRED: _Skip.ValueType  # 3
+    """Its drafts are on their way, and a request that was ready ran in its place. It was not preempted."""
 
 class Skip(_Skip, metaclass=_SkipEnumTypeWrapper):
     """Why a request that was scheduled did not run."""
@@ -46,6 +48,8 @@ SKIP_NO_BLOCKS: Skip.ValueType  # 1
 """KV memory ran out, and the last of the schedule wait."""
 SKIP_PREEMPTED: Skip.ValueType  # 2
 """It ran in the round before, and others ran in its place. Said only under `report_within_s`."""
+SKIP_DEFERRED: Skip.ValueType  # 3
+"""Its drafts are on their way, and a request that was ready ran in its place. It was not preempted."""
 Global___Skip: _TypeAlias = Skip  # noqa: Y015
 
 @_typing.final
@@ -280,6 +284,12 @@ class CostProfile(_message.Message):
     PREFILL_TOKEN_S_FIELD_NUMBER: _builtins.int
     VERIFY_TOKEN_S_FIELD_NUMBER: _builtins.int
     OFFLOAD_BLOCK_S_FIELD_NUMBER: _builtins.int
+    SUPPLY_S_FIELD_NUMBER: _builtins.int
+    DELAY_S_FIELD_NUMBER: _builtins.int
+    HIT_FIELD_NUMBER: _builtins.int
+    CHAINS_FIELD_NUMBER: _builtins.int
+    FALLBACK_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
     draft_s: _builtins.float
     """For each draft position."""
     verify_s: _builtins.float
@@ -292,6 +302,18 @@ class CostProfile(_message.Message):
     """For each draft token that is verified."""
     offload_block_s: _builtins.float
     """For each block of KV, to the host's memory and back."""
+    supply_s: _builtins.float
+    """For each position drafted in another process, while the target verifies. Without `chains` this and what follows mean nothing."""
+    delay_s: _builtins.float
+    """Until what was verified comes back from there as drafts, beside the time that those take: the round trip."""
+    hit: _builtins.float
+    """Share of the rounds in which such drafts were there when the round began."""
+    chains: _builtins.int
+    """Requests that are drafted for there at a time. 0: there is no such drafter."""
+    fallback: _builtins.float
+    """Drafts accepted in a round in which they were not there."""
+    wait_s: _builtins.float
+    """That a round waits for them, in the mean."""
     def __init__(
         self,
         *,
@@ -301,10 +323,16 @@ class CostProfile(_message.Message):
         prefill_token_s: _builtins.float = ...,
         verify_token_s: _builtins.float = ...,
         offload_block_s: _builtins.float = ...,
+        supply_s: _builtins.float = ...,
+        delay_s: _builtins.float = ...,
+        hit: _builtins.float = ...,
+        chains: _builtins.int = ...,
+        fallback: _builtins.float = ...,
+        wait_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_s", b"draft_s", "offload_block_s", b"offload_block_s", "prefill_token_s", b"prefill_token_s", "verify_s", b"verify_s", "verify_slope_s", b"verify_slope_s", "verify_token_s", b"verify_token_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "delay_s", b"delay_s", "draft_s", b"draft_s", "fallback", b"fallback", "hit", b"hit", "offload_block_s", b"offload_block_s", "prefill_token_s", b"prefill_token_s", "supply_s", b"supply_s", "verify_s", b"verify_s", "verify_slope_s", b"verify_slope_s", "verify_token_s", b"verify_token_s", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -466,6 +494,7 @@ class Admit(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    LOCAL_DRAFTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Which request."""
     placement: _builtins.int
@@ -476,6 +505,8 @@ class Admit(_message.Message):
     """Whose it is. KV of common beginnings is shared among requests of one tenant alone."""
     traceparent: _builtins.str
     """As Submit.traceparent."""
+    local_drafts: _builtins.bool
+    """Its tenant forbids that a drafter of another process reads its text: it is drafted for in the worker, or not at all."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and durable output. This is the truth: KV beyond it is cut off."""
@@ -499,10 +530,11 @@ class Admit(_message.Message):
         limits: _common_pb2.Limits | None = ...,
         tenant: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        local_drafts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "placement", b"placement", "prompt_len", b"prompt_len", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "local_drafts", b"local_drafts", "placement", b"placement", "prompt_len", b"prompt_len", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -517,22 +549,30 @@ class Run(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     DRAFT_LEN_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
+    YIELDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Which request."""
     draft_len: _builtins.int
     """Tokens to draft."""
     prefill_tokens: _builtins.int
     """Tokens to prefill."""
+    here: _builtins.bool
+    """No other process is to draft for it: that drafter's chains go to other requests."""
+    yields: _builtins.bool
+    """If its drafts are not there yet, but soon will be, the next request that is ready may run in its place, for one round."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         draft_len: _builtins.int = ...,
         prefill_tokens: _builtins.int = ...,
+        here: _builtins.bool = ...,
+        yields: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_len", b"draft_len", "prefill_tokens", b"prefill_tokens", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_len", b"draft_len", "here", b"here", "prefill_tokens", b"prefill_tokens", "request_id", b"request_id", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -560,6 +600,7 @@ class StepReport(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The leadership that the worker obeys."""
     session: _builtins.str
@@ -586,6 +627,8 @@ class StepReport(_message.Message):
     """Not all requests that ran in the last round have a row: the rows of the others came, or come later. Otherwise a request
     without a row did not run.
     """
+    wait_s: _builtins.float
+    """Time in the round spent waiting for drafts from elsewhere. None of the other times includes it."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """Requests that ran, that were skipped, or that failed."""
@@ -611,10 +654,11 @@ class StepReport(_message.Message):
         draining: _builtins.bool = ...,
         leaving: _builtins.bool = ...,
         partial: _builtins.bool = ...,
+        wait_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_seq", b"command_seq", "cost", b"cost", "draft_s", b"draft_s", "draining", b"draining", "epoch", b"epoch", "free_blocks", b"free_blocks", "idle_s", b"idle_s", "leaving", b"leaving", "other_s", b"other_s", "partial", b"partial", "rows", b"rows", "session", b"session", "step", b"step", "verify_s", b"verify_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_seq", b"command_seq", "cost", b"cost", "draft_s", b"draft_s", "draining", b"draining", "epoch", b"epoch", "free_blocks", b"free_blocks", "idle_s", b"idle_s", "leaving", b"leaving", "other_s", b"other_s", "partial", b"partial", "rows", b"rows", "session", b"session", "step", b"step", "verify_s", b"verify_s", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -642,6 +686,7 @@ class Row(_message.Message):
     TOKENS_PER_ROUND_FIELD_NUMBER: _builtins.int
     DRAFTED_PER_ROUND_FIELD_NUMBER: _builtins.int
     ACCEPTED_PER_ROUND_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Which request."""
     placement: _builtins.int
@@ -684,6 +729,10 @@ class Row(_message.Message):
     def accepted_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The same for `accepted`, which is their sum."""
 
+    @_builtins.property
+    def remaining(self) -> Global___Remaining:
+        """What the worker's probe reads of the output that remains, where it was asked in one of these rounds."""
+
     def __init__(
         self,
         *,
@@ -703,11 +752,40 @@ class Row(_message.Message):
         tokens_per_round: _abc.Iterable[_builtins.int] | None = ...,
         drafted_per_round: _abc.Iterable[_builtins.int] | None = ...,
         accepted_per_round: _abc.Iterable[_builtins.int] | None = ...,
+        remaining: Global___Remaining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "remaining", b"remaining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_per_round", b"accepted_per_round", "blocks", b"blocks", "drafted", b"drafted", "drafted_per_round", b"drafted_per_round", "error", b"error", "finish", b"finish", "logprobs", b"logprobs", "placement", b"placement", "prefill_owed", b"prefill_owed", "prefilled", b"prefilled", "request_id", b"request_id", "skipped", b"skipped", "start", b"start", "tokens", b"tokens", "tokens_per_round", b"tokens_per_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_per_round", b"accepted_per_round", "blocks", b"blocks", "drafted", b"drafted", "drafted_per_round", b"drafted_per_round", "error", b"error", "finish", b"finish", "logprobs", b"logprobs", "placement", b"placement", "prefill_owed", b"prefill_owed", "prefilled", b"prefilled", "remaining", b"remaining", "request_id", b"request_id", "skipped", b"skipped", "start", b"start", "tokens", b"tokens", "tokens_per_round", b"tokens_per_round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Row: _TypeAlias = Row  # noqa: Y015
+
+@_typing.final
+class Remaining(_message.Message):
+    """A distribution over the output tokens that remain, were there no bound on them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    CHANCES_FIELD_NUMBER: _builtins.int
+    after: _builtins.int
+    """After so many tokens of output."""
+    chances: _builtins.bytes
+    """A byte q for each of 12 bins, whose probability is exp(-q / 16), but for rounding. Bin k: at least 2**k tokens remain and
+    fewer than 2**(k + 1); the last: any more.
+    """
+    def __init__(
+        self,
+        *,
+        after: _builtins.int = ...,
+        chances: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "chances", b"chances"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Remaining: _TypeAlias = Remaining  # noqa: Y015

@@ -65,20 +65,22 @@ class Gittins(Policy):
 
     def claim(self, view: View, round_s: float) -> Claim:
         length, emitted = view.length, view.emitted
+        age = emitted - view.since
         median = math.exp(length.location)
         # Of a length that is cut at a bound the index is that of the uncut one, or all that is left if that is less.
-        tokens = min(median * rank(emitted / median, length.spread), view.remaining_tokens)
+        tokens = min(median * rank(age / median, length.spread), view.remaining_tokens)
         per_round = 1 + (
             view.usual_accepted
             if self.blind
             else view.acceptance.per_round(view.prior_accepted, self.acceptance_rounds)
         )
         resume_s = view.resume_s
-        remaining_s = tokens / per_round * round_s + resume_s
+        own_s = round_s - view.hidden_s
+        remaining_s = tokens / per_round * own_s + resume_s
         if not emitted and (first_token := worth(self.opening)) and view.live_per_slot <= self.most_open:
-            before = resume_s / round_s * per_round
+            before = resume_s / own_s * per_round
             tokens = opening_tokens(length, view.remaining_tokens, before, per_round, first_token)
-            remaining_s = tokens / per_round * round_s
+            remaining_s = tokens / per_round * own_s
         # All wait at the same pace: that it arrived early weighs as much, and need not be told anew every second.
         return Claim(1, 0, remaining_s + self.ageing * view.request.arrival)
 

@@ -98,18 +98,20 @@ class LapsSd(Policy):
         if not view.perceptible:
             return Claim(self._level(view.attained_s, round_s), 1, view.request.arrival)
         if self.reading == "adapted":
-            remaining_s = self._remaining_tokens(view) / self._per_round(view) * round_s + view.resume_s
+            own_s = round_s - view.hidden_s
+            remaining_s = self._remaining_tokens(view) / self._per_round(view) * own_s + view.resume_s
             return Claim(self._level(remaining_s, round_s), 0, remaining_s)
         total_s = self._estimate(view, round_s)
-        remaining_s = max(0.0, total_s - view.attained_s)
+        remaining_s = max(0.0, total_s - (view.attained_s - view.acceptance.rounds * view.hidden_s))
         placed_by = {"estimate": total_s, "remaining": remaining_s, "stay": view.attained_s}[self.destination]
         return Claim(self._level(placed_by, round_s), 0, total_s if self.key == "total" else remaining_s)
 
     def _estimate(self, view: View, round_s: float) -> float:
         """T = L / (n A + 1) rounds of n T_SSM + T_LLM seconds each (LAPS-SD), and the prompt's prefill. n A is what was
-        accepted a round, since a drafter may propose fewer than n."""
+        accepted a round, since a drafter may propose fewer than n. T_SSM is drafting that is not hidden behind another
+        pass: of drafts made elsewhere, what is waited for them."""
         tokens = max(view.predicted_tokens, view.emitted * (1 + self.length_margin))
-        return tokens / self._per_round(view) * round_s + view.prefill_s
+        return tokens / self._per_round(view) * (round_s - view.hidden_s) + view.prefill_s
 
     def _per_round(self, view: View) -> float:
         """Tokens."""

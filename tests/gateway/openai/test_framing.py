@@ -3,13 +3,14 @@ clients would hide it."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
 from starlette.types import Message
 
+from gateway.chunk import Chunk
 from gateway.openai import sse
 from protos.http_server import BODY
 from protos.v1 import types_pb2
@@ -113,12 +114,21 @@ async def test_chunks_that_say_nothing_do_not_keep_back_the_comment(monkeypatch:
     async def send(message: Message) -> None:
         said.append(message.get("body", b""))
 
+    class Silent:
+        def write_at_once(self, ready: Callable[[], bool], write: Callable[[Chunk], None]) -> None:
+            self.ready, self.write = ready, write
+
+        async def __aiter__(self) -> AsyncIterator[Chunk]:
+            async def commented() -> bool:
+                assert self.ready()
+                self.write(Chunk())
+                return said[-1].startswith(b":")
+
+            await until(commented)
+            for _ in ():
+                yield Chunk()
+
     events = sse.Events({"extensions": {BODY: SimpleNamespace(waits=False)}}, send, {})
     async with events.kept_alive():
         await events.write(b"data: 1\n\n")
-
-        async def commented() -> bool:
-            assert events.put(b"")
-            return said[-1].startswith(b":")
-
-        await until(commented)
+        await events.relay(Silent(), lambda chunk: b"")  # type: ignore[arg-type]

@@ -6,8 +6,8 @@ from itertools import islice
 from scheduler_service.core import outlook, placement
 from scheduler_service.core.core import Core
 from scheduler_service.core.entry import Entry
-from scheduler_service.core.fairness import Terms
 from scheduler_service.core.policies import make_policy
+from scheduler_service.core.terms import Terms
 from scheduler_service.core.types import Advanced, Bounds, Changed, Effect, Ended, Plan, Record, Unseen, WentOn
 
 Line = tuple[object, ...]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from scheduler_service.core.beliefs import Expected, Length
-from scheduler_service.core.fairness import Terms
+from scheduler_service.core.terms import Terms
 from scheduler_service.core.types import (
     UNBOUNDED,
     Bounds,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from worker_service.engine.drafting.chain import Chain, NativeChain, TorchChain
-from worker_service.engine.drafting.drafter import Ask, Drafter
+from worker_service.engine.drafting.drafter import Ask, Drafter, Verified
 from worker_service.engine.drafting.head import DraftHead
 
 # Chosen by replaying held-out answers with the costs of a small machine: higher values only pay in larger batches.
@@ -53,8 +53,9 @@ class HeadDrafter(Drafter):
         drafts = dict(zip([ask.request_id for ask in known], chains, strict=True))
         return [drafts.get(ask.request_id, [])[: ask.draft_len] for ask in asks]
 
-    def observe(self, request_id: str, length: int, hidden: torch.Tensor) -> None:
-        self._states[request_id] = length, hidden.clone()  # one row: the tensor behind it is that of the whole step
+    def verified(self, rounds: Sequence[Verified]) -> None:
+        for request_id, tokens, hidden in rounds:
+            self._states[request_id] = len(tokens), hidden.clone()  # one row: the tensor behind it is the whole step's
 
     def rehearse(self, batch: int, draft_len: int) -> None:
         self._chains(self._hidden.expand(batch, -1), [0] * batch, draft_len, sure=0.0, hopeful=0.0)

@@ -66,7 +66,7 @@ class ModelDrafter(Drafter):
             if complete:
                 ready.append(ask)
         while sequences:
-            logits, _ = self._model.forward(sequences)
+            logits = self._model.forward(sequences).logits
             for ask, token in zip(ready, logits.argmax(-1).tolist(), strict=True):
                 drafts[ask.request_id].append(token)
             ready = [ask for ask in ready if len(drafts[ask.request_id]) < ask.draft_len]

@@ -5,9 +5,9 @@
 
 extern "C" {
 
-struct Layer {  // pointers to packed weights, and to float32 ones of norms and biases; `qkv_bias` may be null
-    const void *qkv, *output, *gate_up, *down;
-    const float *attention_norm, *mlp_norm, *qkv_bias;
+struct Layer {  // float32 norms and biases: of queries' and keys' heads, and of `qkv`, they may be null
+    Matrix qkv[3], output, gate_up[2], down;
+    const float *attention_norm, *mlp_norm, *query_norm, *key_norm, *qkv_bias;
     void *keys, *values;  // all blocks of this layer
 };
 
@@ -15,23 +15,28 @@ struct Decoder {
     Shape shape;
     int32_t layers, hidden, inner, window;
     float scale, epsilon;
-    const float* norm;
+    const float* norm;  // null: there are more layers to come, so `x` is what counts
     const Layer* layer;
 };
 }
 
 namespace {
 
-// Queries, keys and values of all tokens, turned by their positions: [T][heads + 2 kv_heads][dim] to three of [T].
+// Queries, keys and values of all tokens, turned by their positions: [T][heads + 2 kv_heads][dim] to three of [T]. Where
+// the layer has norms of heads, queries and keys are overwritten by what these make of them.
 template <typename T>
-void rotate(Barrier& barrier, const Shape& shape, int tokens, const float* qkv, const float* cosine, const float* sine,
-            T* query, T* key, T* value) {
+void rotate(Barrier& barrier, const Decoder& decoder, const Layer& layer, int tokens, float* qkv, const float* cosine,
+            const float* sine, T* query, T* key, T* value) {
+    const Shape& shape = decoder.shape;
     const int dim = shape.dim, half = dim / 2, heads = shape.heads, kv = shape.kv_heads;
 #pragma omp for nowait
     for (int t = 0; t < tokens; t++) {
-        const float *from = qkv + int64_t(t) * (heads + 2 * kv) * dim, *c = cosine + t * dim, *s = sine + t * dim;
+        float* from = qkv + int64_t(t) * (heads + 2 * kv) * dim;
+        const float *c = cosine + t * dim, *s = sine + t * dim;
         for (int h = 0; h < heads + kv; h++, from += dim) {
             T* to = h < heads ? query + (int64_t(t) * heads + h) * dim : key + (int64_t(t) * kv + h - heads) * dim;
+            if (const float* norm = h < heads ? layer.query_norm : layer.key_norm)
+                normalise(from, norm, from, dim, decoder.epsilon);
             int d = 0;
             for (; d + LANES <= half; d += LANES) {
                 const Floats low = load(from + d), high = load(from + d + half);
@@ -62,6 +67,7 @@ void decode(const Decoder& decoder, const QueryRange* ranges, int count, const i
     T *normed = narrow.data(), *query = normed + int64_t(tokens) * width, *key = query + int64_t(tokens) * q,
       *value = key + int64_t(tokens) * kv, *attended = value + int64_t(tokens) * kv,
       *gated = attended + int64_t(tokens) * q;
+    const Fixed fixed = fixed_memory(tokens, std::max({width, q, decoder.inner}));
     const Pass pass(shape, ranges, count, tables, {decoder.scale, decoder.window});
     Barrier barrier;
 #pragma omp parallel
@@ -69,16 +75,16 @@ void decode(const Decoder& decoder, const QueryRange* ranges, int count, const i
         for (int l = 0; l < decoder.layers; l++) {
             const Layer& layer = decoder.layer[l];
             rms_norm(barrier, x, layer.attention_norm, normed, tokens, width, decoder.epsilon);
-            linear(barrier, normed, (const T*)layer.qkv, layer.qkv_bias, product, tokens, q + 2 * kv, width);
-            rotate(barrier, shape, tokens, product, cosine, sine, query, key, value);
+            linear(barrier, normed, layer.qkv, 3, layer.qkv_bias, product, tokens, width, fixed);
+            rotate(barrier, decoder, layer, tokens, product, cosine, sine, query, key, value);
             attention(barrier, pass, query, key, value, (T*)layer.keys, (T*)layer.values, attended);
-            linear(barrier, attended, (const T*)layer.output, nullptr, x, tokens, width, q, true);
+            linear(barrier, attended, &layer.output, 1, nullptr, x, tokens, q, fixed, true);
             rms_norm(barrier, x, layer.mlp_norm, normed, tokens, width, decoder.epsilon);
-            linear(barrier, normed, (const T*)layer.gate_up, nullptr, product, tokens, 2 * decoder.inner, width);
+            linear(barrier, normed, layer.gate_up, 2, nullptr, product, tokens, width, fixed);
             gate(barrier, product, gated, tokens, decoder.inner);
-            linear(barrier, gated, (const T*)layer.down, nullptr, x, tokens, width, decoder.inner, true);
+            linear(barrier, gated, &layer.down, 1, nullptr, x, tokens, decoder.inner, fixed, true);
         }
-        rms_norm(barrier, x, decoder.norm, hidden, tokens, width, decoder.epsilon);
+        if (decoder.norm) rms_norm(barrier, x, decoder.norm, hidden, tokens, width, decoder.epsilon);
     }
 }
 

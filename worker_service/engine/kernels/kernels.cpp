@@ -38,9 +38,10 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
                       float hopeful, int32_t* drafts, int32_t* length) {                                               \
         draft<T>(*head, state, token, rows, longest, sure, hopeful, drafts, length);                                   \
     }                                                                                                                  \
-    void linear_##NAME(const T* a, const T* weight, const float* bias, float* out, int rows, int n, int k) {           \
+    void linear_##NAME(const T* a, const Matrix* weight, const float* bias, float* out, int rows, int k) {             \
+        const Fixed fixed = fixed_memory(rows, k);                                                                     \
         Barrier barrier;                                                                                               \
-        _Pragma("omp parallel") linear(barrier, a, weight, bias, out, rows, n, k);                                     \
+        _Pragma("omp parallel") linear(barrier, a, weight, 1, bias, out, rows, k, fixed);                              \
     }
 
 extern "C" {

@@ -2,17 +2,17 @@
 // barrier; activations are float32 between them, and rounded to the weights' type where they are multiplied.
 #pragma once
 #include <cmath>
+#include <vector>
 
-#include "products.h"
+#include "few_bits.h"
 
 namespace {
 
-// Weights [n][k] are packed in panels of 32 outputs: [n / 32][k / STEP][32][STEP].
-constexpr int PANEL = 2 * LANES;
+// Whole weights [n][k] are packed in panels of 32 outputs: [n / 32][k / STEP][32][STEP].
+constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
 
 template <int ROWS>
 void panel(const float* a, const float* weight, int k, Floats (&sum)[ROWS][2], int64_t ahead) {
-    constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
     for (int begin = 0; begin < k; begin += CHUNK) {
         Floats part[ROWS][2] = {};
         multiply_add(a + begin, k, weight + int64_t(begin) * PANEL, PANEL, std::min(CHUNK, k - begin), part, ahead);
@@ -26,46 +26,108 @@ void panel(const BFloat16* a, const BFloat16* weight, int k, Floats (&sum)[ROWS]
     multiply_add(a, k, weight, 2 * PANEL, k, sum, ahead);
 }
 
+template <int BITS, int ROWS>
+void few_bits(const float* a, const Fixed&, const Matrix& weight, int p, int k, Floats (&sum)[ROWS][2]) {
+    for (int begin = 0; begin < k; begin += CHUNK) {
+        Floats part[ROWS][2] = {};
+        for (int i = begin; i < std::min(begin + CHUNK, k); i += GRAIN) grain<BITS>(a, weight, p, k, i, part);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < 2; v++) sum[r][v] += part[r][v];
+    }
+}
+
+template <int BITS, int ROWS>
+void few_bits(const BFloat16*, const Fixed& a, const Matrix& weight, int p, int k, Floats (&sum)[ROWS][2]) {
+    Floats product[ROWS][2] = {};
+    panel<BITS>(a, weight, p, k, product, omp_get_num_threads());
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < 2; v++) sum[r][v] = fused(sum[r][v], product[r][v], Floats{} + a.scales[r]);
+}
+
+// Rows first..first + ROWS times panel `p` of `weight`.
 template <int ROWS, typename T>
-void rows_times_panel(const T* a, const T* weight, const float* bias, float* out, int n, int k, bool add) {
+void rows_times_panel(const T* a, const Fixed& fixed, int first, const Matrix& weight, int p, const float* bias,
+                      float* out, int n, int k, bool add) {
     Floats sum[ROWS][2];
+    a += int64_t(first) * k;
+    out += int64_t(first) * n;
+    const Fixed own = {fixed.numbers + int64_t(first) * k, fixed.scales + first, fixed.sums + int64_t(first) * k / GRAIN};
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < 2; v++) {
             sum[r][v] = add ? load(out + int64_t(r) * n + v * LANES) : Floats{};
             if (bias) sum[r][v] += load(bias + v * LANES);
         }
-    // The next panel of this thread, as far as one can tell.
-    panel<ROWS>(a, weight, k, sum, int64_t(omp_get_num_threads()) * PANEL * k);
+    if (weight.bits == 8)
+        few_bits<8>(a, own, weight, p, k, sum);
+    else if (weight.bits == 4)
+        few_bits<4>(a, own, weight, p, k, sum);
+    else  // The next panel of this thread, as far as one can tell, is wanted soon.
+        panel<ROWS>(a, (const T*)weight.numbers + int64_t(p) * PANEL * k, k, sum,
+                    int64_t(omp_get_num_threads()) * PANEL * k);
     for (int r = 0; r < ROWS; r++) std::memcpy(out + int64_t(r) * n, sum[r], sizeof sum[r]);
 }
 
-// out[rows][n] = a[rows][k] * weight^T + bias, or that added to `out`; n is a multiple of PANEL, k of 2.
+// out[rows][n] = a[rows][k] * weights^T + bias, or that added to `out`. The weights' rows are those of all `parts`
+// together: n of each is a multiple of PANEL, k of 2; if they are of few bits, k of their group.
+template <typename T>
+void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const float* bias, float* out, int rows, int k,
+            const Fixed& fixed, bool add = false) {
+    int n = 0;
+    bool few = false;
+    for (int i = 0; i < count; i++) n += parts[i].n, few |= parts[i].bits > 0;
+    if (few && std::is_same_v<T, BFloat16>) {
+#pragma omp for nowait
+        for (int r = 0; r < rows; r++)
+            fix(a + int64_t(r) * k, k, fixed.numbers + int64_t(r) * k, fixed.scales + r, fixed.sums + int64_t(r) * k / GRAIN);
+        barrier.wait();
+    }
+#pragma omp for schedule(dynamic) nowait
+    for (int p = 0; p < n / PANEL; p++) {
+        const Matrix* part = parts;
+        int own = p;
+        for (; own >= part->n / PANEL; part++) own -= part->n / PANEL;
+        in_groups<8>(rows, [&](int first, auto number) {
+            rows_times_panel<number>(a, fixed, first, *part, own, bias ? bias + p * PANEL : nullptr, out + p * PANEL, n,
+                                     k, add);
+        });
+    }
+    barrier.wait();
+}
+
+// The same of whole weights.
 template <typename T>
 void linear(Barrier& barrier, const T* a, const T* weight, const float* bias, float* out, int rows, int n, int k,
             bool add = false) {
-#pragma omp for schedule(dynamic) nowait
-    for (int p = 0; p < n / PANEL; p++)
-        in_groups<8>(rows, [&](int first, auto count) {
-            rows_times_panel<count>(a + int64_t(first) * k, weight + int64_t(p) * PANEL * k,
-                                    bias ? bias + p * PANEL : nullptr, out + int64_t(first) * n + p * PANEL, n, k, add);
-        });
-    barrier.wait();
+    const Matrix whole = {weight, nullptr, nullptr, n, 0, 0, 0};
+    linear(barrier, a, &whole, 1, bias, out, rows, k, Fixed{}, add);
+}
+
+// Memory for the activations of a product. It grows to the largest, and stays.
+inline Fixed fixed_memory(int64_t rows, int k) {
+    static thread_local std::vector<int32_t> memory;
+    const int64_t numbers = rows * k / 2, sums = rows * k / GRAIN;
+    memory.resize(std::max(int64_t(memory.size()), numbers + sums + rows + 2));
+    int32_t* at = memory.data();
+    return {(int16_t*)at, (float*)(at + numbers + 1), at + numbers + 1 + rows};
+}
+
+// One row; `out` may be `from`.
+template <typename T>
+void normalise(const float* from, const float* weight, T* out, int width, float epsilon) {
+    Floats squares = {};
+    for (int i = 0; i < width; i += LANES) squares += load(from + i) * load(from + i);
+    float mean = 0;
+    for (int v = 0; v < LANES; v++) mean += squares[v] / width;
+    const float inverse = 1 / std::sqrt(mean + epsilon);
+    for (int i = 0; i < width; i += LANES) store(out + i, load(from + i) * inverse * load(weight + i));
 }
 
 template <typename T>
 void rms_norm(Barrier& barrier, const float* x, const float* weight, T* out, int rows, int width, float epsilon,
               int out_stride = 0) {
 #pragma omp for nowait
-    for (int r = 0; r < rows; r++) {
-        const float* from = x + int64_t(r) * width;
-        Floats squares = {};
-        for (int i = 0; i < width; i += LANES) squares += load(from + i) * load(from + i);
-        float mean = 0;
-        for (int v = 0; v < LANES; v++) mean += squares[v] / width;
-        const float inverse = 1 / std::sqrt(mean + epsilon);
-        for (int i = 0; i < width; i += LANES)
-            store(out + int64_t(r) * (out_stride ? out_stride : width) + i, load(from + i) * inverse * load(weight + i));
-    }
+    for (int r = 0; r < rows; r++)
+        normalise(x + int64_t(r) * width, weight, out + int64_t(r) * (out_stride ? out_stride : width), width, epsilon);
     barrier.wait();
 }
 

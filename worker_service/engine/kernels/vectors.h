@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512BF16__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -75,8 +75,15 @@ Floats load(const BFloat16* from) {
 // Of all lanes, by halves: one lane after the other would wait for each.
 template <int HALF = LANES / 2, typename Better>
 Floats reduce(Floats x, Better better) {
+#ifdef __clang__
+    constexpr int H = HALF;
+    const Floats other = __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H, 8 ^ H,
+                                                 9 ^ H, 10 ^ H, 11 ^ H, 12 ^ H, 13 ^ H, 14 ^ H, 15 ^ H);
+#else
     constexpr Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    x = better(x, __builtin_shuffle(x, lanes ^ HALF));
+    const Floats other = __builtin_shuffle(x, lanes ^ HALF);
+#endif
+    x = better(x, other);
     if constexpr (HALF > 1) return reduce<HALF / 2>(x, better);
     return x;
 }

@@ -1,0 +1,136 @@
+"""A drafter in a process of its own under a whole stack: killed, stopped, restarted; its links cut, delayed, throttled
+and held; its messages false, lost, repeated and out of order. Every stream is checked. Prints its record."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from laps_sd.supervise import Command
+from tests.chaos.__main__ import OPTIONS, RECOVER_S, TINY_TEXTS
+from tests.chaos.book import Book
+from tests.chaos.cluster import Cluster, Drafter, cluster
+from tests.chaos.faults import OF_DRAFTER, schedule
+from tests.chaos.leftovers import leftovers
+from tests.chaos.load import Load, Tally
+from tests.chaos.strikes import Striker
+from tests.tiny_model import make_tiny_model
+from tests.waiting import until
+from tests.worker.apart import DISORDERS, LIES
+from worker_service.engine.types import Sampling
+
+pytestmark = pytest.mark.timeout(3600)
+
+FAULTS, STREAMS = int(os.environ.get("FAULTS", "300")), int(os.environ.get("STREAMS", "1000"))
+USERS = 16
+# A tiny model's pass is over before a message gets anywhere: its workers are as slow as a device of some use.
+PACE = {
+    "draft_s": 0.0,
+    "verify_s": 0.02,
+    "verify_slope_s": 0.001,
+    "prefill_token_s": 0.0001,
+    "verify_token_s": 0.0005,
+}
+# A tiny model's likeliest text repeats itself, and a lookup is asked before the drafter: it finds nothing in texts of a
+# high temperature.
+SAMPLINGS = (Sampling(), *(Sampling(temperature=1.5, seed=seed) for seed in (7, 8, 2**64 - 1)))
+SETTLED = 2000  # drafts that are verified before anything is disturbed
+LEAST_SHARE = 0.3
+END_S = 3000.0
+
+
+def command(settings: dict[str, object], port: int) -> Command:
+    arguments = [sys.executable, "-m", "tests.worker.apart", json.dumps({**settings, "port": port})]
+    return Command("drafter-0", arguments, up=b"127.0.0.1:")
+
+
+async def drafts(made: Cluster) -> tuple[float, float]:
+    """All that were verified, and those of them that the drafter in another process made; of both workers."""
+    counted = Counter[str]()
+    async with httpx2.AsyncClient(timeout=10.0) as client:
+        for port in made.metrics:
+            answer = await client.get(f"http://127.0.0.1:{port}/metrics")
+            for family in text_string_to_metric_families(answer.text):
+                for sample in family.samples:
+                    counted[sample.name] += sample.value
+    return (
+        counted["laps_sd_spec_decode_num_draft_tokens_total"],
+        counted["laps_sd_spec_decode_num_remote_draft_tokens_total"],
+    )
+
+
+async def disturbed(made: Cluster, load: Load, striker: Striker, struck: Counter[str]) -> float:
+    """All faults under load, and as many streams as there must be. Returns the remote share of drafts before."""
+    running = asyncio.create_task(load.run(USERS))
+    try:
+        async with asyncio.timeout(END_S):
+            await load.flows(RECOVER_S)
+
+            async def there() -> bool:
+                return (await drafts(made))[1] > 0
+
+            await until(there, END_S)
+            first = await drafts(made)
+
+            async def settled() -> bool:
+                return (await drafts(made))[0] > first[0] + SETTLED
+
+            await until(settled, END_S)
+            verified, remote = (now - before for now, before in zip(await drafts(made), first, strict=True))
+
+            async def enough() -> bool:
+                return sum(load.tally.streams.values()) >= STREAMS
+
+            await striker.run(schedule(1, FAULTS, OF_DRAFTER), lambda: load.flows(RECOVER_S))
+            await until(enough, END_S)
+            load.end()
+            await running
+        return remote / verified
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_whatever_happens_to_the_drafter_no_token_is_lost_repeated_or_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAPS_SD_WORKER_PACE", json.dumps(PACE))
+    began = time.monotonic()
+    model = make_tiny_model(tmp_path / "tiny")
+    book = Book(model, **TINY_TEXTS, samplings=SAMPLINGS)
+    texts, mode, log = tmp_path / "texts.json", tmp_path / "mode", tmp_path / "log"
+    texts.write_text(json.dumps([[*book.ids(text), *text.tokens] for text in book.texts]))
+    mode.write_text("")
+    drafter = Drafter(
+        partial(command, {"texts": str(texts), "mode_file": str(mode), "ids": book.vocab_size}), mode, LIES + DISORDERS
+    )
+    tally, struck = Tally(), Counter[str]()
+    with log.open("wb", buffering=0) as lines:
+        async with cluster(model, lines, options=replace(OPTIONS, drafter="none"), drafter=drafter) as made:
+            load = Load(book, made.client, 1, tally)
+            share = await disturbed(made, load, Striker(made, struck, lines), struck)
+            left = await leftovers(made)
+    record = {
+        "faults": dict(sorted(struck.items())),
+        "streams": dict(sorted(tally.streams.items())),
+        "tokens": tally.tokens,
+        "errors": dict(sorted(tally.errors.items())),
+        "longest_pause_s": round(tally.longest_pause_s, 1),
+        "remote_share_before": round(share, 3),
+        "violations": tally.violations + left,
+        "duration_s": round(time.monotonic() - began),
+    }
+    sys.stdout.write(json.dumps(record) + "\n")
+    assert record["violations"] == []
+    assert sum(struck.values()) == FAULTS
+    assert sum(tally.streams.values()) >= STREAMS
+    assert share >= LEAST_SHARE

@@ -1,0 +1,94 @@
+"""The link to a drafter, and its settings: whose certificates count, and what a wrong setting is told."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from laps_sd.authority import make_certs
+from protos.tls import Tls
+from tests.waiting import WAIT_S
+from tests.worker.apart import Script, serving
+from worker_service.config import Settings
+from worker_service.draft_post import LinkPost
+from worker_service.engine.drafting.remote_drafter import Welcome
+
+
+@pytest.fixture
+def certs(tmp_path: Path) -> Path:
+    make_certs(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def of(certs: Path, role: str) -> Tls:
+    return Tls(ca=certs / role / "ca.crt", cert=certs / role / "tls.crt", key=certs / role / "tls.key")
+
+
+def post(stack: ExitStack, addresses: list[str], names: list[str], tls: Tls) -> LinkPost:
+    made = LinkPost(
+        {
+            "drafters": addresses,
+            "names": names,
+            "tls": tls.model_dump(mode="json"),
+            "worker_id": "test",
+            "vocabulary": "",
+        }
+    )
+    stack.callback(made.close)
+    return made
+
+
+def welcomed(post: LinkPost) -> bool:
+    """Waits until somebody welcomes it."""
+    deadline = post.now() + WAIT_S
+    while post.now() < deadline:
+        if any(isinstance(news, Welcome) for news in post.receive(0.1)):
+            return True
+    return False
+
+
+# Of two servers at one authority, the first with another role's certificate: nobody but the second may read texts.
+@pytest.mark.parametrize(("names", "reached"), [(["scheduler"], 1), (["gone", "scheduler"], 1), ([], 0)])
+def test_only_a_certificate_of_the_named_role_is_a_drafters(
+    certs: Path, stack: ExitStack, names: list[str], reached: int
+) -> None:
+    scripts, addresses = [Script(), Script()], []
+    for script, role in zip(scripts, ("gateway", "scheduler"), strict=True):
+        credentials = of(certs, role).server_credentials()
+        addresses.append(stack.enter_context(serving(script, credentials=credentials)))
+    assert welcomed(post(stack, addresses, names, of(certs, "worker")))
+    assert [bool(script.hellos) for script in scripts] == [number == reached for number in range(2)]
+
+
+def test_without_a_certificate_nobody_is_told_anything(certs: Path, stack: ExitStack) -> None:
+    script, open_to_all = Script(), Script()
+    closed = stack.enter_context(serving(script, credentials=of(certs, "scheduler").server_credentials()))
+    there = stack.enter_context(serving(open_to_all))
+    assert welcomed(post(stack, [closed, there], ["scheduler"], Tls()))
+    assert not script.hellos
+
+
+@pytest.mark.parametrize("drafter", ["remote:", "remote:nowhere", "remote:a:1,b"])
+def test_a_drafter_elsewhere_that_is_no_address_is_refused_in_a_sentence(drafter: str) -> None:
+    with pytest.raises(ValidationError, match="is not HOST:PORT"):
+        Settings(model="m", drafter=drafter)
+    assert Settings(model="m", drafter="remote:a:1,b:2").drafter_names == ["drafter"]
+
+
+def test_times_that_are_none_count_for_nothing(stack: ExitStack) -> None:
+    for said, read in ((float("nan"), 0.0), (-1.0, 0.0), (float("inf"), 0.0), (0.25, 0.25)):
+        address = stack.enter_context(serving(Script(step_s=said)))
+        link = post(stack, [address], [], Tls())
+        deadline = link.now() + WAIT_S
+        news: list[Welcome] = []
+        while not news and link.now() < deadline:
+            news = [one for one in link.receive(0.1) if isinstance(one, Welcome)]
+        assert [one.step_s for one in news] == [read]

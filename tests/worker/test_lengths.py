@@ -1,0 +1,90 @@
+"""How a probe of remaining length learns, and the command that makes one."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worker.harness import Driver, Tiny
+from worker_service.distill.command import app
+from worker_service.distill.lengths import Examples, explained, fit, install
+from worker_service.engine.length_head import BINS, LengthHead, LengthHeadConfig, middle
+from worker_service.engine.types import Limits
+from worker_service.models import load
+from worker_service.probes import make_probe
+
+SIZE = 16
+
+
+def drawn(answers: int, tells: float, seed: int = 1, bound: float = 1e9) -> Examples:
+    """Answers whose ln(tokens) have a spread of 1; `tells`: the share of the variance that the first input says."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(answers, SIZE, generator=generator)
+    hidden = tells**0.5 * inputs[:, 0] + (1 - tells) ** 0.5 * torch.randn(answers, generator=generator)
+    left = (5 + hidden).exp().round().clamp(1, bound)
+    return Examples(inputs, left, left == bound, torch.arange(answers))
+
+
+def read(found: Examples, unseen: Examples) -> torch.Tensor:
+    """What a head that learned from `found` reads of others."""
+    head = LengthHead(LengthHeadConfig(1, "", "", SIZE, 32))
+    later = found._replace(inputs=torch.cat([found.inputs, found.inputs], -1))
+    install(head, fit(found), fit(later))
+    with torch.inference_mode():
+        return middle(head(unseen.inputs, unseen.inputs, torch.ones(len(unseen.left), dtype=torch.bool)))
+
+
+def test_what_the_state_tells_is_found() -> None:
+    unseen = drawn(500, 0.6, seed=2)
+    guessed = read(drawn(500, 0.6), unseen)
+    assert 0.45 < explained(unseen.left.log().tolist(), guessed.tolist()) < 0.75
+
+
+def test_where_the_state_tells_nothing_nothing_is_made_up() -> None:
+    guessed = read(drawn(300, 0.0), drawn(300, 0.0, seed=2))
+    assert float(guessed.std()) < 0.35  # where lengths have a spread of 1
+
+
+def test_answers_that_were_cut_count_as_longer_ones() -> None:
+    cut = drawn(500, 0.0, bound=120)  # more than half of them
+    taken_for_whole = cut._replace(cut=torch.zeros_like(cut.cut))
+    unseen = drawn(100, 0.0, seed=2)
+    assert float((read(cut, unseen) - read(taken_for_whole, unseen)).mean()) > 0.3
+
+
+def test_an_answer_with_many_positions_weighs_no_more_than_one_with_few() -> None:
+    few = drawn(60, 0.0)
+    long = few.left > 150
+    many = Examples(*(torch.cat([part, *[part[long]] * 20]) for part in few))
+    assert float(fit(many).guessed[: len(few.left)].mean() - fit(few).guessed.mean()) == pytest.approx(0, abs=0.15)
+
+
+def test_too_few_answers_are_refused() -> None:
+    with pytest.raises(ValueError, match="too few answers"):
+        fit(drawn(3, 0.5))
+
+
+def test_bins_cover_all_lengths() -> None:
+    one = drawn(50, 0.5)._replace(left=torch.tensor([1.0, 10.0**7] * 25))
+    assert torch.isfinite(fit(one).guessed).all()
+    assert float(fit(one).guessed.max()) <= BINS
+
+
+def test_the_command_makes_a_probe_that_a_worker_takes(tiny: Tiny, tmp_path: Path) -> None:
+    words = ("quick", "brown", "fox", "lazy", "dog", "queue", "request", "short", "long", "tail")
+    rows = [{"prompt": f"The {a} {b}"} for a in words for b in words if a < b]
+    with gzip.open(tmp_path / "chat.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    out = tmp_path / "probe"
+    flags = f"--target {tiny.folder} --prompts {tmp_path / 'chat.jsonl.gz'} --out {out} --probe --device cpu"
+    small = "--tokens 1200 --batch 8 --max-tokens 40 --threads 1"
+    app([*flags.split(), *small.split()], standalone_mode=False)
+    target = load(str(tiny.folder), "cpu", "float32")
+    probe = make_probe(str(out), target)
+    driver = Driver(tiny.engine(probe=probe))
+    driver.admit("a", tiny.prompt("The quick"), Limits(50, ignore_eos=True))
+    driver.finish_all()
+    assert [row.remaining is not None for row in driver.rows if row.start == 0] == [True]
+    assert set(json.loads((out / "report.json").read_text())) == {"learned", "held out"}

@@ -1,0 +1,365 @@
+"""The drafter that is elsewhere, on a post and a clock of the test's own: what is told, and for how long it waits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import pytest
+import torch
+
+from worker_service.engine.drafting.drafter import Ask, Verified
+from worker_service.engine.drafting.prefix import EMPTY, extended
+from worker_service.engine.drafting.remote import Chain
+from worker_service.engine.drafting.remote_drafter import (
+    MESSAGE_TOKENS,
+    Drafts,
+    Gone,
+    News,
+    Refused,
+    RemoteDrafter,
+    Truth,
+    Welcome,
+)
+from worker_service.engine.drafting.worth import LEAST_CHANCE, PROBE_ROUNDS, Worth
+
+PASS_S = 0.010
+HIDDEN = torch.zeros(1)
+USUAL = Welcome(64, 16, 10_000, 100)
+
+
+@dataclass
+class Office:
+    """A post whose drafter answers each truth `delay_s` later with what `guesses` says, and whose clock moves only
+    while it is waited for and when the test says so."""
+
+    delay_s: float = inf
+    guesses: Sequence[int] = (1, 1, 1, 1)
+    full: bool = False
+    time_s: float = 0.0
+    sent: list[list[Truth]] = field(default_factory=list)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    coming: list[tuple[float, News]] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.time_s
+
+    def send(self, rows: Sequence[Truth]) -> bool:
+        if self.full:
+            return False
+        self.sent.append(list(rows))
+        for row in rows:
+            text = self.texts.setdefault(row.handle, [])
+            text[row.start :] = row.tokens
+            if row.ahead and self.delay_s < inf:
+                due_s = self.time_s + self.delay_s
+                chain = Chain(len(text), extended(EMPTY, text), self.guesses)
+                self.coming.append((due_s, Drafts(due_s, [(row.handle, chain)])))
+        return True
+
+    def receive(self, wait_s: float) -> Sequence[News]:
+        first_s = min((due_s for due_s, _ in self.coming), default=inf)
+        self.time_s = max(self.time_s, min(first_s, self.time_s + wait_s))
+        here = [news for due_s, news in self.coming if due_s <= self.time_s]
+        self.coming = [(due_s, news) for due_s, news in self.coming if due_s > self.time_s]
+        return here
+
+    def rows(self) -> list[Truth]:
+        return [row for rows in self.sent for row in rows]
+
+
+class Table:
+    """A target that emits `token` and the guesses that equal it, a pass in PASS_S, for the requests that are there."""
+
+    def __init__(self, office: Office, welcome: Welcome = USUAL, token: int = 1) -> None:
+        self.office, self.token = office, token
+        self.drafter = RemoteDrafter(office, b"key")
+        self.texts: dict[str, list[int]] = {}
+        self.waits_s: list[float] = []
+        office.coming.append((0.0, welcome))
+
+    def admit(self, name: str, tokens: Sequence[int] = (5, 6), **about: str | bool) -> None:
+        self.texts[name] = list(tokens)
+        self.drafter.expect(Ask(name, self.texts[name], 0, **about))  # type: ignore[arg-type]
+
+    def step(self, draft_len: int = 4) -> list[list[int]]:
+        drafts = self.drafter.propose([Ask(name, text, draft_len) for name, text in self.texts.items()])
+        self.waits_s.append(self.drafter.waited_s)
+        self.office.time_s += PASS_S
+        rounds = []
+        for (name, text), own in zip(self.texts.items(), drafts, strict=True):
+            wrong = next((i for i, draft in enumerate(own) if draft != self.token), len(own))
+            text += [*own[:wrong], self.token]
+            rounds.append(Verified(name, text, HIDDEN))
+        self.drafter.verified(rounds)
+        return drafts
+
+
+def test_each_pass_is_one_message_with_what_is_new_of_each_request() -> None:
+    table = Table(Office())
+    table.admit("a")
+    table.admit("b", [7])
+    for _ in range(3):
+        table.step()
+    first, second, *passes = table.office.sent
+    assert [(row.start, row.tokens) for row in [*first, *second]] == [(0, [5, 6]), (0, [7])]
+    assert [[(row.start, row.tokens) for row in rows] for rows in passes] == [
+        [(2, [1]), (1, [1])],
+        [(3, [1]), (2, [1])],
+        [(4, [1]), (3, [1])],
+    ]
+
+
+def test_what_has_come_is_proposed_and_nothing_is_waited_for() -> None:
+    table = Table(Office(delay_s=PASS_S / 2, guesses=[1, 1, 9]))
+    table.admit("a")
+    table.office.time_s += PASS_S
+    assert table.step() == [[1, 1, 9]]
+    assert table.drafter.drafted == 3
+    assert table.drafter.accepted == 2
+    assert table.waits_s == [0.0]
+
+
+def test_a_wait_is_worth_it_where_guesses_come_within_half_a_pass() -> None:
+    table = Table(Office(delay_s=0.3 * PASS_S))
+    table.admit("a")
+    drafts = [table.step() for _ in range(20)]
+    assert all(own for (own,) in drafts[3:])
+    assert table.waits_s[-1] == pytest.approx(0.3 * PASS_S)
+
+
+@pytest.mark.parametrize("delay", [0.6, 0.9, 30])
+def test_what_takes_longer_is_not_waited_for_but_taken_when_it_comes(delay: float) -> None:
+    table = Table(Office(delay_s=delay * PASS_S, guesses=[1] * 60))
+    table.admit("a")
+    drafts = [table.step() for _ in range(100)]
+    assert max(table.waits_s) == 0.0
+    assert sum(bool(own) for (own,) in drafts) > 20
+
+
+def test_a_death_costs_two_half_passes() -> None:
+    office = Office(delay_s=0.3 * PASS_S)
+    table = Table(office)
+    table.admit("a")
+    for _ in range(20):
+        table.step()
+    office.delay_s, office.coming = inf, []
+    waited = len(table.waits_s)
+    for _ in range(50):
+        table.step()
+    vain = table.waits_s[waited:]
+    assert sum(vain) == pytest.approx(2 * PASS_S / 2)
+    assert max(vain) == pytest.approx(PASS_S / 2)
+    office.delay_s = 0.3 * PASS_S  # it is back
+    drafts = [table.step() for _ in range(5)]
+    assert all(own for (own,) in drafts[2:])
+
+
+def test_nobody_waits_for_a_liar_and_little_of_it_is_verified() -> None:
+    office = Office(delay_s=0.3 * PASS_S)
+    table = Table(office, token=2)  # no guess is ever right
+    table.admit("a")
+    for _ in range(50):
+        table.step()
+    before = table.drafter.drafted
+    table.waits_s.clear()
+    for _ in range(10 * PROBE_ROUNDS):
+        table.step()
+    assert table.drafter.drafted - before <= 10
+    assert sum(table.waits_s) == 0.0
+    office.guesses = [2, 2, 2, 2]  # it has come to its senses
+    for _ in range(10 * PROBE_ROUNDS):
+        table.step()
+    assert len(table.step()[0]) >= 2
+
+
+def test_no_text_of_a_request_that_stays_here_is_sent() -> None:
+    table = Table(Office(delay_s=0.0))
+    table.admit("secret", [8, 9], local=True)
+    text = [8, 9]
+    assert table.drafter.propose([Ask("secret", text, 4, local=True)]) == [[]]
+    text.append(1)
+    table.drafter.verified([Verified("secret", text, HIDDEN)])
+    assert table.office.sent == []
+
+
+def test_a_drafter_that_comes_anew_is_told_everything() -> None:
+    table = Table(Office())
+    table.admit("a")
+    table.step()
+    sent = len(table.office.sent)
+    table.office.coming = [(0.0, Gone())]
+    table.step()
+    assert len(table.office.sent) == sent  # nobody is there
+    table.office.coming = [(0.0, Welcome(64, 16, 10_000, 100))]
+    table.step()
+    assert [(row.handle, row.start, row.tokens) for row in table.office.sent[sent]] == [(1, 0, [5, 6, 1, 1, 1])]
+
+
+def test_what_found_no_room_is_told_later() -> None:
+    table = Table(Office(full=True))
+    table.admit("a")
+    table.step()
+    table.office.full = False
+    table.step()
+    assert table.office.texts == {1: table.texts["a"]}
+
+
+def test_a_long_text_goes_in_pieces_of_which_the_last_asks_for_guesses() -> None:
+    table, text = Table(Office(), Welcome(64, 16, 10**6, 100)), [3] * (2 * MESSAGE_TOKENS + 5)
+    table.admit("a", text)
+    rows = table.office.rows()
+    assert [len(row.tokens) for row in rows] == [MESSAGE_TOKENS, MESSAGE_TOKENS, 5]
+    assert [bool(row.ahead) for row in rows] == [False, False, True]
+    assert [bool(row.salt) for row in rows] == [True, False, False]
+    assert table.office.texts[1] == text
+
+
+def test_no_more_requests_than_the_drafter_takes_and_no_longer_texts() -> None:
+    table = Table(Office(), Welcome(2, 16, 10, 100))
+    for name in "abc":
+        table.admit(name)
+    table.admit("long", [4] * 11)
+    for _ in range(4):
+        table.step()
+    assert {row.handle for row in table.office.rows()} == {1, 2}
+    table.drafter.forget("a")
+    del table.texts["a"]
+    before = len(table.office.sent)
+    table.step()
+    assert [row.forget for rows in table.office.sent[before:] for row in rows if row.handle == 1] == [True]
+    assert {row.handle for rows in table.office.sent[before:] for row in rows} == {1, 2, 3}  # c has its place
+    assert all(len(rows) <= 2 for rows in table.office.sent)
+    for _ in range(6):
+        table.step()
+    assert max(row.start + len(row.tokens) for row in table.office.rows()) == 10
+    assert not table.drafter._handles  # they have outgrown it, and their places are free
+
+
+def test_a_text_with_tokens_that_the_drafter_has_not_is_not_sent() -> None:
+    table = Table(Office())
+    table.admit("a", [5, 100])
+    table.step()
+    assert table.office.sent == []
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        (Refused(1, send_from=1), [6, 1, 1]),
+        (Refused(1), []),
+        (Refused(99, send_from=0), [1]),
+    ],
+)
+def test_what_a_drafter_lacks_is_sent_again_and_what_it_does_not_want_is_not(refused: Refused, told: list[int]) -> None:
+    table = Table(Office())
+    table.admit("a")
+    table.step()
+    sent = len(table.office.rows())
+    table.office.coming = [(0.0, Drafts(0.0, [], [refused]))]
+    table.step()
+    rows = table.office.rows()[sent:]
+    assert [token for row in rows for token in row.tokens] == told
+
+
+def test_one_that_loses_a_text_again_and_again_is_not_told_it_for_ever() -> None:
+    table = Table(Office())
+    table.admit("a", [5] * 1000)
+    for _ in range(30):
+        handle = table.drafter._last_handle
+        table.office.coming = [(0.0, Drafts(0.0, [], [Refused(handle, send_from=0)]))]
+        table.step()
+    assert sum(len(row.tokens) for row in table.office.rows()) < 6 * 1000
+
+
+def test_salts_are_told_by_a_keyed_digest_alone() -> None:
+    table = Table(Office())
+    for name, salt in (("a", "acme"), ("b", "acme"), ("c", "other"), ("d", "")):
+        table.admit(name, salt=salt)
+    a, b, c, d = (row.salt for row in table.office.rows())
+    assert a == b != c != d
+    assert len({len(salt) for salt in (a, c, d)}) == 1
+    assert a not in {row.salt for row in another_key().office.rows()}
+
+
+def another_key() -> Table:
+    table = Table(Office())
+    table.drafter._key = b"another"
+    table.admit("a", salt="acme")
+    return table
+
+
+def test_a_chain_is_as_long_as_its_chance_allows() -> None:
+    worth = Worth()
+    for right, most in ((0.9, 16), (0.5, 2), (LEAST_CHANCE / 2, 0)):
+        worth.right = right
+        assert worth.length(16) == most
+    assert worth.gain(3) == pytest.approx(sum((LEAST_CHANCE / 2) ** n for n in (1, 2, 3)))
+
+
+def test_it_tells_whose_guesses_are_late_and_whether_they_come_within_a_pass() -> None:
+    for delay, soon in ((0.7, True), (1.8, False)):
+        table = Table(Office(delay_s=delay * PASS_S))
+        table.admit("a")
+        for _ in range(12):
+            table.step()
+        asks = [Ask(name, text, 4) for name, text in table.texts.items()]
+        table.office.coming.clear()
+        table.drafter.verified([Verified("a", table.texts["a"] + [9], HIDDEN)])
+        asks = [Ask("a", [*table.texts["a"], 9], 4)]
+        assert table.drafter.late(asks) == {"a": soon}
+        assert table.drafter.late([asks[0]._replace(local=True)]) == {}
+
+
+def test_what_is_here_is_not_late() -> None:
+    table = Table(Office(delay_s=PASS_S / 2))
+    table.admit("a")
+    table.office.time_s += PASS_S
+    assert table.drafter.late([Ask("a", table.texts["a"], 4)]) == {}
+
+
+def test_it_tells_how_often_guesses_were_there_and_that_a_drafter_has_gone() -> None:
+    shares = []
+    for delay in (0.1, 30):
+        table = Table(Office(delay_s=delay * PASS_S))
+        table.admit("a")
+        for _ in range(60):
+            table.step()
+        found = table.drafter.elsewhere
+        assert found.chains == USUAL.handles
+        shares.append(found.hit)
+    assert shares[0] > 0.9 > 0.5 > shares[1]
+    table.office.coming.append((0.0, Gone()))
+    table.step()
+    assert table.drafter.elsewhere.chains == 0
+
+
+def test_it_tells_what_a_token_takes_the_drafter_for_those_that_want_some_at_once() -> None:
+    table = Table(Office(), USUAL._replace(step_s=0.004, chain_s=0.001))
+    assert table.drafter.elsewhere.supply_s == 0.0  # nobody is there yet
+    for name in "abc":
+        table.admit(name)
+    table.step()
+    assert table.drafter.elsewhere.supply_s == pytest.approx(0.006)
+
+
+def test_one_that_is_not_to_have_a_place_leaves_it_to_another() -> None:
+    table = Table(Office(), Welcome(1, 16, 100, 100))
+    table.admit("a")
+    table.admit("b")
+    table.step()
+    assert set(table.office.texts) == {1}
+    text = table.texts.pop("a")
+    table.drafter.propose([Ask("a", text, 4, local=True)])
+    before = len(table.office.rows())
+    table.step()
+    assert [(row.handle, row.forget) for row in table.office.rows()[before:]] == [(1, True), (2, False)]
+
+
+def test_a_text_that_outgrows_the_drafter_frees_its_place_only_once_it_is_told_so() -> None:
+    table = Table(Office(), Welcome(1, 16, 3, 100))
+    table.admit("a", [5, 6, 7])
+    table.admit("b", [8])
+    for _ in range(3):
+        table.step()
+    told = [(row.handle, row.forget) for row in table.office.rows()]
+    assert told.index((1, True)) < told.index((2, False))

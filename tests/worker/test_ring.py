@@ -1,0 +1,196 @@
+"""The connections of stages: who may come, what is no message, and what is told when somebody is gone."""
+
+import socket
+import struct
+from argparse import Namespace
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
+from threading import Event
+from typing import Any
+
+import pytest
+
+from worker_service import rendezvous
+from worker_service.engine.parallel import ParallelError
+from worker_service.engine.stages import Call
+from worker_service.engine.types import Place
+from worker_service.model_files import ModelError
+from worker_service.rendezvous import gather, join, listen
+from worker_service.ring import MOST_HELLO, Link, StrangerError
+
+WAIT_S = 60.0
+ABOUT = {"model": "m", "dtype": "float32"}
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Link, socket.socket]]:
+    """A link, and what is at its other end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = socket.create_connection(server.getsockname())
+        link = Link(server.accept()[0], "stage 1")
+    with other:
+        yield link, other
+        link.close()
+
+
+def test_what_is_sent_comes_whole(pair: tuple[Link, socket.socket]) -> None:
+    link, other = pair
+    body = bytes(range(256)) * 40_000
+    with ThreadPoolExecutor() as pool:
+        sending = pool.submit(Link(other, "stage 0").send, Call("compute", ([1, 2], {"a": None}), body))
+        found = link.receive(WAIT_S)
+        sending.result(WAIT_S)
+    assert (found.name, found.arguments, bytes(found.body)) == ("compute", [[1, 2], {"a": None}], body)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("!4sII", b"LSDs", 1 << 30, 0),
+        struct.pack("!4sII", b"LSDs", 2, 1 << 31) + b"[]",
+        struct.pack("!4sII", b"LSDs", 2, 9) + b"[]",  # hidden states of somebody unknown
+        struct.pack("!4sII", b"LSDs", 2, 0) + b"[]",
+        struct.pack("!4sII", b"LSDs", 2, 0) + b"{x",
+        struct.pack("!4sII", b"LSDs", 2, 0) + b"17",
+        struct.pack("!4sII", b"LSDs", 1 << 16, 0) + b"[" * (1 << 16),  # deeper than any parser goes
+    ],
+)
+def test_what_is_no_message_is_told_from_a_lost_connection(pair: tuple[Link, socket.socket], said: bytes) -> None:
+    link, other = pair
+    other.sendall(said)
+    with pytest.raises(StrangerError, match="what is no message between stages"):
+        link.receive(WAIT_S, MOST_HELLO)
+
+
+@pytest.mark.parametrize("said", [b"", b"LS", struct.pack("!4sII", b"LSDs", 40, 0) + b"[1"])
+def test_a_connection_that_ends_is_a_lost_stage(pair: tuple[Link, socket.socket], said: bytes) -> None:
+    link, other = pair
+    other.sendall(said)
+    other.close()
+    with pytest.raises(ParallelError, match="stage 1 is gone: the connection ended"):
+        link.receive(WAIT_S)
+    assert link.ended
+
+
+def test_who_says_nothing_is_given_up(pair: tuple[Link, socket.socket]) -> None:
+    with pytest.raises(ParallelError, match="stage 1 is gone: timed out"):
+        pair[0].receive(0.01)
+
+
+def test_who_says_a_byte_now_and_then_is_given_up(pair: tuple[Link, socket.socket]) -> None:
+    link, other = pair
+    done = Event()
+
+    def drip() -> None:
+        with suppress(OSError):
+            other.sendall(struct.pack("!4sII", b"LSDs", MOST_HELLO, 0))
+            while not done.wait(0.001):
+                other.sendall(b" ")
+
+    with ThreadPoolExecutor() as pool:
+        dripping = pool.submit(drip)
+        try:
+            with pytest.raises(ParallelError, match="stage 1 is gone: timed out"):
+                link.receive(0.1, MOST_HELLO)
+        finally:
+            done.set()
+        dripping.result(WAIT_S)
+
+
+def test_a_hello_with_an_impossible_port_is_refused() -> None:
+    server = listen("127.0.0.1:0", 8)
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    liar = Link(socket.create_connection(server.getsockname()), "stage 0")
+    liar.send(Call("hello", (1, 1, 2, ABOUT, 1 << 20)))
+    with ThreadPoolExecutor() as pool:
+        gathering = pool.submit(gather, Place(0, 2), server, ABOUT, within_s=WAIT_S)
+        name, problem, _ = liar.receive(WAIT_S)
+        pool.submit(join, Place(1, 2), address, ABOUT).result(WAIT_S)
+        gathering.result(WAIT_S)
+    assert (name, problem) == ("refused", ["it waits for the stage before it at port 1048576"])
+    liar.close()
+
+
+def test_an_answer_to_hello_that_is_neither_welcome_nor_refused_is_a_sentence() -> None:
+    server = listen("127.0.0.1:0", 1)
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    with server, ThreadPoolExecutor() as pool:
+        joining = pool.submit(join, Place(1, 2), address, ABOUT)
+        other = Link(server.accept()[0], "stage 1")
+        other.send(Call("compute", (1, 2, 3)))
+        with pytest.raises(ModelError, match="what answers there is no stage of LAPS-SD"):
+            joining.result(WAIT_S)
+        other.close()
+
+
+def meet(size: int, strangers: int = 0) -> tuple[Any, list[Any]]:
+    server = listen("127.0.0.1:0", 8)
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    with ThreadPoolExecutor() as pool:
+        for _ in range(strangers):
+            with socket.create_connection(server.getsockname()) as stranger:
+                stranger.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+        joining = [pool.submit(join, Place(number, size), address, ABOUT) for number in range(1, size)]
+        leader = gather(Place(0, size), server, ABOUT, within_s=WAIT_S)
+        return leader, [each.result(WAIT_S) for each in joining]
+
+
+def test_messages_go_round_in_order_and_strangers_hold_nobody_up() -> None:
+    leader, followers = meet(4, strangers=3)
+    leader.call(Call("compute", (0,)))
+    for number, follower in enumerate(followers, 1):
+        call = follower._before.receive(WAIT_S)
+        assert list(call.arguments) == list(range(number))
+        follower._after.send(Call("compute", (*call.arguments, number)))
+    assert leader.answer().arguments == [0, 1, 2, 3]
+    assert [follower.last for follower in followers] == [False, False, True]
+
+
+def test_a_stage_that_cannot_load_is_named_by_the_first() -> None:
+    leader, followers = meet(3)
+    followers[0].loaded()
+    followers[1].loaded(problem="too few weights")
+    with pytest.raises(ModelError, match="stage 2: too few weights"):
+        leader.loaded()
+
+
+def test_the_others_hear_why_the_first_gives_up() -> None:
+    leader, followers = meet(3)
+    leader.leave("its layer 3 has no attention")
+    for follower in followers:
+        with pytest.raises(ModelError, match="its layer 3 has no attention"):
+            follower.follow(Namespace(problem=""))
+
+
+def test_stages_that_do_not_come_are_named() -> None:
+    with pytest.raises(ParallelError, match="stages that did not come: 1, 2"):
+        gather(Place(0, 3), listen("127.0.0.1:0", 3), ABOUT, within_s=0.01)
+
+
+def test_nobody_at_the_rendezvous_is_told_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "START_S", 0.0)
+    with listen("127.0.0.1:0", 1) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(ParallelError, match=f"rendezvous {address}: nobody answers"):
+        join(Place(1, 2), address, ABOUT)
+
+
+def test_a_second_stage_of_a_number_is_refused_and_one_that_died_makes_room() -> None:
+    server = listen("127.0.0.1:0", 8)
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    dead = Link(socket.create_connection(server.getsockname()), "stage 0")
+    dead.send(Call("hello", (1, 1, 3, ABOUT, 0)))
+    dead.close()
+    with ThreadPoolExecutor() as pool:
+        gathering = pool.submit(gather, Place(0, 3), server, ABOUT, within_s=WAIT_S)
+        first = pool.submit(join, Place(1, 3), address, ABOUT)
+        # Both wait for stage 2, so one of these two is the second.
+        second = pool.submit(join, Place(1, 3), address, ABOUT)
+        wait([first, second], WAIT_S, FIRST_COMPLETED)
+        refused = first if first.done() else second
+        with pytest.raises(ModelError, match="this stage is refused: there is a stage 1 already"):
+            refused.result()
+        pool.submit(join, Place(2, 3), address, ABOUT).result(WAIT_S)
+        gathering.result(WAIT_S)

@@ -1,0 +1,129 @@
+"""The worker's end of the link to a drafter elsewhere: a socket to a process that speaks with the drafter. All of it
+runs in the model's thread, without a thread or an event loop of its own, for those would hold up the model."""
+
+import json
+import math
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from protos.link.v1 import draft_link_pb2 as pb
+from worker_service.draft_link import DOWN, DOWN_BYTES, UP, UP_BYTES
+from worker_service.engine.drafting.remote import Chain
+from worker_service.engine.drafting.remote_drafter import Drafts, Gone, News, Refused, Truth, Welcome
+
+_PACKETS = 256  # read at a time
+RESTART_S = 5.0  # between two starts of the process
+
+
+class LinkPost:
+    """See `Post`. The process is started with the first message, and again when it has ended."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """`settings`: of `draft_link.Settings`."""
+        self._settings = json.dumps(settings)
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._session = 0  # 0: none
+        self._start_s = 0.0  # not before
+
+    def now(self) -> float:
+        return time.monotonic()  # of the machine: the process stamps arrivals with it
+
+    def send(self, rows: Sequence[Truth]) -> bool:
+        truths = pb.Truths(rows=[pb.Truth(**row._asdict(), weight=1.0) for row in rows], sent_s=self.now())
+        packet = UP.pack(self._session) + pb.ToDrafter(truths=truths).SerializeToString()
+        if self._socket is None or len(packet) > UP_BYTES:
+            return False
+        try:
+            return self._socket.send(packet) == len(packet)
+        except OSError:  # it is full, or the process has gone, which `receive` notices
+            return False
+
+    def receive(self, wait_s: float) -> Sequence[News]:
+        if self._socket is None and not self._start():
+            return []
+        news = list(self._packets())
+        if not news and wait_s > 0 and self._socket is not None:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            poll.poll(1e3 * wait_s)
+            news = list(self._packets())
+        return news
+
+    def close(self) -> None:
+        """The process ends, since nobody is at the other end of its socket."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            self._process.wait()
+
+    def _start(self) -> bool:
+        if self.now() < self._start_s:
+            return False
+        self._start_s = self.now() + RESTART_S
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        command = [sys.executable, "-m", "worker_service.draft_link", str(theirs.fileno()), self._settings]
+        with theirs:
+            try:
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            except OSError:  # no memory, no room for a process: later, perhaps
+                ours.close()
+                return False
+        self._socket, self._session = ours, 0
+        return True
+
+    def _packets(self) -> Iterator[News]:
+        for _ in range(_PACKETS):
+            try:
+                packet = self._socket.recv(DOWN_BYTES) if self._socket is not None else b""
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:  # the process has ended
+                self._ended()
+                yield Gone()
+                return
+            session, arrived_s = DOWN.unpack_from(packet)
+            yield from self._opened(session, arrived_s, packet[DOWN.size :])
+
+    def _ended(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            self._process.poll()
+        self._socket, self._session = None, 0
+
+    def _opened(self, session: int, arrived_s: float, message: bytes) -> Iterator[News]:
+        if not message:
+            self._session = 0
+            yield Gone()
+            return
+        answer = pb.FromDrafter.FromString(message)
+        if answer.HasField("welcome"):
+            self._session, welcome = session, answer.welcome
+            bounds = welcome.handles, welcome.longest_chain, welcome.context_tokens, welcome.vocab_size
+            yield Welcome(*bounds, _seconds(welcome.step_s), _seconds(welcome.chain_s))
+        elif answer.HasField("drafts"):
+            chains = answer.drafts.chains
+            yield Drafts(
+                arrived_s,
+                [(c.handle, Chain(c.at, c.prefix, c.tokens)) for c in chains if c.tokens and not c.standing],
+                [_refused(c) for c in chains if c.standing],
+            )
+
+
+def _seconds(said: float) -> float:
+    """0 of what is none: a drafter may lie."""
+    return said if 0 <= said < math.inf else 0.0
+
+
+def _refused(chain: pb.Chain) -> Refused:
+    return Refused(chain.handle, chain.at if chain.standing == pb.STANDING_SEND else None)

@@ -1,0 +1,71 @@
+"""Chains of guesses that came from a drafter elsewhere, for one request, and which of them fit its text. Pure: no
+clock, no link, and nothing that a chain says is believed without its digest."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from worker_service.engine.drafting.prefix import EMPTY, extended
+
+MOST_CHAINS = 64  # of one request; the oldest goes first
+MOST_TOKENS = 64  # of a chain; what is beyond is not kept
+WINDOW = 64  # positions at the end of the text for which there are digests: an older chain has nothing to say
+
+
+class Chain(NamedTuple):
+    """Guesses at what follows the first `at` tokens of a text, whose digest is `prefix`."""
+
+    at: int
+    prefix: int
+    tokens: Sequence[int]
+
+
+class Chains:
+    """Those of one request, whose tokens only grow."""
+
+    def __init__(self) -> None:
+        self._chains: list[Chain] = []  # the newest one is last
+        self._digests = [EMPTY]  # of the first `_first`, `_first` + 1, ... tokens
+        self._first = 0
+
+    def add(self, chain: Chain) -> None:
+        """It may be late, early, of another text or a lie."""
+        self._chains.append(chain._replace(tokens=list(chain.tokens[:MOST_TOKENS])))
+        del self._chains[:-MOST_CHAINS]
+
+    def longest(self, tokens: Sequence[int]) -> list[int]:
+        """What follows `tokens`, the whole text, by the chain that says most; among equals by the newest.
+
+        Its digest is that of the text's first tokens, and what was emitted since is what it guessed. Chains that can
+        never fit any more are given up.
+        """
+        self._grow(tokens)
+        best: list[int] = []
+        kept = []
+        for chain in self._chains:
+            if (rest := self._rest(chain, tokens)) is not None:
+                kept.append(chain)
+                best = rest if len(rest) >= len(best) else best
+        self._chains = kept
+        return best
+
+    def _rest(self, chain: Chain, tokens: Sequence[int]) -> list[int] | None:
+        """What it guesses behind `tokens`: nothing yet if it follows a longer text. None: it cannot fit any more."""
+        if chain.at > len(tokens):
+            return []
+        since = list(tokens[chain.at :])
+        fits = chain.at >= self._first and self._digests[chain.at - self._first] == chain.prefix
+        if not fits or len(chain.tokens) <= len(since) or chain.tokens[: len(since)] != since:
+            return None
+        return list(chain.tokens[len(since) :])
+
+    def _grow(self, tokens: Sequence[int]) -> None:
+        known = self._first + len(self._digests) - 1
+        if len(tokens) - known > WINDOW:
+            skipped = len(tokens) - WINDOW
+            self._digests = [extended(self._digests[-1], tokens[known:skipped])]
+            self._first = known = skipped
+        for token in tokens[known:]:
+            self._digests.append(extended(self._digests[-1], (token,)))
+        if (old := len(self._digests) - 1 - WINDOW) > 0:
+            del self._digests[:old]
+            self._first += old

@@ -1,0 +1,68 @@
+"""A drafter that cannot harm: what it raises, or answers too little, costs drafts and nothing else. Nothing is drafted
+here."""
+
+import logging
+from collections.abc import Callable, Sequence
+from traceback import extract_tb
+from typing import TypeVar
+
+from worker_service.engine.drafting.drafter import Ask, Drafter, Seen, Verified
+from worker_service.engine.types import Elsewhere
+
+_T = TypeVar("_T")
+
+
+class Shielded(Drafter):
+    """What `drafter` raises is logged, once for each kind of error and without its words, which may be a client's. It
+    then forgets the requests that it was asked for. Only a rehearsal may raise: nothing is served yet."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.layers = drafter.layers
+        self._told: set[str] = set()
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        self.waited_s, self.apart = 0.0, ()
+        drafts: list[list[int]] = []
+        if asks:
+            drafts = self._safely(lambda: list(map(list, self._drafter.propose(asks))), drafts)
+            self.waited_s, self.apart = self._drafter.waited_s, self._drafter.apart
+            if len(drafts) != len(asks):
+                drafts = []  # whose they are cannot be known
+                for ask in asks:
+                    self.forget(ask.request_id)
+        return drafts or [[] for _ in asks]
+
+    @property
+    def elsewhere(self) -> Elsewhere | None:  # type: ignore[override]  # as it is now
+        return self._drafter.elsewhere
+
+    def late(self, asks: Sequence[Ask]) -> dict[str, bool]:
+        nobody: dict[str, bool] = {}
+        return self._safely(lambda: self._drafter.late(asks), nobody) if asks else nobody
+
+    def expect(self, ask: Ask) -> None:
+        self._safely(lambda: self._drafter.expect(ask), None)
+
+    def verified(self, rounds: Sequence[Verified]) -> None:
+        self._safely(lambda: self._drafter.verified(rounds), None)
+
+    def read(self, seen: Sequence[Seen]) -> None:
+        self._safely(lambda: self._drafter.read(seen), None)
+
+    def rehearse(self, batch: int, draft_len: int) -> None:
+        self._drafter.rehearse(batch, draft_len)
+
+    def forget(self, request_id: str) -> None:
+        self._safely(lambda: self._drafter.forget(request_id), None)
+
+    def _safely(self, work: Callable[[], _T], otherwise: _T) -> _T:
+        try:
+            return work()
+        except Exception as error:  # whatever it is: the target needs no drafts
+            frame = extract_tb(error.__traceback__)[-1]
+            where = f"{type(error).__name__} at {frame.filename}:{frame.lineno}"
+            if where not in self._told:
+                self._told.add(where)
+                logging.getLogger(__name__).warning("a drafter failed, and is gone on without: %s", where)
+            return otherwise

@@ -1,0 +1,99 @@
+"""What guesses from elsewhere are worth: how many of a chain to verify, and whether to wait for one. It counts what it
+is told, and knows no clock."""
+
+from collections import deque
+from collections.abc import Iterable
+
+SHARE = 0.05  # of the newest observation in a running mean
+FIRST_RIGHT = 0.7  # taken for the chance of a guess before any was judged
+LEAST_CHANCE = 0.15  # of a guess and all before it to be right: less likely ones are not worth their verification
+PROBE_ROUNDS = 32  # where no guess is worth it, one is tried in so many rounds
+PASSES = 15  # of which the median counts
+MOST_IN_VAIN = 2  # waits; then none before something arrives
+
+
+class Worth:
+    """Of all chains of one worker's drafter elsewhere."""
+
+    def __init__(self) -> None:
+        self.right = FIRST_RIGHT  # the chance of a guess, where all before it are right
+        self.delay_s: float | None = None  # from telling a text to its chain; None: none has come yet
+        self.there = 1.0  # the share of rounds in which a chain was there when it was wanted
+        self._passes: deque[float] = deque(maxlen=PASSES)
+        self._tokens = 0.0  # of a pass, all requests together
+        self._in_vain = 0
+        self._rounds = 0
+
+    def judged(self, right: int, of: int) -> None:
+        """Of `of` guesses of a chain the first `right` were; what comes after a wrong one was not judged."""
+        for hit in [1.0] * right + [0.0] * (right < of):
+            self.right += SHARE * (hit - self.right)
+
+    def passed(self, took_s: float, tokens: int) -> None:
+        """A pass of the target, and what it emitted."""
+        self._tokens += (SHARE if self._passes else 1.0) * (tokens - self._tokens)
+        self._passes.append(took_s)
+
+    def looked(self, there: bool) -> None:
+        """For a request's chain, in a round."""
+        self.there += SHARE * (there - self.there)
+
+    def soon(self, since_s: float) -> bool:
+        """Whether a chain whose text was told so many seconds ago is due within a pass, and is not overdue by one."""
+        if self.delay_s is None or not self._passes:
+            return False
+        return -self._pass_s <= self.delay_s - since_s <= self._pass_s
+
+    def arrived(self, took_s: float) -> None:
+        """A chain, so long after its text was told."""
+        self.delay_s = took_s if self.delay_s is None else self.delay_s + 4 * SHARE * (took_s - self.delay_s)
+
+    def heard(self) -> None:
+        """Something came: waiting may be of use again."""
+        self._in_vain = 0
+
+    def in_vain(self) -> None:
+        """Nothing came for as long as it could be waited for."""
+        self._in_vain += 1
+
+    def length(self, most: int) -> int:
+        """How many guesses of a chain are worth verifying, at most `most`."""
+        chance, length = self.right, 0
+        while length < most and chance >= LEAST_CHANCE:
+            chance, length = chance * self.right, length + 1
+        return length
+
+    def probe(self) -> int:
+        """How many to verify in a round though none is worth it: one now and then, for that may change."""
+        self._rounds += 1
+        return int(self._rounds % PROBE_ROUNDS == 0)
+
+    def gain(self, length: int) -> float:
+        """Tokens to be expected of so many guesses."""
+        return sum(self.right**position for position in range(1, length + 1))
+
+    @property
+    def patience_s(self) -> float:
+        """The longest wait before a pass: half of one. 0: none now."""
+        if self._in_vain >= MOST_IN_VAIN or not self._passes:
+            return 0.0
+        return self._pass_s / 2
+
+    @property
+    def _pass_s(self) -> float:
+        return sorted(self._passes)[len(self._passes) // 2]
+
+    def pays(self, late: Iterable[tuple[float, float]], left_s: float) -> bool:
+        """Whether to wait, for at most `left_s`, while all requests stand still. `late`: for each chain that is due the
+        seconds since its text was told, and the tokens that it would bring."""
+        if self.delay_s is None or not self._passes:
+            return False
+        per_s = self._tokens / max(self._pass_s, 1e-9)
+        extra = 0.0
+        # One that is overdue comes soon, or not at all.
+        waits = sorted((max(self.delay_s - since_s, self.delay_s / 4), gain) for since_s, gain in late)
+        for wait_s, gain in waits:
+            extra += gain
+            if wait_s <= left_s and extra > wait_s * per_s:
+                return True
+        return False

@@ -1,0 +1,164 @@
+// Products with weights of few bits, taken as they lie in memory. How they came to be so is not known here.
+#pragma once
+#include <numeric>
+
+#include "products.h"
+
+extern "C" {
+
+// Weights [n][k], packed in panels of 32 outputs. Those with `bits` 0 are whole numbers of the activations' type, as
+// layers.h has them. Others are signed, and `group` of them along k share a scale, and a minimum if there are any:
+//   weight = scale * number, or scale * (number + 2^(bits - 1)) + minimum.
+// Numbers: [n / 32][k / (32 / bits)][32] of 32 bits, in each of which the halves hold k = 0, 2, 4... and 1, 3, 5...
+struct Matrix {
+    const void *numbers, *scales, *minima;  // scales and minima: [n / 32][k / group][32], in 16 bits, or 32 if `wide`
+    int32_t n, bits, group, wide;
+};
+}
+
+namespace {
+
+constexpr int PANEL = 2 * LANES;
+constexpr int GRAIN = 16;  // each group is some grains
+
+// Activations as 16-bit numbers: finer than bfloat16, multiplied by integers without rounding, and summed likewise.
+struct Fixed {
+    int16_t* numbers;  // [rows][k]
+    float* scales;     // [rows]
+    int32_t* sums;     // [rows][k / GRAIN]: of the numbers
+};
+
+using Words = int16_t __attribute__((vector_size(4 * LANES)));
+
+// sum + a * b, pair by pair.
+Ints dot(Ints sum, Words a, Words b) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+    return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    __m256i x[2], y[2];
+    std::memcpy(x, &a, sizeof x);
+    std::memcpy(y, &b, sizeof y);
+    for (int half = 0; half < 2; half++) x[half] = _mm256_madd_epi16(x[half], y[half]);
+    Ints product;
+    std::memcpy(&product, x, sizeof x);
+    return sum + product;
+#else
+    return sum + ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
+#endif
+}
+
+// sum + a * b, rounded once. A compiler that is free to fuse them may do so for some numbers of rows and not for others.
+Floats fused(Floats sum, Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    __m256 x[2], y[2], z[2];
+    std::memcpy(x, &a, sizeof x);
+    std::memcpy(y, &b, sizeof y);
+    std::memcpy(z, &sum, sizeof z);
+    for (int half = 0; half < 2; half++) z[half] = _mm256_fmadd_ps(x[half], y[half], z[half]);
+    std::memcpy(&sum, z, sizeof z);
+    return sum;
+#else
+    return sum + a * b;
+#endif
+}
+
+// Number i of each half.
+template <int BITS>
+Words unpack(Words packed, int i) {
+    return packed << (16 - BITS - BITS * i) >> (16 - BITS);
+}
+
+Floats load_scale(const void* from, int64_t at, bool wide) {
+    if (wide) return load((const float*)from + at);
+    Shorts halves;  // none is infinite
+    std::memcpy(&halves, (const uint16_t*)from + at, sizeof halves);
+    const Ints bits = __builtin_convertvector(halves, Ints);
+    const Floats size = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (Floats)((Ints)size | (bits & 0x8000) << 16);
+}
+
+template <typename T>
+void fix(const T* a, int k, int16_t* numbers, float* scale, int32_t* sums) {
+    const auto larger = [](Floats x, Floats y) { return (Ints)x > (Ints)y ? x : y; };  // of sizes, and a NaN is larger
+    Floats most = {};
+    for (int i = 0; i < k; i += LANES) most = larger(most, (Floats)((Ints)load(a + i) & 0x7fffffff));
+    const float top = reduce(most, larger)[0], inverse = top > 0 ? 32767 / top : 0;
+    *scale = top / 32767;
+    for (int i = 0; i < k; i += GRAIN) {
+        constexpr float MAGIC = 12582912;  // 1.5 * 2^23: adding it rounds
+        const Ints whole = (Ints)(load(a + i) * inverse + MAGIC) - 0x4b400000;
+        const auto narrow = __builtin_convertvector(whole, int16_t __attribute__((vector_size(2 * LANES))));
+        std::memcpy(numbers + i, &narrow, sizeof narrow);
+        int32_t sum = 0;
+        for (int lane = 0; lane < LANES; lane++) sum += whole[lane];
+        sums[i / GRAIN] = sum;
+    }
+}
+
+// sum[ROWS][2 vectors] = a * the panel `p` of `weight`, in units of each row's scale.
+template <int BITS, int ROWS>
+void panel(const Fixed& a, const Matrix& weight, int p, int k, Floats (&sum)[ROWS][2], int threads) {
+    const int64_t bytes = int64_t(PANEL) * k * BITS / 8;
+    const char* from = (const char*)weight.numbers + p * bytes;
+    const int group = weight.group, groups = k / group;
+    for (int g = 0; g < groups; g++) {
+        Ints part[ROWS][2] = {};
+        for (int i = g * group; i < (g + 1) * group; from += 2 * sizeof(Words)) {
+            Words packed[2];
+            std::memcpy(packed, from, sizeof packed);
+            for (int v = 0; v < 2; v++) __builtin_prefetch(from + v * sizeof(Words) + threads * bytes, 0, 2);
+            for (int each = 0; each < 16 / BITS; each++, i += 2) {
+                const Words row[2] = {unpack<BITS>(packed[0], each), unpack<BITS>(packed[1], each)};
+                for (int r = 0; r < ROWS; r++) {
+                    int32_t pair;
+                    std::memcpy(&pair, a.numbers + int64_t(r) * k + i, sizeof pair);
+                    for (int v = 0; v < 2; v++) part[r][v] = dot(part[r][v], (Words)(Ints{} + pair), row[v]);
+                }
+            }
+        }
+        const int64_t at = (int64_t(p) * groups + g) * PANEL;
+        for (int v = 0; v < 2; v++) {
+            const Floats scale = load_scale(weight.scales, at + v * LANES, weight.wide);
+            for (int r = 0; r < ROWS; r++)
+                sum[r][v] = fused(sum[r][v], __builtin_convertvector(part[r][v], Floats), scale);
+            if (!weight.minima) continue;
+            const Floats zero =
+                load_scale(weight.minima, at + v * LANES, weight.wide) + scale * float(1 << (BITS - 1));
+            for (int r = 0; r < ROWS; r++) {
+                const int32_t* sums = a.sums + (int64_t(r) * k + g * group) / GRAIN;
+                sum[r][v] = fused(sum[r][v], zero, Floats{} + float(std::accumulate(sums, sums + group / GRAIN, 0)));
+            }
+        }
+    }
+}
+
+// The same of float32 activations: each weight becomes the float32 number that it stands for. `part` adds GRAIN of them.
+template <int BITS, int ROWS>
+void grain(const float* a, const Matrix& weight, int p, int k, int begin, Floats (&part)[ROWS][2]) {
+    const char* from = (const char*)weight.numbers + (int64_t(p) * k + begin) * PANEL * BITS / 8;
+    const int64_t at = (int64_t(p) * (k / weight.group) + begin / weight.group) * PANEL;
+    Floats scale[2], zero[2] = {};
+    for (int v = 0; v < 2; v++) {
+        scale[v] = load_scale(weight.scales, at + v * LANES, weight.wide);
+        if (weight.minima) zero[v] = load_scale(weight.minima, at + v * LANES, weight.wide);
+    }
+    const int lift = weight.minima ? 1 << (BITS - 1) : 0;
+    for (int i = begin; i < begin + GRAIN; from += 2 * sizeof(Words)) {
+        Words packed[2];
+        std::memcpy(packed, from, sizeof packed);
+        for (int each = 0; each < 16 / BITS; each++)
+            for (int half = 0; half < 2; half++, i++)
+                for (int v = 0; v < 2; v++) {
+                    const Ints pair = (Ints)unpack<BITS>(packed[v], each);
+                    const Ints number = (half ? pair >> 16 : pair << 16 >> 16) + lift;
+                    const Floats whole = __builtin_convertvector(number, Floats) * scale[v] + zero[v];
+                    for (int r = 0; r < ROWS; r++) part[r][v] = multiply_add(part[r][v], a + int64_t(r) * k + i, whole);
+                }
+    }
+}
+
+}  // namespace
