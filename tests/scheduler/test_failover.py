@@ -243,7 +243,7 @@ async def test_nobody_begins_to_lead_on_a_server_that_is_the_primary_no_more(
         with pytest.raises(StoreUnavailable, match="another server is the primary now"):
             await store.lead(2, seen)
         monkeypatch.undo()
-        # Lower where this slow machine's Sentinels named a replica meanwhile that misses the first lead: none waits here.
+        # Lower if the Sentinels meanwhile named a replica that lacks the first lead: no commit waits for replicas here.
         assert (await surely(store.pulse)).epoch <= epoch
 
 
