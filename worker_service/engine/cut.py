@@ -15,8 +15,8 @@ _OWN = "laps_sd_layers"
 _QUIET = {"_keys_to_ignore_on_load_unexpected": [".*"]}  # other stages' weights are in the same files
 # What a layer may be given beside hidden states: each stage knows it by itself, or it is never there.
 _KNOWN = {
-    "hidden_states", "attention_mask", "position_ids", "position_embeddings", "past_key_values", "layer_past",
-    "use_cache", "encoder_hidden_states", "encoder_attention_mask", "kwargs",
+    "hidden_states", "attention_mask", "position_ids", "position_embeddings", "cache", "past_key_values",
+    "layer_past", "use_cache", "encoder_hidden_states", "encoder_attention_mask", "kwargs",
 }  # fmt: skip
 
 
