@@ -16,8 +16,7 @@ FAULTS ?= 1000
 MODEL_FAULTS ?= 50
 MINUTES ?= 60
 
-# Of test, and of check: processes that run the tests, a file at a time. With 2 it is faster; one of them once ended
-# without a word, and pytest-xdist then waits for ever.
+# Of test, and of check: processes that run the tests, a file at a time. With 2 it is faster.
 PROCESSES ?= 1
 IN_PROCESSES := $(if $(filter-out 1,$(PROCESSES)),--numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder)
 

@@ -44,6 +44,12 @@ class Watchdog:
         Time is counted in our own polls, for a worker that was stopped for a while (SIGSTOP, a suspended machine) does
         not hang. If the interpreter itself is blocked, so that nothing polls, faulthandler's timer ends the process.
         """
+        try:
+            await self._watch()
+        finally:  # else its timer would end the process long after nobody is watched any more
+            faulthandler.cancel_dump_traceback_later()
+
+    async def _watch(self) -> NoReturn:
         task, age_s = self._runner.task, 0.0
         while True:
             limit_s = self._limit_s(task)

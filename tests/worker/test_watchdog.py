@@ -70,14 +70,16 @@ async def polls(monkeypatch: pytest.MonkeyPatch, task: Task | None, **options: i
     def end(code: int) -> None:
         raise Ended
 
-    runner = Runner(task)
+    runner, armed = Runner(task), list[float]()
     made = Polls(runner, **options)
     monkeypatch.setattr(watchdog.asyncio, "sleep", made.sleep)
     monkeypatch.setattr(watchdog.os, "_exit", end)
     monkeypatch.setattr(watchdog.faulthandler, "dump_traceback", lambda file: None)
-    monkeypatch.setattr(watchdog.faulthandler, "dump_traceback_later", lambda timeout, exit: None)
+    monkeypatch.setattr(watchdog.faulthandler, "dump_traceback_later", lambda timeout, exit: armed.append(timeout))
+    monkeypatch.setattr(watchdog.faulthandler, "cancel_dump_traceback_later", armed.clear)
     with pytest.raises((Ended, asyncio.CancelledError)):
         await Watchdog(runner, step_timeout_s=2, warm_up_timeout_s=6).run()  # type: ignore[arg-type]
+    assert not armed  # its timer must not outlive it
     return made.count
 
 
