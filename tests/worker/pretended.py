@@ -101,27 +101,29 @@ class Device(TorchDispatchMode):
     def _copy(self, func: Any, args: Any, kwargs: Any, goes_there: bool) -> Any:
         if func is aten.copy_.default:
             to, source = args[0], args[1]
-            self._count(isinstance(source, OnDevice), isinstance(to, OnDevice))
+            self._count(isinstance(source, OnDevice), isinstance(to, OnDevice), args[2:] or kwargs.get("non_blocking"))
             func(_inner(to), _inner(source))
             return to
-        self._count(isinstance(args[0], OnDevice), goes_there)
+        self._count(isinstance(args[0], OnDevice), goes_there, kwargs.get("non_blocking"))
         if "device" in kwargs or goes_there:
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("non_blocking", None)
         result = func(_inner(args[0]), **kwargs)
         return OnDevice(result, self) if goes_there else result
 
-    def _count(self, source: bool, target: bool) -> None:
+    def _count(self, source: bool, target: bool, non_blocking: Any) -> None:
+        """A copy to the device waits, too, unless told not to: it goes the way of all that was launched before."""
         self.counts["operations"] += source or target
         if source != target:
             self.counts["to host" if source else "to device"] += 1
-            self.counts["waits"] += source
+            self.counts["waits"] += source or not non_blocking
 
     def _check(self, func: Any, args: Any, tensors: list[torch.Tensor]) -> None:
         here = [x for x in tensors if _plain(x) and x.dim() > 0]
         if here and not (func in _INDEXING and isinstance(args[0], OnDevice) and isinstance(args[-1], OnDevice | list)):
             raise RuntimeError(f"{func}: expected all tensors on the same device, but found cuda:0 and cpu")
         self.counts["to device"] += len(here)
+        self.counts["waits"] += len(here)
         masks = func in _INDEXING and any(x is not None and x.dtype == torch.bool for x in args[1])
         if func in _SIZED_BY_NUMBERS or masks:
             self.counts["waits"] += 1

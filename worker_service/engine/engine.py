@@ -2,7 +2,6 @@
 and no order of its own: each step is given a schedule."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from time import perf_counter
 from typing import Any
@@ -17,7 +16,7 @@ from worker_service.engine.kv import KV
 from worker_service.engine.length_head import LengthProbe
 from worker_service.engine.planning import Planner, Work, ask_of, seen
 from worker_service.engine.request import EngineRequest
-from worker_service.engine.sampling import logprobs, verify
+from worker_service.engine.sampler import Drawn, Sampler
 from worker_service.engine.shape import longest_text
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.structure import Mask, StructureError, Structures
@@ -63,7 +62,7 @@ class Engine:
         if drafter.layers:
             self.target.expose(drafter.layers)
         self._tokenizer = tokenizer.backend_tokenizer
-        self._eos_ids, self._context_tokens, self._hooks = eos_ids, context_tokens, tuple(hooks)
+        self._eos_ids, self._context_tokens, self._sampler = eos_ids, context_tokens, Sampler(hooks)
         self._planner = Planner(self.host, max_draft, max_prefill, self.drafter.late)
         self._structures = Structures(self._tokenizer, self.target.vocab_size, eos_ids)
         self._requests: dict[str, EngineRequest] = {}
@@ -236,32 +235,32 @@ class Engine:
 
         `passed`: in the works' order, num_logits of each. `masks`: by request, what its structure allows.
         """
+        asked = [self._context(work, masks.get(work.request.id)) for work in works if work.num_logits]
+        drawn = iter(self._sampler.draw(passed.logits, asked))
         rows, verified, begins, begin = [], [], [], 0
         for work in works:
             begins.append(begin)
-            own = slice(begin, begin + work.num_logits)
-            row = self._accept(work, passed.logits[own], masks.get(work.request.id))
+            row = self._accept(work, next(drawn) if work.num_logits else Drawn(), masks.get(work.request.id))
             if row.tokens and row.finish is None:
                 hidden = passed.hidden[begin + len(row.tokens) - 1]
                 verified.append(Verified(row.request_id, work.request.tokens, hidden))
             rows.append(row)
-            begin = own.stop
+            begin += work.num_logits
         self.drafter.verified(verified)
         return self._probe.told(rows, begins, passed.hidden) if self._probe else rows
 
-    def _accept(self, work: Work, logits: torch.Tensor, mask: Mask | None) -> Row:
+    def _context(self, work: Work, mask: Mask | None) -> LogitsContext:
+        own, allowed = work.request, None if isinstance(mask, StructureError) else mask
+        about = own.sampling, own.limits, self._eos_ids, allowed, own.counted
+        return LogitsContext(own.tokens, work.drafts, own.output_tokens, *about)
+
+    def _accept(self, work: Work, drawn: Drawn, mask: Mask | None) -> Row:
         """As _verify, for one request."""
-        request, sampling, start = work.request, work.request.sampling, work.request.output_tokens
-        sampled: list[int] = []
-        raw: torch.Tensor | None = None
+        request, start, sampled = work.request, work.request.output_tokens, drawn.tokens
         if isinstance(mask, StructureError):
-            request.error = str(mask)
-        elif work.num_logits:
-            if sampling.logprobs is not None:
-                raw = logits.log_softmax(-1)  # before the hooks, which may write into the logits
-            sampled = self._sample(work, logits, mask)
-            if not sampled:
-                request.error = "logits: with bias and penalties they are not finite, so no token can be drawn"
+            request.error, sampled = str(mask), ()
+        elif work.num_logits and not sampled:
+            request.error = "logits: with bias and penalties they are not finite, so no token can be drawn"
         if request.error:
             request.finish = Finish.ERROR
         emitted = request.extend(sampled)
@@ -275,26 +274,5 @@ class Engine:
             drafted=len(work.drafts),
             accepted=min(max(len(sampled) - 1, 0), len(emitted)),
             prefilled=work.prefilled,
-            logprobs=() if raw is None else logprobs(raw, emitted, sampling.logprobs or 0),
+            logprobs=drawn.logprobs[: len(emitted)],
         )
-
-    def _sample(self, work: Work, logits: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
-        """Draw for the rows of `logits` up to the first draft that is rejected. Empty: they are no distribution."""
-        request, sampling, start = work.request, work.request.sampling, work.request.output_tokens
-        context = LogitsContext(request.tokens, work.drafts, start, sampling, request.limits, self._eos_ids, mask)
-        if mask is None or logits.device.type != "cpu":
-            return verify(self._hooked(logits, context), work.drafts, sampling, start)
-        # On a CPU to mask a row costs more than to take one row at a time, and most rows are never read.
-        sampled: list[int] = []
-        for j in range(len(logits)):
-            tokens, rows = [*request.tokens, *sampled], slice(j, j + 1)
-            one = replace(context, tokens=tokens, drafts=(), start=start + j, allowed=mask[rows])
-            sampled += (drawn := verify(self._hooked(logits[rows], one), (), sampling, start + j))
-            if not drawn or sampled != work.drafts[: j + 1]:
-                break
-        return sampled
-
-    def _hooked(self, logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
-        for hook in self._hooks:
-            logits = hook(logits, context)
-        return logits

@@ -5,19 +5,22 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from worker_service.engine import native
+from worker_service.engine.counted import Counted
 from worker_service.engine.types import Limits, Sampling
+from worker_service.engine.upload import sent
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsContext:
-    """Row j of the logits follows `tokens` and j of `drafts`: output token `start + j` is drawn from it."""
+    """Row j of the logits follows `tokens` and `first + j` of `drafts`; output token `start + first + j` is drawn from
+    it."""
 
     tokens: Sequence[int]  # prompt and output
     drafts: Sequence[int]
@@ -27,6 +30,12 @@ class LogitsContext:
     eos_ids: frozenset[int]
     # What the structure of the output allows: uint8 [n, bytes], a bit for each token, the least significant ones first.
     allowed: torch.Tensor | None = None
+    counted: Counted | None = None  # of `tokens`, if somebody keeps it
+    first: int = 0
+
+    def row(self, j: int) -> "LogitsContext":
+        """Of row j alone."""
+        return replace(self, first=j, allowed=None if self.allowed is None else self.allowed[j : j + 1])
 
 
 # Maps float32 logits [n, vocabulary] to logits of the same shape. It may write in place.
@@ -64,7 +73,7 @@ def _cut_with_numpy(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor
     ceiling = _scratch(allowed.shape[1])
     for row, bits in zip(logits.numpy(), allowed.numpy(), strict=True):
         np.take(_CEILINGS, bits, axis=0, out=ceiling, mode="clip")  # with another mode numpy would make a copy first
-        np.minimum(row, ceiling.reshape(-1)[: len(row)], out=row)
+        np.fmin(row, ceiling.reshape(-1)[: len(row)], out=row)
     return logits
 
 
@@ -76,48 +85,58 @@ def _scratch(width: int) -> np.ndarray[Any, Any]:
 
 
 def _cut_with_torch(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    table = torch.from_numpy(_CEILINGS).to(logits.device)
-    return logits.minimum(table[allowed.to(logits.device).long()].flatten(1)[:, : logits.shape[1]])
+    table = sent(torch.from_numpy(_CEILINGS), logits.device)
+    ceiling = table[sent(allowed, logits.device).long()].flatten(1)[:, : logits.shape[1]]
+    return torch.fmin(logits, ceiling, out=logits)
 
 
 def bias(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
     """Add `logit_bias`."""
     if context.sampling.logit_bias:
         tokens, values = zip(*context.sampling.logit_bias, strict=True)
-        logits[:, list(tokens)] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+        ids = sent(torch.tensor(tokens, dtype=torch.long), logits.device)
+        logits[:, ids] += sent(torch.tensor(values, dtype=logits.dtype), logits.device)
     return logits
 
 
 def penalise(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
     """Repetition penalty (Keskar et al., CTRL, 2019, arXiv 1909.05858), then OpenAI's presence and frequency penalties.
 
-    For row j the first j drafts count as emitted: the row is used only if they are.
+    For row j the drafts before it count as emitted: the row is used only if they are.
     """
     own = context.sampling
-    if own.repetition_penalty == 1 and own.presence_penalty == own.frequency_penalty == 0:
+    if not _penalises(own):
         return logits
-    prompt_len = len(context.tokens) - context.start
-    prompt, output = (
-        torch.bincount(torch.tensor(part, dtype=torch.long), minlength=logits.shape[1]).to(logits.device)
-        for part in (context.tokens[:prompt_len], context.tokens[prompt_len:])
-    )
-    for j, row in enumerate(logits):
-        if j:
-            output[context.drafts[j - 1]] += 1
-        repeated = torch.where(row > 0, row / own.repetition_penalty, row * own.repetition_penalty)
-        row.copy_(torch.where(prompt + output > 0, repeated, row))
-        row -= own.frequency_penalty * output + own.presence_penalty * (output > 0)
+    counted = context.counted or Counted(len(context.tokens) - context.start)
+    counts = counted.rows(context.tokens, context.drafts, context.first, len(logits))
+    numbers = sent(torch.from_numpy(counts), logits.device)
+    ids, prompt, output = numbers[0].long(), numbers[1], numbers[2:]
+    values = logits[:, ids]
+    repeated = torch.where(values > 0, values / own.repetition_penalty, values * own.repetition_penalty)
+    values = torch.where(prompt + output > 0, repeated, values)
+    logits[:, ids] = values - (own.frequency_penalty * output + own.presence_penalty * (output > 0))
     return logits
+
+
+def _penalises(own: Sampling) -> bool:
+    return not (own.repetition_penalty == 1 and own.presence_penalty == own.frequency_penalty == 0)
 
 
 def suppress_eos(logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
     """Before `min_tokens` exist no end-of-sequence id can be drawn, unless they are ignored (`ignore_eos`)."""
-    rows = min(context.limits.min_tokens - context.start, len(logits))
+    rows = min(context.limits.min_tokens - context.start - context.first, len(logits))
     if rows > 0 and not context.limits.ignore_eos:
-        logits[:rows, list(context.eos_ids)] = -math.inf
+        ids = sent(torch.tensor(list(context.eos_ids), dtype=torch.long), logits.device)
+        logits[:rows].index_fill_(1, ids, -math.inf)
     return logits
 
 
 # The structure comes first: what it forbids no bias brings back, and temperature, top-k and top-p, which come after all
 # hooks, choose among what it allows. The others are in vLLM's order.
 HOOKS: tuple[LogitsHook, ...] = (follow_structure, suppress_eos, bias, penalise)
+
+
+def untouched(context: LogitsContext) -> bool:
+    """Whether none of HOOKS has anything to do."""
+    waits = context.limits.min_tokens > context.start + context.first and not context.limits.ignore_eos
+    return context.allowed is None and not (waits or context.sampling.logit_bias or _penalises(context.sampling))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from worker_service.engine.counted import Counted
 from worker_service.engine.kv import KV
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.structure import Matcher
@@ -37,6 +38,7 @@ class EngineRequest:
         self.sampling, self.limits, self.salt = admission.sampling, admission.limits, admission.salt
         self.local_drafts = admission.local_drafts
         self.kv = kv
+        self.counted = Counted(self.prompt_len)
         self.matcher = matcher  # of the structure that it must have, if any
         self.saved: Saved | None = None
         self.finish: Finish | None = None

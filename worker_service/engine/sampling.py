@@ -1,4 +1,4 @@
-"""How output tokens are drawn and drafts verified. All requests take the same path; batches are not known here.
+"""How output tokens are drawn from rows of logits: one alone, or many at once on a device. Requests are not known here.
 
 The draw at output position i inverts the distribution's cumulative sum, in the order of token ids, at a uniform number
 that depends on (seed, i) alone. So a text depends on neither drafter, draft length, batch, preemption nor worker. The
@@ -7,26 +7,28 @@ tokens a little, whereas in an order by probability they could swap whole tokens
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from worker_service.engine.types import Logprob, Sampling
+from worker_service.engine.upload import sent
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
 
-def _mix(x: int) -> int:
+def _mix(x: Any) -> Any:
     """The finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014)."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
     return x ^ (x >> 31)
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1): splitmix64 in counter mode, of which 53 bits are kept.
+def uniform(seed: Any, position: Any) -> Any:
+    """A number in [0, 1): splitmix64 in counter mode, of which 53 bits are kept. Of two arrays of uint64 an array.
 
     The seed is mixed first, so that neighbouring seeds do not read the same stream one position apart.
     """
@@ -64,32 +66,63 @@ def draw(logits: torch.Tensor, sampling: Sampling, position: int) -> int | None:
     return int(torch.searchsorted(cumulative, point, right=True))
 
 
-def verify(logits: torch.Tensor, drafts: Sequence[int], sampling: Sampling, start: int) -> list[int]:
-    """The drafts that equal what the target draws, and then one token of the target's own.
+def draw_rows(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> torch.Tensor:
+    """As `draw`, of many rows [n, vocabulary] at once and without waiting for their device: int64 [n], -1 for None."""
+    seeds, places = (np.array(x, np.uint64) for x in ([own.seed for own in samplings], positions))
+    most = [own.top_k if own.top_k < logits.shape[1] else 0 for own in samplings]
+    columns = [own.temperature for own in samplings], most, [own.top_p for own in samplings], uniform(seeds, places)
+    given = sent(torch.from_numpy(np.array(columns, np.float64)), logits.device)
+    temperature, top_k, top_p, chance = given[..., None]
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature.float()
+    if max(most):
+        border = scaled.topk(max(most)).values.gather(-1, top_k.long().sub(1).clamp(0))
+        scaled = scaled.masked_fill((scaled < border) & (top_k > 0), -math.inf)
+    weight = scaled.exp()
+    if any(own.top_p < 1 for own in samplings):
+        weight = weight.masked_fill((weight < _nucleus(weight, top_p)) & (top_p < 1), 0.0)
+    cumulative = weight.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    point = torch.minimum(chance * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, point, right=True).masked_fill(~total.isfinite(), -1)[:, 0]
 
-    `logits`: float32 [len(drafts) + 1, vocabulary], of the output positions from `start` on. Drawing ends at the first
-    difference from the drafts, and before logits that are no distribution: so there may be no token at all.
-    """
-    best = _argmax(logits) if sampling.temperature == 0 else []
-    tokens: list[int] = []
-    for j, row in enumerate(logits):
-        token = best[j] if best else draw(row, sampling, start + j)
-        if token is None:
+
+def _nucleus(weight: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The least weight [n, 1] that `top_p` [n, 1] keeps, as in `weights`."""
+    total = weight.sum(-1, keepdim=True, dtype=torch.float64)
+    negligible = ((1 - top_p) * total / weight.shape[1]).clamp(max=1.0).float()
+    ordered = weight.sort(-1, descending=True).values
+    last = torch.searchsorted(ordered.cumsum(-1, dtype=torch.float64), top_p * total)
+    kept = (weight >= negligible).sum(-1, keepdim=True)
+    return ordered.gather(-1, torch.minimum(last, kept - 1).clamp(0))
+
+
+def agreed(tokens: Iterable[int | None], drafts: Sequence[int]) -> list[int]:
+    """Of the tokens drawn after 0, 1, ... drafts those up to the first that differs from its draft; none from one on
+    that is no token (None or -1)."""
+    found: list[int] = []
+    for j, token in enumerate(tokens):
+        if token is None or token < 0:
             break
-        tokens.append(token)
+        found.append(token)
         if j < len(drafts) and token != drafts[j]:
             break
-    return tokens
+    return found
 
 
-def _argmax(logits: torch.Tensor) -> list[int | None]:
-    """The likeliest token of each row [n, vocabulary]; None where its logit is not finite.
+def argmax(logits: torch.Tensor) -> list[int | None]:
+    """The likeliest token of each row [n, vocabulary] on a CPU; None where its logit is not finite.
 
-    On a CPU numpy takes a tenth of the time that torch takes, and no other thread.
+    By numpy, which takes a tenth of the time that torch takes, and no other thread.
     """
-    best = torch.as_tensor((logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1))
-    finite = logits.gather(-1, best[:, None])[:, 0].isfinite()
-    return [token if good else None for token, good in zip(best.tolist(), finite.tolist(), strict=True)]
+    rows = logits.numpy()
+    best = rows.argmax(-1).tolist()
+    return [token if math.isfinite(row[token]) else None for row, token in zip(rows, best, strict=True)]
+
+
+def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
+    """As `argmax`, on any device and without waiting for it: int64 [n], -1 for None."""
+    best = logits.max(-1)
+    return best.indices.masked_fill(~best.values.isfinite(), -1)
 
 
 def logprobs(raw: torch.Tensor, tokens: Sequence[int], alternatives: int) -> tuple[Logprob, ...]:
