@@ -9,33 +9,13 @@ from typing import Any
 from gateway.chunk import Chunk
 from gateway.openai import logprobs
 from gateway.openai.token_bytes import TokenBytes
+from gateway.openai.tools import NOTHING, Calling, MayCall
 from protos.errors import Cancelled
 from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Final
 
 _REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
 MOST_ACCEPTED = 256  # the histogram has no more places; nobody drafts so many
-
-
-class Call:
-    """The call of a function that an answer's text is: its arguments, behind the function's name if several may be
-    called. The grammar sees to it that the text is no other."""
-
-    def __init__(self, functions: tuple[str, ...]) -> None:
-        self.name = functions[0] if len(functions) == 1 else ""
-        self.arguments = ""
-        self._begin = ""
-
-    def push(self, text: str) -> str:
-        """The text that it adds to the arguments. They are a JSON object: where it begins, the name ends."""
-        if not self.name:
-            self._begin += text
-            name, brace, text = self._begin.partition("{")
-            if not brace:
-                return ""
-            self.name, text = name, brace + text
-        self.arguments += text
-        return text
 
 
 @dataclass(slots=True)
@@ -60,7 +40,7 @@ class Speculation:
 
 
 class Choice:
-    """`index`: its place in the answer. `echo`: what goes before its text. `functions`: it calls one of them."""
+    """`index`: its place in the answer. `echo`: what goes before its text. `may`: what it may call."""
 
     def __init__(
         self,
@@ -70,7 +50,7 @@ class Choice:
         chat: bool,
         of: TokenBytes,
         echo: str = "",
-        functions: tuple[str, ...] = (),
+        may: MayCall = NOTHING,
     ) -> None:
         self.index = index
         self.final: Final | None = None
@@ -82,8 +62,8 @@ class Choice:
         self._text = [echo] if echo else []
         self._unsaid = echo  # goes with the first event
         self._begun = False  # the first event is said
-        self._call = Call(functions) if functions else None
-        self._called = False
+        self._calling = Calling(may) if may.functions else None
+        self._called = False  # the name of the function is said
         self._role = {"role": "assistant"}  # goes with the first event
         self._logprobs: dict[str, Any] | None = None
         self._for_completion = logprobs.ForCompletion(of)
@@ -103,12 +83,14 @@ class Choice:
             said.append(self._entry(text, self._said_logprobs(chunk), None))
             self._begun = True
         if self.final is not None:
+            if self._calling is not None and (delta := self._delta(*self._calling.end(whole=self._ended))):
+                said.append({"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None})
             said.append(self._entry("", None, self._reason()))
         return said
 
     def adds_text(self, chunk: Chunk) -> bool:
         """Whether a stream says nothing of it but its text, as `text_entry` has it. If so it is counted."""
-        if not self._begun or self._call is not None or chunk.logprobs or chunk.final is not None:
+        if not self._begun or self._calling is not None or chunk.logprobs or chunk.final is not None:
             return False
         self._count(chunk)
         return True
@@ -123,11 +105,13 @@ class Choice:
         if not self._chat:
             return {"index": self.index, "text": text, "logprobs": self._logprobs, "finish_reason": reason}
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self._call is not None:
-            self._call.push(text)
-            message["content"] = None
-            if self._call.name:
-                message["tool_calls"] = [self._head() | {"function": self._function(self._call.arguments)}]
+        if self._calling is not None:
+            said, held = self._calling.push(text), self._calling.end(whole=self._ended)
+            words, arguments = (begin + end for begin, end in zip(said, held, strict=True))
+            message["content"] = words or None
+            if self._calling.name:
+                message["tool_calls"] = [self._head() | {"function": self._function(arguments)}]
+            reason = self._reason()
         return {"index": self.index, "message": message, "logprobs": self._logprobs, "finish_reason": reason}
 
     def _entry(self, text: str, said: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
@@ -136,34 +120,39 @@ class Choice:
         delta: dict[str, Any] = {}
         if reason is None:
             delta, self._role = self._role, {}
-            delta = {**delta, **(self._content(text) if self._call is None else self._called_with(text))}
+            delta = {
+                **delta,
+                **({"content": text} if self._calling is None else self._delta(*self._calling.push(text))),
+            }
+            if "role" in delta:
+                delta.setdefault("content", None)
         return {"index": self.index, "delta": delta, "logprobs": said, "finish_reason": reason}
 
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"content": text}
-
-    def _called_with(self, text: str) -> dict[str, Any]:
-        """The first of these has the function's name, the others what its arguments grow by."""
-        assert self._call is not None
-        arguments = self._call.push(text)
-        if not self._call.name:
-            return {"content": None}
-        if self._called:
-            return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]} if arguments else {}
-        self._called = True
-        return {"content": None, "tool_calls": [{"index": 0} | self._head() | {"function": self._function(arguments)}]}
+    def _delta(self, words: str, arguments: str) -> dict[str, Any]:
+        """The first one of a call has the function's name, the others what its arguments grow by."""
+        assert self._calling is not None
+        delta: dict[str, Any] = {"content": words} if words else {}
+        if self._calling.name and not self._called:
+            self._called = True
+            return delta | {"tool_calls": [{"index": 0} | self._head() | {"function": self._function(arguments)}]}
+        return delta | ({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]} if arguments else {})
 
     def _head(self) -> dict[str, Any]:
         return {"id": f"call_{self._request_id}", "type": "function"}
 
     def _function(self, arguments: str) -> dict[str, Any]:
-        assert self._call is not None
-        return {"name": self._call.name, "arguments": arguments}
+        assert self._calling is not None
+        return {"name": self._calling.name, "arguments": arguments}
+
+    @property
+    def _ended(self) -> bool:
+        """By itself, not cut."""
+        return self.final is not None and _REASONS[self.final.finish_reason] == "stop"
 
     def _reason(self) -> str:
         assert self.final is not None
-        reason = _REASONS[self.final.finish_reason]
-        return "tool_calls" if self._call is not None and reason == "stop" else reason
+        called = self._ended and self._calling is not None and self._calling.name
+        return "tool_calls" if called else _REASONS[self.final.finish_reason]
 
     def _said_logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
         if not chunk.logprobs:

@@ -116,10 +116,19 @@ class Part(Body):
     text: str | None = None
 
 
+class CalledFunction(Body):
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(Body):
+    function: CalledFunction
+
+
 class Message(Body):
-    role: str = Field(description="system, developer, user or assistant")
+    role: str = Field(description="system, developer, user, assistant or tool")
     content: str | Items[Part] | None = None
-    tool_calls: Items[dict[str, Any]] = Field([], description="refused: the model's template has none")
+    tool_calls: Items[ToolCall] = Field([], description="of an assistant's message: earlier calls")
 
 
 class Function(Body):
@@ -151,7 +160,7 @@ class Chat(Generation):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     tools: Annotated[Items[Tool], Field(max_length=128)] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        None, description="auto, the default with tools, is refused: the model's template has none"
+        None, description="auto, the default with tools: words, a call, or both"
     )
 
 

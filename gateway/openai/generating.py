@@ -98,7 +98,7 @@ class Generating:
                 chat=asked.chat,
                 of=token_bytes.of_model(model),
                 echo=echoes[index] if echoes else "",
-                functions=asked.functions,
+                may=asked.may,
             )
             for index, stream in enumerate(streams)
         ]

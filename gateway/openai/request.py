@@ -2,12 +2,12 @@
 nothing is encoded and nothing is sent here."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.http.errors import Unsupported
-from gateway.openai import formats
-from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message
+from gateway.openai import formats, tools
+from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message, Part
 from protos.errors import BadInput
 from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
 from protos.v1 import types_pb2
@@ -27,7 +27,7 @@ _DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_
 @dataclass(frozen=True, slots=True)
 class Asked:
     """`requests`: one for each choice, prompt by prompt. `echo`: prompts that go before the answers, one for each
-    choice. `functions`: names of which each answer calls one. `names`: HTTP's names of gRPC's fields."""
+    choice. `may`: what each answer may call. `names`: HTTP's names of gRPC's fields."""
 
     request_id: str
     model: str
@@ -38,7 +38,7 @@ class Asked:
     include_usage: bool = False
     continuous_usage: bool = False
     echo: tuple[str | list[int], ...] = ()
-    functions: tuple[str, ...] = ()
+    may: tools.MayCall = tools.NOTHING
     timeout_s: float | None = None
     detached: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
@@ -52,14 +52,15 @@ def of_chat(body: Chat, request_id: str) -> Asked:
     """`request_id`: the id, unless the body has one. Raises BadInput."""
     if body.top_logprobs is not None and not body.logprobs:
         raise BadInput("top_logprobs", "needs logprobs")
-    chat = Messages(messages=[message(i, each) for i, each in enumerate(body.messages)])
+    may = tools.callable_in(body)
+    chat = Messages(messages=messages(body.messages, tools.told(may)))
     return _asked(
         body,
         request_id,
         [lambda request: request.chat.CopyFrom(chat)],
         chat=True,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        functions=tuple(function.name for function in formats.called(body)),
+        may=may,
     )
 
 
@@ -88,12 +89,12 @@ def _asked(
     chat: bool,
     logprobs: int | None,
     echo: tuple[str | list[int], ...] = (),
-    functions: tuple[str, ...] = (),
+    may: tools.MayCall = tools.NOTHING,
 ) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise BadInput("stream_options", "only with stream")
     request_id = body.request_id or request_id
-    structure, structure_field = formats.structure(body)
+    structure, structure_field = formats.structure(body, may)
     first = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     common = GenerateRequest(
         max_tokens=_max_tokens(body, chat=chat),
@@ -135,7 +136,7 @@ def _asked(
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
         echo=echo,
-        functions=functions,
+        may=may,
         timeout_s=body.timeout_s,
         detached=body.on_disconnect == "detach",
         names={
@@ -165,26 +166,45 @@ def _max_tokens(body: Generation, *, chat: bool) -> int | None:
     return given if given is not None or chat else COMPLETION_TOKENS
 
 
-def message(number: int, message: Message) -> ChatMessage:
-    """Parts are joined: they are one text, cut by the client. Raises BadInput."""
+def messages(given: Sequence[Message], told: str = "") -> list[ChatMessage]:
+    """`told`: what the system message says further. What came of several calls is one message: many templates want user
+    and assistant in turn. Raises BadInput."""
+    made: list[ChatMessage] = [ChatMessage(role="system", content=told)] if told else []
+    for number, each in enumerate(given):
+        message = _message(number, each)
+        follows = each.role == "tool" and number and given[number - 1].role == "tool"
+        if follows or (told and not number and message.role == "system"):
+            before = made.pop().content
+            pair = (before, message.content) if follows else (message.content, before)
+            message.content = "\n\n".join(pair)
+        made.append(message)
+    return made
+
+
+def _message(number: int, message: Message) -> ChatMessage:
+    """Raises BadInput."""
     field = f"messages[{number}]"
-    if message.role in ("tool", "function"):
-        raise Unsupported(f"{field}.role", f"{message.role} is not supported: the model's template has no tools")
-    if message.tool_calls:
-        raise Unsupported(f"{field}.tool_calls", "not supported: the model's template has no tools")
-    if message.content is None:
+    if message.role == "function":
+        raise Unsupported(f"{field}.role", "function is not supported: send tool")
+    calls = message.tool_calls if message.role == "assistant" else []
+    if message.content is None and not calls:
         raise BadInput(f"{field}.content", "missing")
-    role = _ROLES.get(message.role, message.role)
-    if isinstance(message.content, str):
-        return ChatMessage(role=role, content=message.content)
-    texts = []
-    for i, part in enumerate(message.content):
+    text = _text(field, message.content or "")
+    if message.role == "tool":
+        return ChatMessage(role="user", content=tools.result(text))
+    return ChatMessage(role=_ROLES.get(message.role, message.role), content=text + "".join(map(tools.written, calls)))
+
+
+def _text(field: str, content: str | list[Part]) -> str:
+    """Parts are joined: they are one text, cut by the client. Raises BadInput."""
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
         if part.type != "text":
             raise Unsupported(f"{field}.content[{i}].type", "must be text: the model reads nothing else")
         if part.text is None:
             raise BadInput(f"{field}.content[{i}].text", "missing")
-        texts.append(part.text)
-    return ChatMessage(role=role, content="".join(texts))
+    return "".join(part.text or "" for part in content)
 
 
 def _prompts(body: Completion) -> list[str | list[int]]:

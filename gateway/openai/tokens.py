@@ -17,7 +17,7 @@ async def tokenize(front: Front, body: Tokenize, model: TextModel) -> dict[str, 
         raise BadInput("prompt", "give either prompt or messages")
     asked = GenerateRequest(prompt=body.prompt or "", model=model.name)
     if body.messages is not None:
-        asked.chat.CopyFrom(Chat(messages=[request.message(i, each) for i, each in enumerate(body.messages)]))
+        asked.chat.CopyFrom(Chat(messages=request.messages(body.messages)))
     try:
         tokens = await front.encode(asked)
     except BadInput as error:

@@ -60,6 +60,10 @@ def structured(client: openai.OpenAI) -> None:
     (call,) = called.message.tool_calls or []
     assert call.function.name in ("look", "paint")
     assert json.loads(call.function.arguments).keys() == {"sky"}
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+    further = GREEDY | {"messages": [*GREEDY["messages"], called.message, result], "tools": tools}
+    free = client.chat.completions.create(**further).choices[0]  # words or a call, as the model likes
+    assert bool(free.message.content) or free.finish_reason == "tool_calls"
 
 
 def errors(client: openai.OpenAI) -> None:

@@ -1,4 +1,4 @@
-"""What an answer must look like: which Structure the scheduler is given, and how the call of a function is told."""
+"""What an answer must look like: which Structure the scheduler is given. Of tools: test_tools.py."""
 
 import json
 from typing import Any
@@ -14,7 +14,6 @@ from tests.gateway.openai.harness import CHAT
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
-ADD = {"type": "function", "function": {"name": "add"}}
 
 
 def body(**fields: Any) -> Chat:
@@ -36,7 +35,7 @@ def body(**fields: Any) -> Chat:
         ({"structured_outputs": {"choice": ["a", "b"]}}, Structure(choice=Choice(texts=["a", "b"]))),
         ({"structured_outputs": {"grammar": "start: /a/"}}, Structure(lark="start: /a/")),
         ({"tools": [WEATHER], "tool_choice": "none"}, None),
-        ({"tools": [WEATHER], "tool_choice": "required"}, Structure(json_schema=json.dumps(SCHEMA))),
+        ({"tools": [], "tool_choice": "auto"}, None),
     ],
 )
 def test_every_way_to_ask_becomes_a_structure(fields: dict[str, Any], wanted: Structure | None) -> None:
@@ -44,28 +43,5 @@ def test_every_way_to_ask_becomes_a_structure(fields: dict[str, Any], wanted: St
 
 
 def test_two_ways_at_once_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"^tool_choice: not together with response_format"):
-        formats.structure(
-            body(tools=[WEATHER], tool_choice="required", response_format={"type": "json_object"}),
-        )
-
-
-def test_of_several_functions_the_grammar_takes_a_name_and_its_arguments() -> None:
-    llguidance = pytest.importorskip("llguidance")
-    structure, _ = formats.structure(body(tools=[WEATHER, ADD], tool_choice="required"))
-    assert structure is not None
-    assert llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(structure.lark)) == ""
-    assert '"weather" arguments0' in structure.lark
-
-
-def test_a_named_function_must_be_there() -> None:
-    choice = {"type": "function", "function": {"name": "nobody"}}
-    with pytest.raises(BadInput, match=r"^tool_choice: names a function that is not in tools"):
-        formats.structure(body(tools=[WEATHER], tool_choice=choice))
-
-
-@pytest.mark.parametrize("kind", ["string", "array", ["object", "null"]])
-def test_parameters_of_a_function_are_an_object(kind: Any) -> None:
-    function = {"name": "f", "parameters": {"type": kind}}
-    with pytest.raises(BadInput, match=r"^tools: parameters of f must be a schema of the type object"):
-        formats.structure(body(tools=[{"type": "function", "function": function}], tool_choice="required"))
+    with pytest.raises(BadInput, match=r"^structured_outputs: not together with response_format"):
+        formats.structure(body(structured_outputs={"regex": "a"}, response_format={"type": "json_object"}))

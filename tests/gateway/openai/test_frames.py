@@ -8,8 +8,10 @@ from gateway.chunk import Chunk, Round
 from gateway.openai import sse
 from gateway.openai.answer import Answer
 from gateway.openai.choice import Choice
+from gateway.openai.fields import Function
 from gateway.openai.frames import Frames
 from gateway.openai.token_bytes import TokenBytes
+from gateway.openai.tools import NOTHING, MayCall
 from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Final
 from tests.gateway.harness import TOKENIZER
@@ -18,8 +20,8 @@ FIRST = Chunk(text="a", token_ids=[1])
 ENDS = "\u0085\u2028\u2029"  # of lines, for some
 
 
-def answer(*, chat: bool = True, model: str = "m", echo: str = "", functions: tuple[str, ...] = ()) -> Answer:
-    choice = Choice(0, "r", chat=chat, of=TokenBytes(TOKENIZER), echo=echo, functions=functions)
+def answer(*, chat: bool = True, model: str = "m", echo: str = "", may: MayCall = NOTHING) -> Answer:
+    choice = Choice(0, "r", chat=chat, of=TokenBytes(TOKENIZER), echo=echo, may=may)
     return Answer(id="a", model=model, chat=chat, choices=[choice], prompt_tokens=1, created=2, started=0.0)
 
 
@@ -49,7 +51,7 @@ def test_an_event_looks_the_same(text: str, model: str, chat: bool, id: int | No
         pytest.param(answer(echo="b"), [], FIRST, id="the first, which has the prompt"),
         pytest.param(answer(), [FIRST], Chunk(final=Final(finish_reason=types_pb2.FINISH_REASON_STOP)), id="the last"),
         pytest.param(answer(), [FIRST], Chunk(text="b", logprobs=[types_pb2.Logprob()]), id="log-probabilities"),
-        pytest.param(answer(functions=("f",)), [FIRST], Chunk(text="b"), id="a call"),
+        pytest.param(answer(may=MayCall((Function(name="f"),))), [FIRST], Chunk(text="b"), id="a call"),
     ],
 )
 def test_an_event_that_says_more_is_left_to_the_longer_way(made: Answer, before: list[Chunk], chunk: Chunk) -> None:

@@ -1,63 +1,197 @@
-"""Answers that call a function: whole, and streamed with the name first and the arguments as they grow."""
+"""Functions that an answer may call: what the model is told, which answers its grammar lets through, and how a call is
+told, whole and streamed, with the name first and the arguments as they grow."""
 
+import json
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from gateway.chunk import Chunk
-from gateway.openai.choice import Call, Choice
+from gateway.openai import formats, request, tools
+from gateway.openai.choice import Choice
+from gateway.openai.fields import Chat
+from gateway.openai.parse import parse
+from protos.errors import BadInput
+from protos.structure import grammar
 from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Final
+from tests.gateway.openai.harness import CHAT
 
-TEXT = 'weather{"city":"Rome"}'
-CALL = {"name": "weather", "arguments": '{"city":"Rome"}'}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+OPEN = {name: value for name, value in SCHEMA.items() if name != "additionalProperties"}
+MORE = '{"city":"Rome","more":1}'
 
 
-def choice(*functions: str) -> Choice:
-    return Choice(0, "r", chat=True, of=SimpleNamespace(), functions=functions)  # type: ignore[arg-type]
+def with_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "weather", "parameters": schema}}
 
 
-def chunks(text: str, reason: int = types_pb2.FINISH_REASON_STOP) -> list[Chunk]:
-    """A character each, then the end."""
-    said = [Chunk(text=character, token_ids=[i]) for i, character in enumerate(text)]
+WEATHER = with_schema(SCHEMA)
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ADD: dict[str, Any] = {"type": "function", "function": {"name": "add", "description": "the sum"}}
+ARGUMENTS = '{"city":"Rome"}'
+CALL = f'<tool_call>{{"name": "weather", "arguments": {ARGUMENTS}}}'
+STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
+
+
+def body(**fields: Any) -> Chat:
+    return parse(Chat, json.dumps(CHAT | {"tools": [WEATHER, ADD]} | fields).encode())
+
+
+def choice(**fields: Any) -> Choice:
+    return Choice(0, "r", chat=True, of=SimpleNamespace(), may=tools.callable_in(body(**fields)))  # type: ignore[arg-type]
+
+
+def chunks(text: str, reason: int = STOP, *, cut: int = 1) -> list[Chunk]:
+    """So many characters each, then the end."""
+    said = [Chunk(text=text[i : i + cut], token_ids=[i]) for i in range(0, len(text), cut)]
     return [*said, Chunk(final=Final(finish_reason=reason))]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("functions", "text"), [(("weather", "add"), TEXT), (("weather",), TEXT.removeprefix("weather"))]
-)
-def test_a_call_is_told_whole(functions: tuple[str, ...], text: str) -> None:
-    one = choice(*functions)
-    for chunk in chunks(text):
+def whole(one: Choice, text: str, reason: int = STOP) -> dict[str, Any]:
+    for chunk in chunks(text, reason):
         one.take(chunk)
-    said = one.whole()
+    return one.whole()
+
+
+def streamed(one: Choice, text: str, reason: int = STOP, *, cut: int = 1) -> list[dict[str, Any]]:
+    return [entry for chunk in chunks(text, reason, cut=cut) for entry in one.events(chunk)]
+
+
+@cache
+def bytes_for_tokens() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def lets_through(text: str, **fields: Any) -> bool:
+    """Whether that can be the whole answer."""
+    asked = body(**fields)
+    structure, _ = formats.structure(asked, tools.callable_in(asked))
+    if structure is None:
+        return True
+    matcher = LLMatcher(bytes_for_tokens(), grammar(structure), log_level=0)
+    assert not matcher.get_error()
+    data = list(text.encode())
+    return bool(matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize(
+    ("fields", "passes"),
+    [
+        ({}, {"": True, "No <b>idea</b>.\n": True, CALL: True, f"I look.\n{CALL}": True, f"{CALL}.": False}),
+        ({}, {"<tool_call>now": False, CALL.replace("weather", "nobody"): False, CALL.replace("city", "town"): False}),
+        ({}, {"<tool_call>": False, "<tool_cal": True, CALL + CALL: False, CALL[:-1]: False}),
+        ({"tool_choice": "none"}, {"<tool_call>now": True}),
+        ({"tool_choice": "required"}, {CALL: True, ARGUMENTS: False, "": False, f"I look. {CALL}": False}),
+        ({"tool_choice": NAMED}, {ARGUMENTS: True, CALL: False}),
+        ({"tools": [WEATHER], "tool_choice": "required"}, {ARGUMENTS: True, '{"city":1}': False}),
+        ({"tools": [with_schema(OPEN)], "tool_choice": "required"}, {ARGUMENTS: True, MORE: False}),
+        ({"tools": [with_schema(OPEN | {"additionalProperties": True})], "tool_choice": "required"}, {MORE: True}),
+        ({"response_format": {"type": "json_object"}}, {CALL: True, '{"a":1}': True, "words": False}),
+    ],
+)
+def test_an_answer_is_what_its_tools_allow(fields: dict[str, Any], passes: dict[str, bool]) -> None:
+    assert {text: lets_through(text, **fields) for text in passes} == passes
+
+
+def test_the_model_is_told_of_them_in_the_system_message() -> None:
+    asked = request.of_chat(body(messages=[{"role": "system", "content": "Be kind."}, *CHAT["messages"]]), "r")
+    system, user = asked.requests[0].chat.messages
+    assert (system.role, user.role) == ("system", "user")
+    begin, *lines, how = system.content.split("\n")
+    assert begin == "Be kind."
+    functions = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [each["name"] for each in functions] == ["weather", "add"]
+    assert functions[0]["parameters"] == SCHEMA
+    assert tools.MARK in how
+
+
+@pytest.mark.parametrize("choice", ["none", NAMED])
+def test_where_there_is_nothing_to_choose_it_is_told_nothing(choice: Any) -> None:
+    asked = request.of_chat(body(tool_choice=choice), "r")
+    assert [message.role for message in asked.requests[0].chat.messages] == ["user"]
+
+
+def test_earlier_calls_and_what_came_of_them_are_part_of_the_conversation() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+    messages = [
+        *CHAT["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "d", "content": [{"type": "text", "text": "warm"}]},
+    ]
+    asked = request.of_chat(body(messages=messages, tool_choice="none"), "r").requests[0].chat.messages
+    assert [(message.role, message.content) for message in asked[1:]] == [
+        ("assistant", CALL),
+        ("user", "<tool_response>sunny</tool_response>\n\n<tool_response>warm</tool_response>"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice: names a function that"),
+        ({"tools": [WEATHER, WEATHER]}, "tools: two functions have the same name"),
+        ({"structured_outputs": {"regex": "a"}}, "tool_choice: auto goes together with JSON only"),
+        *(
+            ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}]}, "tools: param")
+            for kind in ("string", "array", ["object", "null"])
+        ),
+    ],
+)
+def test_what_is_wrong_with_tools_is_told(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadInput, match=f"^{problem}"):
+        request.of_chat(body(**fields), "r")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "words"),
+    [
+        ({}, CALL, None),
+        ({}, f"I look. {CALL}", "I look. "),
+        ({"tool_choice": "required"}, CALL, None),
+        ({"tool_choice": NAMED}, ARGUMENTS, None),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+def test_a_call_is_told_whole_and_streamed(fields: dict[str, Any], text: str, words: str | None, cut: int) -> None:
+    said = whole(choice(**fields), text)
+    function = {"name": "weather", "arguments": ARGUMENTS}
+    call = {"id": "call_r", "type": "function", "function": function}
     assert said["finish_reason"] == "tool_calls"
-    call = {"id": "call_r", "type": "function", "function": CALL}
-    assert said["message"] == {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
+    assert said["message"] == {"role": "assistant", "content": words, "refusal": None, "tool_calls": [call]}
 
-
-def test_a_call_is_streamed_with_its_name_once() -> None:
-    one = choice("weather", "add")
-    deltas = [entry["delta"] for chunk in chunks(TEXT) for entry in one.events(chunk)]
+    entries = streamed(choice(**fields), text, cut=cut)
+    deltas = [entry["delta"] for entry in entries]
     calls: list[Any] = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-    assert {call["index"] for call in calls} == {0}
+    assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+    assert "".join(delta.get("content") or "" for delta in deltas) == (words or "")
     assert [call["function"].get("name") for call in calls] == ["weather"] + [None] * (len(calls) - 1)
     assert [call.get("id") for call in calls] == ["call_r"] + [None] * (len(calls) - 1)
-    assert "".join(call["function"]["arguments"] for call in calls) == CALL["arguments"]
-    assert deltas[0]["role"] == "assistant"
+    assert "".join(call["function"]["arguments"] for call in calls) == ARGUMENTS
+    assert [entry["finish_reason"] for entry in entries] == [None] * (len(entries) - 1) + ["tool_calls"]
 
 
-def test_a_call_that_is_cut_short_says_so() -> None:
-    one = choice("weather")
-    for chunk in chunks('{"ci', types_pb2.FINISH_REASON_LENGTH):
-        one.take(chunk)
-    said = one.whole()
+@pytest.mark.parametrize("text", ["Hello.", "a < b", "ends with <tool_", ""])
+def test_words_are_told_as_if_there_were_no_tools(text: str) -> None:
+    said = whole(choice(), text)
+    assert (said["message"]["content"] or "", said["finish_reason"]) == (text, "stop")
+    assert "tool_calls" not in said["message"]
+    assert "".join(entry["delta"].get("content") or "" for entry in streamed(choice(), text)) == text
+
+
+@pytest.mark.parametrize("cut_off", range(1, len(CALL)))
+def test_a_call_that_is_cut_short_says_so(cut_off: int) -> None:
+    said = whole(choice(), CALL[:cut_off], LENGTH)
     assert said["finish_reason"] == "length"
-    assert said["message"]["tool_calls"][0]["function"]["arguments"] == '{"ci'
-
-
-def test_the_name_ends_where_the_arguments_begin() -> None:
-    call = Call(("a", "ab"))
-    assert [call.push(text) for text in ("a", "b", "{", "}")] == ["", "", "{", "}"]
-    assert (call.name, call.arguments) == ("ab", "{}")
+    begun = CALL[:cut_off].partition('"arguments": ')[2]
+    called = said["message"].get("tool_calls")
+    assert (called[0]["function"]["arguments"] if called else "") == begun

@@ -1,0 +1,161 @@
+"""Functions that an answer may call: what the model is told of them, the form that its answer must then have, and how a
+call, or what came of one, is written into a conversation. The model's template need know nothing of it: all is plain
+text. Pure."""
+
+import json
+from typing import Any, NamedTuple
+
+from gateway.openai.fields import Chat, Function, ToolCall
+from protos.errors import BadInput
+from protos.v1.types_pb2 import Structure
+
+MARK = "<tool_call>"  # where an answer's words end and a call begins; the form that many models were trained on
+_PLAIN = {"$defs", "$schema", "description", "properties", "required", "title", "type"}  # names every argument
+_NAME, _ARGUMENTS, _END = '{"name": "', '", "arguments": ', "}"
+
+
+class MayCall(NamedTuple):
+    """`must`: the answer is a call; else it may be one, behind words or not."""
+
+    functions: tuple[Function, ...] = ()
+    must: bool = False
+
+    @property
+    def only(self) -> str:
+        """The function whose arguments the answer is, without a mark; empty: calls are marked."""
+        return self.functions[0].name if self.must and len(self.functions) == 1 else ""
+
+
+NOTHING = MayCall()
+
+
+def callable_in(body: Chat) -> MayCall:
+    """What the answer may call. Raises BadInput."""
+    functions = tuple(tool.function for tool in body.tools)
+    choice = body.tool_choice or "auto"
+    if choice == "none" or (choice == "auto" and not functions):
+        return NOTHING
+    if not functions:
+        raise BadInput("tool_choice", "there are no tools to choose from")
+    if len({function.name for function in functions}) < len(functions):
+        raise BadInput("tools", "two functions have the same name")
+    if isinstance(choice, str):
+        return MayCall(functions, must=choice == "required")
+    named = tuple(function for function in functions if function.name == choice.function.name)
+    if not named:
+        raise BadInput("tool_choice", "names a function that is not in tools")
+    return MayCall(named, must=True)
+
+
+def told(may: MayCall) -> str:
+    """What a system message says of them; nothing where there is nothing to choose: the form of the answer suffices."""
+    if may.only or not may.functions:
+        return ""
+    lines = [
+        json.dumps({"name": each.name, "description": each.description or "", "parameters": each.parameters})
+        for each in may.functions
+    ]
+    form = f'{MARK}{_NAME}NAME{_ARGUMENTS}{{"PARAMETER": VALUE}}{_END}'
+    how = f"To call one, write {form} and nothing after it. You are then told its result."
+    return "\n".join(["These functions can be called:", *lines, how + " Call one now." * may.must])
+
+
+def structure(may: MayCall, form: Structure | None) -> Structure | None:
+    """`form`: of an answer that calls nothing; None: any words. Raises BadInput."""
+    schemas = [_object(function) for function in may.functions]
+    if may.only:
+        return Structure(json_schema=json.dumps(schemas[0]))
+    if not schemas:
+        return form
+    rules = []
+    for i, (function, schema) in enumerate(zip(may.functions, schemas, strict=True)):
+        head = json.dumps(f"{_NAME}{function.name}{_ARGUMENTS}")
+        rules += [f"call{i}: {head} arguments{i} {json.dumps(_END)}", f"arguments{i}: {_json(schema)}"]
+    called = "call: " + " | ".join(f"call{i}" for i in range(len(schemas)))
+    marked = f"marked: {json.dumps(MARK)} call"
+    if may.must:
+        begin = ["start: marked", marked]
+    elif form is not None:
+        begin = ["start: form | marked", f"form: {_json(_schema(form))}", marked]
+    else:  # the mark is looked for in the words, and what follows it is a call
+        any_text = r"/(.|\n)*/"
+        begin = ["start: WORDS | marked", f"WORDS: {any_text}", "marked: before call"]
+        begin.append(f"before[suffix={json.dumps(MARK)}]: {any_text}")
+    return Structure(lark="\n".join([*begin, called, *rules]))
+
+
+def written(call: ToolCall) -> str:
+    """An earlier call, as the model writes one."""
+    return f"{MARK}{_NAME}{call.function.name}{_ARGUMENTS}{call.function.arguments or '{}'}{_END}"
+
+
+def result(text: str) -> str:
+    """What came of a call, as the user says it."""
+    return f"<tool_response>{text}</tool_response>"
+
+
+class Calling:
+    """An answer's text while it comes: what of it is words, and what is the call."""
+
+    def __init__(self, may: MayCall) -> None:
+        self.name = may.only
+        self._marked, self._in_call = not may.only, bool(may.only)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """What it adds to the words, and to the call's arguments."""
+        words, self._held = "", self._held + text
+        if not self._in_call:
+            words, mark, rest = self._held.partition(MARK)
+            self._in_call = bool(mark)
+            if not mark:
+                rest = next((MARK[:n] for n in range(len(MARK) - 1, 0, -1) if words.endswith(MARK[:n])), "")
+                words = words.removesuffix(rest)
+            self._held = rest
+        if self._in_call and not self.name:
+            name, between, rest = self._held.partition(_ARGUMENTS)
+            if between:
+                self.name, self._held = name.removeprefix(_NAME), rest
+        if not self.name:
+            return words, ""
+        keep = len(_END) if self._marked else 0  # it may be the end, which is not of the arguments
+        arguments = self._held[: len(self._held) - keep]
+        self._held = self._held[len(arguments) :]
+        return words, arguments
+
+    def end(self, *, whole: bool) -> tuple[str, str]:
+        """The same of what was held back. `whole`: the answer was not cut."""
+        held, self._held = self._held, ""
+        if not self._in_call:
+            return held, ""
+        return "", "" if whole or not self.name else held
+
+
+def _schema(form: Structure) -> dict[str, Any]:
+    """Raises BadInput."""
+    match form.WhichOneof("kind"):
+        case "json_object":
+            return {"type": "object"}
+        case "json_schema":
+            try:
+                schema = json.loads(form.json_schema)
+            except ValueError:
+                schema = None
+            if isinstance(schema, dict):
+                return schema
+    raise BadInput("tool_choice", "auto goes together with JSON only, no other form")
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return f"%json {json.dumps({'x-guidance': {'whitespace_flexible': False}} | schema)}"
+
+
+def _object(function: Function) -> dict[str, Any]:
+    """The schema of a function's arguments. Unless it says otherwise there are no others than those that it names: many
+    functions fail of one more. Raises BadInput."""
+    schema = {"type": "object", **function.parameters}
+    if schema["type"] != "object":
+        raise BadInput("tools", f"parameters of {function.name} must be a schema of the type object")
+    if schema.keys() <= _PLAIN and schema.get("properties"):
+        schema["additionalProperties"] = False
+    return schema
