@@ -114,7 +114,9 @@ async def _no_such_thing(request: Request, error: Exception) -> Response:
         answer = errors.plain(405, f"{what}: this path does not take that method")
         answer.headers.update(error.headers or {})
         return answer
-    return errors.plain(error.status_code, f"{what}: there is no such path")
+    nearest = "/v1/" + "/".join(part for part in request.url.path.split("/") if part not in ("", "v1"))
+    hint = f"; there is {nearest}" if any(getattr(each, "path", "") == nearest for each in request.app.routes) else ""
+    return errors.plain(error.status_code, f"{what}: there is no such path{hint}")
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -266,16 +266,16 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
 REFUSED_RESPONSES: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "conversation": (),
-    "include": ([],),
+    "include": ([], ["reasoning.encrypted_content"]),  # there is no reasoning apart from the answer
     "max_tool_calls": (),
     "previous_response_id": (),
     "prompt": (),
     "service_tier": ("auto", "default"),
-    "stream_options": ({},),
+    "stream_options": ({}, {"include_obfuscation": False}),
     "tool_choice": ("auto", "none"),  # without tools
     "tools": ([],),
     "top_logprobs": (0,),
-    "truncation": ("disabled",),
+    "truncation": ("disabled", "auto"),  # what does not fit is refused, never cut
 }
 
 # Fields without effect on the answer.

@@ -16,7 +16,17 @@ from protos.errors import BadInput
 SomeBody = TypeVar("SomeBody", bound=Body)
 ANSWERING: tuple[type[Body], ...] = (Chat, Completion, Responses)
 BOM = b"\xef\xbb\xbf"  # some programs begin every UTF-8 text with it
-HINTS = {"priority": "send `class`: interactive, default or batch", "guided": "send `structured_outputs`"}
+_WHOLE = "nothing is kept here: send the whole conversation as `input`"
+HINTS = {  # by how the field's name begins
+    "conversation": _WHOLE,
+    "function": "send `tools`",
+    "functions": "send `tools`",
+    "guided": "send `structured_outputs`",
+    "previous": _WHOLE,
+    "priority": "send `class`: interactive, default or batch",
+    "tool": "/v1/chat/completions calls functions",
+    "tools": "/v1/chat/completions calls functions",
+}
 
 
 def parse(kind: type[SomeBody], raw: bytes) -> SomeBody:
@@ -58,8 +68,9 @@ def _refused(kind: type[Body]) -> Mapping[str, tuple[Any, ...]]:
 def _refuse(kind: type[Body], given: dict[str, Any]) -> None:
     """Raises Unsupported for a field that would change the answer."""
     refused = _refused(kind)
-    for name in refused.keys() & given.keys():
-        value = given[name]
+    for name, value in given.items():
+        if name not in refused:
+            continue
         asks_nothing = value is None or value in refused[name] or (name == "best_of" and value == given.get("n", 1))
         if not asks_nothing:
             hint = HINTS.get(name.partition("_")[0])

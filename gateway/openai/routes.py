@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from gateway.front import Front
 from gateway.http.access import route
+from gateway.http.errors import Unsupported
 from gateway.keys import Right
 from gateway.metrics import Metrics
 from gateway.openai import openapi, own, request, responses, tokens
@@ -143,6 +144,8 @@ class Doors:
             raw = await asked.body()
         except ClientDisconnect:
             raise Cancelled("the client hung up before its body was whole") from None
+        if (coding := asked.headers.get("content-encoding", "identity")) != "identity":
+            raise Unsupported("content-encoding", f"{coding[:20]} is not read here: send the body as it is")
         # A megabyte of JSON takes tens of milliseconds, in which others have their turns.
         body = parse(kind, raw) if len(raw) <= THREAD_ABOVE_BYTES else await asyncio.to_thread(parse, kind, raw)
         if ignored := unknown(body):

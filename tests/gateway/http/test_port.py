@@ -66,6 +66,13 @@ async def test_a_path_that_is_not_ours_is_404_and_a_wrong_method_405_in_openais_
         assert (answer.status_code, set(answer.headers["allow"].split(", "))) == (405, {"GET", "HEAD"})
 
 
+async def test_a_path_that_is_nearly_ours_is_told_which_one_is() -> None:
+    async with port() as (_, client):
+        for path in ("/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions", "//v1/chat/completions"):
+            message = (await client.post(f"{client.base_url}".rstrip("/") + path)).json()["error"]["message"]
+            assert message.endswith("there is no such path; there is /v1/chat/completions"), message
+
+
 async def test_metrics_and_version_are_served() -> None:
     async with port() as (_, client):
         assert "laps_sd_num_requests_live" in (await client.get("/metrics")).text

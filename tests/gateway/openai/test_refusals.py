@@ -143,6 +143,17 @@ async def test_a_field_of_another_endpoint_is_refused() -> None:
         assert at.link.received.empty()
 
 
+async def test_a_refusal_says_what_to_send_instead() -> None:
+    async with door() as at:
+        for path, body, instead in (
+            ("/v1/chat/completions", CHAT | {"functions": [{}]}, "send `tools`"),
+            ("/v1/chat/completions", CHAT | {"guided_json": {}, "min_p": 0.5}, "send `structured_outputs`"),
+            ("/v1/responses", RESPONSE | {"previous_response_id": "a"}, "send the whole conversation as `input`"),
+            ("/v1/responses", RESPONSE | {"tools": [TOOL]}, "/v1/chat/completions calls functions"),
+        ):
+            assert (await at.refused(body, path))["message"].endswith(instead)
+
+
 async def test_what_asks_for_nothing_is_taken() -> None:
     nothing = {
         "best_of": 1,
@@ -232,6 +243,14 @@ async def test_bytes_that_are_no_body_are_400(path: str) -> None:
             assert answer.status_code == 400, (raw[:60], answer.text)
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
             assert len(answer.content) < 2000  # whatever was sent, little of it comes back
+
+
+async def test_a_compressed_body_is_told_so() -> None:
+    async with door() as at:
+        answer = await at.http.post("/tokenize", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "content-encoding")
+        assert error["message"] == "content-encoding: gzip is not read here: send the body as it is"
 
 
 async def test_a_mark_of_utf8_before_a_body_is_no_part_of_it() -> None:

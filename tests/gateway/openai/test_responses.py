@@ -106,7 +106,8 @@ async def test_what_needs_state_or_is_wrong_is_named(field: str, value: object, 
 
 async def test_what_asks_for_nothing_is_taken() -> None:
     async with door() as at:
-        body = ASK | {"store": True, "tools": [], "include": [], "truncation": "disabled", "metadata": {}, "user": "me"}
+        body = ASK | {"store": True, "tools": [], "truncation": "auto", "metadata": {}, "user": "me"}
+        body |= {"include": ["reasoning.encrypted_content"], "stream_options": {"include_obfuscation": False}}
         task = at.asked(body, "/v1/responses")
         await at.say(await at.link.accept(), "a")
         assert (await task).json()["store"] is False
