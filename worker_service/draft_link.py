@@ -31,6 +31,7 @@ _ATTACH = f"/{pb.DESCRIPTOR.services_by_name['DraftLink'].full_name}/Attach"
 _WAITING = 4  # messages on their way to the drafter; further ones wait in the worker
 _WELCOME_S = 5.0
 _WRITE_S = 5.0  # a stream that takes nothing for so long is broken
+_FAR_BEHIND_S = 0.01
 RECONNECT_S = 0.1  # the first wait; it doubles up to the next
 MAX_RECONNECT_S = 2.0
 _LONG_S = 10.0  # after a session of such length the first wait is short again
@@ -152,8 +153,10 @@ class DraftLink:
                 raise SessionError("it hung up, or its message was none")
             if message.HasField("drafts"):
                 packet = DOWN.pack(self._session, time.monotonic()) + message.SerializeToString()
-                with suppress(OSError):  # the worker is far behind: by then they are late
+                try:
                     self._worker.send(packet)
+                except BlockingIOError:  # the worker is far behind: by then they are late
+                    await asyncio.sleep(_FAR_BEHIND_S)  # or it says far too much: it is not to keep a core busy
 
     async def _write(self, call: _Call, queue: asyncio.Queue[bytes]) -> None:
         while True:

@@ -16,7 +16,8 @@ from worker_service.draft_link import DOWN, DOWN_BYTES, UP, UP_BYTES
 from worker_service.engine.drafting.remote import Chain
 from worker_service.engine.drafting.remote_drafter import Drafts, Gone, News, Refused, Truth, Welcome
 
-_PACKETS = 256  # read at a time
+# Read at a time, for that is time of the model: a drafter that says more than an honest one ever would loses it.
+_PACKETS, _CHAINS = 32, 1024
 RESTART_S = 5.0  # between two starts of the process
 
 
@@ -80,7 +81,10 @@ class LinkPost:
         return True
 
     def _packets(self) -> Iterator[News]:
+        room = _CHAINS
         for _ in range(_PACKETS):
+            if room <= 0:
+                return
             try:
                 packet = self._socket.recv(DOWN_BYTES) if self._socket is not None else b""
             except BlockingIOError:
@@ -92,7 +96,9 @@ class LinkPost:
                 yield Gone()
                 return
             session, arrived_s = DOWN.unpack_from(packet)
-            yield from self._opened(session, arrived_s, packet[DOWN.size :])
+            for news in self._opened(session, arrived_s, packet[DOWN.size :]):
+                room -= len(news.chains) + len(news.refused) if isinstance(news, Drafts) else 0
+                yield news
 
     def _ended(self) -> None:
         if self._socket is not None:
@@ -110,9 +116,9 @@ class LinkPost:
         if answer.HasField("welcome"):
             self._session, welcome = session, answer.welcome
             bounds = welcome.handles, welcome.longest_chain, welcome.context_tokens, welcome.vocab_size
-            yield Welcome(*bounds, _seconds(welcome.step_s), _seconds(welcome.chain_s))
+            yield Welcome(*bounds, _seconds(welcome.step_s), _seconds(welcome.chain_s), welcome.widest_fan)
         elif answer.HasField("drafts"):
-            chains = answer.drafts.chains
+            chains = answer.drafts.chains[:_CHAINS]
             yield Drafts(
                 arrived_s,
                 [(c.handle, Chain(c.at, c.prefix, c.tokens)) for c in chains if c.tokens and not c.standing],

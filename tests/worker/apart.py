@@ -22,7 +22,7 @@ from protos.link.v1 import draft_link_pb2 as pb
 from worker_service.engine.drafting.prefix import EMPTY, extended
 
 LIES = ("random ids", "unknown ids", "100,000 tokens", "foreign handles", "wrong digests", "64 MB", "lost again")
-DISORDERS = ("drop", "repeat", "reorder", "late", "silent", "no wire")
+DISORDERS = ("drop", "repeat", "reorder", "late", "silent", "no wire", "flood")
 _UNKNOWN = 1 << 31
 
 
@@ -127,6 +127,8 @@ class Script:
                 yield b"\xff\xff\xff\xff"
             case "silent":
                 pass
+            case "flood":
+                yield from [pb.FromDrafter(drafts=pb.Drafts(chains=[*message.drafts.chains[:1]] * 1500))] * 50
             case "drop":
                 if self.messages % 3 == 0:
                     yield message

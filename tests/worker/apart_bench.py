@@ -32,6 +32,8 @@ DRAFTERS: dict[str, dict[str, Any] | None] = {
     "slow (50 ms)": {"delay_s": 0.05},
     "slow (1 s)": {"delay_s": 1.0},
     "lying": {"mode": "random ids"},
+    "late": {"mode": "late"},
+    "flooding": {"mode": "flood"},
     "silent": {"mode": "silent"},
     "dead": None,  # nobody listens
 }

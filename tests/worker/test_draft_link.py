@@ -3,17 +3,21 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from socket import AF_UNIX, SOCK_SEQPACKET, socketpair
 
 import pytest
 from pydantic import ValidationError
 
 from laps_sd.authority import make_certs
+from protos.link.v1 import draft_link_pb2 as pb
 from protos.tls import Tls
 from tests.waiting import WAIT_S
 from tests.worker.apart import Script, serving
+from worker_service import draft_post
 from worker_service.config import Settings
+from worker_service.draft_link import DOWN
 from worker_service.draft_post import LinkPost
-from worker_service.engine.drafting.remote_drafter import Welcome
+from worker_service.engine.drafting.post import Drafts, Welcome
 
 
 @pytest.fixture
@@ -92,3 +96,16 @@ def test_times_that_are_none_count_for_nothing(stack: ExitStack) -> None:
         while not news and link.now() < deadline:
             news = [one for one in link.receive(0.1) if isinstance(one, Welcome)]
         assert [one.step_s for one in news] == [read]
+
+
+def test_a_flood_is_read_in_portions(stack: ExitStack) -> None:
+    link = post(stack, [], [], Tls())
+    link._socket, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+    link._socket.setblocking(False)
+    many = pb.FromDrafter(drafts=pb.Drafts(chains=[pb.Chain(handle=1, at=1, prefix=1, tokens=[1])] * 3000))
+    with theirs:
+        for _ in range(2):
+            theirs.send(DOWN.pack(1, 0.0) + many.SerializeToString())
+        for _ in range(2):
+            assert sum(len(news.chains) for news in link.receive(0.0) if isinstance(news, Drafts)) == draft_post._CHAINS
+        assert link.receive(0.0) == []

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +36,8 @@ class Office:
     delay_s: float = inf
     guesses: Sequence[int] = (1, 1, 1, 1)
     full: bool = False
+    behind: int = 0  # tokens of the text that it does not know yet when it answers
+    lies: int = 0  # added to digests
     time_s: float = 0.0
     sent: list[list[Truth]] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
@@ -52,7 +55,8 @@ class Office:
             text[row.start :] = row.tokens
             if row.ahead and self.delay_s < inf:
                 due_s = self.time_s + self.delay_s
-                chain = Chain(len(text), extended(EMPTY, text), self.guesses)
+                at = len(text) - self.behind
+                chain = Chain(at, extended(EMPTY, text[:at]) + self.lies, self.guesses)
                 self.coming.append((due_s, Drafts(due_s, [(row.handle, chain)])))
         return True
 
@@ -154,6 +158,35 @@ def test_a_death_costs_two_half_passes() -> None:
     assert all(own for (own,) in drafts[2:])
 
 
+@pytest.mark.parametrize("useless", [{"behind": 3}, {"lies": 1}, {"behind": 1, "delay_s": 0.45 * PASS_S}])
+def test_whoever_talks_and_brings_nothing_is_waited_for_no_longer_than_the_dead(useless: dict[str, Any]) -> None:
+    office = Office(delay_s=0.3 * PASS_S)
+    table = Table(office)
+    table.admit("a")
+    for _ in range(20):
+        table.step()
+    for name, value in ({"guesses": [2] * 4} | useless).items():
+        setattr(office, name, value)
+    table.step()  # a good chain was on its way
+    table.waits_s.clear()
+    for _ in range(60):
+        table.step()
+    assert sum(table.waits_s) <= 2 * PASS_S / 2 + 1e-9
+
+
+@pytest.mark.parametrize("draft_len", [1, 4])
+@pytest.mark.parametrize("every", [1, 2, 3, 6, 40])
+def test_waiting_never_costs_what_a_worker_without_a_drafter_has(every: int, draft_len: int) -> None:
+    """Where one chain of so many comes in time, and others never."""
+    office = Office()
+    table = Table(office)
+    table.admit("a")
+    for number in range(600):
+        office.delay_s = 0.3 * PASS_S if number % every == 0 else inf
+        table.step(draft_len)
+    assert len(table.texts["a"]) / office.time_s >= 0.97 / PASS_S
+
+
 def test_nobody_waits_for_a_liar_and_little_of_it_is_verified() -> None:
     office = Office(delay_s=0.3 * PASS_S)
     table = Table(office, token=2)  # no guess is ever right
@@ -180,6 +213,43 @@ def test_no_text_of_a_request_that_stays_here_is_sent() -> None:
     text.append(1)
     table.drafter.verified([Verified("secret", text, HIDDEN)])
     assert table.office.sent == []
+
+
+def test_a_text_that_must_stay_here_from_now_on_is_not_sent_any_further() -> None:
+    table = Table(Office())
+    table.admit("a")
+    table.step()
+    before = len(table.office.rows())
+    table.texts["a"].append(7)
+    table.drafter.verified([Verified("a", table.texts["a"], HIDDEN, local=True)])
+    assert [(row.handle, row.tokens, row.forget) for row in table.office.rows()[before:]] == [(1, (), True)]
+
+
+def test_guesses_at_the_outcome_are_asked_for_where_the_drafter_has_time_for_them() -> None:
+    for welcome, requests, fan in (
+        (USUAL._replace(widest_fan=4, step_s=0.001, chain_s=0.0001), 1, 2),
+        (USUAL._replace(widest_fan=4, step_s=0.001, chain_s=0.0001), 20, 0),
+        (USUAL._replace(widest_fan=4, step_s=0.001, chain_s=0.001), 1, 0),
+        (USUAL._replace(widest_fan=1, step_s=0.001), 1, 0),
+    ):
+        table = Table(Office(), welcome)
+        for number in range(requests):
+            table.admit(str(number))
+        table.step()
+        last = table.office.rows()[-1]
+        assert (last.fan, last.depth) == (fan, last.need + 1 if fan else 0)
+
+
+def test_a_guess_at_the_outcome_serves_where_the_main_chain_was_wrong() -> None:
+    office = Office(delay_s=0.0, guesses=[1, 8, 8, 8])
+    table = Table(office)
+    table.admit("a")
+    table.step()
+    office.delay_s = inf
+    text = [*table.texts["a"], 1]  # the first guess is right, the second is not
+    office.coming.append((0.0, Drafts(0.0, [(1, Chain(len(text), extended(EMPTY, text), [1, 1, 1]))])))
+    assert table.step() == [[1, 8, 8, 8]]
+    assert table.drafter.propose([Ask("a", table.texts["a"], 4)]) == [[1, 1]]  # what follows the second 1
 
 
 def test_a_drafter_that_comes_anew_is_told_everything() -> None:

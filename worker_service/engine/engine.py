@@ -243,7 +243,7 @@ class Engine:
             row = self._accept(work, next(drawn) if work.num_logits else Drawn(), masks.get(work.request.id))
             if row.tokens and row.finish is None:
                 hidden = passed.hidden[begin + len(row.tokens) - 1]
-                verified.append(Verified(row.request_id, work.request.tokens, hidden))
+                verified.append(Verified(row.request_id, work.request.tokens, hidden, work.ask.local))
             rows.append(row)
             begin += work.num_logits
         self.drafter.verified(verified)

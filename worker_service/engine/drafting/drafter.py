@@ -24,6 +24,7 @@ class Verified(NamedTuple):
     request_id: str
     tokens: Sequence[int]  # prompt and output: the truth, with what the pass has added
     hidden: torch.Tensor  # [hidden size]: the target's hidden state when it chose the last of them
+    local: bool = False  # as in Ask
 
 
 class Seen(NamedTuple):

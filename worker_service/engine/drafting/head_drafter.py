@@ -54,7 +54,7 @@ class HeadDrafter(Drafter):
         return [drafts.get(ask.request_id, [])[: ask.draft_len] for ask in asks]
 
     def verified(self, rounds: Sequence[Verified]) -> None:
-        for request_id, tokens, hidden in rounds:
+        for request_id, tokens, hidden, _ in rounds:
             self._states[request_id] = len(tokens), hidden.clone()  # one row: the tensor behind it is the whole step's
 
     def rehearse(self, batch: int, draft_len: int) -> None:

@@ -15,13 +15,16 @@ class Truth(NamedTuple):
     tokens: Sequence[int] = ()
     need: int = 0
     ahead: int = 0
+    fan: int = 0
+    depth: int = 0
     salt: bytes = b""
     forget: bool = False
 
 
 class Welcome(NamedTuple):
     """A drafter is there, and knows nothing yet. What it takes: requests, tokens of a chain and of a text, ids below
-    `vocab_size`. Seconds that it says a token takes it, and each further chain that grows at the same time."""
+    `vocab_size`, guesses for each position. Seconds that it says a token takes it, and each further chain that grows at
+    the same time."""
 
     handles: int
     longest_chain: int
@@ -29,6 +32,7 @@ class Welcome(NamedTuple):
     vocab_size: int
     step_s: float = 0.0
     chain_s: float = 0.0
+    widest_fan: int = 0
 
 
 class Gone(NamedTuple):

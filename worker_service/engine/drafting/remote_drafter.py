@@ -23,6 +23,7 @@ MESSAGE_TOKENS = 8192  # told at once; a longer text goes in pieces
 _MESSAGE_ROWS = 1024
 _MOST_LOSSES = 3  # of one request's text; then it rests
 _FIRST_LENGTH = 4  # drafts that a request is taken to want before it has asked
+_DEAREST = 4.0  # times a step of the drafter's, that guesses at the outcome may add to one
 _REST_ROUNDS = 64  # until a request is offered again for which there was no room
 
 
@@ -66,7 +67,7 @@ class RemoteDrafter(Drafter):
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         self._read(0.0)
         for ask in asks:
-            if ask.local and self._full:  # others are to have its place
+            if ask.local:  # also one of which the drafter knows: its tenant may have forbidden it since
                 self.forget(ask.request_id)
         mine = [(ask, self._known(ask)) for ask in asks if not ask.local]
         self._abreast = len(mine)
@@ -113,7 +114,9 @@ class RemoteDrafter(Drafter):
 
     def verified(self, rounds: Sequence[Verified]) -> None:
         now_s, emitted = self._post.now(), 0
-        for id, tokens, _ in rounds:
+        for id, tokens, _, local in rounds:
+            if local:
+                self.forget(id)
             if (request := self._requests.get(id)) is None:
                 emitted += 1
                 continue
@@ -158,7 +161,11 @@ class RemoteDrafter(Drafter):
 
     def _await(self, mine: Sequence[tuple[Ask, _Request]], begun_s: float) -> None:
         """Wait for chains that are late, while that pays."""
-        now_s, limit_s, heard = begun_s, begun_s + self._worth.patience_s, False
+
+        def there() -> int:
+            return sum(len(request.chains.longest(ask.tokens)) for ask, request in mine)
+
+        now_s, limit_s, before = begun_s, begun_s + self._worth.patience_s, -1
         while now_s < limit_s:
             late = []
             for ask, request in mine:
@@ -167,17 +174,14 @@ class RemoteDrafter(Drafter):
                     lacking = self._worth.gain(most) - self._worth.gain(len(request.chains.longest(ask.tokens)[:most]))
                     late.append((now_s - request.told_s, lacking))
             if not self._worth.pays(late, limit_s - now_s):
-                return
-            heard = self._read(limit_s - now_s) or heard
+                break
+            before = there() if before < 0 else before
+            self._read(limit_s - now_s)
             now_s = self._post.now()
-        if limit_s > begun_s and not heard:
-            self._worth.in_vain()
+        if before >= 0:
+            self._worth.waited(there() > before)
 
     # ---- the drafter, as far as it is known ----
-
-    @property
-    def _full(self) -> bool:
-        return self._welcome is not None and len(self._handles) >= self._welcome.handles
 
     def _tell(self) -> None:
         """Send what the drafter does not know yet, in one message unless it is long. What finds no room goes later."""
@@ -213,12 +217,21 @@ class RemoteDrafter(Drafter):
         if not request.handle:
             self._last_handle = request.handle = self._last_handle + 1
             self._handles[request.handle] = request
-        need = ahead = 0  # of a part of a text nothing is guessed
+        need = ahead = fan = 0  # of a part of a text nothing is guessed
         if request.told + len(tokens) == len(request.tokens):
             need = min(self._worth.length(request.draft_len) or 1, welcome.longest_chain)
             ahead = min(2 * need + 1, welcome.longest_chain)
+            fan = self._fan(welcome, need)
         salt = b"" if request.told else request.salt
-        return Truth(request.handle, request.told, tokens, need, ahead, salt)
+        depth = min(need + 1, welcome.longest_chain) if fan else 0  # the outcome, and what is of use after it
+        return Truth(request.handle, request.told, tokens, need, ahead, fan, depth, salt)
+
+    def _fan(self, welcome: Welcome, need: int) -> int:
+        """How many guesses at each position where the pass may end, so that what follows is there whatever it decides.
+        2 where the drafter has time for as many chains; 0: the main chain alone."""
+        chains = max(self._abreast, 1) * (need + 2)
+        dearer = welcome.chain_s * (chains - 1) > _DEAREST * welcome.step_s
+        return 0 if welcome.widest_fan < 2 or dearer else 2
 
     def _told(self, id: str, row: Truth) -> None:
         request = self._requests[id]
@@ -227,13 +240,12 @@ class RemoteDrafter(Drafter):
             request.told_s = self._post.now()
             del self._pending[id]
 
-    def _read(self, wait_s: float) -> bool:
-        """Take in what has come, or comes first within `wait_s` seconds. Whether guesses are among it."""
-        heard = False
+    def _read(self, wait_s: float) -> None:
+        """Take in what has come, or comes first within `wait_s` seconds."""
         for news in self._post.receive(wait_s):
             if isinstance(news, Drafts):
                 for handle, chain in news.chains:
-                    heard = self._take(handle, chain, news.arrived_s) or heard
+                    self._take(handle, chain, news.arrived_s)
                 for refused in news.refused:
                     self._refuse(refused)
             else:
@@ -243,19 +255,15 @@ class RemoteDrafter(Drafter):
                     request.leave()
                     request.resting = 0
                 self._pending = dict.fromkeys(self._requests)
-        if heard:
-            self._worth.heard()
-        return heard
 
-    def _take(self, handle: int, chain: Chain, arrived_s: float) -> bool:
+    def _take(self, handle: int, chain: Chain, arrived_s: float) -> None:
         if (request := self._handles.get(handle)) is None:
-            return False  # it has ended meanwhile
+            return  # it has ended meanwhile
         request.chains.add(chain)
-        if request.told_s is not None and chain.at >= request.told:
+        if request.told_s is not None and chain.at == request.told:
             if request.answered:  # the first one took the time to read the whole text
                 self._worth.arrived(max(arrived_s - request.told_s, 0.0))
             request.told_s, request.answered = None, True
-        return True
 
     def _refuse(self, refused: Refused) -> None:
         if (request := self._handles.get(refused.handle)) is None:

@@ -9,7 +9,7 @@ FIRST_RIGHT = 0.7  # taken for the chance of a guess before any was judged
 LEAST_CHANCE = 0.15  # of a guess and all before it to be right: less likely ones are not worth their verification
 PROBE_ROUNDS = 32  # where no guess is worth it, one is tried in so many rounds
 PASSES = 15  # of which the median counts
-MOST_IN_VAIN = 2  # waits; then none before something arrives
+MOST_IN_VAIN = 2  # waits; then none before a chain that fits is there
 
 
 class Worth:
@@ -22,6 +22,7 @@ class Worth:
         self._passes: deque[float] = deque(maxlen=PASSES)
         self._tokens = 0.0  # of a pass, all requests together
         self._in_vain = 0
+        self._kept = 1.0  # the chance that a wait brings what it is for
         self._rounds = 0
 
     def judged(self, right: int, of: int) -> None:
@@ -35,26 +36,26 @@ class Worth:
         self._passes.append(took_s)
 
     def looked(self, there: bool) -> None:
-        """For a request's chain, in a round."""
+        """For a request's chain, in a round. One that fits the text says that waiting may be of use again."""
         self.there += SHARE * (there - self.there)
+        if there:
+            self._in_vain = 0
+            self._kept += SHARE * (1 - self._kept)
 
     def soon(self, since_s: float) -> bool:
         """Whether a chain whose text was told so many seconds ago is due within a pass, and is not overdue by one."""
         if self.delay_s is None or not self._passes:
             return False
-        return -self._pass_s <= self.delay_s - since_s <= self._pass_s
+        return -self.pass_s <= self.delay_s - since_s <= self.pass_s
 
     def arrived(self, took_s: float) -> None:
         """A chain, so long after its text was told."""
         self.delay_s = took_s if self.delay_s is None else self.delay_s + 4 * SHARE * (took_s - self.delay_s)
 
-    def heard(self) -> None:
-        """Something came: waiting may be of use again."""
-        self._in_vain = 0
-
-    def in_vain(self) -> None:
-        """Nothing came for as long as it could be waited for."""
-        self._in_vain += 1
+    def waited(self, brought: bool) -> None:
+        """A wait is over. `brought`: it brought guesses that fit; whatever else came is no reason to wait again."""
+        self._in_vain = 0 if brought else self._in_vain + 1
+        self._kept += 4 * SHARE * (brought - self._kept)
 
     def length(self, most: int) -> int:
         """How many guesses of a chain are worth verifying, at most `most`."""
@@ -77,23 +78,25 @@ class Worth:
         """The longest wait before a pass: half of one. 0: none now."""
         if self._in_vain >= MOST_IN_VAIN or not self._passes:
             return 0.0
-        return self._pass_s / 2
+        return self.pass_s / 2
 
     @property
-    def _pass_s(self) -> float:
-        return sorted(self._passes)[len(self._passes) // 2]
+    def pass_s(self) -> float:
+        """The median; 0 before the first."""
+        return sorted(self._passes)[len(self._passes) // 2] if self._passes else 0.0
 
     def pays(self, late: Iterable[tuple[float, float]], left_s: float) -> bool:
         """Whether to wait, for at most `left_s`, while all requests stand still. `late`: for each chain that is due the
         seconds since its text was told, and the tokens that it would bring."""
         if self.delay_s is None or not self._passes:
             return False
-        per_s = self._tokens / max(self._pass_s, 1e-9)
+        per_s = self._tokens / max(self.pass_s, 1e-9)
         extra = 0.0
         # One that is overdue comes soon, or not at all.
         waits = sorted((max(self.delay_s - since_s, self.delay_s / 4), gain) for since_s, gain in late)
         for wait_s, gain in waits:
             extra += gain
-            if wait_s <= left_s and extra > wait_s * per_s:
+            cost_s = self._kept * wait_s + (1 - self._kept) * left_s
+            if wait_s <= left_s and extra * self._kept > cost_s * per_s:
                 return True
         return False
