@@ -26,6 +26,8 @@ class Metrics(Families):
         self.counter("steps", "Steps that ran", lambda: float(self._tally.steps))
         text = "Time in steps, by phase; idle: between them, with work but without a command that allows it"
         self.counter("step_seconds", text, lambda: self._tally.seconds._asdict(), "phase")
+        text = "The longest that a step waited for drafts from elsewhere"
+        self.gauge("step_longest_wait_seconds", text, lambda: self._tally.longest_wait_s)
         self.counter("step_tokens", "Output tokens", lambda: float(self._tally.tokens))
         self.counter(
             "step_prefilled_tokens", "Tokens computed of prompts, or again", lambda: float(self._tally.prefilled)

@@ -10,6 +10,7 @@ class Tally:
     def __init__(self) -> None:
         self.steps = self.running = 0  # `running`: requests of the last step
         self.seconds = NO_TIME
+        self.longest_wait_s = 0.0  # of a step, for drafts from elsewhere
         self.tokens = self.prefilled = 0
         self.drafted: Counter[int] = Counter()  # rounds by how many tokens they drafted
         self.accepted: Counter[int] = Counter()  # rounds by how many of them were accepted
@@ -20,6 +21,7 @@ class Tally:
         """A step, and how long its parts took."""
         self.steps += 1
         self.seconds = Seconds(*map(sum, zip(self.seconds, seconds, strict=True)))
+        self.longest_wait_s = max(self.longest_wait_s, seconds.wait)
         self.free_blocks, self.running = result.free_blocks, 0
         for row in result.rows:
             if row.skipped is None:

@@ -61,7 +61,7 @@ async def one_round(
         "tokens": tally.tokens,
         "errors": dict(sorted(tally.errors.items())),
         "retries": tally.retries,
-        "longest_pause_s": round(tally.longest_pause_s, 1),
+        **tally.longest(),
         "violations": tally.violations + found,
     }
 

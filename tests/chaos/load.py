@@ -31,8 +31,14 @@ class Tally:
     retries: int = 0
     tokens: int = 0  # compared
     pieces: int = 0
-    longest_pause_s: float = 0.0
+    longest_first_s: float = 0.0  # from asking, or asking again, to the first piece: a queue is in it
+    longest_pause_s: float = 0.0  # between two pieces of a stream: its request may have been preempted
+    longest_standstill_s: float = 0.0  # between two pieces of anybody, while somebody reads: nothing moves
     violations: list[str] = field(default_factory=list)
+
+    def longest(self) -> dict[str, float]:
+        """For the record."""
+        return {name: round(getattr(self, name), 1) for name in vars(self) if name.startswith("longest_")}
 
 
 class Load:
@@ -42,6 +48,7 @@ class Load:
         self._book, self._client, self._seed = book, client, seed
         self._ending = asyncio.Event()
         self._busy = asyncio.Event()  # a piece came
+        self._reading, self._moved = 0, 0.0  # streams, and when a piece of one came, or the first of them began
 
     def end(self) -> None:
         """No further streams; those that run go on to their end."""
@@ -129,16 +136,26 @@ class Load:
 
     async def _take(self, stream: AsyncIterator[Chunk], ask: "Ask", most: int | None = None) -> None:
         clock = asyncio.get_running_loop().time
-        last = clock()
-        async with aclosing(stream):  # type: ignore[type-var]
-            async for chunk in stream:
-                ask.add(chunk)
-                self.tally.pieces += 1
-                self._busy.set()
-                self.tally.longest_pause_s = max(self.tally.longest_pause_s, clock() - last)
-                last = clock()
-                if most is not None and ask.received >= most:
-                    return
+        tally, last, first = self.tally, clock(), True
+        self._moved = self._moved if self._reading else last
+        self._reading += 1
+        try:
+            async with aclosing(stream):  # type: ignore[type-var]
+                async for chunk in stream:
+                    ask.add(chunk)
+                    tally.pieces += 1
+                    self._busy.set()
+                    now = clock()
+                    if first:
+                        tally.longest_first_s = max(tally.longest_first_s, now - last)
+                    else:
+                        tally.longest_pause_s = max(tally.longest_pause_s, now - last)
+                    tally.longest_standstill_s = max(tally.longest_standstill_s, now - self._moved)
+                    last, first, self._moved = now, False, now
+                    if most is not None and ask.received >= most:
+                        return
+        finally:
+            self._reading -= 1
 
     async def _again(self, attempt: Callable[[], Awaitable[None]], ask: "Ask | None" = None) -> None:
         """Raises RequestError if one says that trying again is of no use."""

@@ -53,18 +53,28 @@ def command(settings: dict[str, object], port: int) -> Command:
     return Command("drafter-0", arguments, up=b"127.0.0.1:")
 
 
-async def drafts(made: Cluster) -> tuple[float, float]:
-    """All that were verified, and those of them that the drafter in another process made; of both workers."""
+async def figures(made: Cluster) -> Counter[str]:
+    """The metrics of all workers: counts add up, of the longest wait the longest stays."""
     counted = Counter[str]()
     async with httpx2.AsyncClient(timeout=10.0) as client:
         for port in made.metrics:
             answer = await client.get(f"http://127.0.0.1:{port}/metrics")
             for family in text_string_to_metric_families(answer.text):
                 for sample in family.samples:
-                    counted[sample.name] += sample.value
+                    name = sample.name.removeprefix("laps_sd_")
+                    if "longest" in name:
+                        counted[name] = max(counted[name], sample.value)
+                    elif name != "step_seconds_total" or sample.labels["phase"] != "idle":
+                        counted[name] += sample.value
+    return counted
+
+
+async def drafts(made: Cluster) -> tuple[float, float]:
+    """All that were verified, and those of them that the drafter in another process made."""
+    counted = await figures(made)
     return (
-        counted["laps_sd_spec_decode_num_draft_tokens_total"],
-        counted["laps_sd_spec_decode_num_remote_draft_tokens_total"],
+        counted["spec_decode_num_draft_tokens_total"],
+        counted["spec_decode_num_remote_draft_tokens_total"],
     )
 
 
@@ -118,13 +128,15 @@ async def test_whatever_happens_to_the_drafter_no_token_is_lost_repeated_or_chan
         async with cluster(model, lines, options=replace(OPTIONS, drafter="none"), drafter=drafter) as made:
             load = Load(book, made.client, 1, tally)
             share = await disturbed(made, load, Striker(made, struck, lines), struck)
-            left = await leftovers(made)
+            left, counted = await leftovers(made), await figures(made)
     record = {
         "faults": dict(sorted(struck.items())),
         "streams": dict(sorted(tally.streams.items())),
         "tokens": tally.tokens,
         "errors": dict(sorted(tally.errors.items())),
-        "longest_pause_s": round(tally.longest_pause_s, 1),
+        **tally.longest(),
+        "mean_step_ms": round(1e3 * counted["step_seconds_total"] / counted["steps_total"], 1),
+        "longest_wait_of_a_step_ms": round(1e3 * counted["step_longest_wait_seconds"], 1),
         "remote_share_before": round(share, 3),
         "violations": tally.violations + left,
         "duration_s": round(time.monotonic() - began),
