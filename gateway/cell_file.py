@@ -114,6 +114,9 @@ def _cell(told: Any, version: int, before: list[Cell]) -> Cell:
         schedulers = addresses(told.get("schedulers", ""))
     except ValueError as error:
         raise _Wrong("schedulers", str(error)) from None
+    for other in before:
+        if shared := set(other.schedulers) & set(schedulers.split(",")):
+            raise _Wrong("schedulers", f"{min(shared)} is one of the cell {other.name!r} already")
     return Cell(name, tuple(schedulers.split(",")), since, told.get("drain", False), told.get("model", ""))
 
 

@@ -8,6 +8,7 @@ to the cell that rendezvous hashing gives it: the same at every gateway that has
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import groupby
 from random import Random
@@ -39,10 +40,13 @@ class Cells:
         make: Callable[[tuple[str, ...]], Link],
         listed: Callable[[], CellList],
         random: Random | None = None,
+        settle_s: float = 0.0,
     ) -> None:
-        """`listed`: the newest list, asked for now and then. It raises nothing."""
-        self._make, self._listed, self._random = make, listed, random or Random()
+        """`listed`: the newest list, asked for now and then. It raises nothing. `settle_s`: after it was read here, all
+        other gateways have it, too."""
+        self._make, self._listed, self._random, self._settle_s = make, listed, random or Random(), settle_s
         self._list = self._heard = CellList(0, ())  # the one that counts, and the newest one
+        self._settled_s = 0.0  # when all gateways have that one, by the monotonic clock
         self.links: dict[str, Link] = {}  # by the name of the cell
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._log = structlog.get_logger()
@@ -83,6 +87,9 @@ class Cells:
                 self.links[cell.name].scheduler.move(cell.schedulers)
             else:
                 self.links[cell.name] = self._make(cell.schedulers)
+        if self._list.cells and listed.version == self._list.version:
+            self._log.warning("cells_changed_within_a_version", version=listed.version)
+        self._settled_s = time.monotonic() + self._settle_s
         if self._list.cells:
             self._log.info("cells", version=listed.version, cells=[cell.name for cell in listed.cells])
         self._list = listed
@@ -144,8 +151,9 @@ class Cells:
         return link.ready and link.model is not None and model in ("", link.model.name)
 
     async def home(self, request_id: str, model: str | None = None) -> Link:
-        """The cell that has this request; if none has it, the one that would get it. `model`: which it is for; None:
-        not known. Raises NotServing where that cannot be told, since a cell that may have it cannot be asked."""
+        """The cell that has this request; if none has it, the one that would get it. `model`: which a new one is for;
+        None: it is not new. Raises NotServing where that cannot be told: a cell that may have it cannot be asked, or
+        another gateway may still go by an older list."""
         if self.alone:
             return next(iter(self.links.values()))
         if (drawn := _DRAWN.fullmatch(request_id)) and (link := self.links.get(drawn[1])):
@@ -162,6 +170,8 @@ class Cells:
             except UnknownRequest:
                 continue
             return link
+        if model is not None and (left_s := self._settled_s - time.monotonic()) > 0:
+            raise NotServing("the cell of this id has just changed", retry_after_ms=int(1e3 * left_s) + 1)
         return homes[0]
 
     def homes(self, request_id: str, model: str | None = None) -> list[str]:

@@ -45,6 +45,9 @@ class Settings(ServiceSettings):
     cells: Path | None = Field(
         None, description="TOML file of a service's cells, in place of --scheduler; looked at again when it changes"
     )
+    cells_settle_s: float = Field(
+        5, ge=0, description="after a change of --cells all gateways have read it; until then ids that move wait"
+    )
     cert: Path | None = Field(None, description="PEM file: what clients are shown; default: --tls.cert")
     key: Path | None = Field(None, description="PEM file: the private key of --cert")
     api_keys: Path | None = Field(None, description="file with a line for each key, as `laps-sd key new` prints it")

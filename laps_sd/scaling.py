@@ -87,7 +87,7 @@ class Workers:
             path.unlink(missing_ok=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, TimeoutError, ValueError):
+        with suppress(OSError, TimeoutError, ValueError, RecursionError):
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 asked = json.loads(await reader.readline())
                 writer.write(json.dumps(self._take(asked)).encode() + b"\n")

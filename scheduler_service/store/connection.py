@@ -146,12 +146,14 @@ def _parts(url: str) -> _Parts:
     place, _, path = place.partition("/")
     user, at, listed = place.rpartition("@")
     primary, _, database = path.partition("/")
-    sentinels = []
+    sentinels: list[tuple[str, int]] = []
     for each in listed.split(","):
         parts = urlsplit(f"//{each}")
         if not parts.hostname:
             raise ValueError("a Sentinel without a host")
-        sentinels.append((parts.hostname, parts.port or SENTINEL_PORT))
+        if (sentinel := (parts.hostname, parts.port or SENTINEL_PORT)) in sentinels:
+            raise ValueError("a Sentinel named twice would count twice in a majority")
+        sentinels.append(sentinel)
     if not primary or (database and not database.isdecimal()):
         raise ValueError("no name of a primary, or no number of a database")
     return _Parts(scheme, sentinels, primary, f"{scheme}://{user}{at}localhost/{database or 0}?{query}")

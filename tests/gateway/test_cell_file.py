@@ -47,6 +47,10 @@ def test_a_file_tells_each_cell(tmp_path: Path) -> None:
             "version = 1\n[[cell]]\nname = 'a'\nschedulers = 'a:1'\n[[cell]]\nname = 'a'\nschedulers = 'b:1'\n",
             ":6: name: there are two cells 'a'",
         ),
+        (
+            "version = 1\n[[cell]]\nname = 'a'\nschedulers = 'a:1,b:1'\n[[cell]]\nname = 'b'\nschedulers = 'b:1'\n",
+            ":7: schedulers: b:1 is one of the cell 'a' already",
+        ),
         ("version = 1\ncell = [1]\n", ":2: cell: 1 is none"),
         ("version = 1\ncell = [{name = 'A'}]\n", ":1: name: 1 to 16 small letters"),
         ("version = 1\n[['cell']]\nname = 'A'\n", ":3: name: 1 to 16 small letters"),
@@ -124,3 +128,11 @@ def test_a_list_of_an_older_version_is_told_once_and_does_not_count() -> None:
             cells.look(older)
     assert [entry["event"] for entry in logs] == ["cells_of_an_older_version"]
     assert (cells.version, list(cells.links)) == (2, ["a"])
+
+
+def test_a_list_that_changed_without_a_new_version_counts_and_is_told() -> None:
+    cells = router(Cell("a", ("h:1",)))
+    with structlog.testing.capture_logs() as logs:
+        cells.look(CellList(1, (Cell("b", ("h:2",)),)))
+    assert [entry["event"] for entry in logs] == ["cells_changed_within_a_version", "cells"]
+    assert list(cells.links) == ["a", "b"]

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from gateway.app import Gateway
-from gateway.cell_file import Cell
+from gateway.cell_file import Cell, read_cells
 from laps_sd.client import AsyncClient, BadInput, NotServing, UnknownRequest
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import status_pb2 as status_pb
@@ -168,6 +168,25 @@ async def test_a_cell_drains_while_gateways_serve(tmp_path: Path) -> None:
         await until(read)
         for _ in range(3):
             assert (await answered(made, 0, "b")).startswith("b-")
+
+
+async def test_an_id_that_moves_is_new_nowhere_until_all_gateways_know_of_the_move(tmp_path: Path) -> None:
+    async with service(tmp_path) as made:
+        first, second = (served.cells for served in made.gateways)
+        id = next(id for id in (f"order-{number}" for number in range(99)) if first.homes(id) == ["a"])
+        made.write(version=2, drain="a")
+        first._settle_s = 60.0
+        first.look(read_cells(made.file))  # the other gateway has not read it yet, and would send it to a
+        assert first.homes(id) == ["b", "a"]
+        with pytest.raises(NotServing, match="the cell of this id has just changed") as refused:
+            await made.clients[0].complete("the", request_id=id)
+        assert 0 < refused.value.retry_after_ms <= 60_000
+        submit = pb.Submit(request_id=id, prompt=[1], tenant="default")
+        made.cells["a"].submitted[id] = submit  # what is there is found
+        assert await first.home(id, "tiny") is first.links["a"]
+        del made.cells["a"].submitted[id]
+        first._settled_s = second._settled_s = 0.0
+        assert await answered(made, 0, "b", request_id=id) == id
 
 
 async def test_one_door_serves_the_models_of_all_cells(tmp_path: Path) -> None:

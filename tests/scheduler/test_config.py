@@ -15,6 +15,7 @@ from scheduler_service.config import Settings
         ("redis_url", "redis+sentinel://one,two"),  # of which primary?
         ("redis_url", "redis+sentinel://one,:26379/main"),
         ("redis_url", "redis+sentinel://one/main/first"),
+        ("redis_url", "redis+sentinel://one,two,one/main"),  # it would be a majority by itself
         ("redis_url", "redis+sentinel://one/main?no_such_option=1"),
         ("redis_url", "redis://one?retry=1"),  # an option of the client library, but not for a URL
         ("keep_s", 10**18),  # more than Redis can wait: no request could end
