@@ -30,6 +30,7 @@ SEPARATOR = "-"  # behind the name of a cell, in an id
 _DRAWN = re.compile(rf"([a-z0-9]+){SEPARATOR}[0-9a-f]{{32}}(-\d+)?")
 ONLY = ""  # the name of the cell of a service that has no file
 CHOICES = 2  # the power of two choices
+GATEWAYS = 4  # that may send to one cell's vacant slots before it speaks again
 
 
 class Cells:
@@ -130,20 +131,26 @@ class Cells:
 
     # ---- where a request goes ----
 
-    def new_id(self, model: str, priority: int, bare: str) -> str:
+    def new_id(self, model: str, priority: int, bare: str, beginning: str = "") -> str:
         """An id for a new request for this model, made of one that is unique. `priority`: the best is 0. `bare`: 32 hex
-        digits. Raises NotServing, UnknownModel."""
+        digits. `beginning`: of its input (beginnings.py). Raises NotServing, UnknownModel."""
         if list(self.links) == [ONLY]:
             return bare
-        return f"{self._choose(model, priority)}{SEPARATOR}{bare}"
+        return f"{self._choose(model, priority, beginning)}{SEPARATOR}{bare}"
 
-    def _choose(self, model: str, priority: int) -> str:
-        """The better of two cells that could serve it, by how long it would wait there."""
+    def _choose(self, model: str, priority: int, beginning: str) -> str:
+        """The cell of its beginning while that has room; else the better of two cells that could serve it, by how long
+        it would wait there."""
         able = [cell for cell in self._list.cells if not cell.drain and self._serves(self.links[cell.name], model)]
         if not able:
             if model and self.models() and model not in self.models():
                 raise UnknownModel(f"model: there is no such model; this service has {', '.join(self.models())}")
             raise NotServing("no cell with a warmed worker", retry_after_ms=RETRY_AFTER_MS)
+        if beginning:
+            own = max(able, key=lambda cell: _weight(beginning, cell)).name
+            full, _ = self.links[own].wait(priority, GATEWAYS)
+            if not full:
+                return own
         two = self._random.sample(able, min(CHOICES, len(able)))
         return min(two, key=lambda cell: self.links[cell.name].wait(priority)).name
 
@@ -265,9 +272,9 @@ def _since(cell: Cell) -> int:
     return cell.since
 
 
-def _weight(request_id: str, cell: Cell) -> bytes:
-    """Rendezvous hashing: an id goes to the heaviest cell, and stays there unless that cell goes, or a new one wins."""
-    return hashlib.blake2b(f"{cell.name} {request_id}".encode(), digest_size=8).digest()
+def _weight(key: str, cell: Cell) -> bytes:
+    """Rendezvous hashing: a key goes to the heaviest cell, and stays there unless that cell goes, or a new one wins."""
+    return hashlib.blake2b(f"{cell.name} {key}".encode(errors="replace"), digest_size=8).digest()
 
 
 def priority_of(number: int) -> int:

@@ -14,6 +14,7 @@ import structlog
 
 from gateway import validate
 from gateway.access import caller
+from gateway.beginnings import beginning
 from gateway.cells import Cells, priority_of
 from gateway.config import RETRY_AFTER_MS, Settings
 from gateway.feed import Feed
@@ -35,7 +36,7 @@ from protos.errors import (
     UnknownModel,
 )
 from protos.tracing import Tracing
-from protos.v1 import inference_pb2, status_pb2, types_pb2
+from protos.v1 import inference_pb2, status_pb2
 
 ENCODERS = max(1, (os.cpu_count() or 1) // 2)  # long inputs of one tenant encoded at a time; a megabyte takes seconds
 STOPPED = "the gateway stopped before the answer was whole"
@@ -80,10 +81,10 @@ class Front:
             raise UnknownModel(f"model: there is no such model; this service has {', '.join(models)}")
         return models[name] if name else next(iter(models.values()))
 
-    def new_id(self, model: str, priority: int = types_pb2.PRIORITY_DEFAULT, bare: str = "") -> str:
+    def new_id(self, request: inference_pb2.GenerateRequest, model: str, bare: str = "") -> str:
         """An id for a new request for this model; `bare`: one that was drawn already. Raises what `model` does."""
-        model = self.model(model, ready=True).name
-        return self._cells.new_id(model, priority_of(priority), bare or uuid.uuid4().hex)
+        model, begins = self.model(model, ready=True).name, beginning(request, caller.get().tenant)
+        return self._cells.new_id(model, priority_of(request.priority), bare or uuid.uuid4().hex, begins)
 
     async def _home(self, request_id: str, model: str | None = None, *, ready: bool = False) -> tuple[Link, TextModel]:
         """The cell of a request, and its model. Raises NotServing, UnknownModel."""
@@ -106,7 +107,7 @@ class Front:
         `default_max_tokens`: None: as many as the context has room for."""
         async with self._called(operation(request)) as call:
             deadline, wanted = self._deadline(timeout_s), self.model(request.model, ready=True).name
-            request_id = request.request_id or self.new_id(wanted, request.priority)
+            request_id = request.request_id or self.new_id(request, wanted)
             link, model = await self._home(request_id, wanted, ready=True)
             try:
                 async with asyncio.timeout_at(deadline):

@@ -91,13 +91,14 @@ class Link:
                 self._tell(other, Event.REFUSE, _taken(submit.request_id))
         return self._open(submit, accepted=True)
 
-    def wait(self, priority: int) -> tuple[bool, float]:
+    def wait(self, priority: int, gateways: int = 1) -> tuple[bool, float]:
         """How long a new request would wait, to be compared with other cells': whether no slot is vacant, and then the
-        seconds of work. What this gateway has sent since the scheduler spoke is counted. `priority`: the best is 0."""
+        seconds of work. What this gateway has sent since the scheduler spoke is counted, as if so many `gateways` had
+        sent as much. `priority`: the best is 0."""
         waits_s = self._load.backlog_s
         if priority >= len(waits_s):
             return True, float(len(self.feeds))
-        return self._sent >= self._load.free_slots, waits_s[priority] + self._sent * self._load.request_s
+        return gateways * self._sent >= self._load.free_slots, waits_s[priority] + self._sent * self._load.request_s
 
     def _open(self, submit: gateway_link_pb2.Submit, *, accepted: bool = False) -> Feed:
         if not self.scheduler.up:

@@ -3,7 +3,7 @@ nothing is encoded and nothing is sent here."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.http.errors import Unsupported
 from gateway.openai import formats, tools
@@ -42,6 +42,12 @@ class Asked:
     timeout_s: float | None = None
     detached: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
+
+    def under(self, request_id: str) -> "Asked":
+        """The same under another id."""
+        for request in self.requests:
+            request.request_id = request_id + request.request_id.removeprefix(self.request_id)
+        return replace(self, request_id=request_id)
 
     def renamed(self, error: BadInput) -> BadInput:
         """The same error, in the names of this door."""

@@ -21,6 +21,7 @@ from gateway.openai import openapi, own, request, responses, tokens
 from gateway.openai.fields import Body, Chat, Completion, Detokenize, Responses, Tokenize
 from gateway.openai.generating import Generating, generated, resumed
 from gateway.openai.parse import parse, unknown
+from gateway.openai.request import Asked
 from gateway.openai.responding import Responding
 from gateway.text import TextModel
 from protos.errors import BadInput, Cancelled, NotServing, UnknownModel, UnknownRequest
@@ -57,19 +58,19 @@ class Doors:
     async def chat(self, asked: Request) -> Generating:
         body = await self._body(Chat, asked)
         model = self._model(body.model, ready=True)
-        wanted = for_model(model, request.of_chat(body, self._new_id(asked, model)))
+        wanted = for_model(model, self._placed(request.of_chat(body, asked.state.request_id), asked, model))
         return Generating(wanted, generated(self._front, wanted))
 
     async def completion(self, asked: Request) -> Generating:
         body = await self._body(Completion, asked)
         model = self._model(body.model, ready=True)
-        wanted = for_model(model, request.of_completion(body, self._new_id(asked, model)))
+        wanted = for_model(model, self._placed(request.of_completion(body, asked.state.request_id), asked, model))
         return Generating(wanted, generated(self._front, wanted))
 
     async def response(self, asked: Request) -> Responding:
         body = await self._body(Responses, asked)
         model = self._model(body.model, ready=True)
-        wanted = for_model(model, responses.asked(body, self._new_id(asked, model)))
+        wanted = for_model(model, self._placed(responses.asked(body, asked.state.request_id), asked, model))
         return Responding(body, wanted, generated(self._front, wanted))
 
     async def models(self, asked: Request) -> Response:
@@ -160,10 +161,12 @@ class Doors:
             raise UnknownModel(f"model: there is no such model; this service has {', '.join(self._front.models())}")
         return self._front.model(name, ready=ready)
 
-    def _new_id(self, asked: Request, model: TextModel) -> str:
-        """The client's own, or one that was drawn for the call."""
-        id: str = asked.state.request_id
-        return id if asked.state.id_is_own else self._front.new_id(model.name, bare=id)
+    def _placed(self, wanted: Asked, asked: Request, model: TextModel) -> Asked:
+        """In a cell, where the id is none that the client chose but one that was drawn for the call."""
+        drawn: str = asked.state.request_id
+        if asked.state.id_is_own or wanted.request_id != drawn:
+            return wanted
+        return wanted.under(self._front.new_id(wanted.requests[0], model.name, drawn))
 
     def _card(self, name: str, model: TextModel) -> dict[str, Any]:
         return {

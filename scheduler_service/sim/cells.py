@@ -23,7 +23,7 @@ from scheduler_service.sim.workload import Job
 
 STEP_S = 0.1  # the cells advance by so much at a time
 GATEWAYS = 4  # each knows only what it has sent itself since a cell spoke
-Route = Literal["p2c", "hash", "random"]
+Route = Literal["p2c", "affinity", "hash", "random"]  # affinity: all inputs of a tenant begin alike
 
 
 class Kill(NamedTuple):
@@ -140,8 +140,13 @@ class Router:
             case "random":
                 return self._random.choice(able)
             case "hash":
-                return max(able, key=lambda cell: hashlib.blake2b(f"{cell} {job.id}".encode(), digest_size=8).digest())
+                return max(able, key=lambda cell: _weight(cell, job.id))
         sent, views = self._random.choice(self._sent), self._views[0]
+        if self._settings.route == "affinity":
+            own = max(able, key=lambda cell: _weight(cell, job.tenant))
+            if GATEWAYS * sent[own] < views[own].free:
+                sent[own] += 1
+                return own
         two = self._random.sample(able, min(2, len(able)))
 
         def wait(cell: int) -> tuple[bool, float]:
@@ -151,6 +156,10 @@ class Router:
         best = min(two, key=wait)
         sent[best] += 1
         return best
+
+
+def _weight(cell: int, key: str) -> bytes:
+    return hashlib.blake2b(f"{cell} {key}".encode(), digest_size=8).digest()
 
 
 class _Share:

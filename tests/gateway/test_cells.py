@@ -73,10 +73,10 @@ async def load(link: Link, backlog_s: float, free: int = 0) -> None:
     await link.send(serving=pb.Serving(ready=True, load=told))
 
 
-async def answered(made: Service, client: int, name: str, **params: Any) -> str:
+async def answered(made: Service, client: int, name: str, prompt: str = "the", **params: Any) -> str:
     """A request that must come to that cell; returns its id."""
 
-    asking = asyncio.create_task(made.clients[client].complete("the", **params))
+    asking = asyncio.create_task(made.clients[client].complete(prompt, **params))
     link = made.links[name][client]
     submit = await link.accept()
     made.cells[name].submitted[submit.request_id] = submit

@@ -1,5 +1,6 @@
 """A service of several cells under the virtual clock: routed, killed, and compared with one cell."""
 
+from collections import Counter
 from dataclasses import replace
 from statistics import fmean
 
@@ -35,6 +36,16 @@ def test_two_choices_are_closer_to_one_cell_than_chance_is() -> None:
     assert one <= 1.01 * chosen < drawn
 
 
+def test_a_tenants_cell_gets_its_requests_only_while_it_has_room() -> None:
+    few = generate(Synthetic(requests=240, load=0.4, output_mean=60), 3, replace(FLEET, workers=8))
+    light, heavy = ([replace(job, tenant=HOT) for job in jobs] for jobs in (few, JOBS))
+    counts = Counter(one.cell for one in run_cells(light, replace(CELLS, route="affinity")))
+    (most, second, _, _) = sorted(counts.values(), reverse=True)
+    assert most > 2 * second
+    by_room, by_name = (mean_s(run_cells(heavy, replace(CELLS, route=route))) for route in ("affinity", "hash"))
+    assert by_room < 0.9 * by_name
+
+
 def test_processes_change_nothing() -> None:
     few = JOBS[:20]
     assert sorted(run_cells(few, CELLS)) == sorted(run_cells(few, replace(CELLS, processes=2)))
@@ -63,7 +74,7 @@ def test_the_flags_are_understood_or_told() -> None:
     for wrong in ("4@60", "x"):
         with pytest.raises(ValueError, match="is not CELL@SECOND, with a cell from 0 to 3"):
             parse_kill(wrong, 4, 10.0)
-    with pytest.raises(ValueError, match="is not of p2c, hash, random"):
+    with pytest.raises(ValueError, match="is not of p2c, affinity, hash, random"):
         parse_routes("p2c,best")
 
 

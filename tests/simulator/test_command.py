@@ -70,7 +70,7 @@ def test_what_no_worker_can_hold_is_counted_as_failed(workload: str, tmp_path: P
         (["--slots", "0"], "slots"),
         (["--cells", "0"], "cells"),
         (["--cells", "2", "--kill-cell", "9@1"], "'9@1' is not CELL@SECOND, with a cell from 0 to 1"),
-        (["--cells", "2", "--route", "nearest"], "'nearest' is not of p2c, hash, random"),
+        (["--cells", "2", "--route", "nearest"], "'nearest' is not of p2c, affinity, hash, random"),
         (["--kill-cell", "0@1"], "need --cells over 1"),
         (["--hot-tenant", "0.3"], "need --cells over 1"),
     ],
