@@ -5,9 +5,11 @@ the core, the predictor, the simulator and the model of costs. So no other top-l
 of vLLM. An sdist holds `gathered`, and is built without the repository.
 """
 
+import ast
 import re
 import shutil
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 from setuptools.build_meta import (
@@ -21,6 +23,7 @@ from setuptools.build_meta import (
 __all__ = [
     "build_sdist",
     "build_wheel",
+    "gather",
     "get_requires_for_build_sdist",
     "get_requires_for_build_wheel",
     "prepare_metadata_for_build_wheel",
@@ -29,36 +32,57 @@ __all__ = [
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 GATHERED = HERE / "gathered"
-SIMULATOR = ("__init__", "costs", "fields", "oracle", "results", "side_by_side", "simulator", "worker", "workload")
 OWN = ("laps_sd_vllm/*.py", "laps_sd_vllm/py.typed")
-CORE = (
-    "scheduler_service/__init__.py",
-    "scheduler_service/learned.py",
-    "scheduler_service/core/**/*.py",
-    "scheduler_service/predictor/*.py",
-    *(f"scheduler_service/sim/{name}.py" for name in SIMULATOR),
-    "worker_service/__init__.py",
-    "worker_service/engine/__init__.py",
-    "worker_service/engine/cost_model.py",
-    "worker_service/engine/types.py",
-)
+# Packages that are brought whole, since some of their modules are found by name; of the others, what is imported.
+WHOLE = ("scheduler_service/core/**/*.py", "scheduler_service/predictor/*.py")
+OURS = ("scheduler_service", "worker_service")
 _IMPORT = re.compile(r"^(\s*(?:from|import) )(?=(?:scheduler_service|worker_service)\b)", re.MULTILINE)
 
 
-def gather() -> None:
-    """Makes `gathered` anew; in an unpacked sdist it is there already."""
+def needed(repository: Path) -> list[Path]:
+    """What of the scheduler and the worker the plug-in uses, relative to the repository, packages included."""
+    todo = [file for pattern in (OWN[0], *WHOLE) for file in repository.glob(pattern)]
+    found = set[Path]()
+    while todo:
+        file = todo.pop()
+        if file not in found:
+            found.add(file)
+            todo += [each for name in _imported(file) for each in _files(repository, name)]
+    within = {each.relative_to(repository) for each in found}
+    return sorted(each for each in within if each.parts[0] in OURS)
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """Names of modules, and of what is taken from modules, which may be modules, too."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def _files(repository: Path, name: str) -> Iterator[Path]:
+    """The module of that name, as far as it is one of OURS, and the packages that it is in."""
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1 if parts[0] in OURS else 0):
+        place = repository.joinpath(*parts[:depth])
+        yield from filter(Path.is_file, (place / "__init__.py", place.with_suffix(".py")))
+
+
+def gather(gathered: Path = GATHERED) -> None:
+    """Makes it anew; in an unpacked sdist it is there already."""
     if not (REPOSITORY / "scheduler_service" / "core").is_dir():
         return
-    shutil.rmtree(GATHERED, ignore_errors=True)
-    for pattern, below in [*((each, "") for each in OWN), *((each, "laps_sd_vllm/_core") for each in CORE)]:
-        for file in sorted(REPOSITORY.glob(pattern)):
-            copy = GATHERED / below / file.relative_to(REPOSITORY)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(_IMPORT.sub(r"\1laps_sd_vllm._core.", file.read_text(encoding="utf-8")), encoding="utf-8")
-    (GATHERED / "laps_sd_vllm" / "_core" / "__init__.py").write_text('"""Parts of LAPS-SD that the plug-in uses."""\n')
+    shutil.rmtree(gathered, ignore_errors=True)
+    own = [file.relative_to(REPOSITORY) for pattern in OWN for file in REPOSITORY.glob(pattern)]
+    for file, below in [*((each, "") for each in own), *((each, "laps_sd_vllm/_core") for each in needed(REPOSITORY))]:
+        copy, text = gathered / below / file, (REPOSITORY / file).read_text(encoding="utf-8")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(_IMPORT.sub(r"\1laps_sd_vllm._core.", text), encoding="utf-8")
+    (gathered / "laps_sd_vllm" / "_core" / "__init__.py").write_text('"""Parts of LAPS-SD that the plug-in uses."""\n')
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (GATHERED / "VERSION").write_text(project["version"] + "\n")
-    shutil.copy(REPOSITORY / "LICENSE", GATHERED)
+    (gathered / "VERSION").write_text(project["version"] + "\n")
+    shutil.copy(REPOSITORY / "LICENSE", gathered)
 
 
 gather()  # each hook runs in a process of its own, and each needs the sources
