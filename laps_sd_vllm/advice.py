@@ -118,12 +118,15 @@ class Advice:
         self._observe_costs(done, seconds)
         if self.ordering is not None:
             self.ordering.step(done, seconds, now)
-        for live in self.watch.step(done, now):
+        ended = self.watch.step(done, now)
+        for live in ended:
             self._finished(live, now)
         self._fetch()
         if self._settings.compare:
             self.watch.compare(_of_core(self._costs.profile), now, monotonic, self._compared)
-        if now >= self._status_at and self._background.start("status", self._write_status):
+        if ended and not self.watch.live:  # no step may follow for long, so this is not left to the next one
+            self._background.start("status at rest", self._write_status)
+        elif now >= self._status_at and self._background.start("status", self._write_status):
             self._status_at = now + STATUS_S
 
     def _observe_costs(self, done: StepDone, seconds: float) -> None:
@@ -180,6 +183,7 @@ class Advice:
     def fell_back(self, why: str) -> None:
         self.status.fallbacks, self.status.why, self.ordering = 1, why, None
         self._background.start("last status", self._write_status)
+        self.learning.leave()
 
     def _compared(self, comparison: Comparison) -> None:
         """In the background's thread, so that it is told even where no step follows."""

@@ -71,12 +71,28 @@ class Learning:
 
     def close(self) -> None:
         """Write what was learned since it was last written: here, since a fit may be under way in the background."""
-        if self._file is not None and self._finished:
+        if (job := self._last_saving()) is not None:
+            job()
+        self._background.close(CLOSE_S)
+
+    def leave(self) -> None:
+        """The same in the background: nothing is learned any more, but the process goes on."""
+        if (job := self._last_saving()) is not None:
+            self._background.start("last save", job)
+
+    def _last_saving(self) -> Callable[[], None] | None:
+        """None: everything is written."""
+        if self._file is None or not self._finished:
+            return None
+        saving, self._finished = self._saving(self._file), 0
+
+        def job() -> None:
             try:
-                self._saving(self._file)()
+                saving()
             except OSError as error:
                 self._say(f"what was learned is not kept: {error}")
-        self._background.close(CLOSE_S)
+
+        return job
 
     def _saving(self, file: Path) -> Callable[[], None]:
         """The state as it is now; what takes long comes later."""

@@ -71,10 +71,14 @@ class LapsSd(Directed):
         )
 
     def _learned(self, folder: Path, rank: int) -> Path | None:
-        if self.settings.learned is False:
+        """One file for each rank: they would overwrite each other's."""
+        asked_for = self.settings.learned
+        if asked_for is False:
             return None
+        if asked_for is not None:
+            return asked_for.with_name(f"{asked_for.name}-{rank}") if rank else asked_for
         name = "".join(c if c.isalnum() or c in "._-" else "-" for c in str(self.vllm_config.model_config.model))
-        return self.settings.learned or folder / f"{name[-80:]}-{rank}.learned"
+        return folder / f"{name[-80:]}-{rank}.learned"
 
     # ---- errors of ours ----
 
@@ -128,7 +132,10 @@ class LapsSd(Directed):
         self._stuck = 0 if done.rows or not done.skipped else self._stuck + 1
 
     def shutdown(self) -> None:
-        self._safely(self.advice.close)
+        try:
+            self.advice.close()  # after a fall, too
+        except Exception as error:
+            logger.error("LAPS-SD: it did not end as it should: %s", error)
         super().shutdown()
 
     # ---- what is decided ----

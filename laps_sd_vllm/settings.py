@@ -31,7 +31,7 @@ class Settings(BaseModel):
     )
     predictor: Literal["online", "none"] = Field("online", description="of output lengths and acceptance")
     learned: Path | Literal[False] | None = Field(
-        None, description="file of what was learned; null: in vLLM's cache folder; false: none"
+        None, description="file of what was learned, one a data-parallel rank; null: in vLLM's cache; false: none"
     )
     compare: bool = Field(True, description="simulate other policies on the requests of the last ten minutes")
     compare_every_s: float = Field(60.0, ge=1, le=86_400, description="at most so often")

@@ -14,6 +14,7 @@ from laps_sd_vllm.side_by_side import answer
 from laps_sd_vllm.versions import Unsupported
 from laps_sd_vllm.watching import MEASURED, OTHERS
 from scheduler_service.core.types import RequestClass
+from scheduler_service.learned import decode
 from scheduler_service.sim.side_by_side import QUESTION
 from tests.vllm.drive import add, run_all, step
 from tests.vllm.play import Way, toy_core, ways
@@ -163,6 +164,24 @@ def test_what_was_learned_is_kept(tmp_path: Path, did: Counter[str]) -> None:
     assert again.learning.predictor.status.finished == 40
 
 
+def test_what_was_learned_before_a_fall_is_kept(tmp_path: Path, did: Counter[str]) -> None:
+    file = tmp_path / "kept.learned"
+    core = plugin(learned=str(file), mode="order")
+    serve(core, did)
+    core.scheduler._fall_back("a test")
+    core.scheduler.advice._background.close(60)
+    assert decode(file.read_bytes()).length.finished == 24
+    core.scheduler.shutdown()
+    assert not core.scheduler.advice._file.exists()
+
+
+def test_each_rank_keeps_a_file_of_its_own(tmp_path: Path) -> None:
+    scheduler = plugin(learned=str(tmp_path / "kept.learned")).scheduler
+    assert [scheduler._learned(tmp_path, rank).name for rank in (0, 1)] == ["kept.learned", "kept.learned-1"]
+    scheduler = plugin(learned=None).scheduler
+    assert scheduler._learned(tmp_path, 0) != scheduler._learned(tmp_path, 1)
+
+
 def test_models_are_fitted_beside_the_engine(did: Counter[str]) -> None:
     pytest.importorskip("sklearn")
     core = plugin(predictor="online")
@@ -206,6 +225,16 @@ def test_other_policies_are_tried_on_the_last_minutes(did: Counter[str]) -> None
     assert written["policies"][MEASURED]["mean_s"] > 0
     core.scheduler.shutdown()
     assert not told._file.exists()
+
+
+def test_once_nothing_runs_the_status_tells_of_all(did: Counter[str]) -> None:
+    core = plugin()
+    core.scheduler.advice._status_at = float("inf")  # it is not written for any other reason
+    serve(core, did)
+    core.scheduler.advice._background.close(60)
+    written = status.read(core.scheduler.advice._file)
+    assert written is not None
+    assert written["finished"] == 24
 
 
 def test_a_comparison_is_what_the_simulator_says() -> None:
