@@ -1,6 +1,7 @@
 """A worker's report, checked and turned into the core's data: no worker may break what belongs to others. One pass does
 both, since it is done for every row of every report. No state lives here, and no decision."""
 
+from math import isfinite
 from typing import TypeAlias
 
 from protos.errors import BadInput
@@ -58,7 +59,9 @@ def read(worker: str, report: pb.StepReport) -> tuple[StepDone, dict[str, Output
         outputs[round.id] = round, tokens, row
     if len(outputs) < len(rounds):
         raise BadInput("rows", "a request has more than one")
-    duration_s = report.draft_s + report.verify_s + report.other_s + report.wait_s
+    duration_s = report.last_round_s or report.draft_s + report.verify_s + report.other_s + report.wait_s
+    if not isfinite(duration_s):  # a request's first round would begin at no time
+        raise BadInput("last_round_s", f"a round that takes {duration_s} s")
     step = StepDone(worker, tuple(rounds), report.free_blocks, duration_s, report.command_seq, report.partial)
     return step, outputs
 

@@ -31,6 +31,7 @@ class Report:
     rounds: Sequence[Sequence[Row]] = ()  # of each request, in order; a last one may say why it does not run any more
     partial: bool = False  # other requests ran in the last step, too: their rounds come later
     seconds: Seconds = NO_TIME  # of all steps since the last report
+    last_s: float = 0.0  # that the last step took
     cost: CostProfile | None = None  # if it has changed since it was last reported
 
 
@@ -52,7 +53,7 @@ class Reporter:
         starts or resumes in it, ends, prefills or is skipped. That a request was preempted is said at once, too.
         """
         seconds = Seconds(*map(sum, zip(self._last.seconds, last.seconds, strict=True)))
-        self._last = replace(last, seconds=seconds, cost=last.cost or self._last.cost)
+        self._last = replace(last, seconds=seconds, last_s=took_s, cost=last.cost or self._last.cost)
         before, self._ran, due = self._ran, {}, set()
         for row in rows:
             id = row.request_id

@@ -93,6 +93,7 @@ def of_report(report: Report, epoch: int, session: str) -> pb.StepReport:
         cost=of_cost(report.cost) if report.cost else None,
         partial=report.partial,
         wait_s=seconds.wait,
+        last_round_s=report.last_s,
     )
 
 

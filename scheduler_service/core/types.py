@@ -147,7 +147,7 @@ class StepDone:
     worker: str
     rounds: tuple[Round, ...]
     free_blocks: int
-    duration_s: float
+    duration_s: float  # of the last round
     plan: int | None = None  # which one it carried out, as in Obeyed; None: the newest
     partial: bool = False
 

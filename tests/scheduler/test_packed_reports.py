@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -74,6 +75,23 @@ def test_a_row_of_several_rounds_reaches_the_core_with_each_of_them() -> None:
     assert outputs["a"][1] == [1, 2, 3]
     assert (own.new, own.drafted, own.accepted, own.count) == (3, 4, 1, 2)
     assert own.each == ((2, 2, 1), (1, 2, 0))
+
+
+def test_a_request_begins_with_its_first_round_however_many_the_report_sums_up() -> None:
+    own = core()
+    own.observe(worker_up(slots=1), 0.0)
+    own.observe(Submitted(request("a", 0.0)), 0.0)
+    placement = own.plan("w").schedule[0].placement
+    rows = [pb.Row(request_id="a", placement=placement, tokens=[1])]
+    step, _ = reports.read("w", pb.StepReport(rows=rows, draft_s=1.0, verify_s=3.0, other_s=1.0, last_round_s=2.0))
+    own.observe(step, 9.0)
+    assert own.fleet.entries["a"].started == 9.0 - 2.0
+
+
+@pytest.mark.parametrize("figures", [{"draft_s": nan}, {"last_round_s": inf}], ids=str)
+def test_a_round_takes_some_time(figures: dict[str, float]) -> None:
+    with pytest.raises(BadInput, match="last_round_s"):
+        reports.read("w", pb.StepReport(**figures))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

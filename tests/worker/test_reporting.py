@@ -123,6 +123,7 @@ def test_a_row_of_several_rounds_tells_each_and_a_report_sums_up_its_steps() -> 
     assert (report.step, report.command_seq, report.free_blocks, report.partial) == (3, 13, 97, False)
     seconds = report.draft_s, report.verify_s, report.other_s, report.idle_s
     assert seconds == pytest.approx((0.002, 0.004, 0.006, 0.008))
+    assert report.last_round_s == STEP_S
     assert report.cost.verify_s == 1
     (packed,) = report.rows
     assert (packed.start, list(packed.tokens), packed.drafted, packed.accepted) == (3, [3, 3, 8], 6, 1)

@@ -601,6 +601,7 @@ class StepReport(_message.Message):
     LEAVING_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    LAST_ROUND_S_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The leadership that the worker obeys."""
     session: _builtins.str
@@ -629,6 +630,8 @@ class StepReport(_message.Message):
     """
     wait_s: _builtins.float
     """Time in the round spent waiting for drafts from elsewhere. None of the other times includes it."""
+    last_round_s: _builtins.float
+    """How long the last round took; the other times are of all rounds since the last report. 0: they are of one round."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """Requests that ran, that were skipped, or that failed."""
@@ -655,10 +658,11 @@ class StepReport(_message.Message):
         leaving: _builtins.bool = ...,
         partial: _builtins.bool = ...,
         wait_s: _builtins.float = ...,
+        last_round_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_seq", b"command_seq", "cost", b"cost", "draft_s", b"draft_s", "draining", b"draining", "epoch", b"epoch", "free_blocks", b"free_blocks", "idle_s", b"idle_s", "leaving", b"leaving", "other_s", b"other_s", "partial", b"partial", "rows", b"rows", "session", b"session", "step", b"step", "verify_s", b"verify_s", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_seq", b"command_seq", "cost", b"cost", "draft_s", b"draft_s", "draining", b"draining", "epoch", b"epoch", "free_blocks", b"free_blocks", "idle_s", b"idle_s", "last_round_s", b"last_round_s", "leaving", b"leaving", "other_s", b"other_s", "partial", b"partial", "rows", b"rows", "session", b"session", "step", b"step", "verify_s", b"verify_s", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
