@@ -26,7 +26,7 @@ class GatewayOutbox:
         self._messages = deque([pb.ToGateway()])  # the last one grows
         self._items = 0  # in the last message
         self._pending = 0
-        self._wake = asyncio.Event()
+        self.filled = asyncio.Event()  # there is a message
         self._overflowed = asyncio.Event()
 
     def accepted(self, id: str) -> None:
@@ -94,21 +94,20 @@ class GatewayOutbox:
         self._pending += 1
         if self._pending > MAX_PENDING:
             self._overflowed.set()
-        self._wake.set()
+        self.filled.set()
         self._items += 1
         if self._items > MAX_ITEMS:
             self._messages.append(pb.ToGateway())
             self._items = 1
         return self._messages[-1]
 
-    async def take(self) -> pb.ToGateway:
-        """The next message, as soon as there is one."""
-        await self._wake.wait()
+    def take(self) -> pb.ToGateway:
+        """The next message; an empty one if nothing is to be said."""
         message = self._messages.popleft()
         if not self._messages:
             self._messages.append(pb.ToGateway())
             self._items = self._pending = 0
-            self._wake.clear()
+            self.filled.clear()
         return message
 
     async def overflow(self) -> None:

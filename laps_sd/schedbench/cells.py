@@ -15,6 +15,7 @@ from laps_sd.schedbench.peers import running, start, stop
 from laps_sd.schedbench.processes import Processes, started, until, used_s
 from laps_sd.schedbench.workers import Worker
 from protos.times import milliseconds
+from scheduler_service.counters import MAX_DELAYS
 
 LONGEST_OF = 8  # draws: a queue as it is after a while, when shorter requests have gone first
 WARM_UP_S = 2.0  # at most; short measurements have short ones
@@ -62,7 +63,8 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
             spent.subtract(before)
             for worker in workers:
                 worker.round_s = shape.workers * seconds / commands / CALM
-            await asyncio.sleep(min(WARM_UP_S, seconds))
+            calm_s = MAX_DELAYS * seconds / commands / CALM  # until the scheduler's own percentiles are of calm ones
+            await asyncio.sleep(max(min(WARM_UP_S, seconds), calm_s - seconds))
             delays = sorted(await delays_s(workers, seconds))
             inside = await processes.stats()
     return asdict(shape) | {

@@ -16,7 +16,7 @@ from protos.v1 import status_pb2 as status_pb
 from scheduler_service import insight
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.pace import Pace
+from scheduler_service.pace import Pace, Turns
 from scheduler_service.store import StoreUnavailable
 
 Answer = TypeVar("Answer")
@@ -31,6 +31,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
         """`leads` returns the leader, or raises NotServing if nobody leads in this process."""
         self._leads = leads
         self._pace = Pace()
+        self._turns = Turns()  # for messages to gateways: with many of them, what several steps brought goes out in one
         self._log = structlog.get_logger()
 
     async def Link(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
@@ -48,7 +49,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
             await first_of(
                 lambda: _read(leader, outbox, look_ups, context),
                 lambda: _look_up(leader, outbox, look_ups),
-                lambda: _write(leader, outbox, context),
+                lambda: _write(leader, outbox, self._turns, context),
                 lambda: _overflow(outbox),
                 leader.over.wait,
             )
@@ -160,13 +161,16 @@ async def _look_up(leader: Leader, outbox: GatewayOutbox, look_ups: asyncio.Queu
             outbox.refuse(follow.request_id, _away(error))
 
 
-async def _write(leader: Leader, outbox: GatewayOutbox, stream: Stream[Any, pb.ToGateway]) -> None:
+async def _write(leader: Leader, outbox: GatewayOutbox, turns: Turns, stream: Stream[Any, pb.ToGateway]) -> None:
     while True:
         try:
             async with asyncio.timeout(BEAT_S):
-                message = await outbox.take()
+                await outbox.filled.wait()
+                await turns.room()
         except TimeoutError:
             message = pb.ToGateway()
+        else:
+            message = outbox.take()
         if (model := outbox.unsent_model(message)) is not None:
             async with leader.outboxes.one_model:  # megabytes: others run before the next gateway gets its copy
                 message.serving.model.CopyFrom(model)

@@ -167,12 +167,12 @@ async def test_a_load_that_is_as_before_is_told_again_after_a_request_that_came_
     outbox, load = GatewayOutbox(wants_load=True), gateway_pb.Load(free_slots=4)
     for _ in range(2):
         outbox.load(load)
-    assert (await outbox.take()).serving.load == load
+    assert outbox.take().serving.load == load
     outbox.load(load)
     outbox.accepted("a")
-    assert not (await outbox.take()).HasField("serving")
+    assert not outbox.take().HasField("serving")
     for _ in range(2):  # the gateway has added "a" to what it was told
         outbox.load(load)
-        assert (await outbox.take()).serving.load == load
+        assert outbox.take().serving.load == load
         outbox.refuse("b", QueueFull("full"))
-        assert not (await outbox.take()).HasField("serving")
+        assert not outbox.take().HasField("serving")

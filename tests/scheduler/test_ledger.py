@@ -99,7 +99,7 @@ def advance(tracked: Tracked, start: int) -> tuple[Write, Verdict]:
 
 
 async def heard(outbox: GatewayOutbox) -> list[int]:
-    return [token for delta in (await outbox.take()).deltas for token in delta.tokens]
+    return [token for delta in outbox.take().deltas for token in delta.tokens]
 
 
 async def test_a_follow_sends_what_is_durable_from_its_offset_on_and_then_what_comes() -> None:
@@ -163,7 +163,7 @@ async def test_a_request_that_ends_while_its_output_is_repeated_is_told_to_its_e
     await asyncio.sleep(0)
     await book.durable([(Write(book.live["a"].record, ending=b""), Verdict.APPLIED)])
     await following
-    assert (await outbox.take()).deltas[-1].HasField("ending")
+    assert outbox.take().deltas[-1].HasField("ending")
     assert not outbox.follows
 
 

@@ -13,12 +13,14 @@ from protos.v1 import types_pb2 as types_pb
 from scheduler_service import insight
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
+from scheduler_service.links.gateways import GatewayLink
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.pace import IN_A_TURN, MAX_WAITING, Pace, Turns
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.store import MemoryStore, Stored, StoreUnavailable
 from tests.scheduler.builders import FakeWorker
 from tests.scheduler.live import MODEL, ScriptedGateway, ScriptedWorker, scheduler
+from tests.scheduler.virtual_worker import Stream
 
 STOP = types_pb.FINISH_REASON_STOP
 
@@ -138,6 +140,32 @@ async def test_a_turn_of_the_loop_holds_few_reports() -> None:
         await asyncio.sleep(0)
     assert done == list(range(5 * IN_A_TURN))
     assert most <= IN_A_TURN
+
+
+async def test_a_turn_of_the_loop_holds_few_messages_to_gateways() -> None:
+    """With many gateways a step has something for each. What comes while one waits goes into its one message."""
+    leader = Leader(Settings(_cli_parse_args=False), MemoryStore())  # type: ignore[call-arg]
+    link, heard = GatewayLink(lambda: leader), 0
+
+    def hear(_: object) -> None:
+        nonlocal heard
+        heard += 1
+
+    gateways = 5 * IN_A_TURN
+    streams = [Stream(hear) for _ in range(gateways)]
+    links = [asyncio.create_task(link.Link(stream, stream)) for stream in streams]
+    counted = [0]
+    while heard < gateways:  # each is told at once whether anybody serves
+        before = heard
+        await asyncio.sleep(0)
+        counted.append(heard - before)
+        if heard:
+            leader.outboxes.announce(None)
+    assert max(counted) <= IN_A_TURN
+    assert heard == gateways
+    for task in links:
+        task.cancel()
+    await asyncio.gather(*links, return_exceptions=True)
 
 
 async def test_where_each_takes_long_a_turn_holds_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,5 +184,5 @@ async def test_who_followed_early_is_answered_though_the_one_who_had_the_request
         return bool(outbox.follows)
 
     await until(joined)
-    assert len((await outbox.take()).deltas) == rounds
+    assert len(outbox.take().deltas) == rounds
     leader.persisting.cancel()
