@@ -6,7 +6,8 @@ from math import inf
 
 from scheduler_service.core.beliefs import Acceptance, Forecast, Length
 from scheduler_service.core.classes import ClassAccount
-from scheduler_service.core.fairness import FairRanking, Tenant
+from scheduler_service.core.fair_ranking import FairRanking
+from scheduler_service.core.fairness import Tenant
 from scheduler_service.core.known import Known
 from scheduler_service.core.lifecycle import Move, State, after
 from scheduler_service.core.policies import Claim

@@ -8,20 +8,16 @@ decides, or tenants would take each other's slots every round. With one tenant a
 changes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import total_ordering
-from heapq import heapify, heappop, heappush, heapreplace, merge
-from itertools import chain, islice
-from typing import Any
+from heapq import heapify, heappop, heappush, heapreplace
 
-from scheduler_service.core.ranking import Changes, Key, Ranking
+from scheduler_service.core.ranking import Changes
 from scheduler_service.core.terms import EVERYBODY_ELSE, Terms
 from scheduler_service.core.types import QueueIsFull, Request, Unseen
 
 GRAIN_S = 0.5  # of a whole worker, at weight 1
-GROUP = slice(1, 3)  # of a key: class and tenant
-FEW = 512  # keys, whose order is kept
 
 
 @total_ordering
@@ -145,144 +141,3 @@ class Tenants:
 
     def terms_of(self, name: str) -> Terms:
         return self.terms.get(name) or self.terms.get(EVERYBODY_ELSE) or Terms()
-
-
-class FairRanking:
-    """One ranking for each group of requests, those of a class and tenant, read as one. Virtual times may change
-    without a key being moved.
-
-    With few keys the order of all of them is kept until it changes. With many keys, and more groups than keys are asked
-    for, `first` looks at the groups with the best heads alone. A head is the best key of its group in plain numbers. It
-    is renewed when it is looked at: a group may have changed since, and is marked as `_stale`, or its tenant's virtual
-    time may have grown, so that the head stands too far in front. `changes`: those of the classes and tenants.
-    """
-
-    __slots__ = ("_changes", "_groups", "_head", "_heads", "_length", "_order", "_order_at", "_stale")
-
-    def __init__(self, changes: Changes | None = None) -> None:
-        self._changes = changes
-        self._order: list[Key] | None = None  # of all keys, after so many changes:
-        self._order_at = 0
-        self._groups: dict[Key, Ranking] = {}  # none is empty
-        self._length = 0
-        self._head: dict[Key, Key] = {}  # of each group, as it stands in `_heads`
-        self._heads: dict[Any, Ranking] = {}  # by class
-        self._stale: set[Key] = set()
-
-    def add(self, key: Key) -> None:
-        name = key[GROUP]
-        group = self._groups.get(name)
-        if group is None:
-            group = self._groups[name] = Ranking()
-        group.add(key)
-        self._length += 1
-        self._changed(name)
-
-    def remove(self, key: Key) -> None:
-        """Raises KeyError if it is not there."""
-        name = key[GROUP]
-        group = self._groups[name]
-        group.remove(key)
-        self._length -= 1
-        if not len(group):
-            del self._groups[name]
-        self._changed(name)
-
-    def move(self, old: Key, new: Key) -> None:
-        """`new` for `old`, of the same request. Raises KeyError if `old` is not there."""
-        if old[1] is new[1] and old[2] is new[2]:
-            name = new[GROUP]
-            self._groups[name].move(old, new)
-            self._changed(name)
-        else:
-            self.remove(old)
-            self.add(new)
-
-    def _changed(self, name: Key) -> None:
-        self._order = None
-        if self._heads:
-            self._stale.add(name)
-
-    def _kept_order(self) -> list[Key] | None:
-        """All keys in order; None if they are too many to be put in order at once."""
-        if self._changes is None or self._length > FEW:
-            return None
-        if self._order is None or self._order_at != self._changes.count:
-            keys = chain.from_iterable(self._groups.values())
-            self._order, self._order_at = sorted(keys, key=_plain), self._changes.count
-        return self._order
-
-    def at(self, place: int) -> Key | None:
-        """The key that so many others go before; None if there are not as many."""
-        if len(self._groups) == 1:
-            return next(iter(self._groups.values())).at(place)
-        return next(self.beyond(place), None)
-
-    def first(self, count: int) -> list[Key]:
-        """The best `count`, or all if there are fewer."""
-        if len(self._groups) == 1:
-            return next(iter(self._groups.values())).first(count)
-        if (order := self._kept_order()) is not None:
-            return order[:count]
-        return list(islice(_merged(self._with_best_heads(count)), count))
-
-    def _with_best_heads(self, count: int) -> Iterable[Ranking]:
-        """Groups that have the best `count` keys among them."""
-        if len(self._groups) <= count:
-            self._head, self._heads, self._stale = {}, {}, set()
-            return self._groups.values()
-        if not self._heads:
-            self._stale = set(self._groups)
-        while True:
-            for name in self._stale:
-                self._renew_head(name)
-            best = [head for heads in self._heads.values() for head in heads.first(count)]
-            self._stale = {head[-1] for head in best if head[1] != head[-1][1].grain}
-            if not self._stale:
-                return [self._groups[head[-1]] for head in best]
-
-    def _renew_head(self, name: Key) -> None:
-        """Of the group of that class and tenant."""
-        klass, tenant = name
-        heads = self._heads.setdefault(klass, Ranking())
-        if (old := self._head.pop(name, None)) is not None:
-            heads.remove(old)
-        if (group := self._groups.get(name)) is not None:
-            new, _, _, *rest = group.best
-            head = self._head[name] = (new, tenant.grain, *rest, name)
-            heads.add(head)
-
-    def beyond(self, count: int) -> Iterator[Key]:
-        """All but the best `count`, in order."""
-        if len(self._groups) == 1:
-            return next(iter(self._groups.values())).beyond(count)
-        return islice(self._kept_order() or self, count, None)
-
-    def before(self, key: Key) -> int:
-        """How many go before `key`."""
-        return sum(group.before(key) for group in self._groups.values())
-
-    def __iter__(self) -> Iterator[Key]:
-        if len(self._groups) == 1:
-            return iter(next(iter(self._groups.values())))
-        return _merged(self._groups.values())
-
-    def __reversed__(self) -> Iterator[Key]:
-        if len(self._groups) == 1:
-            return reversed(next(iter(self._groups.values())))
-        if (order := self._kept_order()) is not None:
-            return reversed(order)
-        return merge(*map(reversed, self._groups.values()), reverse=True)
-
-    def __len__(self) -> int:
-        return self._length
-
-
-def _merged(groups: Iterable[Ranking]) -> Iterator[Key]:
-    """In one order. Compared as plain numbers: the order of classes and tenants as they stand now."""
-    plain = [zip(map(_plain, group), group, strict=True) for group in groups]
-    return (key for _, key in merge(*plain))
-
-
-def _plain(key: Key) -> Key:
-    return (key[0], not key[1].due, key[1].klass, key[2].grain, key[3:])

@@ -5,7 +5,8 @@ import math
 from scheduler_service.core.classes import Classes
 from scheduler_service.core.deadlines import Deadlines
 from scheduler_service.core.entry import Entry, Worker
-from scheduler_service.core.fairness import FairRanking, Tenants
+from scheduler_service.core.fair_ranking import FairRanking
+from scheduler_service.core.fairness import Tenants
 from scheduler_service.core.isolation import Isolation
 from scheduler_service.core.known import Known
 from scheduler_service.core.lifecycle import Move, State

@@ -4,7 +4,7 @@ from bisect import insort
 from itertools import islice
 
 from scheduler_service.core.entry import Entry, Worker
-from scheduler_service.core.fairness import FairRanking
+from scheduler_service.core.fair_ranking import FairRanking, in_order
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.ranking import Key
@@ -87,8 +87,8 @@ def called_for(fleet: Fleet, id: str) -> str | None:
         return None
     worker = fleet.workers[name]
     spared = len(worker.ranking) >= _most_listed(fleet, worker)
-    waits = spared and worker.ranking.first(worker.up.slots)[-1] < fleet.entries[id].key
-    return None if waits else name
+    last = worker.ranking.at(worker.up.slots - 1) if spared else None  # of those that run next
+    return None if last is not None and last < fleet.entries[id].key else name
 
 
 def idle_beside_work(fleet: Fleet) -> str | None:
@@ -114,7 +114,7 @@ def _best(fleet: Fleet, worker: Worker, limit: int) -> list[Key]:
     """The best of what the worker has and of what has no worker. Suspects are left out: they run apart."""
     suspects = fleet.isolation.suspects
     offered = [] if worker.draining else _first(fleet, worker, fleet.unplaced, limit + len(suspects))
-    best = sorted(_first(fleet, worker, worker.ranking, limit + len(suspects)) + offered)
+    best = in_order(_first(fleet, worker, worker.ranking, limit + len(suspects)) + offered)
     return [key for key in best if key[-1] not in suspects][:limit] if suspects else best[:limit]
 
 

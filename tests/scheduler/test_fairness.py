@@ -3,15 +3,17 @@
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core import fairness
+from scheduler_service.core import fair_ranking, fairness
 from scheduler_service.core.classes import LEAST, ClassAccount
-from scheduler_service.core.fairness import GRAIN_S, FairRanking, Tenant, Tenants
-from scheduler_service.core.ranking import Key
+from scheduler_service.core.fair_ranking import FairRanking
+from scheduler_service.core.fairness import GRAIN_S, Tenant, Tenants
+from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.terms import Terms
 from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted
 from scheduler_service.store import MemoryStore
@@ -170,7 +172,9 @@ def test_with_one_tenant_nothing_changes(policy: str, monkeypatch: pytest.Monkey
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "remove", "charge", "owe", "ask"]), st.sampled_from("abcdefgh"), st.integers(0, 40)
+        st.sampled_from(["add", "remove", "move", "charge", "owe", "ask"]),
+        st.sampled_from("abcdefgh"),
+        st.integers(0, 40),
     ),
     max_size=120,
 )
@@ -181,12 +185,20 @@ def places(keys: Iterable[Key]) -> list[Key]:
     return [(*key[:2], key[2].grain, key[3]) for key in keys]
 
 
-@given(OPERATIONS)
-def test_a_ranking_is_in_order_however_virtual_times_move(operations: list[tuple[str, str, int]]) -> None:
-    """Asked for fewer keys than there are tenants, it does not look at all of them; nobody can tell."""
-    tenants = {name: Tenant(name) for name in "abcdefgh"}
-    accounts = [ClassAccount(klass) for klass in RequestClass]
-    ranking, kept = FairRanking(), []
+@pytest.mark.parametrize("few", [0, 6, 99])
+@given(operations=OPERATIONS)
+def test_a_ranking_is_in_order_however_virtual_times_move(few: int, operations: list[tuple[str, str, int]]) -> None:
+    """Asked for fewer keys than there are tenants, or for few of many, it does not look at all of them; nobody can
+    tell."""
+    with mock.patch.multiple(fair_ranking, FEW=few, LEAST_FRONT=1):
+        in_order_after(operations)
+
+
+def in_order_after(operations: list[tuple[str, str, int]]) -> None:
+    changes = Changes()
+    tenants = {name: Tenant(name, changes) for name in "abcdefgh"}
+    accounts = [ClassAccount(klass, changes) for klass in RequestClass]
+    ranking, kept = FairRanking(changes), []
     for what, name, number in operations:
         key = (number % 5 == 0, accounts[number % 3], tenants[name], number, f"{name}{number}")
         if what == "charge":
@@ -196,7 +208,13 @@ def test_a_ranking_is_in_order_however_virtual_times_move(operations: list[tuple
         elif what == "ask":
             count = number % 6
             assert places(ranking.first(count)) == places(sorted(kept))[:count]
-        elif what == "add" and key not in kept:
+            assert places(ranking.beyond(count)) == places(sorted(kept))[count:]
+            assert places(filter(None, [ranking.at(count)])) == places(sorted(kept))[count : count + 1]
+        elif what == "move" and kept:
+            old = kept.pop(number % len(kept))
+            kept.append((not old[0], *old[1:3], number, *old[4:]))
+            ranking.move(old, kept[-1])
+        elif what == "add" and key[-1] not in [one[-1] for one in kept]:
             ranking.add(key)
             kept.append(key)
         elif what == "remove" and kept:
