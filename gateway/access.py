@@ -48,6 +48,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
     async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]
         who = None
         if not details.method.startswith(_OPEN):
+            if details.method not in OWN and details.method not in ADMIN:
+                return grpc.stream_stream_rpc_method_handler(_unknown)
             try:
                 who = self._admit(details)
             except RequestError as error:
@@ -90,6 +92,11 @@ async def _answer(handler: grpc.RpcMethodHandler, requests: Any, context: Any) -
             await handler.unary_stream(request, context)
         else:
             await context.write(await handler.unary_unary(request, context))
+
+
+async def _unknown(requests: Any, context: Any) -> None:
+    """Such as Triton's statistics: clients look for this status."""
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this service has no such call")
 
 
 def _refusal(error: RequestError) -> grpc.RpcMethodHandler:

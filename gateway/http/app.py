@@ -114,6 +114,10 @@ async def _no_such_thing(request: Request, error: Exception) -> Response:
         answer = errors.plain(405, f"{what}: this path does not take that method")
         answer.headers.update(error.headers or {})
         return answer
+    if request.url.path.startswith("/v2/"):  # so told as that protocol's clients read it
+        return JSONResponse(
+            {"error": "the Open Inference Protocol is served by gRPC only, on the gateway's gRPC port"}, 404
+        )
     nearest = "/v1/" + "/".join(part for part in request.url.path.split("/") if part not in ("", "v1"))
     hint = f"; there is {nearest}" if any(getattr(each, "path", "") == nearest for each in request.app.routes) else ""
     return errors.plain(error.status_code, f"{what}: there is no such path{hint}")

@@ -19,13 +19,11 @@ BOM = b"\xef\xbb\xbf"  # some programs begin every UTF-8 text with it
 _WHOLE = "nothing is kept here: send the whole conversation as `input`"
 HINTS = {  # by how the field's name begins
     "conversation": _WHOLE,
-    "function": "send `tools`",
-    "functions": "send `tools`",
-    "guided": "send `structured_outputs`",
+    **dict.fromkeys(("function", "functions"), "send `tools`"),
+    **dict.fromkeys(("ebnf", "grammar", "guided", "json", "regex"), "send `structured_outputs`"),
     "previous": _WHOLE,
     "priority": "send `class`: interactive, default or batch",
-    "tool": "/v1/chat/completions calls functions",
-    "tools": "/v1/chat/completions calls functions",
+    **dict.fromkeys(("tool", "tools"), "/v1/chat/completions calls functions"),
 }
 
 

@@ -73,6 +73,13 @@ async def test_a_path_that_is_nearly_ours_is_told_which_one_is() -> None:
             assert message.endswith("there is no such path; there is /v1/chat/completions"), message
 
 
+async def test_a_client_of_tritons_http_is_told_where_its_protocol_is() -> None:
+    async with port() as (_, client):
+        answer = await client.get("/v2/models/tiny")
+        assert answer.status_code == 404
+        assert "gRPC" in answer.json()["error"]
+
+
 async def test_metrics_and_version_are_served() -> None:
     async with port() as (_, client):
         assert "laps_sd_num_requests_live" in (await client.get("/metrics")).text

@@ -72,6 +72,14 @@ async def test_the_server_and_its_model_tell_what_they_are() -> None:
             await stub.ModelReady(pb.ModelReadyRequest(name="other"))
 
 
+async def test_a_call_that_nobody_serves_is_unimplemented() -> None:
+    async with stack() as (_, _, client):
+        call = client._to(0).channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(b"", timeout=WAIT_S)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_one_inference_is_answered_whole_with_its_prompt_in_front() -> None:
     async with door() as (_, link, stub):
         answer = asyncio.ensure_future(

@@ -148,6 +148,7 @@ async def test_a_refusal_says_what_to_send_instead() -> None:
         for path, body, instead in (
             ("/v1/chat/completions", CHAT | {"functions": [{}]}, "send `tools`"),
             ("/v1/chat/completions", CHAT | {"guided_json": {}, "min_p": 0.5}, "send `structured_outputs`"),
+            ("/v1/completions", COMPLETION | {"regex": "a+"}, "send `structured_outputs`"),
             ("/v1/responses", RESPONSE | {"previous_response_id": "a"}, "send the whole conversation as `input`"),
             ("/v1/responses", RESPONSE | {"tools": [TOOL]}, "/v1/chat/completions calls functions"),
         ):
