@@ -240,6 +240,20 @@ def test_guesses_at_the_outcome_are_asked_for_where_the_drafter_has_time_for_the
         assert (last.fan, last.depth) == (fan, last.need + 1 if fan else 0)
 
 
+@pytest.mark.parametrize(("delay", "guesses"), [(0.7, False), (1.8, True)])
+def test_where_others_can_run_until_drafts_are_here_nothing_is_guessed_beyond_the_truth(
+    delay: float, guesses: bool
+) -> None:
+    table = Table(Office(delay_s=delay * PASS_S), USUAL._replace(widest_fan=4, step_s=0.001))
+    table.admit("a")
+    for spare in [False] * 10 + [True, False]:
+        if spare:
+            table.drafter.late([Ask("a", table.texts["a"], 4)])
+        table.step()
+        last = table.office.rows()[-1]
+        assert (last.ahead > last.need) == (last.fan == 2) == (guesses or not spare)
+
+
 def test_a_guess_at_the_outcome_serves_where_the_main_chain_was_wrong() -> None:
     office = Office(delay_s=0.0, guesses=[1, 8, 8, 8])
     table = Table(office)

@@ -61,6 +61,7 @@ class RemoteDrafter(Drafter):
         self._last_handle = 0
         self._over: list[int] = []  # handles that it may forget
         self._pass_begun_s: float | None = None
+        self._spare = False  # whether others can run in this step, while the drafts of some are on their way
         self._abreast = 0  # requests that the last step could have had guesses for
         self.drafted = self.accepted = 0  # guesses that were judged, and those of them that were right
 
@@ -98,6 +99,7 @@ class RemoteDrafter(Drafter):
 
     def late(self, asks: Sequence[Ask]) -> dict[str, bool]:
         self._read(0.0)
+        self._spare = bool(asks)
         now_s, late = self._post.now(), dict[str, bool]()
         for ask in asks:
             request = self._requests.get(ask.request_id)
@@ -130,6 +132,7 @@ class RemoteDrafter(Drafter):
         self._pass_begun_s = None
         self._read(0.0)
         self._tell()
+        self._spare = False
 
     def forget(self, request_id: str) -> None:
         self._pending.pop(request_id, None)
@@ -220,8 +223,9 @@ class RemoteDrafter(Drafter):
         need = ahead = fan = 0  # of a part of a text nothing is guessed
         if request.told + len(tokens) == len(request.tokens):
             need = min(self._worth.length(request.draft_len) or 1, welcome.longest_chain)
-            ahead = min(2 * need + 1, welcome.longest_chain)
-            fan = self._fan(welcome, need)
+            ahead = need
+            if not (self._spare and self._worth.soon(0.0)):  # else another one runs until drafts of the truth are here
+                ahead, fan = min(2 * need + 1, welcome.longest_chain), self._fan(welcome, need)
         salt = b"" if request.told else request.salt
         depth = min(need + 1, welcome.longest_chain) if fan else 0  # the outcome, and what is of use after it
         return Truth(request.handle, request.told, tokens, need, ahead, fan, depth, salt)
