@@ -33,8 +33,8 @@ PROFILES: Mapping[str, tuple[StepCosts, float]] = {
 }
 MODES: Mapping[str, Mapping[str, Any]] = {
     "waits": {"fan": 0},
-    "guesses": {"fan": 3},
-    "ready-first": {"fan": 0, "ready_first": True},
+    "guesses": {"fan": 2},
+    "ready-first": {"fan": 0, "ready_first": True},  # beyond a pass it guesses, too, as a worker does
 }
 
 
@@ -63,7 +63,9 @@ def row(profile: str, batch: int, rtts_ms: Sequence[float], tokens: int) -> dict
     found = {"plain tok/s": plain, "local": tokens_per_s(one, here) / plain}
     for mode, settings in MODES.items():
         for rtt_ms in rtts_ms:
-            apart = Apart(rtt_ms, costs.t_draft_ms, chain_ms, 4 * batch, lookup=LOOKUP, **settings)
+            far = rtt_ms > 1e3 * costs.step_s(0, batch, batch, 0, 0)
+            fan = MODES["guesses"] if mode == "ready-first" and far else {}
+            apart = Apart(rtt_ms, costs.t_draft_ms, chain_ms, 4 * batch, lookup=LOOKUP, **{**settings, **fan})
             jobs = two if apart.ready_first else one
             found[f"{mode} {rtt_ms:g}"] = tokens_per_s(jobs, fleet_of(profile, batch, apart)) / plain
     return found
