@@ -19,6 +19,7 @@ from laps_sd.compare.design import BASE
 from laps_sd.compare.show import HEADINGS, rows
 from laps_sd.compare.summary import OURS, sentences, wrong
 from scheduler_service.sim import drawing
+from scheduler_service.sim.results import GOOD_TPOT_MS, GOOD_TTFT_MS
 
 Summary = Mapping[str, Any]
 
@@ -184,6 +185,8 @@ def render(
         draws=arrivals["draws"] if arrivals else 0,
         names=[name for name in dict.fromkeys(every) if name not in (BASE, OURS)],
         pauses=any("pause_ms" in row for cell in summary["cells"] for row in cell["policies"].values()),
+        goods=all("good_share" in row for cell in summary["cells"] for row in cell["policies"].values()),
+        good=(GOOD_TTFT_MS, GOOD_TPOT_MS),
         repeated=any(row["repetitions"] > 1 for cell in summary["cells"] for row in cell["policies"].values()),
         sources=SOURCES,
         ours=OURS,

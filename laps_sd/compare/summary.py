@@ -13,6 +13,7 @@ from laps_sd.compare import replay
 from laps_sd.compare.design import BASE, BURST, Cell, Run
 from laps_sd.compare.statistics import Latencies, by_kind, quantiles_ms, ratio, times_ms
 from scheduler_service.sim.costs import StepCosts
+from scheduler_service.sim.results import is_good
 
 OURS = "gittins"
 # How far the simulator's ratio and mean may be from the live ones, and for which share of the time the model may idle.
@@ -86,6 +87,11 @@ def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Map
         "quantiles_ms": quantiles_ms(e2el),
         "ttft_ms": times_ms(_latencies(runs, "ttft_ms", every)),
         **_pauses(runs, every),
+        "good_share": means.fmean(
+            is_good(row["ttft_ms"], row["e2el_ms"], row["output_tokens"])
+            for each in every
+            for row in runs[each]["requests"]
+        ),
         "e2el_ms_by_kind": by_kind(e2el, kinds),
         "output_throughput": means.fmean(run["results"]["output_throughput"] for run in runs.values()),
         "preemptions_per_request": means.fmean(run["results"]["preemptions_per_request"] for run in runs.values()),

@@ -1,8 +1,8 @@
 """The figures of a load test, with the names and definitions of `vllm bench serve`. Prints nothing.
 
 Two differences, both of which make latencies longer: they count from the time when a request was due, not when it was
-sent; and the time that a request waits because of the cap on concurrency counts. One figure is ours: `pause`, the
-longest gap between two outputs of each request.
+sent; and the time that a request waits because of the cap on concurrency counts. Two figures are ours: `pause`, the
+longest gap between two outputs of each request, and `good_share`, the share of requests that were answered in time.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from laps_sd.loadtest.record import Record
-from scheduler_service.sim.results import percentile, times_ms
+from scheduler_service.sim.results import is_good, percentile, times_ms
 
 SLO_NAMES = ("ttft", "tpot", "e2el")
 # The driver kept up if the p99 of how late requests were sent is at most so many seconds, or such a share of the mean
@@ -71,6 +71,8 @@ def summarise(records: Sequence[Record], slos: Mapping[str, float], *, ours: boo
         **times_ms("itl", (gap_s for r in done for gap_s in r.itls_s)),
         **times_ms("pause", (r.pause_s for r in done)),
         **e2el,
+        "good_share": sum(is_good(1e3 * r.ttft_s, 1e3 * r.e2el_s, r.output_tokens) for r in done)
+        / max(1, len(measured)),
         **times_ms("client_queue", (r.free_s - r.due_s for r in done)),
         **(_speculation(done) if ours else {}),
         "p99_send_lateness_ms": 1e3 * late_s,

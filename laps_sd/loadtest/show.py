@@ -11,6 +11,7 @@ from rich.table import Table
 
 from laps_sd.loadtest.record import Tally
 from laps_sd.tables import Column, FittedTable
+from scheduler_service.sim.results import GOOD_TPOT_MS, GOOD_TTFT_MS
 
 REFRESH_PER_S = 4
 LATE = "the driver fell behind its schedule: these figures are not the server's. Use more --drivers, or a lower rate"
@@ -92,6 +93,9 @@ def figures(results: Mapping[str, Any]) -> dict[str, str]:
         "seconds": f"{results['duration']:,.1f}",
         "requests/s": f"{results['request_throughput']:,.2f}",
     }
+    shown["in time"] = (
+        f"{results['good_share']:.1%} (first token in {GOOD_TTFT_MS:g} ms, then {GOOD_TPOT_MS:g} ms each)"
+    )
     if "request_goodput" in results:
         shown["within the SLOs, /s"] = f"{results['request_goodput']:,.2f}"
     shown |= {

@@ -19,6 +19,7 @@ SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "mean_ttft_ms": ("mean to first token", drawing.duration),
     "p99_ttft_ms": ("p99 to first token", drawing.duration),
     "p99_pause_ms": ("p99 longest pause", drawing.duration),
+    "good_share": ("in time", "{:.1%}".format),
     "output_throughput": ("tokens/s", "{:,.0f}".format),
     "preemptions_per_request": ("preemptions a request", "{:.2f}".format),
     "spec_decode_acceptance_length": ("tokens a round", "{:.2f}".format),

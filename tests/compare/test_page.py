@@ -70,7 +70,9 @@ def test_the_page_of_the_docs_has_every_cell_and_says_who_gains(record: dict[str
     (folder / "scheduler.json").write_text(json.dumps(scheduler))
     page.main()
     text = (docs / "explanation" / "benchmarks.md").read_text()
-    assert "|2 slots, load 0.85|0.50 (0.50 to 0.50)|3.00 s, 1.50 s|4.00 s, 2.00 s|1.00 ms, 1.00 ms|0.00|" in text
+    assert (
+        "|2 slots, load 0.85|0.50 (0.50 to 0.50)|3.00 s, 1.50 s|4.00 s, 2.00 s|1.00 ms, 1.00 ms|0 %, 0 %|0.00|" in text
+    )
     assert "- `gittins`: below fcfs in 2 of 2 cells, above it in 0." in text
     assert "9 code to draw from, of MBPP (Austin et al. 2021, CC BY 4.0)" in text
     assert "|64|10,000|2|3|7|7|0.50|20 %|7.0, 7.0, 7.0|7.0|2.0|" in text
@@ -84,7 +86,7 @@ def test_longest_pauses_have_a_column_where_they_were_recorded(record: dict[str,
     page.main()
     text = (docs / "explanation" / "benchmarks.md").read_text()
     assert "|p99 of the longest pause: fcfs, gittins|" in text
-    assert "|4.00 s, 2.00 s|1.00 ms, 1.00 ms|2.50 s, 2.50 s|0.00|" in text
+    assert "|4.00 s, 2.00 s|1.00 ms, 1.00 ms|2.50 s, 2.50 s|0 %, 0 %|0.00|" in text
     assert ",2500.0," in (docs / "benchmarks" / "cells.csv").read_text()
 
 

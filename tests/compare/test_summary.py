@@ -26,6 +26,13 @@ def test_latencies_are_compared_request_by_request() -> None:
     assert cell["against_ours"]["las"]["verdict"] == "lower"
 
 
+def test_answers_count_as_in_time_over_all_repetitions() -> None:
+    """Twenty tokens after the first may take two seconds."""
+    runs = [of("fcfs", SLOW, tokens=21), of("fcfs", FAST, 2, tokens=21)]
+    (cell, _) = summarise([*CAPACITY, *runs], 4)["cells"]
+    assert cell["policies"]["fcfs"]["good_share"] == (24 + 48) / (2 * 48)
+
+
 def test_only_repetitions_that_both_have_are_compared() -> None:
     runs = [of("fcfs", SLOW), of("fcfs", [9.0] * 48, 2), of("las", FAST)]
     (cell, _) = summarise([*CAPACITY, *runs], 4)["cells"]

@@ -40,6 +40,13 @@ def test_goodput_counts_who_meets_every_slo() -> None:
     assert summarise(records, slos, ours=False)["request_goodput"] == pytest.approx(1 / 1.0)
 
 
+def test_what_failed_or_began_late_was_not_answered_in_time() -> None:
+    quick, slow_start, slow_end = [(0.5, 1), (0.05, 1)], [(1.1, 1), (0.05, 1)], [(0.5, 1), (0.2, 1)]
+    records = records_of(planned(0, 0, 0), Scripted(quick, slow_start, slow_end))
+    failed = Record(9, 0.0, 0.0, error="INTERNAL: broken")
+    assert summarise([*records, failed], {}, ours=False)["good_share"] == 1 / 4
+
+
 def test_a_failed_request_meets_no_slo() -> None:
     assert not meets(Record(0, 0.0, 0.0, error="INTERNAL: broken"), {})
 

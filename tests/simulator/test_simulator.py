@@ -1,5 +1,6 @@
 """The simulator against small cases worked out by hand."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -31,6 +32,14 @@ def test_the_longest_pause_of_a_request_is_told() -> None:
     results = summarise(trace)
     assert results["mean_pause_ms"] == pytest.approx(2000)
     assert results["p99_pause_ms"] == pytest.approx(2980)
+
+
+def test_an_answer_is_in_time_if_it_begins_and_goes_on_so() -> None:
+    """At 99 ms a token the second begins within a second, and the third does not."""
+    costs = StepCosts(0, 99, 0, 0, 0)
+    jobs = [job("a", tokens=9), job("b", tokens=9), job("c", tokens=1)]
+    assert summarise(run(jobs, costs=costs))["good_share"] == pytest.approx(2 / 3)
+    assert summarise(run([job("a", tokens=9)], costs=replace(costs, t_verify_ms=101)))["good_share"] == 0
 
 
 def test_a_step_costs_what_the_formula_says() -> None:
