@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig
 
 from tests.worker.harness import Driver, Tiny
@@ -21,7 +22,7 @@ from worker_service.engine.length_head import (
     middle,
     save_length_head,
 )
-from worker_service.engine.types import Limits, Remaining, Row, Run, Sampling
+from worker_service.engine.types import Finish, Limits, Remaining, Row, Run, Sampling
 from worker_service.model_files import ModelError
 from worker_service.probes import make_probe
 from worker_service.reporting import Report
@@ -102,9 +103,41 @@ def test_what_it_keeps_of_requests_is_bounded(head: LengthHead, monkeypatch: pyt
     for number in range(9):
         told = probe.told([Row(f"{number}", 1, 0, (7,))], [0], torch.ones(1, size))
         assert told[0].remaining
-    assert list(probe._means) == ["6", "7", "8"]
+    assert list(probe._kept) == ["6", "7", "8"]
+    assert len(probe._means) == 8  # rows of those that were forgotten are used again
     again = probe.told([Row("0", 1, EVERY - 1, (7,))], [0], torch.ones(1, size))  # forgotten, and read nevertheless
     assert again[0].remaining
+
+
+def test_a_step_takes_as_many_operations_however_many_requests_run(head: LengthHead) -> None:
+    """Each is a launch on a GPU."""
+    counts = []
+    for number in (2, 5):
+        probe, size = LengthProbe(head, CPU), head.config.hidden_size
+        for start, tokens in ((0, (7,)), (1, (7, 7)), (3, (7, 7, 7, 7, 7))):  # the last one is due
+            rows = [Row(f"{n}", 1, start, tokens) for n in range(number)]
+            begins = [n * len(tokens) for n in range(number)]
+            with Counted() as counted:
+                told = probe.told(rows, begins, torch.ones(number * len(tokens), size))
+            counts.append(counted.operations)
+            assert all((row.remaining is None) == (start == 1) for row in told)
+    assert counts[:3] == counts[3:]
+
+
+class Counted(TorchDispatchMode):
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_states_that_are_no_numbers_spoil_no_later_request(head: LengthHead) -> None:
+    probe, size = LengthProbe(head, CPU), head.config.hidden_size
+    probe.told([Row("a", 1, 0, (7,))], [0], torch.full((1, size), float("nan")))
+    probe.told([Row("a", 1, 1, (7,), finish=Finish.STOP)], [0], torch.ones(1, size))
+    probe.told([Row("b", 1, 0, (7,))], [0], torch.ones(1, size))
+    assert torch.equal(probe._means[probe._kept["b"][0]], torch.ones(size))
 
 
 def test_a_prefill_that_does_not_end_is_not_read(tiny: Tiny, head: LengthHead) -> None:

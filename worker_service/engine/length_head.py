@@ -61,51 +61,93 @@ def middle(logs: torch.Tensor) -> torch.Tensor:
 
 def follow(mean: torch.Tensor, seen: int, rows: torch.Tensor) -> torch.Tensor:
     """The mean [hidden size] of `seen` states, once `rows` [n, hidden size] have come."""
-    n = len(rows)
-    return mean + (rows.mean(0) - mean) * min(1.0, n / min(seen + n, WINDOW))
+    return mean + (rows.mean(0) - mean) * _share(seen, len(rows))
+
+
+def _share(seen: int, n: int) -> float:
+    """That `n` new states have in the mean, after `seen`."""
+    return min(1.0, n / min(seen + n, WINDOW))
 
 
 class LengthProbe:
-    """Reads the rows of a step that are due, all at once. What it keeps of a request is a cache: after a move it takes
-    the mean of what came since."""
+    """Reads the rows of a step that are due, and follows all of them, in as many operations however many they are. What
+    it keeps of a request is a cache: after a move it takes the mean of what came since."""
 
     def __init__(self, head: LengthHead, device: torch.device) -> None:
         self._head = head.to(device).requires_grad_(False)
         self._every = head.config.every
-        self._means: OrderedDict[str, tuple[int, torch.Tensor]] = OrderedDict()  # states seen, and their mean
+        self._kept: OrderedDict[str, tuple[int, int]] = OrderedDict()  # of a request: its row of `_means`, states seen
+        self._means = torch.zeros(0, head.config.hidden_size, device=device)
+        self._vacant: list[int] = []  # rows of `_means`
 
     def told(self, rows: Sequence[Row], begins: Sequence[int], hidden: torch.Tensor) -> list[Row]:
         """The rows, with a reading where one is due: at the first token, and when `every` more have come since.
 
         `hidden` [num_logits of all rows, hidden size]; those of row i begin at `begins[i]`.
         """
-        due: list[int] = []
-        newest: list[torch.Tensor] = []
-        for i, (row, begin) in enumerate(zip(rows, begins, strict=True)):
+        running: list[int] = []
+        for i, row in enumerate(rows):
             if row.finish is not None:
-                self._means.pop(row.request_id, None)
+                self._forget(row.request_id)
             elif row.tokens:
-                states = hidden[begin : begin + len(row.tokens)].float()
-                self._follow(row.request_id, row.start, states)
-                if row.start == 0 or row.start // self._every != (row.start + len(row.tokens)) // self._every:
-                    due.append(i)
-                    newest.append(states[-1])
-        if not due:
+                running.append(i)
+        if not running:
             return list(rows)
-        means = torch.stack([self._means[rows[i].request_id][1] for i in due])
-        first = torch.tensor([rows[i].start == 0 for i in due], device=hidden.device)
-        logs = self._head(torch.stack(newest), means, first)
-        quantised = (-16 * logs).round().clamp(0, 255).to(torch.uint8).tolist()
+        means = self._follow([rows[i] for i in running], [begins[i] for i in running], hidden)
+        due = [(place, i) for place, i in enumerate(running) if self._due(rows[i])]
         told = list(rows)
-        for i, chances in zip(due, quantised, strict=True):
-            told[i] = replace(rows[i], remaining=Remaining(rows[i].start + len(rows[i].tokens), bytes(chances)))
+        if due:
+            places, newest, first = torch.tensor(
+                [(place, begins[i] + len(rows[i].tokens) - 1, rows[i].start == 0) for place, i in due],
+                device=hidden.device,
+            ).T
+            logs = self._head(hidden[newest].float(), means[places], first.bool())
+            quantised = (-16 * logs).round().clamp(0, 255).to(torch.uint8).tolist()
+            for (_, i), chances in zip(due, quantised, strict=True):
+                told[i] = replace(rows[i], remaining=Remaining(rows[i].start + len(rows[i].tokens), bytes(chances)))
         return told
 
-    def _follow(self, id: str, start: int, states: torch.Tensor) -> None:
-        seen, mean = self._means.pop(id, (0, states[0])) if start else (0, states[0])
-        self._means[id] = seen + len(states), follow(mean, seen, states)
-        if len(self._means) > MOST:
-            self._means.popitem(last=False)
+    def _due(self, row: Row) -> bool:
+        return row.start == 0 or row.start // self._every != (row.start + len(row.tokens)) // self._every
+
+    def _follow(self, rows: Sequence[Row], begins: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
+        """The means [rows, hidden size] once these states have come."""
+        counts = [len(row.tokens) for row in rows]
+        kept, shares = [], []
+        for row, count in zip(rows, counts, strict=True):
+            place, seen = self._place(row)
+            self._kept[row.request_id] = place, seen + count
+            kept.append(place)
+            shares.append((count, _share(seen, count)))
+        states, owners = torch.tensor(
+            [(begin + n, i) for i, (begin, count) in enumerate(zip(begins, counts, strict=True)) for n in range(count)],
+            device=hidden.device,
+        ).T
+        count, share = torch.tensor(shares, device=hidden.device).T[:, :, None]
+        own = torch.tensor(kept, device=hidden.device)
+        fresh = torch.zeros(len(rows), hidden.shape[1], device=hidden.device)
+        fresh = fresh.index_add_(0, owners, hidden[states].float()) / count
+        before = self._means[own]
+        means = torch.where(share == 1, fresh, before.lerp(fresh, share))
+        self._means[own] = means
+        return means
+
+    def _place(self, row: Row) -> tuple[int, int]:
+        """Its row of `_means`, and how many states are in there. It is the newest one now."""
+        if (kept := self._kept.pop(row.request_id, None)) is not None:
+            return kept if row.start else (kept[0], 0)
+        if len(self._kept) >= MOST:
+            self._forget(next(iter(self._kept)))
+        if not self._vacant:
+            size, width = self._means.shape
+            more = torch.zeros(max(8, size), width, device=self._means.device)
+            self._means = torch.cat([self._means, more])
+            self._vacant = list(reversed(range(size, len(self._means))))
+        return self._vacant.pop(), 0
+
+    def _forget(self, id: str) -> None:
+        if (kept := self._kept.pop(id, None)) is not None:
+            self._vacant.append(kept[0])
 
 
 def save_length_head(head: LengthHead, folder: Path) -> None:
