@@ -54,7 +54,7 @@ VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore
 
 .PHONY: demo demo-picture test test-apart test-cells test-compare test-containers test-doors test-elastic test-engine test-failover test-families \
     test-faults test-k8s test-stores test-vllm vllm-figures gpu-check sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
-    bench-paper page-picture docs check lint lint-protos types architecture protos protos-check protos-reference audit audit-here \
+    bench-paper bench-front page-picture docs check lint lint-protos types architecture protos protos-check protos-reference audit audit-here \
     wheels env clean
 .DEFAULT_GOAL := help
 
@@ -87,6 +87,7 @@ help:
 	@echo "make bench-scheduler  the scheduler and Redis alone, its section of docs/explanation/benchmarks.md (15 minutes; AGAINST=...)"
 	@echo "make bench-engine  the engine beside its peers: docs/explanation/engine.md (a quarter of an hour with PEERS=...)"
 	@echo "make bench-paper  the LAPS-SD paper reproduced: docs/explanation/paper.md and its plots (30 minutes of one core)"
+	@echo "make bench-front  the price of a low mean, simulated: docs/benchmarks/front.json and front.svg (seven minutes of one core)"
 	@echo "make wheels build the wheels of the service, of the client alone and for vLLM: dist"
 	@echo "make page-picture  docs/live-page.png: the live page of a real stack under load (a minute; needs chromium and npm)"
 	@echo "make docs   the documentation as a site: build/site; first its tables are made anew"
@@ -212,6 +213,9 @@ bench-paper: env
 	$(BIN)/python -m scheduler_service.sim.decision --json docs/paper/decision.json
 	$(BIN)/python -m scheduler_service.sim.worth
 	$(BIN)/python -m scheduler_service.sim.paper
+
+bench-front: env
+	$(BIN)/python -m laps_sd.compare.front
 
 page-picture: env
 	$(BIN)/laps-sd pull $(MODEL)

@@ -132,9 +132,11 @@ def simulate(
     if cells > 1:
         from laps_sd import simulate_cells as several
         from scheduler_service.sim.cells import CellSettings
+        from scheduler_service.sim.oracle import SIMULATED
 
-        if html_file or "oracle" in policies:
-            raise typer.BadParameter("goes with neither --html nor the policy oracle", param_hint="--cells")
+        if html_file or any(text.partition(":")[0] in SIMULATED for text in policies):
+            what = " and ".join(SIMULATED)
+            raise typer.BadParameter(f"goes with neither --html nor the policies {what}", param_hint="--cells")
         first = next(iter(policies.values()))
         try:
             kill, routes = several.parse_kill(kill_cell, cells, down_s), several.parse_routes(route)
@@ -185,13 +187,13 @@ def _jobs(workload: str, fleet: "SimFleet", seed: int) -> "Sequence[Job]":
 def _policies(names: str, settings: Sequence[str], jobs: "Sequence[Job]", draft_len: int) -> "dict[str, Policy]":
     """The policies, by the text that named each. Raises ValueError."""
     from scheduler_service.core.policies import find_policy
-    from scheduler_service.sim.oracle import simulated_policy
+    from scheduler_service.sim.oracle import SIMULATED, simulated_policy
 
     policies: dict[str, Policy] = {}
     used: set[str] = set()
     for text in filter(None, (part.strip() for part in names.split(","))):
         name, *own = text.split(":")
-        known = set() if name == "oracle" else {field.name for field in fields(find_policy(name))}
+        known = set() if name in SIMULATED else {field.name for field in fields(find_policy(name))}
         shared = [setting for setting in settings if setting.partition("=")[0].strip().replace("-", "_") in known]
         used |= set(shared)
         policies[text] = simulated_policy(name, [*shared, *own], jobs, draft_len)

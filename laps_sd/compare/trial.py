@@ -3,13 +3,14 @@ measured. Nothing runs live.
 
 `python -m laps_sd.compare.trial --help`. It prints Markdown: for each policy the mean latency over that of the first
 one, with a 95 % interval over the draws, p99 of latency and of first token over the first one's, p99 of the longest
-pause in seconds, and how often a request was paused. `--draws N` judges on requests and arrivals drawn anew.
+pause in seconds, the share answered in time, and how often a request was paused. `--draws N` judges on requests and
+arrivals drawn anew.
 """
 
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
@@ -54,7 +55,7 @@ def main() -> None:
         parser.error(str(error))
     results: dict[str, list[Figures]] = {}
     for cell in cells:
-        workloads = _recorded if not flags.draws else _drawn(flags.draws, flags.seed)
+        workloads = recorded if not flags.draws else drawn(range(flags.draws), flags.seed)
         fleet = fleet_of(
             cell["slots"],
             StepCosts(**cell["step_costs"]),
@@ -68,7 +69,7 @@ def main() -> None:
         flags.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def _recorded(summary: Mapping[str, Any], cell: Mapping[str, Any], folder: Path) -> Iterator[list[Job]]:
+def recorded(summary: Mapping[str, Any], cell: Mapping[str, Any], folder: Path) -> Iterator[list[Job]]:
     for repetition in range(1, 100):
         path = recording_of(folder, Run(Cell(cell["slots"], cell["load"]), BASE, repetition))
         if not path.exists():
@@ -76,14 +77,16 @@ def _recorded(summary: Mapping[str, Any], cell: Mapping[str, Any], folder: Path)
         yield read_workload(path)
 
 
-def _drawn(draws: int, seed: int) -> Callable[[Mapping[str, Any], Mapping[str, Any], Path], Iterator[list[Job]]]:
-    """Requests drawn with replacement from all that were recorded in a cell, at new times."""
+def drawn(
+    draws: Iterable[int], seed: int
+) -> Callable[[Mapping[str, Any], Mapping[str, Any], Path], Iterator[list[Job]]]:
+    """Requests drawn with replacement from all that were recorded in a cell, at new times, for each of these draws."""
 
     def draw(summary: Mapping[str, Any], cell: Mapping[str, Any], folder: Path) -> Iterator[list[Job]]:
-        pool = [job for jobs in _recorded(summary, cell, folder) for job in jobs]
+        pool = [job for jobs in recorded(summary, cell, folder) for job in jobs]
         run = Run(Cell(cell["slots"], cell["load"]), BASE, 1)
         capacity = summary["capacity"][run.capacity.name]
-        for number in range(draws):
+        for number in draws:
             rng = Random(f"trial {seed} {number} {cell['name']}")
             count = summary["settings"]["requests"]
             times = due(replace(run, repetition=rng.randrange(10_000, 10**9)), count, capacity, seed)
@@ -112,8 +115,8 @@ def tried(policies: Sequence[str], jobs: Sequence[Job], fleet: SimFleet) -> Figu
 
 def table(policies: Sequence[str], runs: Sequence[Figures]) -> str:
     """`runs`: one for each draw. Markdown."""
-    lines = ["|policy|mean|p99|p99 first token|p99 pause, s|paused|perceptible|half at round|service before|"]
-    lines.append("|---" * 9 + "|")
+    lines = ["|policy|mean|p99|p99 first token|p99 pause, s|in time|paused|perceptible|half at round|service before|"]
+    lines.append("|---" * 10 + "|")
     for name in policies:
         means, p99s, firsts = (
             [run[name][figure] / max(run[policies[0]][figure], 1e-9) for run in runs]
@@ -125,6 +128,7 @@ def table(policies: Sequence[str], runs: Sequence[Figures]) -> str:
             f"{fmean(p99s):.2f}",
             f"{fmean(firsts):.3f}",
             f"{fmean(run[name]['p99_pause_ms'] for run in runs) / 1e3:.2f}",
+            f"{fmean(run[name]['good_share'] for run in runs):.1%}",
             f"{fmean(run[name]['preemptions_per_request'] for run in runs):.2f}",
         ]
         for figure, form in (("perceptible", "{:.0%}"), ("half_round", "{:.1f}"), ("before", "{:.0%}")):

@@ -1,5 +1,5 @@
 """The oracle: preemptive shortest true remaining rounds. Only a simulation can ask it; a reference, and with several
-slots not a bound."""
+slots not a bound. And how simulations take the text of a policy."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from scheduler_service.core.policies import Claim, Policy, make_policy
 from scheduler_service.core.types import View
+from scheduler_service.sim.nudge import Nudge
 from scheduler_service.sim.workload import Job
 
 
@@ -24,6 +25,9 @@ class Oracle(Policy):
         return Claim(1, 0, left * round_s + (view.prefill_s if not view.acceptance.rounds else 0.0))
 
 
+SIMULATED = ("oracle", "nudge")  # policies that no service can have
+
+
 def parts(text: str) -> tuple[str, list[str]]:
     """Name and settings of a policy written as `name:setting=value:...`."""
     name, *settings = text.split(":")
@@ -31,7 +35,9 @@ def parts(text: str) -> tuple[str, list[str]]:
 
 
 def simulated_policy(name: str, settings: Iterable[str], jobs: Sequence[Job], draft_len: int) -> Policy:
-    """`make_policy`, and the oracle of these jobs. Raises ValueError that says what is wrong."""
+    """`make_policy`, and what only simulations have. Raises ValueError that says what is wrong."""
+    if name == "nudge":
+        return Nudge.parsed(settings)
     if name != "oracle":
         return make_policy(name, settings)
     if any(settings):

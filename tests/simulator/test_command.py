@@ -66,6 +66,7 @@ def test_what_no_worker_can_hold_is_counted_as_failed(workload: str, tmp_path: P
             "'queues=3' is not name=value with a setting of any of fcfs",
         ),
         (["--policy", "oracle:speed=1"], "the oracle has no settings"),
+        (["--policy", "nudge:passes=2", "--cells", "2"], "neither --html nor the policies oracle and nudge"),
         (["--plan-lag", "2"], "plan-lag"),
         (["--slots", "0"], "slots"),
         (["--cells", "0"], "cells"),
