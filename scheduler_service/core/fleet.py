@@ -20,6 +20,8 @@ from scheduler_service.core.refit import Refit
 from scheduler_service.core.types import Bounds, Ended, Finish, Unseen, WorkerUp
 from scheduler_service.core.vacancies import Vacancies
 
+KEPT_FREE = 0.5  # of a worker's memory: with less a newcomer counts as one of a crowd
+
 
 class Fleet:
     """`draft_len`: drafts a round in which nominal seconds are counted. `bounds`, `max_deaths`: as in `Core`."""
@@ -56,11 +58,17 @@ class Fleet:
         entry.tenant = self.tenants.find(entry.request.tenant)
         entry.of_class = self.classes.account(entry.request.klass)
         entry.draft_len = self.draft_len
-        entry.live_per_slot = len(self.entries) / max(1, self.slots)
+        entry.live_per_slot = len(self.entries) / max(1, self.slots) if self._roomy(entry) else math.inf
         self._expect(entry)
         if self.policy.perceptive and not entry.perceptible:
             entry.perceptible = self.policy.perceives(entry)
         return entry
+
+    def _roomy(self, entry: Entry) -> bool:
+        """Whether the worker that it is offered to first keeps a share of its memory free beside it. Else whoever is
+        begun early takes the memory of those that run."""
+        worker = self.workers.get(next(self.vacancies.most(), ""))
+        return worker is None or worker.free_blocks - worker.blocks_for(entry) >= KEPT_FREE * worker.up.blocks
 
     def _expect(self, entry: Entry) -> None:
         """The present belief about its length. One that rests on a reading stands until the next reading."""

@@ -310,7 +310,7 @@ class View(Protocol):
 
     @property
     def live_per_slot(self) -> float:
-        """Requests that were live when it came, for each slot."""
+        """Requests that were live when it came, for each slot; infinite where memory was short."""
 
     @property
     def usual_accepted(self) -> float:

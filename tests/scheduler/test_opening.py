@@ -86,6 +86,16 @@ def test_in_a_crowd_a_first_token_is_worth_nothing() -> None:
     assert [entry.live_per_slot for entry in one.fleet.entries.values()] == [0, 0.5, 1]
 
 
+def test_where_memory_is_short_a_first_token_is_worth_nothing() -> None:
+    """The worker has ten blocks. One request may leave half of them free beside a newcomer, two may not."""
+    one = core("gittins", "opening=first-token")
+    one.observe(worker_up(slots=2, blocks=10), 0.0)
+    for number, (id, free) in enumerate((("a", 10), ("b", 6), ("c", 5))):
+        one.fleet.workers["w"].free_blocks = free
+        one.observe(Submitted(request(id, max_tokens=20)), float(number))
+    assert [math.isinf(entry.live_per_slot) for entry in one.fleet.entries.values()] == [False, False, True]
+
+
 @pytest.mark.parametrize("opening", ["-1", "soon", "nan", "1001"])
 def test_a_wrong_opening_is_refused(opening: str) -> None:
     with pytest.raises(ValueError, match="opening must be mean, balanced, first-token, or a number"):

@@ -8,7 +8,8 @@ mean of latency + w * time to first token where the Gittins index minimises that
 inverse is told, in the work of tokens: lower goes first.
 
 The index knows neither that an opened stream holds KV nor that it then pauses. Both grow with the queue. So where a
-newcomer finds too many requests (`most_open`), its first token is worth nothing.
+newcomer finds too many requests (`most_open`), or less than half of the memory free (core/fleet.py), its first token is
+worth nothing.
 """
 
 import math
