@@ -83,6 +83,9 @@ class Fleet:
             entry.readings.append(kept)
         if (length := self.known.probe.belief(kept)) is not None:
             entry.expect(length.at_least(self.policy.surest), since=reading.after)
+        elif entry.since:  # readings are no longer believed
+            entry.since = 0
+            self._expect(entry)
 
     def add(self, entry: Entry) -> None:
         """It is live from now on: all that it may need is reserved until it ends."""

@@ -150,6 +150,16 @@ def test_what_is_believed_after_a_reading_counts_from_there() -> None:
     assert entry.since == 1
 
 
+def test_a_belief_from_a_reading_goes_with_the_next_one_if_readings_are_left_out_meanwhile() -> None:
+    own = core("gittins")
+    own.fleet.known.probe = taught(good)
+    entry = two_running(own).fleet.entries["a"]
+    own.fleet.known.probe = FleetProbe()
+    own.observe(StepDone("w", (row(own.plan("w"), "a", 1, 1, reading=Reading(2, 9.0)),), 900, 1.0, partial=True), 2.0)
+    assert entry.since == 0
+    assert entry.length == own.fleet.known.belief(entry.request).at_least(own.fleet.policy.surest)
+
+
 def test_a_request_that_ends_teaches_and_few_of_its_readings_are_kept() -> None:
     own = two_running(core("gittins"))
     emitted = 1
