@@ -11,6 +11,11 @@ from worker_service.models import LoadedModel
 _BUNDLED = Path(__file__).parent / "engine" / "length_heads"
 
 
+def probe_folder(name: str, target: LoadedModel) -> Path:
+    """Of the probe that `default`, or a directory, names; it may not exist."""
+    return _BUNDLED / target.name if name == "default" else Path(name).expanduser()
+
+
 def make_probe(name: str, target: LoadedModel) -> LengthProbe | None:
     """`none`, `default`, or the directory of a probe. Raises ModelError.
 
@@ -18,7 +23,7 @@ def make_probe(name: str, target: LoadedModel) -> LengthProbe | None:
     """
     if name == "none":
         return None
-    folder = _BUNDLED / target.name if name == "default" else Path(name).expanduser()
+    folder = probe_folder(name, target)
     if name == "default" and not (folder / CONFIG).is_file():
         return None
     try:

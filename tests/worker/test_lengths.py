@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,19 @@ def test_the_command_makes_a_probe_that_a_worker_takes(tiny: Tiny, tmp_path: Pat
     driver.finish_all()
     assert [row.remaining is not None for row in driver.rows if row.start == 0] == [True]
     assert set(json.loads((out / "report.json").read_text())) == {"learned", "held out"}
+
+    app(
+        [*flags.replace(str(out), str(tmp_path / "judged")).split(), *small.split(), "--judge", str(out)],
+        standalone_mode=False,
+    )
+    rows = [json.loads(line) for line in (tmp_path / "judged" / "judged.jsonl").read_text().splitlines()]
+    row = max(rows, key=lambda row: row["output_tokens"])
+    driver = Driver(tiny.engine(probe=make_probe(str(out), target)))
+    driver.admit("b", row["prompt_ids"], Limits(row["output_tokens"], ignore_eos=True))
+    driver.finish_all(lambda round_: 0)
+    read = {row.remaining.after: row.remaining.chances for row in driver.rows if row.remaining}
+    assert [after for after, _ in row["readings"]] == list(read)
+    for after, tokens in row["readings"]:
+        weights = [math.exp(-q / 16) for q in read[after]]
+        told = math.log(2) * sum(w * (k + 0.5) for k, w in enumerate(weights)) / sum(weights)
+        assert math.log(tokens) == pytest.approx(told, abs=0.05)  # of rounding, on both ways

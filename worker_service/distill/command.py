@@ -41,6 +41,9 @@ def distill(
     race: Annotated[int, typer.Option(min=1, help="Answers by which the speed is measured.")] = 24,
     race_draft_len: Annotated[int, typer.Option(min=0)] = 6,
     probe: Annotated[bool, typer.Option(help="Make a probe of remaining length instead of a drafter.")] = False,
+    judge: Annotated[
+        str, typer.Option(metavar="DIR|default", help="Make none: read answers to the prompts by this probe.")
+    ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all cores.")] = 0,
 ) -> None:

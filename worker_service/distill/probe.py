@@ -1,9 +1,11 @@
-"""`laps-sd distill --probe`: answers of the target's own become a probe of remaining length, and what it is worth."""
+"""`laps-sd distill --probe`: answers of the target's own become a probe of remaining length, and what it is worth.
+`--judge`: what a probe reads of answers, in a file that `python -m laps_sd.probe_trial` takes."""
 
 import json
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -17,10 +19,12 @@ from worker_service.engine.length_head import (
     LengthHead,
     LengthHeadConfig,
     follow,
+    load_length_head,
     middle,
     save_length_head,
 )
 from worker_service.models import LoadedModel
+from worker_service.probes import probe_folder
 from worker_service.prompts import PromptError
 
 EVERY = 32  # tokens of output from one reading to the next
@@ -55,6 +59,43 @@ def make_probe(
     report = {name: asdict(each) for name, each in worth.items()}
     (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     return worth
+
+
+def judge(options: Namespace, target: LoadedModel, judges: Sequence[Sample]) -> Path:
+    """Answers, with what the probe that `options.judge` names reads of them, as rows of a workload file in
+    `options.out`. Raises PromptError."""
+    try:
+        head = load_length_head(probe_folder(options.judge, target))
+    except (OSError, ValueError) as error:
+        raise PromptError(f"--judge {options.judge}: {error}") from error
+    judges = [sample for sample in judges if len(sample.output) > 1]
+    longest = max((len(sample.output) for sample in judges), default=0)
+    readings: list[list[list[float]]] = [[] for _ in judges]
+    later = tuple(range(head.config.every - 1, longest, head.config.every))
+    for layer, ats in ((head.first, (0,)), (head.later, later)):
+        try:
+            seen = _examples(options, target, "judges", judges, ats)
+        except (PromptError, ValueError):
+            continue  # none is so long
+        with torch.inference_mode():
+            tokens = middle(layer(seen.inputs).log_softmax(-1)).exp().tolist()
+        for number, left, told in zip(seen.answers.tolist(), seen.left.tolist(), tokens, strict=True):
+            readings[number].append([len(judges[number].output) - int(left), round(told, 2)])
+    options.out.mkdir(parents=True, exist_ok=True)
+    file: Path = options.out / "judged.jsonl"
+    with file.open("w") as rows:
+        for number, (sample, read) in enumerate(zip(judges, readings, strict=True)):
+            row = {
+                "arrival_s": number,
+                "prompt_tokens": len(sample.prompt),
+                "output_tokens": len(sample.output),
+                "max_tokens": options.max_tokens,
+                "category": sample.category,
+                "prompt_ids": sample.prompt,
+                "readings": read,
+            }
+            rows.write(json.dumps(row) + "\n")
+    return file
 
 
 def tell_worth(worth: dict[str, Worth], options: Namespace, console: Console) -> None:

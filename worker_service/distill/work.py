@@ -17,7 +17,7 @@ from rich.table import Table
 from worker_service.distill.data import Sample, generate
 from worker_service.distill.eagle import EagleTrainer, new_eagle, states
 from worker_service.distill.evaluate import LONGEST, Acceptance, measure
-from worker_service.distill.probe import make_probe, tell_worth
+from worker_service.distill.probe import judge, make_probe, tell_worth
 from worker_service.distill.speed import Speed, compare
 from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, last_states, train
 from worker_service.drafters import eagle_drafter, vocabulary_digest, with_lookup
@@ -58,6 +58,10 @@ def distill(options: Namespace, console: Console) -> None:
     target = load(str(resolve(options.target)), options.device)
     options.work.mkdir(parents=True, exist_ok=True)
     with _progress(console) as bar:
+        if options.judge:
+            prompts = read_prompts(options.prompts, options.test, test=True)
+            judges = _generate(options, target, prompts, "test", options.test_tokens, bar)
+            return console.print(f"answers and readings: {judge(options, target, judges)}")
         samples = _generate(
             options, target, read_prompts(options.prompts, options.test), "samples", options.tokens, bar
         )
