@@ -42,7 +42,7 @@ class LapsSd(Policy):
     max_pause_s: float = 0.0  # for how long a stream that has begun may pause; 0: no bound
     reading: str = "paper"  # or "adapted", for which window, epsilon, key and destination mean nothing
     doubt: float = 0.25  # adapted: the share of an estimate that acceptance may leave uncertain; 1: no test
-    expected_rounds: float = 1.0  # adapted: so many rounds of a request's own count as much as the expected acceptance
+    expected_rounds: float = 3.0  # adapted: so many rounds of a request's own count as much as the expected acceptance
     blind: bool = False  # every request's acceptance is taken for that of the finished ones
 
     def __post_init__(self) -> None:
