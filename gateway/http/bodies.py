@@ -7,7 +7,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http import errors
-from protos.errors import BadInput
 
 BODY_S = 30.0  # a body that is not whole after so long is refused
 LINGER_S = 5.0  # what still comes of a body that was refused is dropped for so long, and then the connection closed
@@ -30,7 +29,7 @@ class Bounded:
         due = asyncio.get_running_loop().time() + BODY_S
 
         async def bounded() -> Message:
-            """Raises BodyTooLarge, BadInput."""
+            """Raises BodyTooLarge, BodyTooSlow."""
             nonlocal received, whole
             if whole:  # what comes now is that the client has gone
                 return await receive()
@@ -38,7 +37,7 @@ class Bounded:
                 async with asyncio.timeout_at(due):
                     message = await receive()
             except TimeoutError:
-                raise BadInput("body", f"not whole after {BODY_S:g} s") from None
+                raise errors.BodyTooSlow("body", f"not whole after {BODY_S:g} s") from None
             received += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if received > self._most:

@@ -39,6 +39,10 @@ class BodyTooLarge(BadInput):
         super().__init__("body", f"more than {most_bytes} bytes")
 
 
+class BodyTooSlow(BadInput):
+    """The body was not whole in time. What may still come of it is not read, so the connection is closed."""
+
+
 class Told(NamedTuple):
     """How a class of errors is told. `type` and `code` are what OpenAI's API has in its place, where it has one."""
 
@@ -53,6 +57,7 @@ TABLE: dict[type[RequestError], Told] = {
     Unsupported: Told(400, "invalid_request_error", "unsupported_parameter"),
     ContextExceeded: Told(400, "invalid_request_error", "context_length_exceeded"),
     BodyTooLarge: Told(413, "invalid_request_error", "request_too_large", {"connection": "close"}),
+    BodyTooSlow: Told(408, "invalid_request_error", "request_timeout", {"connection": "close"}),
     Unauthenticated: Told(401, "authentication_error", "invalid_api_key", {"www-authenticate": "Bearer"}),
     Forbidden: Told(403, "permission_error", "permission_denied"),
     UnknownModel: Told(404, "invalid_request_error", "model_not_found"),

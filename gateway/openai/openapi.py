@@ -17,6 +17,7 @@ ERRORS = {
     "403": "the key lacks the right",
     "404": "no such model, request or path",
     "405": "the path does not take this method: allow",
+    "408": "the body was not whole in time",
     "409": "another request has this id",
     "413": "the body is too long",
     "416": "the answer has fewer tokens than the offset",
@@ -26,7 +27,7 @@ ERRORS = {
     "503": "draining, or no worker: retry-after",
     "504": "the deadline passed",
 }
-_GENERATING = ("400", "404", "409", "429", "499", "500", "504")
+_GENERATING = ("400", "404", "408", "409", "429", "499", "500", "504")
 _PATHS: dict[str, dict[str, tuple[str, type[Body] | None, tuple[str, ...]]]] = {
     "/v1/chat/completions": {"post": ("Continue a conversation", Chat, _GENERATING)},
     "/v1/completions": {"post": ("Continue a prompt", Completion, _GENERATING)},

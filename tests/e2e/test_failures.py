@@ -4,12 +4,14 @@ Most tests share a stack: what died in one of them is running again when the nex
 """
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
 import pytest_asyncio
@@ -76,6 +78,43 @@ async def texts_around(stack: Stack, disaster: Any, **more: Any) -> None:
 
 async def test_a_scheduler_killed_mid_stream_is_only_a_pause(shared: Stack) -> None:
     await texts_around(shared, shared.child("scheduler_service").kill)
+
+
+async def test_a_scheduler_killed_under_an_http_stream_is_only_a_pause(shared: Stack) -> None:
+    body = {"model": await model_of(shared), "prompt": GREEDY["prompt"], "max_tokens": 600, "ignore_eos": True}
+    body |= {"temperature": 0, "stream": True}
+
+    async def events(started: asyncio.Event) -> list[str]:
+        texts: list[str] = []
+        async with http(shared) as client, client.stream("POST", "/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    assert "error" not in event, event
+                    texts += [choice["text"] for choice in event["choices"]]
+                    if len(texts) == 20:
+                        started.set()
+        assert line == "data: [DONE]" or not line
+        return texts
+
+    expected = "".join(await events(asyncio.Event()))
+    started = asyncio.Event()
+    stream = asyncio.create_task(events(started))
+    async with asyncio.timeout(WAIT_S):
+        await started.wait()
+    assert not stream.done(), "too fast: it was over before the disaster struck"
+    shared.child("scheduler_service").kill()
+    async with asyncio.timeout(READY_S):
+        assert "".join(await stream) == expected
+
+
+def http(stack: Stack) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=f"http://{stack.http}", timeout=READY_S, trust_env=False)
+
+
+async def model_of(stack: Stack) -> str:
+    async with http(stack) as client:
+        return str((await client.get("/v1/models")).json()["data"][0]["id"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -3,6 +3,7 @@ nothing. The doors' own tests are beside their code's names."""
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -132,6 +133,21 @@ async def test_a_body_that_never_ends_is_read_no_longer_than_bounded(monkeypatch
         reader, writer = await asyncio.open_connection(host, int(number))
         writer.write(b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 30000000\r\n\r\n")
         assert (await asyncio.wait_for(reader.read(), WAIT_S)).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 9", b"Transfer-Encoding: chunked"])
+async def test_a_body_that_is_not_whole_in_time_is_refused_and_its_connection_closed(
+    monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(bodies, "BODY_S", 0.05)
+    async with port() as (served, _):
+        host, _, number = served.http.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(number))
+        writer.write(b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n" + b"1\r\n{\r\n")
+        assert (await asyncio.wait_for(reader.readline(), WAIT_S)).startswith(b"HTTP/1.1 408 ")
+        (told,) = re.findall(rb'"message": ?"(.*?)"', await asyncio.wait_for(reader.read(), WAIT_S))
+        assert told == b"body: not whole after 0.05 s"
         writer.close()
 
 
