@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from gateway.answer import Answer
-from protos.metrics import PER_TOKEN_S, PREFIX, TOKENS, Families, loop_lag
+from protos.metrics import GEN_AI, PER_TOKEN_S, PREFIX, TOKENS, Families, loop_lag
 
 
 class Metrics(Families):
@@ -28,6 +28,13 @@ class Metrics(Families):
         self.tpot = self.distribution(
             "request_time_per_output_token_seconds", "(e2e - ttft) / (output tokens - 1)", PER_TOKEN_S
         )
+        for name, ours, kept in (
+            ("request_duration_seconds", "e2e_request_latency_seconds", self.e2e),
+            ("time_to_first_token_seconds", "time_to_first_token_seconds", self.ttft),
+            ("time_per_output_token_seconds", "request_time_per_output_token_seconds", self.tpot),
+        ):
+            text = f"{prefix}{ours} by OpenTelemetry's name, with the label gen_ai_request_model"
+            self.histogram(name, text, lambda kept=kept: kept, convention=GEN_AI)  # type: ignore[misc]
         self.prompt_lengths = self.distribution("request_prompt_tokens", "Prompt tokens of a finished request", TOKENS)
         self.output_lengths = self.distribution(
             "request_generation_tokens", "Output tokens of a finished request", TOKENS

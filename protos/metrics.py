@@ -16,6 +16,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 PREFIX = "laps_sd_"
+GEN_AI = "gen_ai_server_"  # OpenTelemetry's conventions, as Prometheus writes their names
+_MODEL_LABELS = {"": "model_name", GEN_AI: "gen_ai_request_model"}
 LAG_EVERY_S = 0.1
 
 # Buckets: seconds of a whole request, seconds between two tokens, and tokens.
@@ -46,13 +48,15 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`name`: without prefix, and for a counter without `_total`. `label`: empty if it has none but the model's."""
+    """`name`: without prefix, and for a counter without `_total`. `label`: empty if it has none but the model's.
+    `convention`: goes before the name in place of the service's prefix, and the model's label follows it, too."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     text: str
     label: str
     read: Callable[[], Reading | Distribution]  # an empty mapping: there is nothing to tell now
+    convention: str = ""
 
 
 class Families(Collector):
@@ -81,9 +85,11 @@ class Families(Collector):
         self.counter(name, text, (lambda: kept) if label else (lambda: kept[""]), label)
         return kept
 
-    def histogram(self, name: str, text: str, read: Callable[[], Reading | Distribution]) -> None:
+    def histogram(
+        self, name: str, text: str, read: Callable[[], Reading | Distribution], *, convention: str = ""
+    ) -> None:
         """One that is kept elsewhere, and read here."""
-        self.families.append(Family(name, "histogram", text, "", read))
+        self.families.append(Family(name, "histogram", text, "", read, convention))
 
     def distribution(self, name: str, text: str, bounds: tuple[float, ...] = LATENCY_S) -> Distribution:
         """A histogram that is kept here."""
@@ -95,9 +101,9 @@ class Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         model = self._model()
-        own = {"model_name": model} if model else {}
         for family in self.families:
-            name = self.prefix + family.name
+            own = {_MODEL_LABELS[family.convention]: model} if model else {}
+            name = (family.convention or self.prefix) + family.name
             metric = Metric(name, family.text, family.kind)
             reading = family.read()
             if isinstance(reading, Distribution):
@@ -113,7 +119,7 @@ class Families(Collector):
     def table(self) -> Iterator[tuple[str, str, str, str]]:
         """Name, type, labels and meaning of each family, for the documentation."""
         for family in sorted(self.families, key=lambda family: family.name):
-            name = f"{self.prefix}{family.name}" + ("_total" if family.kind == "counter" else "")
+            name = f"{family.convention or self.prefix}{family.name}" + ("_total" if family.kind == "counter" else "")
             yield name, family.kind, family.label, family.text
 
 

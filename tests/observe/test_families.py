@@ -3,7 +3,7 @@
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from protos.metrics import Distribution, Families
+from protos.metrics import GEN_AI, Distribution, Families
 
 
 def parsed(families: Families) -> dict[str, object]:
@@ -58,3 +58,12 @@ def test_names_and_types_parse_as_they_were_declared() -> None:
     families.distribution("three", 'with "quotes" and a\nbreak')
     kinds = {name: family.type for name, family in parsed(families).items()}  # type: ignore[attr-defined]
     assert kinds.items() >= {"laps_sd_one": "gauge", "laps_sd_two": "counter", "laps_sd_three": "histogram"}.items()
+
+
+def test_a_family_of_a_convention_has_the_conventions_name_and_label() -> None:
+    families = Families("vllm:", lambda: "tiny")
+    kept = Distribution((1.0,))
+    kept.observe(0.5)
+    families.histogram("request_duration_seconds", "text", lambda: kept, convention=GEN_AI)
+    name, labels = "gen_ai_server_request_duration_seconds_sum", {"gen_ai_request_model": "tiny"}
+    assert families.registry.get_sample_value(name, labels) == 0.5

@@ -28,4 +28,9 @@ def test_time_to_the_first_token_and_between_later_ones(monkeypatch: pytest.Monk
     assert metrics.itl.count == 1
     assert (metrics.e2e.sum, metrics.tpot.sum) == (6.0, 2.0)
     assert (metrics.success["stop"], metrics.prompt_tokens[""], metrics.generation_tokens[""]) == (1, 7, 3)
+    by_convention = {
+        name: metrics.registry.get_sample_value(f"gen_ai_server_{name}_seconds_sum")
+        for name in ("request_duration", "time_to_first_token", "time_per_output_token")
+    }
+    assert by_convention == {"request_duration": 6, "time_to_first_token": 2, "time_per_output_token": 2}
     assert (metrics.prompt_lengths.sum, metrics.output_lengths.sum) == (7, 3)
