@@ -97,9 +97,10 @@ help:
 
 env: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
+	@echo "making $(VENV), of some 2 GB: minutes in which nothing is said"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[all]"
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[all]"
 	@touch $@
 
 demo: env
