@@ -17,7 +17,9 @@ SomeBody = TypeVar("SomeBody", bound=Body)
 ANSWERING: tuple[type[Body], ...] = (Chat, Completion, Responses)
 BOM = b"\xef\xbb\xbf"  # some programs begin every UTF-8 text with it
 _WHOLE = "nothing is kept here: send the whole conversation as `input`"
-HINTS = {  # by how the field's name begins
+HINTS = {  # by the field's name, or how it begins
+    "max_output_tokens": "send `max_completion_tokens`",
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "send `max_output_tokens`"),
     "conversation": _WHOLE,
     **dict.fromkeys(("function", "functions"), "send `tools`"),
     **dict.fromkeys(("ebnf", "grammar", "guided", "json", "regex"), "send `structured_outputs`"),
@@ -71,7 +73,7 @@ def _refuse(kind: type[Body], given: dict[str, Any]) -> None:
             continue
         asks_nothing = value is None or value in refused[name] or (name == "best_of" and value == given.get("n", 1))
         if not asks_nothing:
-            hint = HINTS.get(name.partition("_")[0])
+            hint = HINTS.get(name) or HINTS.get(name.partition("_")[0])
             raise Unsupported(name, "not supported" + (f"; {hint}" if hint else ""))
 
 

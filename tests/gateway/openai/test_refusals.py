@@ -150,6 +150,8 @@ async def test_a_refusal_says_what_to_send_instead() -> None:
             ("/v1/chat/completions", CHAT | {"guided_json": {}, "min_p": 0.5}, "send `structured_outputs`"),
             ("/v1/completions", COMPLETION | {"regex": "a+"}, "send `structured_outputs`"),
             ("/v1/responses", RESPONSE | {"previous_response_id": "a"}, "send the whole conversation as `input`"),
+            ("/v1/responses", RESPONSE | {"max_tokens": 3}, "send `max_output_tokens`"),
+            ("/v1/chat/completions", CHAT | {"max_output_tokens": 3}, "send `max_completion_tokens`"),
             ("/v1/responses", RESPONSE | {"tools": [TOOL]}, "/v1/chat/completions calls functions"),
         ):
             assert (await at.refused(body, path))["message"].endswith(instead)
