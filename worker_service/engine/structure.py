@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:  # loaded where there are grammars: an engine without them needs no llguidance
-    from llguidance import LLExecutor, LLMatcher
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from worker_service.engine.beside import Helper, beside
 
@@ -161,13 +161,8 @@ class Structures:
         self._vocab_size, self._eos_ids = vocab_size, eos_ids
         size = max(vocab_size, tokenizer.get_vocab_size())
         self._words = -(-size // 32)
-        self._tokenizer = self._unusable = None
-        try:
-            from llguidance import LLTokenizer
-
-            self._tokenizer = LLTokenizer(_text(tokenizer), n_vocab=size, eos_token=sorted(eos_ids) or None)
-        except Exception as error:  # of a kind that llguidance does not know: all other requests are served
-            self._unusable = str(error)
+        # It takes as long as a tenth of all that is done before a worker serves, and no request may ever ask for it.
+        self._tokenizer = beside(partial(_tokenizer, tokenizer, size, sorted(eos_ids)))
         self._maker = MaskMaker(self._words)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
@@ -178,10 +173,12 @@ class Structures:
     def _build(self, grammar: str, output: list[int]) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
-        if self._tokenizer is None:
-            raise StructureError(f"llguidance cannot use this model's tokenizer: {self._unusable}")
+        try:
+            tokenizer = self._tokenizer.result(COMPILE_S)
+        except Exception as error:  # of a kind that llguidance does not know: all other requests are served
+            raise StructureError(f"llguidance cannot use this model's tokenizer: {error}") from None
         limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
-        known = self._compiled.pop(grammar, None) or LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        known = self._compiled.pop(grammar, None) or LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         self._compiled[grammar] = known
         if len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
@@ -206,7 +203,9 @@ class Structures:
             return dict.fromkeys(asked, problem)
 
 
-def _text(tokenizer: Any) -> str:
-    """The tokenizer as JSON, without truncation or padding."""
-    data = json.loads(tokenizer.to_str())
-    return json.dumps(data | {"truncation": None, "padding": None})
+def _tokenizer(tokenizer: Any, size: int, eos_ids: list[int]) -> "LLTokenizer":
+    """llguidance's form of it, without truncation or padding."""
+    from llguidance import LLTokenizer
+
+    text = json.dumps(json.loads(tokenizer.to_str()) | {"truncation": None, "padding": None})
+    return LLTokenizer(text, n_vocab=size, eos_token=eos_ids or None)
