@@ -1,7 +1,8 @@
 """How fast the engine is at a real model's size, beside the floor that memory and arithmetic allow. The weights are
 random and made on the device; the text counts upwards, so every token is known (worker_service/bench/synthetic.py)."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from random import Random
 from time import perf_counter
@@ -148,7 +149,23 @@ def _outside(section: "Section", engine: Engine, vocabulary: int) -> None:
             rounds += Rounds(1, len(ran.rows), draft_s=ran.draft_s, verify_s=ran.verify_s, other_s=ran.other_s)
         if rounds.passes >= 16 or section.left_s < 3:
             break
+    waits = _waits(section.device, lambda: engine.step([Run(name, 0, 0) for name in names], len(names)))
     for name in names:
         engine.forget(name)
     found: dict[str, Any] = {"batch": len(names), "passes": rounds.passes, "outside_share": rounds.outside_share}
+    found["waits"] = waits
     section.put(sampled=found | {"step_ms": 1e3 * rounds.seconds / max(rounds.passes, 1)})
+
+
+def _waits(device: torch.device, work: Callable[[], Any]) -> int | None:
+    """How often `work` waits for the device, by torch's own account; None: there is no device to wait for."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(each.message) for each in said)

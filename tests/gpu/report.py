@@ -62,7 +62,8 @@ def _bench(bench: Found) -> list[str]:
         numbers = (_number(mixed[name]) for name in ("step_ms", "floor_ms", "step_over_floor"))
         lines.append(_row("one long", mixed["batch"], "", *numbers, "", "", _number(mixed["peak_gb"])))
     if sampled := bench.get("sampled"):
-        share = f"{sampled['outside_share']:.1%}"
+        share, waits = f"{sampled['outside_share']:.1%}", sampled.get("waits")
+        share += "" if waits is None else f", {waits} waits a step"
         lines.append(_row("sampled", sampled["batch"], "", _number(sampled["step_ms"]), "", "", share))
     return lines
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -158,10 +159,26 @@ def pretended() -> Iterator[Device]:
     def wait(*_: object) -> None:
         device.counts["waits"] += 1
 
+    class Event:
+        def __init__(self, **_: Any) -> None: ...
+
+        def record(self, stream: object) -> None:
+            self.before, self.at = device.counts["waits"], perf_counter()
+
+        def synchronize(self) -> None:
+            """Who has waited since for what came later does not wait again."""
+            device.counts["waits"] += device.counts["waits"] == self.before
+
+        def elapsed_time(self, later: "Event") -> float:
+            return 1e3 * (later.at - self.at)
+
     answers = {
+        "Event": Event,
+        "current_stream": lambda *_: None,
         "is_available": lambda: True,
         "_lazy_init": lambda: None,
         "synchronize": wait,
+        "set_sync_debug_mode": lambda *_: None,
         "mem_get_info": lambda *_: (8 << 30, 8 << 30),
         "get_device_name": lambda *_: "none",
         "get_device_capability": lambda *_: (9, 0),

@@ -151,7 +151,7 @@ def test_the_native_decoder_computes_what_the_module_computes(config: LlamaConfi
         kv = _kv(pool, 30)
         first = target.forward([InputSequence(kv, 0, tokens[:30], 0)]).logits
         kv.extend(10)
-        second, hidden, states = target.forward([InputSequence(kv, 30, tokens[30:], 7)])
+        second, hidden, states, _ = target.forward([InputSequence(kv, 30, tokens[30:], 7)])
     torch.testing.assert_close(first, expected[:30], atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(second, expected[37:], atol=1e-3, rtol=1e-3)
     assert hidden.shape == (3, 64)

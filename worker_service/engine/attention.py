@@ -9,7 +9,7 @@ import itertools
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,18 +17,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from worker_service.engine import native
+from worker_service.engine.block_plan import BlockPlan
+from worker_service.engine.block_plan import QueryRange as QueryRange
 from worker_service.engine.probe import LayerAsks, Options, check_options
 from worker_service.engine.shape import AttentionShape
-
-
-class QueryRange(NamedTuple):
-    """The packed tokens begin..begin + n of a pass: they are those of one request from position `start` on."""
-
-    begin: int
-    n: int
-    start: int
-    table: "array[int]"  # the request's blocks, in order
-
+from worker_service.engine.upload import sent_together
 
 _handles = itertools.count()
 
@@ -48,8 +41,9 @@ class PagedAttention(ABC):
         AttentionInterface.register(self.name, _attention_function(handle))
 
     @abstractmethod
-    def begin(self, ranges: Sequence[QueryRange]) -> None:
-        """Say whose the packed tokens of the next forward pass are; all its layers share this."""
+    def begin(self, ranges: Sequence[QueryRange], also: Sequence[Sequence[int]] = ()) -> list[torch.Tensor]:
+        """Say whose the packed tokens of the next forward pass are; all its layers share this. Returns the integers of
+        `also` in int64 on the device: so that all goes there together."""
 
     @abstractmethod
     def attend(
@@ -120,12 +114,13 @@ class NativeAttention(PagedAttention):
         self.pointers = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in self._data]
         self.begin(())
 
-    def begin(self, ranges: Sequence[QueryRange]) -> None:
+    def begin(self, ranges: Sequence[QueryRange], also: Sequence[Sequence[int]] = ()) -> list[torch.Tensor]:
         self._ranges, self._tables = array("i"), array("i")
         for each in ranges:
             self._ranges.extend((each.begin, each.n, each.start, len(self._tables)))
             self._tables.extend(each.table)
         self.ranges = self._ranges.buffer_info()[0], len(ranges), self._tables.buffer_info()[0]  # for the kernels
+        return sent_together(also, torch.device("cpu"))
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, options: Options
@@ -146,19 +141,10 @@ class NativeAttention(PagedAttention):
 class _Group:
     """Query ranges that are computed as one padded batch of B."""
 
-    def __init__(self, ranges: Sequence[QueryRange], block_tokens: int, device: torch.device) -> None:
-        longest, blocks = max(r.n for r in ranges), max(-(-(r.start + r.n) // block_tokens) for r in ranges)
-        # Padding repeats a range's last token and first block. It costs time, and its results are not used.
-        self.rows = torch.tensor(
-            [[r.begin + min(i, r.n - 1) for i in range(longest)] for r in ranges], device=device
-        )  # [B, longest]
-        self.tables = torch.tensor(
-            [[*r.table[:blocks], *[r.table[0]] * (blocks - len(r.table))] for r in ranges], device=device
-        )  # [B, blocks]
-        self._positions = torch.tensor(
-            [[r.start + min(i, r.n - 1) for i in range(longest)] for r in ranges], device=device
-        )
-        self._keys = torch.arange(blocks * block_tokens, device=device)
+    def __init__(self, numbers: Sequence[torch.Tensor], block_tokens: int) -> None:
+        """`numbers`: as BlockPlan.padded."""
+        self.rows, self._positions, self.tables = numbers
+        self._keys = torch.arange(self.tables.shape[1] * block_tokens, device=self.tables.device)
         self._masks: dict[int, torch.Tensor] = {}
 
     def mask(self, window: int) -> torch.Tensor:
@@ -193,16 +179,13 @@ class TorchAttention(PagedAttention):
             layer.view(*layer.shape[:-1], block_tokens, shape.dim) for layer, shape in zip(data, shapes, strict=True)
         ]
 
-    def begin(self, ranges: Sequence[QueryRange]) -> None:
-        size = self._block_tokens
-        groups: dict[int, list[QueryRange]] = {}
-        for number, each in enumerate(ranges):
-            # A group's shortest past has more than half as many blocks as its longest: padding at most doubles it.
-            blocks = (each.start + each.n - 1) // size + 1
-            groups.setdefault(-blocks.bit_length() if each.n <= self._SHORT else number, []).append(each)
-        self._groups = [_Group(group, size, self._device) for group in groups.values()]
-        places = [(r.table[at // size], at % size) for r in ranges for at in range(r.start, r.start + r.n)]
-        self._new_blocks, self._new_offsets = torch.tensor(places, device=self._device).T
+    def begin(self, ranges: Sequence[QueryRange], also: Sequence[Sequence[int]] = ()) -> list[torch.Tensor]:
+        plan = BlockPlan(ranges, self._block_tokens)
+        groups = [plan.padded(group) for group in plan.groups(self._SHORT)]
+        everything = [*plan.places(), *itertools.chain(*groups), *also]
+        self._new_blocks, self._new_offsets, *others = sent_together(everything, self._device)
+        self._groups = [_Group(others[3 * i : 3 * i + 3], self._block_tokens) for i in range(len(groups))]
+        return others[3 * len(groups) :]
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, options: Options

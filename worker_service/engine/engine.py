@@ -160,6 +160,7 @@ class Engine:
         """See EnginePort."""
         with torch.inference_mode():
             self.drafter.rehearse(batch, draft_len)
+        self.target.wait()
 
     def rehearse_offload(self, blocks: int) -> None:
         """See EnginePort."""
@@ -168,6 +169,7 @@ class Engine:
         self.target.save("", kv.table)  # no request has this id
         self.target.restore("", 0, kv.table)
         self.target.discard("")
+        self.target.wait()
         kv.release()
 
     def step(self, schedule: Sequence[Run], slots: int) -> StepResult:
@@ -195,6 +197,8 @@ class Engine:
             if passed is not None:
                 masks = self._structures.take(making, asked) if making else {}
                 rows += self._verify(plan.work, passed, masks)
+                if passed.clock:  # nobody has waited for the pass until its tokens were drawn
+                    verify_s = passed.clock.seconds()
                 if passed.states is not None:
                     read_begun = perf_counter()
                     self.drafter.read(seen(plan.work, sequences, passed.states))

@@ -156,8 +156,7 @@ class Stage(Target):
 
     def _run(self, x: torch.Tensor, positions: Sequence[int], ranges: Sequence[QueryRange]) -> torch.Tensor:
         """`x` [T, hidden size] after this stage's layers."""
-        self._memory.begin(ranges)
-        where = torch.tensor(positions, dtype=torch.long, device=self.device)
+        (where,) = self._memory.begin(ranges, (positions,))
         if self._decoder is not None:
             x = x.float()
             self._decoder.through(x, where)

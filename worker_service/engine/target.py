@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import linear
 
 from worker_service.engine.attention import PagedAttention, QueryRange, paged_attention
+from worker_service.engine.clock import Clock
 from worker_service.engine.cut import NoHead, layer_list, own_layers
 from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.kv import KV, BlockPool
@@ -39,6 +40,7 @@ class Passed(NamedTuple):
     logits: torch.Tensor  # float32 [n, vocabulary]
     hidden: torch.Tensor  # [n, hidden size], in the model's dtype: what the output head made them from
     states: torch.Tensor | None  # [T, exposed layers * hidden size], if any are exposed: what enters these layers
+    clock: Clock | None = None  # of a GPU, which may still be at work
 
 
 class Target:
@@ -125,15 +127,18 @@ class Target:
     def _compute(
         self, input_ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], ranges: Sequence[QueryRange]
     ) -> Passed:
-        self._memory.begin(ranges)
+        clock = Clock(self.device) if self.device.type == "cuda" else None
         self._given.clear()
-        logits, hidden = self._pass(
-            *(torch.tensor(x, dtype=torch.long, device=self.device) for x in (input_ids, positions, wanted))
-        )
+        logits, hidden = self._pass(*self._memory.begin(ranges, (input_ids, positions, wanted)))
         states = torch.cat(self._given, -1) if self._given else None
+        if clock:
+            clock.stop()
+        return Passed(logits.float(), hidden, states, clock)
+
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # so that the caller's clock measures the pass, not its launch
-        return Passed(logits.float(), hidden, states)
+            torch.cuda.synchronize(self.device)
 
     def _pass(
         self, input_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
