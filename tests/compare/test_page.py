@@ -114,6 +114,21 @@ def test_the_page_tells_the_pace_and_what_is_without_one(record: dict[str, objec
 
 
 @pytest.mark.usefixtures("without_plots")
+def test_the_page_tells_what_policies_do_to_first_tokens(record: dict[str, object], docs: Path) -> None:
+    folder = docs / "benchmarks"
+    (folder / "record.json").write_text(json.dumps(record))
+    further = {**record, "settings": {**record["settings"], "seed": 11}}  # type: ignore[dict-item]
+    own = further["cells"][0]["policies"]["gittins"]  # type: ignore[index]
+    own |= {"ttft_ms": {**own["ttft_ms"], "p99": 0.2}, "pause_ms": {"p99": 300.0}}
+    (folder / "opening.json").write_text(json.dumps(further))
+    page.main()
+    text = (docs / "explanation" / "benchmarks.md").read_text()
+    assert "with another seed (11): 48 a run" in text
+    assert "|2 slots, load 0.85|gittins|0.50 (0.50 to 0.50)|2.00 s|0.20 ms|0.20|300 ms|0.00|" in text
+    assert "0.500 (0.500 to 0.500)" in (folder / "opening.csv").read_text()
+
+
+@pytest.mark.usefixtures("without_plots")
 def test_what_is_wrong_with_the_runs_stands_on_the_page(record: dict[str, object], docs: Path) -> None:
     record["cells"][0]["policies"]["gittins"]["idle_share"] = 0.5  # type: ignore[index]
     (docs / "benchmarks" / "record.json").write_text(json.dumps(record))
