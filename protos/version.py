@@ -42,11 +42,11 @@ def of_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[int
 
 
 def reason(error: grpc.RpcError, peer: str) -> str:
-    """Why the scheduler ended a link of the `peer` (worker or gateway), for its log. A scheduler that does not know the
-    call is one of version 1."""
+    """Why the scheduler ended a link of the `peer` (worker or gateway), for its log. Who does not know the call is a
+    scheduler of version 1, or none: gateways have ports, too."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         ours = _span(LEAST, CURRENT)
-        return f"the scheduler speaks version 1, the {peer} {ours}: upgrade the scheduler"
+        return f"no scheduler of {ours}, which the {peer} speaks, is at that port: upgrade it, or name another port"
     return f"{error.code().name}: {error.details()}"
 
 

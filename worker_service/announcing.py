@@ -25,8 +25,11 @@ class RefusedError(ModelError):
 
 def refusal(error: BaseException) -> RefusedError | None:
     """The refusal of this worker in the end of a stream; None: nothing, the connection broke or nobody leads there."""
-    if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS:
-        return RefusedError(f"the scheduler does not take this worker: {error.details()}")
+    if isinstance(error, grpc.aio.AioRpcError):
+        if error.code() in _REFUSALS:
+            return RefusedError(f"the scheduler does not take this worker: {error.details()}")
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return RefusedError(version.reason(error, "worker"))
     return None
 
 

@@ -12,6 +12,7 @@ from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
 from scheduler_service.store import MemoryStore
 from tests.scheduler.live import WAIT_S, ScriptedGateway, ScriptedWorker, scheduler
+from worker_service.announcing import refusal
 
 
 @pytest.fixture(autouse=True)
@@ -87,9 +88,7 @@ async def test_who_calls_as_version_1_did_is_told_to_upgrade(path: str, peer: st
         (worker_link_pb2_grpc.WorkerLinkStub, "Attach", "worker"),
     ],
 )
-async def test_who_calls_a_scheduler_of_version_1_says_that_it_is_to_be_upgraded(
-    stub: Any, method: str, peer: str
-) -> None:
+async def test_who_calls_a_scheduler_of_version_1_or_another_service_says_so(stub: Any, method: str, peer: str) -> None:
     server = Server((), LINK_MESSAGE_BYTES)  # knows no call of ours, as a scheduler of version 1
     target = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     async with channel(target) as link:
@@ -97,5 +96,8 @@ async def test_who_calls_a_scheduler_of_version_1_says_that_it_is_to_be_upgraded
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await call.read()
     await server.stop(0)
-    expected = f"the scheduler speaks version 1, the {peer} versions 2 to 3: upgrade the scheduler"
+    expected = f"no scheduler of versions 2 to 3, which the {peer} speaks, is at that port: "
+    expected += "upgrade it, or name another port"
     assert version.reason(unknown.value, peer) == expected
+    if peer == "worker":
+        assert str(refusal(unknown.value)) == expected  # of a worker that leaves if it is refused
