@@ -118,10 +118,11 @@ class Leader:
     async def lead(self, seen: Pulse | None = None, least_epoch: int = 0) -> None:
         """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable, and may then be called
         again; Fenced if the pulse is no longer what was `seen`."""
+        before = await self._store.pulse() if seen is None else seen
         self.epoch = await self._store.lead(max(int(self.clock() * 1000), least_epoch), seen)
         self.workers.epoch = self.epoch
         # Its commits begin now: without them a standby would take over while we still read.
-        self.persisting = asyncio.create_task(self.persister.run(self.epoch), name="persister")
+        self.persisting = asyncio.create_task(self.persister.run(self.epoch, before), name="persister")
         try:
             await self.learning.take_over(self.epoch)
             if self.event_log:

@@ -11,7 +11,7 @@ from typing import Protocol
 import structlog
 
 from protos.metrics import Distribution
-from scheduler_service.store import LostWrites, Store, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
+from scheduler_service.store import LostWrites, Pulse, Store, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
 
 Batch = Sequence[Write]
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
@@ -41,6 +41,7 @@ class Persister:
         self._store, self._max_pending = store, max_pending
         self._ledger, self._rewritten = ledger, rewritten
         self._epoch = 0
+        self._before: Pulse | None = None
         self._commits = 0  # acknowledged by the store
         self.acknowledged = asyncio.Event()  # set by the first commit
         self._lost = False  # the store had lost something, and has not said yet that it holds everything again
@@ -82,9 +83,10 @@ class Persister:
             self._reports[worker] += 1
         self._work.set()
 
-    async def run(self, epoch: int) -> None:
-        """Commit as the leader of this epoch, until cancelled. Raises Fenced when another leader took over."""
-        self._epoch, self._commits, self._lost, self._parts = epoch, 0, False, -1
+    async def run(self, epoch: int, before: Pulse | None = None) -> None:
+        """Commit as the leader of this epoch, until cancelled. `before`: the pulse when it took over. Raises Fenced
+        when another leader took over, or if the store holds more than this leader has read."""
+        self._epoch, self._before, self._commits, self._lost, self._parts = epoch, before, 0, False, -1
         self.acknowledged.clear()
         self._work.set()  # the first commit is made at once
         while True:
@@ -159,9 +161,9 @@ class Persister:
         follows, part = self._commits, await _some(whole)
         while next_part := await _some(whole):
             self._parts -= 1
-            await self._store.rewrite(self._epoch, self._parts, follows, part)
+            await self._store.rewrite(self._epoch, self._parts, follows, part, self._before)
             follows, part = self._parts, next_part
-        await self._store.rewrite(self._epoch, self._commits, follows, part)
+        await self._store.rewrite(self._epoch, self._commits, follows, part, self._before)
 
 
 async def _some(whole: Iterator[Write]) -> list[Write]:

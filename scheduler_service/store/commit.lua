@@ -4,7 +4,8 @@
 --   is kept; number of levels; the prefixes of the keys of a request's hash and log (its id follows, and they share the
 --   slot of the KEYS); the changes, in MessagePack (as a thousand arguments they would cost the client more than all of
 --   its scheduling). A change is {id, arrival, create, output tokens before, after, log, level, score, with KV, ended,
---   fields}. Without fields nothing has changed except the output.
+--   fields}. Without fields nothing has changed except the output. For Store.rewrite also: epoch and commit ('' if the
+--   leader had stepped down) that were there when this leader took over.
 -- Returns a verdict for each change: 1, it is written (perhaps by an earlier attempt); 2, it is not: the id is another
 --   request's, or the request has ended.
 -- Errors, and then nothing was written: FENCED, another leader took over; LOST, what was acknowledged is not there.
@@ -17,6 +18,11 @@ local again = not whole and epoch == mine and last == number -- repeated, since 
 if not whole then
   follows = number - 1
 elseif follows >= 0 and (epoch ~= mine or last <= follows) then
+  local read_epoch, read = tonumber(ARGV[9]), tonumber(ARGV[10]) or math.huge
+  local holds = tonumber(leader[2]) or math.huge
+  if epoch ~= mine and read_epoch and (epoch > read_epoch or (epoch == read_epoch and holds > read)) then
+    return redis.error_reply('FENCED this server holds writes that the leader has not read')
+  end
   follows = last -- the first part: whatever else is stored does not count
   epoch = mine
 end

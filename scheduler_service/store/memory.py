@@ -50,8 +50,12 @@ class MemoryStore:
             self._commit = number
         return verdicts
 
-    async def rewrite(self, epoch: int, number: int, follows: int, writes: Sequence[Write]) -> None:
+    async def rewrite(
+        self, epoch: int, number: int, follows: int, writes: Sequence[Write], before: Pulse | None = None
+    ) -> None:
         self._fence(epoch)
+        if before is not None and epoch != self._epoch and (await self.pulse()).is_after(before):
+            raise Fenced("this store holds writes that the leader has not read")
         last = -1 if self._commit is None else self._commit
         begins = follows >= 0 and (epoch != self._epoch or last <= follows)
         if not begins and (epoch, follows) != (self._epoch, last):

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 from typing import NamedTuple, Protocol
 
 from scheduler_service.core.types import Record
@@ -109,6 +110,13 @@ class Pulse(NamedTuple):
     commit: int | None  # number of the leader's last commit; None: it has stepped down
     touched: int = 0  # how often a leader has asked again whether replicas have its last commit
 
+    def is_after(self, other: "Pulse") -> bool:
+        """Whether what the store holds by this pulse is more than it held by the other one."""
+        return (self.epoch, inf if self.commit is None else self.commit) > (
+            other.epoch,
+            inf if other.commit is None else other.commit,
+        )
+
 
 class Store(Protocol):
     """Every method raises StoreUnavailable. Every method that writes raises Fenced."""
@@ -127,11 +135,16 @@ class Store(Protocol):
         is repeated under its number, and written once. Raises LostWrites if an earlier commit, or the output before
         that of a write, is not in the store."""
 
-    async def rewrite(self, epoch: int, number: int, follows: int, writes: Sequence[Write]) -> None:
+    async def rewrite(
+        self, epoch: int, number: int, follows: int, writes: Sequence[Write], before: Pulse | None = None
+    ) -> None:
         """Whole requests, in place of whatever is stored under their ids. What was lost is rewritten in parts. The
         first part follows the last commit that was acknowledged, each other part the part before it. The last part has
         the number of that commit, so that commits go on; each other part has a number of its own, below -1. Raises
-        LostWrites if the part does not follow what is stored: then it arrived late, after other writes."""
+        LostWrites if the part does not follow what is stored: then it arrived late, after other writes.
+
+        `before`: the pulse when this leader took over. Raises Fenced if the store has never seen this leader and holds
+        more than that: it is another server than the one that was read, and has writes that the leader has not read."""
 
     async def index(self) -> Index: ...
 

@@ -113,13 +113,19 @@ class RedisStore:
     async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
         return await self._write(epoch, number, "", writes)
 
-    async def rewrite(self, epoch: int, number: int, follows: int, writes: Sequence[Write]) -> None:
-        await self._write(epoch, number, follows, writes)
+    async def rewrite(
+        self, epoch: int, number: int, follows: int, writes: Sequence[Write], before: Pulse | None = None
+    ) -> None:
+        await self._write(epoch, number, follows, writes, before)
 
-    async def _write(self, epoch: int, number: int, follows: int | str, writes: Sequence[Write]) -> list[Verdict]:
+    async def _write(
+        self, epoch: int, number: int, follows: int | str, writes: Sequence[Write], before: Pulse | None = None
+    ) -> list[Verdict]:
         changed = msgpack.packb([_change(write) for write in writes], use_bin_type=False)
         keys = [self.keys.leader, self.keys.with_kv, *self.keys.queues]
         args = [epoch, number, follows, self._keep_s, fields.LEVELS, self.keys.request(""), self.keys.log(""), changed]
+        if before is not None:
+            args += [before.epoch, "" if before.commit is None else before.commit]
         if self._by_sentinels and (self._look is None or self._look.done()):
             self._look = asyncio.create_task(self._look_for_primary())
         script = self._commit if writes else self._commit_nothing

@@ -7,7 +7,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ from scheduler_service.ledger import Ledger
 from scheduler_service.persister import Persister
 from scheduler_service.recovery import Recovery
 from scheduler_service.requests import Requests
-from scheduler_service.store import MemoryStore, Verdict, memory
+from scheduler_service.store import MemoryStore, Pulse, Verdict, memory
 from tests.scheduler.faults.ends import current
 from tests.scheduler.faults.loop import Process, VirtualLoop
 from tests.scheduler.faults.schedule import schedule
@@ -88,8 +88,10 @@ def test_what_is_killed_does_nothing_more_and_what_is_frozen_does_it_later() -> 
 # ---- mistakes that the checker must find ----
 
 
-def no_fence() -> AbstractContextManager[Any]:
-    return mock.patch.object(MemoryStore, "_fence", return_value=None)
+@contextmanager
+def no_fence() -> Iterator[None]:
+    with mock.patch.object(MemoryStore, "_fence"), mock.patch.object(Pulse, "is_after", return_value=False):
+        yield
 
 
 def relayed_before_it_is_durable() -> AbstractContextManager[Any]:
@@ -159,7 +161,7 @@ def submitted_only_once() -> AbstractContextManager[Any]:
 @pytest.mark.parametrize(
     ("mistake", "first"),
     [
-        (no_fence, 31),
+        (no_fence, 39),
         (relayed_before_it_is_durable, 1),
         (nothing_is_written_anew, 11),
         (an_end_is_no_end, 6),

@@ -7,7 +7,7 @@ import pytest
 
 from scheduler_service.ledger import Ledger
 from scheduler_service.persister import Persister
-from scheduler_service.store import MemoryStore, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
+from scheduler_service.store import MemoryStore, Pulse, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
 from tests.scheduler.live import WAIT_S
 from tests.scheduler.test_store_contract import submission
 from tests.waiting import until
@@ -27,8 +27,10 @@ class Forgetful(MemoryStore):
         self.written.set()
         return verdicts
 
-    async def rewrite(self, epoch: int, number: int, follows: int, writes: Sequence[Write]) -> None:
-        await super().rewrite(epoch, number, follows, writes)
+    async def rewrite(
+        self, epoch: int, number: int, follows: int, writes: Sequence[Write], before: Pulse | None = None
+    ) -> None:
+        await super().rewrite(epoch, number, follows, writes, before)
         if not self.told:
             self.told = True
             raise StoreUnavailable("timed out")

@@ -232,6 +232,29 @@ async def test_what_was_lost_is_rewritten_whole_and_commits_go_on(store: Store) 
         await before.commit()
 
 
+async def test_nothing_is_rewritten_over_what_a_leader_has_not_read(store: Store) -> None:
+    """It took over on a primary that was one no more, and read there; the leader before went on here."""
+    reign = await created(store, "a")
+    read = await store.pulse()
+    await reign.commit(tokens("a", 0, 10))
+    whole = [replace(submission("a"), start=0)]
+    with pytest.raises(Fenced):
+        await store.rewrite(5000, 0, 0, whole, read)
+    assert await output(store) == [10]
+    await reign.commit(tokens("a", 1, 11))  # it still leads
+    await store.rewrite(5000, 0, 0, whole, await store.pulse())
+    assert await output(store) == []
+
+
+async def test_what_a_leader_wrote_that_has_stepped_down_was_read_or_not(store: Store) -> None:
+    reign = await created(store, "a")
+    before = await store.pulse()
+    await store.step_down(reign.epoch)
+    with pytest.raises(Fenced):
+        await store.rewrite(5000, 0, 0, [], before)  # it may have written more first
+    await store.rewrite(5000, 0, 0, [], await store.pulse())
+
+
 async def test_a_late_rewriting_undoes_no_commit_that_came_after_it(store: Store) -> None:
     """(Simulated faults, seed 601306.)"""
     reign = await created(store, "a")

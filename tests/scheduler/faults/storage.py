@@ -142,8 +142,10 @@ class StorePort:
         verdicts: list[Verdict] = await self._ask("commit", epoch, number, tuple(writes))
         return verdicts
 
-    async def rewrite(self, epoch: int, number: int, follows: int, writes: Sequence[Write]) -> None:
-        await self._ask("rewrite", epoch, number, follows, tuple(writes))
+    async def rewrite(
+        self, epoch: int, number: int, follows: int, writes: Sequence[Write], before: Pulse | None = None
+    ) -> None:
+        await self._ask("rewrite", epoch, number, follows, tuple(writes), before)
 
     async def index(self) -> Index:
         index: Index = await self._ask("index")
