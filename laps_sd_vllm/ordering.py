@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from laps_sd_vllm.steps import Desired, Place, StepDone, StepRow
 from scheduler_service.core.core import Core
-from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import Policy
 from scheduler_service.core.types import (
     Cancelled,
@@ -164,9 +163,13 @@ class Ordering:
                 rows.append(StepRow(id, start, prefill_owed=self.core.fleet.entries[id].request.prompt_tokens + start))
                 rows[-1].evicted = True
         rank = [Place(run.id, run.draft_len, run.prefill_tokens) for run in plan.schedule]
+        if len(rank) < self._slots:  # memory is short, and what it holds must not stand idle: vLLM makes room for them
+            listed = {place.request_id for place in rank}
+            rank += [place for place in self._holding() if place.request_id not in listed]
         return (*plan.drop, *plan.offload), Desired(rank, self._slots)
 
-    def paused(self) -> list[str]:
-        """Requests that hold KV and do not run, the best claim first."""
+    def _holding(self) -> list[Place]:
+        """Requests that hold KV, the best claim first. Where one lacks a block, vLLM takes the last one's."""
         fleet = self.core.fleet
-        return [entry.request.id for entry in fleet.homed(fleet.workers[NAME]) if entry.state is State.PAUSED]
+        homed = fleet.homed(fleet.workers[NAME])
+        return [Place(entry.request.id, entry.draft_len) for entry in homed if entry.blocks]

@@ -79,6 +79,21 @@ def test_a_request_that_is_paused_runs_again_and_ends(did: Counter[str]) -> None
     assert did["pauses"] > before
 
 
+def test_where_memory_is_short_nothing_that_holds_it_stands_idle() -> None:
+    """As long as a slot is free."""
+    core, slots, idle, ran = plugin(Way(False, False, 4, 30), mode="order", slots=10), 10, 0, 0
+    for number in range(24):
+        add(core, f"r{number}", [600 + number] * (20 + 5 * number), 100)
+    while core.scheduler.has_requests():
+        step(core)
+        running, _ = core.scheduler.get_request_counts()
+        ran += running
+        if running < slots:
+            idle += len(core.scheduler.running) - running
+    assert not core.scheduler.fallen
+    assert idle < ran // 20
+
+
 def test_watching_leaves_vllms_order_alone(did: Counter[str]) -> None:
     stock = toy_core(Way(False, False, 4), None, max_num_seqs=3)
     watching = plugin(arguments={"max_num_seqs": 3})
