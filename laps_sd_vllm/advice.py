@@ -88,7 +88,7 @@ class Advice:
             known.length, known.acceptance = self.learning.length, self.learning.acceptance
             for twentieths in range(1, 61):
                 gittins.rank(1.0, twentieths / 20)  # its tables take milliseconds each to make
-        self._last_done, self._status_at, self._steps = 0.0, 0.0, 0
+        self._last_done, self._status_at, self._steps, self._closed = 0.0, 0.0, 0, False
         self._failed: dict[str, str] = {}  # by job: what was said of it last
         statuses.clean(status_file.parent)
 
@@ -199,11 +199,13 @@ class Advice:
         )
 
     def _write_status(self) -> None:
-        self.status.write(self._file)
+        if not self._closed:  # a comparison may end later
+            self.status.write(self._file)
 
     def close(self) -> None:
         """The end: what was learned is kept."""
         self.learning.close()
+        self._closed = True
         with suppress(OSError):
             self._file.unlink()
 
