@@ -1,6 +1,7 @@
 """Chains from a drafter elsewhere: whatever comes, and in whatever order, only what follows the text is proposed."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -109,3 +110,24 @@ def test_what_is_kept_is_bounded() -> None:
     assert store.longest(text) == [7]
     assert store.longest([*text, *[7] * WINDOW]) == []
     assert store._chains == []
+
+
+class Copied(list[int]):
+    """Counts the tokens that are copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.copied += len(found) if isinstance(key, slice) else 0
+        return found
+
+
+def test_chains_of_a_long_text_that_never_fit_cost_no_copy_of_it() -> None:
+    store, text = Chains(), Copied(range(30_000))
+    store.longest(text)
+    text.copied = 0
+    for number in range(MOST_CHAINS):
+        store.add(Chain(number, 0, range(MOST_TOKENS)))
+    assert store.longest(text) == []
+    assert text.copied == 0

@@ -52,11 +52,12 @@ class Chains:
         """What it guesses behind `tokens`: nothing yet if it follows a longer text. None: it cannot fit any more."""
         if chain.at > len(tokens):
             return []
-        since = list(tokens[chain.at :])
-        fits = chain.at >= self._first and self._digests[chain.at - self._first] == chain.prefix
-        if not fits or len(chain.tokens) <= len(since) or chain.tokens[: len(since)] != since:
+        passed = len(tokens) - chain.at
+        if passed >= len(chain.tokens) or chain.at < self._first:  # first, for it costs nothing: there may be many
             return None
-        return list(chain.tokens[len(since) :])
+        if self._digests[chain.at - self._first] != chain.prefix or chain.tokens[:passed] != list(tokens[chain.at :]):
+            return None
+        return list(chain.tokens[passed:])
 
     def _grow(self, tokens: Sequence[int]) -> None:
         known = self._first + len(self._digests) - 1
