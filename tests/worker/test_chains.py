@@ -80,12 +80,22 @@ def test_a_chain_serves_for_as_long_as_the_text_goes_its_way(text: list[int], gu
     assert store.longest(other) == []
 
 
-def test_the_longest_serves_and_the_newest_among_equals() -> None:
+def test_the_longest_serves_of_those_that_say_the_same() -> None:
     store = Chains()
-    for guesses in ([1], [2, 3], [4, 5]):
+    for guesses in ([1], [2, 3, 4], [1, 5], [1, 6, 7]):
         store.add(chain([9], guesses))
-    assert store.longest([9]) == [4, 5]
-    assert store.longest([9, 2]) == [3]
+    assert store.longest([9]) == [1, 5]
+    assert store.longest([9, 2]) == [3, 4]
+
+
+def test_a_second_guess_waits_until_the_first_is_wrong_however_long_it_is() -> None:
+    store = Chains()
+    store.add(chain([9], [1, 2, 3]))  # the main chain
+    store.add(chain([9], [4, 4, 4, 4]))  # and branches: for an outcome that differs at once,
+    store.add(chain([9, 1], [5, 5, 5, 5]))  # or one later
+    assert store.longest([9]) == [1, 2, 3]
+    assert store.longest([9, 1]) == [2, 3]
+    assert store.longest([9, 1, 5]) == [5, 5, 5]
 
 
 def test_a_chain_behind_a_longer_text_waits_for_it() -> None:

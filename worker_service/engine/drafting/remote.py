@@ -35,17 +35,18 @@ class Chains:
     def longest(self, tokens: Sequence[int]) -> list[int]:
         """What follows `tokens`, the whole text, by the chain that says most; among equals by the newest.
 
-        Its digest is that of the text's first tokens, and what was emitted since is what it guessed. Chains that can
-        never fit any more are given up.
+        Its digest is that of the text's first tokens, and what was emitted since is what it guessed. Of those that say
+        different things the one from the earliest on counts, and of such the first that came: another is a second
+        guess at the outcome of a pass. Chains that can never fit any more are given up.
         """
         self._grow(tokens)
-        best: list[int] = []
-        kept = []
-        for chain in self._chains:
-            if (rest := self._rest(chain, tokens)) is not None:
-                kept.append(chain)
-                best = rest if len(rest) >= len(best) else best
-        self._chains = kept
+        found = [(chain, self._rest(chain, tokens)) for chain in self._chains]
+        self._chains = [chain for chain, rest in found if rest is not None]
+        rests = [rest for _, rest in sorted(found, key=lambda each: each[0].at) if rest]
+        best = rests[0] if rests else []
+        for rest in rests:
+            if len(rest) >= len(best) and rest[: len(best)] == best:
+                best = rest
         return best
 
     def _rest(self, chain: Chain, tokens: Sequence[int]) -> list[int] | None:
