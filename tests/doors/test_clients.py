@@ -21,3 +21,7 @@ async def test_litellm(run: Run) -> None:
 
 async def test_langchain(run: Run) -> None:
     await run("langchain_client.py", "langchain-openai==1.7.*")
+
+
+async def test_pydantic_ai(run: Run) -> None:
+    await run("pydantic_ai_client.py", "pydantic-ai-slim[openai]==2.68.*")
