@@ -3,6 +3,7 @@ a door does lives with that door."""
 
 import uuid
 from collections.abc import Iterable, Sequence
+from email.utils import formatdate
 from importlib.metadata import version
 
 import structlog
@@ -80,7 +81,7 @@ def common_routes(front: Front, registry: CollectorRegistry, *, metrics_right: R
 
 class RequestId:
     """Every answer has the header `x-request-id`: the client's own, where that is a valid id, else one drawn here. A
-    handler finds it in `request.state.request_id`, and whether it is the client's own in `id_is_own`."""
+    handler finds it in `request.state.request_id`, and whether it is the client's own in `id_is_own`. And `date`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -96,7 +97,9 @@ class RequestId:
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).setdefault(REQUEST_ID_KEY, request_id)
+                headers = MutableHeaders(scope=message)
+                headers.setdefault(REQUEST_ID_KEY, request_id)
+                headers.setdefault("date", formatdate(usegmt=True))  # RFC 9110 6.6.1; nothing below adds it
             await send(message)
 
         await self._app(scope, receive, named)

@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
@@ -72,6 +74,13 @@ async def test_a_path_that_is_nearly_ours_is_told_which_one_is() -> None:
         for path in ("/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions", "//v1/chat/completions"):
             message = (await client.post(f"{client.base_url}".rstrip("/") + path)).json()["error"]["message"]
             assert message.endswith("there is no such path; there is /v1/chat/completions"), message
+
+
+async def test_every_answer_has_its_date() -> None:
+    async with port() as (_, client):
+        for path in ("/health", "/nope"):
+            told = parsedate_to_datetime((await client.get(path)).headers["date"])
+            assert abs((datetime.now(UTC) - told).total_seconds()) < WAIT_S
 
 
 async def test_a_client_of_tritons_http_is_told_where_its_protocol_is() -> None:
