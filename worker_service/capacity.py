@@ -11,6 +11,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TE
 
 from worker_service.engine.drafting.eagle import parse_config
 from worker_service.engine.few_bits import BITS
+from worker_service.engine.output_head import multiplies_to_float32
 from worker_service.engine.shape import attention_shapes, kv_values_per_token, layer_configs, text_config
 from worker_service.engine.types import Place
 from worker_service.engine.warm_up import WARM_UP_TOKENS
@@ -118,7 +119,7 @@ def check_memory(
     config = read_config(folder, shares, place)
     shapes = attention_shapes(config, shares)
     own = place.layers(len(shapes))
-    held = _held(folder, config, dtype, weights, own, others=place.number == 0) // shares
+    held = _held(folder, config, device, dtype, weights, own, others=place.number == 0) // shares
     a_token = kv_values_per_token(shapes[own.start : own.stop]) * dtype.itemsize
     free = free_bytes(device)
     on_cpu = host_kv_tokens if device.type == "cpu" else 0
@@ -159,7 +160,9 @@ def _gib(size: int) -> str:
     return f"{size / _GIB:.2f} GiB"
 
 
-def _held(folder: Path, config: Any, dtype: torch.dtype, weights: str, own: range, *, others: bool) -> int:
+def _held(
+    folder: Path, config: Any, device: torch.device, dtype: torch.dtype, weights: str, own: range, *, others: bool
+) -> int:
     """Bytes of memory that weights of this kind take: those of the layers `own`, and if `others` of what is in no
     layer. Raises ModelError."""
     if weights == "stored" and (folder / GGUF).is_file():
@@ -170,8 +173,17 @@ def _held(folder: Path, config: Any, dtype: torch.dtype, weights: str, own: rang
         head = table * BITS["int8"] / 8
         rest = (count - table * (1 if tied else 2)) * BITS[weights] / 8
         return int(head + rest + (0 if tied else table * dtype.itemsize))
-    # Of a tied one there is one matrix in the files and two in memory: the head has a copy.
-    return (count + (table if tied and others else 0)) * dtype.itemsize
+    return count * dtype.itemsize + (_head_copy(device, dtype, table, tied) if others else 0)
+
+
+def _head_copy(device: torch.device, dtype: torch.dtype, table: int, tied: bool) -> int:
+    """Bytes that the output head takes beside what the files hold. `table`: how many numbers it has; if it is `tied`,
+    the files have one matrix for it and the embeddings."""
+    if device.type != "cuda":
+        return table * dtype.itemsize if tied else 0  # packed for the kernels
+    if dtype == torch.float32 or multiplies_to_float32(device, dtype):
+        return 0
+    return table * (4 if tied else 4 - dtype.itemsize)  # in float32, and the other one goes
 
 
 def _weights(folder: Path, layers: range, *, others: bool) -> int:

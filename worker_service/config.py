@@ -4,7 +4,7 @@ import math
 import os
 import socket
 from dataclasses import astuple
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -94,6 +94,10 @@ class Settings(CommonSettings):
         None, description="more, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
     )
     block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
+    attention: Literal["auto", "torch", "flashinfer"] = Field(
+        "auto",
+        description="auto: native kernels on a CPU, else torch; flashinfer: on a GPU, and no GPU has tried it yet",
+    )
     drafter: Annotated[str, AfterValidator(_reachable)] = Field(
         "default", description="none, ngram, default, the directory of a head or causal LM, or remote:HOST:PORT,..."
     )
@@ -125,6 +129,8 @@ class Settings(CommonSettings):
             return self
         if self.weights != "auto":
             raise ValueError(f"weights: {self.weights} is of one process alone; --stages spreads a model over several")
+        if self.attention == "flashinfer":
+            raise ValueError("attention: flashinfer is not for a model over --stages")
         if self.rendezvous is None:
             raise ValueError("rendezvous: say where stage 0 is found, HOST:PORT, the same to all stages")
         if self.place.number >= self.stages:

@@ -13,6 +13,7 @@ from worker_service.config import Settings
 from worker_service.drafters import Caller, make_drafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTarget
+from worker_service.engine.ragged import problem
 from worker_service.engine.self_check import check, own_logits
 from worker_service.engine.stages import Stage
 from worker_service.engine.target import Sharers
@@ -72,6 +73,8 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
     check_directory(folder)
     device = choose_device(settings.device, ranks)
     dtype = choose_dtype(settings.dtype, device)
+    if settings.attention == "flashinfer" and (why := problem(device, dtype)):
+        raise ModelError(f"attention: {why}")
     drafts = place.number == 0 and ranks.leads
     check_memory(
         folder,
@@ -181,6 +184,7 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, gr
             ),
             group=group,
             probe=make_probe(settings.probe, model),
+            attention=settings.attention,
         )
         if expected is not None:
             check(engine, expected)

@@ -20,6 +20,7 @@ from worker_service.engine import native
 from worker_service.engine.block_plan import BlockPlan
 from worker_service.engine.block_plan import QueryRange as QueryRange
 from worker_service.engine.probe import LayerAsks, Options, check_options
+from worker_service.engine.ragged import RaggedAttention
 from worker_service.engine.shape import AttentionShape
 from worker_service.engine.upload import sent_together
 
@@ -79,14 +80,17 @@ def paged_attention(
     block_tokens: int,
     device: torch.device,
     dtype: torch.dtype,
+    kind: str = "auto",
 ) -> PagedAttention:
-    """Attention with memory for `blocks` blocks of `block_tokens` tokens each, by the faster way that is possible.
+    """Attention with memory for `blocks` blocks of `block_tokens` tokens each.
 
-    `shapes`: of each layer; `longest`: tokens of a text.
+    `shapes`: of each layer; `longest`: tokens of a text. `kind`: auto (the native kernels on a CPU, else torch), torch
+    or flashinfer. Raises NotImplementedError.
     """
-    if device.type == "cpu" and NativeAttention.supports(shapes, block_tokens, dtype):
+    if kind == "auto" and device.type == "cpu" and NativeAttention.supports(shapes, block_tokens, dtype):
         return NativeAttention(shapes, longest, blocks, block_tokens, dtype)
-    return TorchAttention(shapes, longest, blocks, block_tokens, device, dtype)
+    ragged = RaggedAttention(block_tokens, device, dtype) if kind == "flashinfer" else None
+    return TorchAttention(shapes, longest, blocks, block_tokens, device, dtype, ragged)
 
 
 def _memory(shape: AttentionShape, blocks: int, block_tokens: int) -> tuple[int, int, int, int]:
@@ -158,7 +162,7 @@ class _Group:
 
 class TorchAttention(PagedAttention):
     """For any device: blocks are gathered, for short query ranges of about the same past together and for each long one
-    by itself."""
+    by itself; or read where they are, by kernels that can."""
 
     _SHORT = 16  # tokens
 
@@ -170,18 +174,21 @@ class TorchAttention(PagedAttention):
         block_tokens: int,
         device: torch.device,
         dtype: torch.dtype,
+        ragged: RaggedAttention | None = None,
     ) -> None:
         # Masked entries must be finite, so zeros.
         data = [torch.zeros(_memory(shape, blocks, block_tokens), device=device, dtype=dtype) for shape in shapes]
         super().__init__(data, longest)
-        self._block_tokens, self._device = block_tokens, device
+        self._block_tokens, self._device, self._ragged = block_tokens, device, ragged
         self._layers = [
             layer.view(*layer.shape[:-1], block_tokens, shape.dim) for layer, shape in zip(data, shapes, strict=True)
         ]
 
     def begin(self, ranges: Sequence[QueryRange], also: Sequence[Sequence[int]] = ()) -> list[torch.Tensor]:
         plan = BlockPlan(ranges, self._block_tokens)
-        groups = [plan.padded(group) for group in plan.groups(self._SHORT)]
+        if self._ragged:
+            self._ragged.begin(plan)
+        groups = [] if self._ragged else [plan.padded(group) for group in plan.groups(self._SHORT)]
         everything = [*plan.places(), *itertools.chain(*groups), *also]
         self._new_blocks, self._new_offsets, *others = sent_together(everything, self._device)
         self._groups = [_Group(others[3 * i : 3 * i + 3], self._block_tokens) for i in range(len(groups))]
@@ -193,6 +200,8 @@ class TorchAttention(PagedAttention):
         keys, values = self._layers[layer]
         keys[self._new_blocks, :, self._new_offsets] = key
         values[self._new_blocks, :, self._new_offsets] = value
+        if self._ragged:
+            return self._ragged(query, keys, values, options)
         out = torch.empty_like(query)
         attention = _plain if options.softcap or options.sinks is not None else _fused
         for group in self._groups:

@@ -43,6 +43,7 @@ class Engine:
         hooks: Sequence[LogitsHook] = HOOKS,
         group: Sharers | None = None,
         probe: LengthProbe | None = None,  # of this model
+        attention: str = "auto",  # the kind of paged_attention
     ) -> None:
         """`model`: a causal LM of the transformers library, in eval mode; its attention function is replaced.
 
@@ -56,7 +57,7 @@ class Engine:
         if context_tokens > (most := longest_text(model.config)):
             raise ValueError(f"it turns texts of more than {most} tokens by other frequencies; set kv_tokens to {most}")
         self.target = group.target(model) if group else Target(model)
-        self.pool = self.target.new_pool(blocks, block_tokens)
+        self.pool = self.target.new_pool(blocks, block_tokens, attention)
         self.host = HostPool(self.target, host_blocks)
         self.drafter, self._probe = Shielded(drafter), probe
         if drafter.layers:

@@ -49,9 +49,9 @@ class StagedTarget(Target):
         self._ring = ring
         self._asked: tuple[Positions, Positions, Sequence[QueryRange]] = (), (), ()
 
-    def new_pool(self, blocks: int, block_tokens: int) -> BlockPool:
-        """As of a target. Raises ValueError with what another stage says, too."""
-        pool = super().new_pool(blocks, block_tokens)
+    def new_pool(self, blocks: int, block_tokens: int, attention: str = "auto") -> BlockPool:
+        """As of a target, of the first stage alone. Raises ValueError with what another stage says, too."""
+        pool = super().new_pool(blocks, block_tokens, attention)
         self._ring.call(Call("new_pool", (blocks, block_tokens, "")))
         if problem := self._ring.answer().arguments[2]:
             raise ValueError(problem)

@@ -5,20 +5,19 @@ looks at the requests one by one, each over its own KV. So there is no padding, 
 number of tokens.
 """
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.nn.functional import linear
 
 from worker_service.engine.attention import PagedAttention, QueryRange, paged_attention
 from worker_service.engine.clock import Clock
 from worker_service.engine.cut import NoHead, layer_list, own_layers
 from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.kv import KV, BlockPool
+from worker_service.engine.output_head import float32_head
 from worker_service.engine.packed import PackedLinear
 from worker_service.engine.probe import LayerAsks, probe
 from worker_service.engine.shape import attention_shapes, text_config
@@ -57,7 +56,7 @@ class Target:
         elif PackedLinear.supports(head):
             model.set_output_embeddings(PackedLinear(head))
         elif model.dtype != torch.float32:
-            model.set_output_embeddings(_Float32Head(head))
+            model.set_output_embeddings(float32_head(head))
         self._model = model
         self._attention: PagedAttention | None = None
         self._decoder: NativeDecoder | None = None
@@ -67,8 +66,9 @@ class Target:
         self.device, self.dtype = torch.device(model.device), model.dtype
         self.vocab_size = int(text_config(model.config).vocab_size)
 
-    def new_pool(self, blocks: int, block_tokens: int) -> BlockPool:
-        """Memory for the KV of all its requests. To be called once, before anything is computed.
+    def new_pool(self, blocks: int, block_tokens: int, attention: str = "auto") -> BlockPool:
+        """Memory for the KV of all its requests. To be called once, before anything is computed. `attention`: the kind
+        of paged_attention.
 
         Raises ValueError or NotImplementedError where attention over blocks is not what the model asks for.
         """
@@ -80,7 +80,7 @@ class Target:
             if number not in asked or asked[number].shape != shape:
                 found = asked[number].shape if number in asked else "no attention"
                 raise ValueError(f"its layer {number} has {found}, where its configuration says {shape}")
-        self._attention = paged_attention(shapes, longest, blocks, block_tokens, self.device, self.dtype)
+        self._attention = paged_attention(shapes, longest, blocks, block_tokens, self.device, self.dtype, attention)
         self._attention.first, self._attention.asked = own.start, asked
         # The native decoder computes all layers in one call; shares are summed up after each half of a layer.
         if self._shares == 1 and NativeDecoder.supports(self._model, self._attention):
@@ -198,16 +198,3 @@ def given_rows(head: torch.nn.Module, wanted: torch.Tensor) -> Iterator[list[tor
 
     with head.register_forward_pre_hook(select):
         yield given
-
-
-class _Float32Head(torch.nn.Module):
-    """The output head in float32: where bfloat16 logits are equal, the model's own may differ."""
-
-    def __init__(self, head: torch.nn.Linear) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(head.weight.detach().float(), requires_grad=False)
-        self.bias = None if head.bias is None else copy.deepcopy(head.bias).float()
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., hidden size] to [..., vocabulary]."""
-        return linear(hidden.float(), self.weight, self.bias)
