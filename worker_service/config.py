@@ -89,7 +89,11 @@ class Settings(CommonSettings):
         description="auto: whole, in dtype; on a CPU also int8 or int4: quantised while they load; "
         "stored: as the model's GGUF has them",
     )
-    kv_tokens: KvTokens = Field(32_768, description="tokens of all requests together whose KV fits into memory")
+    kv_tokens: KvTokens = Field(
+        32_768,
+        description="tokens of all requests together whose KV fits into memory; of a whole model on a GPU by default "
+        "as many as there is room for",
+    )
     host_kv_tokens: HostKvTokens | None = Field(
         None, description="more, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
     )

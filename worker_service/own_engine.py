@@ -17,6 +17,7 @@ from worker_service.engine.ragged import problem
 from worker_service.engine.self_check import check, own_logits
 from worker_service.engine.stages import Stage
 from worker_service.engine.target import Sharers
+from worker_service.engine.warm_up import WARM_UP_TOKENS
 from worker_service.identity import fingerprint
 from worker_service.model_files import ModelError, TooLittleMemoryError, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load
@@ -27,6 +28,7 @@ from worker_service.rendezvous import gather, join, listen
 from worker_service.ring import Leader, Link, MakeLink
 from worker_service.runner import Runner
 from worker_service.service import Loaded, serve
+from worker_service.sizing import by_device, sized
 
 
 async def load_engine(settings: Settings, group: Group | None) -> Loaded:
@@ -43,6 +45,8 @@ async def _lead_engine(settings: Settings, leader: Leader) -> Loaded:
 
 
 async def _loaded(settings: Settings, model: LoadedModel, group: Sharers | None) -> Loaded:
+    if by_device(settings, model.device, 2 if group else 1):
+        settings = await asyncio.to_thread(sized, settings, model)
     check_kv_tokens(settings.kv_tokens, model.context_tokens)
     context_tokens = min(model.context_tokens, settings.kv_tokens)
     engine = await asyncio.to_thread(build_engine, settings, model, context_tokens, group)
@@ -75,13 +79,14 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
     dtype = choose_dtype(settings.dtype, device)
     if settings.attention == "flashinfer" and (why := problem(device, dtype)):
         raise ModelError(f"attention: {why}")
+    least = by_device(settings, device, ranks.size * place.size)  # what more there is room for shows later
     drafts = place.number == 0 and ranks.leads
     check_memory(
         folder,
         device,
         dtype,
-        kv_tokens=settings.blocks * settings.block_tokens,
-        host_kv_tokens=settings.host_blocks(device.type) * settings.block_tokens,
+        kv_tokens=WARM_UP_TOKENS if least else settings.blocks * settings.block_tokens,
+        host_kv_tokens=0 if least else settings.host_blocks(device.type) * settings.block_tokens,
         shares=1 if place.size > 1 else ranks.size,
         place=place,
         weights=settings.weights,

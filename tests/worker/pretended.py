@@ -188,6 +188,8 @@ def pretended() -> Iterator[Device]:
         "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=1),
         "reset_peak_memory_stats": lambda *_: None,
         "max_memory_allocated": lambda *_: 0,
+        "memory_allocated": lambda *_: 0,
+        "empty_cache": lambda: None,
     }
     with ExitStack() as stack:
         stack.enter_context(_no_guard())

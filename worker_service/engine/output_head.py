@@ -1,7 +1,5 @@
 """Output heads of models in 16 bits, with float32 logits: where bfloat16 logits are equal, better ones may differ."""
 
-import copy
-
 import torch
 from torch.nn.functional import linear
 
@@ -31,14 +29,14 @@ class MixedHead(torch.nn.Module):
     def __init__(self, head: torch.nn.Linear) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(head.weight.detach(), requires_grad=False)
-        self.bias = None if head.bias is None else copy.deepcopy(head.bias).float()
+        self.bias = None if head.bias is None else head.bias.detach().float()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., hidden size] to [..., vocabulary]."""
         rows = hidden.to(self.weight.dtype).flatten(0, -2)
         logits: torch.Tensor = torch.mm(rows, self.weight.T, out_dtype=torch.float32)
         logits = logits if self.bias is None else logits + self.bias
-        return logits.unflatten(0, hidden.shape[:-1])
+        return logits.view(*hidden.shape[:-1], -1)
 
 
 class Float32Head(torch.nn.Module):
@@ -47,7 +45,7 @@ class Float32Head(torch.nn.Module):
     def __init__(self, head: torch.nn.Linear) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(head.weight.detach().float(), requires_grad=False)
-        self.bias = None if head.bias is None else copy.deepcopy(head.bias).float()
+        self.bias = None if head.bias is None else head.bias.detach().float()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., hidden size] to [..., vocabulary]."""

@@ -153,7 +153,9 @@ class SharedTarget(Target):
 
     def _own(self, name: str, *arguments: Any) -> Any:
         try:
-            return getattr(super(), name)(*arguments)
+            result = getattr(super(), name)(*arguments)
+            self.wait()  # here a process that is gone has a name
+            return result
         except RuntimeError as error:
             n = self._group.ranks.size
             raise ParallelError(f"a pass over {n} processes failed, or one of them is gone: {error}") from error

@@ -68,7 +68,7 @@ def draw(logits: torch.Tensor, sampling: Sampling, position: int) -> int | None:
 
 def draw_rows(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> torch.Tensor:
     """As `draw`, of many rows [n, vocabulary] at once and without waiting for their device: int64 [n], -1 for None."""
-    seeds, places = (np.array(x, np.uint64) for x in ([own.seed for own in samplings], positions))
+    seeds, places = (np.array(x, np.uint64) for x in ([own.seed & _MASK for own in samplings], positions))
     most = [own.top_k if own.top_k < logits.shape[1] else 0 for own in samplings]
     columns = [own.temperature for own in samplings], most, [own.top_p for own in samplings], uniform(seeds, places)
     given = sent(torch.from_numpy(np.array(columns, np.float64)), logits.device)

@@ -1,0 +1,101 @@
+"""How much KV a GPU gets by default: figures of memory are made up, the rehearsal is real, on a pretended device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from tests.gpu import exactness
+from tests.worker.pretended import CUDA, pretended
+from worker_service import sizing
+from worker_service.capacity import DrafterMemory
+from worker_service.config import Settings
+from worker_service.engine.drafting.drafter import NoDrafter
+from worker_service.engine.engine import Engine
+from worker_service.engine.self_check import check, own_logits
+from worker_service.model_files import ModelError
+from worker_service.models import LoadedModel
+from worker_service.sizing import by_device, sized
+
+MIB = 1 << 20
+A_TOKEN = 3 * 2 * 2 * 32 * 2  # layers, keys and values, heads, numbers, bytes: of the model below
+GATHERED = 3 * 2 * 2 * 32 * 2
+
+
+@contextmanager
+def a_gpu(free: int, step: int, host: int | None = None) -> Iterator[LoadedModel]:
+    """A model on a device with so many bytes free of 1 GiB, whose largest step takes `step`."""
+    answers = {"mem_get_info": (free, 1 << 30), "max_memory_allocated": step + 7 * MIB, "memory_allocated": 7 * MIB}
+    with pretended(), patch("worker_service.sizing.free_bytes", lambda _: host):
+        model = exactness.model_on(CUDA, torch.bfloat16)
+        for name, answer in answers.items():
+            patch.object(torch.cuda, name, lambda *_, answer=answer: answer).start()
+        try:
+            yield LoadedModel(model, exactness.tokenizer(), "m", "f", 512, frozenset(), CUDA, torch.bfloat16)
+        finally:
+            patch.stopall()
+
+
+def test_kv_gets_what_the_largest_step_leaves() -> None:
+    drafter = DrafterMemory(50 * MIB, 64)
+    with a_gpu(free=600 * MIB, step=100 * MIB) as model, patch.object(sizing, "drafter_memory", lambda *_: drafter):
+        found = sized(Settings(model="m"), model)
+    left = 600 * MIB - 100 * MIB - (1 << 30) // 10 - 50 * MIB
+    assert found.kv_tokens == found.host_kv_tokens == left // (A_TOKEN + GATHERED + 64)
+
+
+def test_the_host_gives_half_of_its_memory_at_most_unless_it_is_said() -> None:
+    with a_gpu(free=600 * MIB, step=0, host=2000 * A_TOKEN) as model:
+        assert sized(Settings(model="m"), model).host_kv_tokens == 1000
+        assert sized(Settings(model="m", host_kv_tokens=5), model).host_kv_tokens == 5
+
+
+def test_a_model_is_after_the_rehearsal_what_it_was() -> None:
+    """Its own attention is there for the self-check, and its own head."""
+    with a_gpu(free=600 * MIB, step=0) as model:
+        before = own_logits(model.model, 200)
+        sized(Settings(model="m"), model)
+        after = own_logits(model.model, 200)
+        engine = Engine(
+            model.model,
+            model.tokenizer,
+            eos_ids=frozenset(),
+            context_tokens=200,
+            blocks=20,
+            block_tokens=16,
+            drafter=NoDrafter(),
+        )
+        check(engine, after)
+        assert torch.equal(before.logits.cpu(), after.logits.cpu())
+
+
+def test_a_gpu_without_room_for_one_request_is_refused() -> None:
+    with a_gpu(free=110 * MIB, step=20 * MIB) as model, pytest.raises(ModelError, match="too few"):
+        sized(Settings(model="m"), model)
+
+
+@pytest.mark.parametrize(
+    ("told", "device", "processes", "expected"),
+    [
+        ({}, CUDA, 1, True),
+        ({"kv_tokens": 32768}, CUDA, 1, False),
+        ({}, CUDA, 2, False),
+        ({}, torch.device("cpu"), 1, False),
+    ],
+)
+def test_only_a_whole_model_on_a_gpu_is_sized_and_only_where_nobody_says(
+    told: Any, device: torch.device, processes: int, expected: bool
+) -> None:
+    assert by_device(Settings(model="m", **told), device, processes) is expected
+
+
+def test_what_the_engine_cannot_compute_is_said_in_a_sentence() -> None:
+    def broken(*_: object) -> None:
+        raise NotImplementedError("no such\nattention")
+
+    said = pytest.raises(ModelError, match="m: the engine cannot serve this LlamaForCausalLM: no such attention")
+    with a_gpu(free=600 * MIB, step=0) as model, patch.object(sizing, "Target", broken), said:
+        sized(Settings(model="m"), model)
