@@ -32,6 +32,7 @@ DRAIN_SLACK_S = 5.0
 
 Emit = Callable[[bytes], object]
 
+_KV_TOKENS = "LAPS_SD_WORKER_KV_TOKENS"
 # Measured: without the passive wait the OpenMP threads of two workers compete for the cores (steps of 500 ms).
 # Without the malloc settings memory goes back to the system after each step, which can double the step's time.
 _WORKER_ENVIRONMENT = {
@@ -218,6 +219,8 @@ def worker_named(
         environment |= vllm_python.environment(options.vllm_args)
     else:
         arguments = [*_python("worker_service"), *arguments, "--device", options.device, "--weights", options.weights]
+        # Workers of one machine may share a GPU, which one alone would take whole.
+        environment.setdefault(_KV_TOKENS, os.environ.get(_KV_TOKENS, "32768"))
     arguments += ["--drafter", options.drafter, "--threads", str(threads)]
     arguments += _tls(options, "worker")
     if options.draft_len is not None:

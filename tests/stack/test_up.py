@@ -67,6 +67,16 @@ def test_a_worker_understands_its_flags() -> None:
     assert told["host_kv_tokens"] == 512
 
 
+def test_a_worker_of_ours_takes_no_whole_gpu_unless_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "LAPS_SD_WORKER_KV_TOKENS"
+    monkeypatch.delenv(name, raising=False)
+    vllm = Options(engine="vllm", vllm_python=Path("/v/bin/python"))
+    made = [worker_command(options, 0, "h:1", Path("/m")).environment for options in (Options(), vllm)]
+    assert [environment.get(name) for environment in made] == ["32768", None]
+    monkeypatch.setenv(name, "999")
+    assert worker_command(Options(), 0, "h:1", Path("/m")).environment[name] == "999"
+
+
 def test_a_draft_length_that_is_chosen_is_left_to_the_scheduler_within_the_workers_own_limit() -> None:
     options = Options(draft_len=None)
     scheduler = understood(SchedulerSettings, scheduler_command(options, 7001, "unix:///r.sock"))
