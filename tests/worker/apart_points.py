@@ -213,7 +213,8 @@ def main() -> None:
 
 def say(found: Sequence[dict[str, Any]]) -> None:
     if len(found) == 1:
-        heads = "mode, slots, RTT ms | measured | simulated | off | hidden | with drafts | mean end | pass, of its due"
+        heads = "mode, slots, RTT ms | measured | simulated | off | way and drafting hidden | rounds with drafts"
+        heads += " | mean time, of that without ready-first | pass, of its due"
         sys.stdout.write(f"| {heads} |\n{'|---' * 8}|\n")
     at = found[-1]
     end = f"{at['mean_end']:.2f}" if "mean_end" in at else ""
