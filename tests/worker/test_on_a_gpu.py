@@ -2,6 +2,7 @@
 kernel, and what a step costs in operations and waits is known. What it costs in time `make gpu-check` measures."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,8 @@ from tests.gpu.sections import Section
 from tests.worker.pretended import pretended
 from worker_service.bench import floor
 from worker_service.engine.drafting.drafter import NoDrafter
-from worker_service.engine.types import Admission, Limits, Run, Sampling
+from worker_service.engine.length_head import LengthHead, LengthHeadConfig, LengthProbe
+from worker_service.engine.types import Admission, Limits, Row, Run, Sampling
 
 SMALLEST = PLANS["smallest"]._replace(requests=5, batches=(2,), tokens=3)
 GREEDY = Sampling()
@@ -67,6 +69,19 @@ def test_a_step_that_draws_nothing_waits_once_too() -> None:
         device.counts.clear()
         engine.step([Run("long", 0, 8)], 1)
         assert device.counts["waits"] == 1
+
+
+@pytest.mark.parametrize(("start", "waits"), [(1, 0), (0, 1)], ids=["followed", "read"])
+def test_a_probe_sends_one_copy_a_step_and_waits_for_what_it_reads_alone(start: int, waits: int) -> None:
+    cuda, size = torch.device("cuda", 0), 16
+    with pretended() as device, torch.inference_mode():
+        probe = LengthProbe(LengthHead(LengthHeadConfig(1, "", "", size, 32)), cuda)
+        rows = [Row(f"{n}", 1, 0, (7,)) for n in range(4)]
+        probe.told(rows, range(4), torch.ones(4, size, device=cuda))
+        device.counts.clear()
+        told = probe.told([replace(row, start=start) for row in rows], range(4), torch.ones(4, size, device=cuda))
+        assert [row.remaining is None for row in told] == [start > 0] * 4
+        assert (device.counts["to device"], device.counts["waits"]) == (1, waits)
 
 
 def test_a_tensor_on_the_cpu_is_no_tensor_on_the_device() -> None:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from worker_service.engine.types import Remaining, Row
+from worker_service.engine.upload import sent_together
 
 CONFIG, WEIGHTS = "probe.json", "probe.safetensors"
 VERSION = 1  # of these files; another one is not read
@@ -61,12 +62,8 @@ def middle(logs: torch.Tensor) -> torch.Tensor:
 
 def follow(mean: torch.Tensor, seen: int, rows: torch.Tensor) -> torch.Tensor:
     """The mean [hidden size] of `seen` states, once `rows` [n, hidden size] have come."""
-    return mean + (rows.mean(0) - mean) * _share(seen, len(rows))
-
-
-def _share(seen: int, n: int) -> float:
-    """That `n` new states have in the mean, after `seen`."""
-    return min(1.0, n / min(seen + n, WINDOW))
+    n = len(rows)
+    return mean + (rows.mean(0) - mean) * min(1.0, n / min(seen + n, WINDOW))
 
 
 class LengthProbe:
@@ -93,14 +90,19 @@ class LengthProbe:
                 running.append(i)
         if not running:
             return list(rows)
-        means = self._follow([rows[i] for i in running], [begins[i] for i in running], hidden)
         due = [(place, i) for place, i in enumerate(running) if self._due(rows[i])]
+        places, newest, first, *others = sent_together(
+            [
+                [place for place, _ in due],
+                [begins[i] + len(rows[i].tokens) - 1 for _, i in due],
+                [rows[i].start == 0 for _, i in due],
+                *self._joined([rows[i] for i in running], [begins[i] for i in running]),
+            ],
+            hidden.device,
+        )
+        means = self._follow(hidden, *others)
         told = list(rows)
         if due:
-            places, newest, first = torch.tensor(
-                [(place, begins[i] + len(rows[i].tokens) - 1, rows[i].start == 0) for place, i in due],
-                device=hidden.device,
-            ).T
             logs = self._head(hidden[newest].float(), means[places], first.bool())
             quantised = (-16 * logs).round().clamp(0, 255).to(torch.uint8).tolist()
             for (_, i), chances in zip(due, quantised, strict=True):
@@ -110,26 +112,38 @@ class LengthProbe:
     def _due(self, row: Row) -> bool:
         return row.start == 0 or row.start // self._every != (row.start + len(row.tokens)) // self._every
 
-    def _follow(self, rows: Sequence[Row], begins: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
-        """The means [rows, hidden size] once these states have come."""
-        counts = [len(row.tokens) for row in rows]
-        kept, shares = [], []
-        for row, count in zip(rows, counts, strict=True):
+    def _joined(self, rows: Sequence[Row], begins: Sequence[int]) -> Sequence[list[int]]:
+        """What `_follow` is to know: of each new state where it is, and whose; of each row, where its mean is kept, how
+        many states are new, and in how many of the last ones they count."""
+        states: list[int] = []
+        owners: list[int] = []
+        kept, counts, within = [], [], []
+        for owner, (row, begin) in enumerate(zip(rows, begins, strict=True)):
             place, seen = self._place(row)
+            count = len(row.tokens)
             self._kept[row.request_id] = place, seen + count
+            states += range(begin, begin + count)
+            owners += [owner] * count
             kept.append(place)
-            shares.append((count, _share(seen, count)))
-        states, owners = torch.tensor(
-            [(begin + n, i) for i, (begin, count) in enumerate(zip(begins, counts, strict=True)) for n in range(count)],
-            device=hidden.device,
-        ).T
-        count, share = torch.tensor(shares, device=hidden.device).T[:, :, None]
-        own = torch.tensor(kept, device=hidden.device)
-        fresh = torch.zeros(len(rows), hidden.shape[1], device=hidden.device)
-        fresh = fresh.index_add_(0, owners, hidden[states].float()) / count
-        before = self._means[own]
-        means = torch.where(share == 1, fresh, before.lerp(fresh, share))
-        self._means[own] = means
+            counts.append(count)
+            within.append(min(seen + count, WINDOW))
+        return states, owners, kept, counts, within
+
+    def _follow(
+        self,
+        hidden: torch.Tensor,
+        states: torch.Tensor,
+        owners: torch.Tensor,
+        kept: torch.Tensor,
+        counts: torch.Tensor,
+        within: torch.Tensor,
+    ) -> torch.Tensor:
+        """The means [rows, hidden size] once these states have come."""
+        fresh = torch.zeros(len(kept), hidden.shape[1], device=hidden.device)
+        fresh = fresh.index_add_(0, owners, hidden[states].float()) / counts[:, None]
+        share = (counts / within).clamp(max=1)[:, None]
+        means = torch.where(share == 1, fresh, self._means[kept].lerp(fresh, share))
+        self._means[kept] = means
         return means
 
     def _place(self, row: Row) -> tuple[int, int]:
