@@ -25,6 +25,9 @@ class Chunk:
     offset: int = 0  # output tokens before it
     rounds: Sequence[Round] = ()
     logprobs: Sequence[types_pb2.Logprob] = ()  # one for each token, or none at all
+    prompt_token_ids: Sequence[int] = ()  # this and what follows as in GenerateResponse
+    prompt_logprobs: Sequence[types_pb2.Logprob] = ()
+    embedding: Sequence[float] = ()
     final: inference_pb2.Final | None = None
 
     def message(self) -> inference_pb2.GenerateResponse:
@@ -35,5 +38,8 @@ class Chunk:
             offset=self.offset,
             rounds=[types_pb2.Round(**each._asdict()) for each in self.rounds],
             logprobs=self.logprobs,
+            prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=self.prompt_logprobs,
+            embedding=self.embedding,
             final=self.final,
         )

@@ -13,6 +13,7 @@ from math import inf
 from gateway.chunk import Round
 from gateway.stream_states import FLOW, LIFE, Act, Event, Flow, Life, Step, after
 from protos.errors import Lost, RequestError
+from protos.link.v1 import common_pb2
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
 
@@ -29,6 +30,7 @@ class Batch:
     tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     logprobs: list[types_pb2.Logprob] = field(default_factory=list)  # one for each token, or none at all
+    prompt: common_pb2.Logprobs | None = None  # with the first token, if something was asked of the prompt
     ending: pb.Ending | None = None
 
     def skip(self, offset: int) -> list[int]:
@@ -37,6 +39,7 @@ class Batch:
             return []
         skipped = self.tokens[: offset - self.start]
         self.start += len(skipped)
+        self.prompt = None
         self.tokens, self.logprobs = self.tokens[len(skipped) :], self.logprobs[len(skipped) :]
         uncounted = len(self.tokens)
         for number in range(len(self.rounds) - 1, -1, -1):
@@ -73,6 +76,7 @@ class Feed:
         self.flow = Flow.FLOWING
         self.received = 0  # output tokens so far; a follow goes on from here
         self.stray_jumps = 0  # that the answers to follows of other streams of this request may still cause
+        self._about_prompt = submit.sampling.HasField("prompt_logprobs") or submit.sampling.embedding
         self._most = most
         self._until = inf  # output tokens that come without another follow
         self._ahead: int | None = None  # while FILLING: where the next token ahead is expected; None: anywhere
@@ -136,6 +140,8 @@ class Feed:
         self._batch.tokens.extend(new)
         if delta.HasField("logprobs"):
             self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
+        if self._about_prompt and not self.received:
+            self._batch.prompt = delta.logprobs
         self._batch.rounds.append(Round(len(new), delta.drafted, delta.accepted))
         self.received += len(new)
         self._tell()

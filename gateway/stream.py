@@ -12,7 +12,11 @@ from gateway.feed import Batch, Feed
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.text import TextModel
-from protos.errors import BeyondEnd, DeadlinePassed, QueueFull
+from protos.errors import BeyondEnd, DeadlinePassed, Failed, QueueFull
+from protos.link.v1 import common_pb2
+from protos.v1 import types_pb2
+
+_WHOLE = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH)
 
 
 class Stream:
@@ -39,6 +43,7 @@ class Stream:
         self.answer = metrics.answer()
         limits = feed.submit.limits
         self._detokenizer = model.detokenizer(limits.stop, limits.min_tokens)
+        self._told: common_pb2.Logprobs | None = None  # of the prompt, for an answer without output
         self._feed, self._link, self._metrics = feed, link, metrics
         self._offset, self._timeout_s, self._stalled_s = offset, timeout_s, stalled_s
         self._count_stalled = count_stalled
@@ -59,6 +64,10 @@ class Stream:
         detokenizer = self._detokenizer
         while self.answer.ending is None:
             batch = await self._link.take(self._feed)
+            if batch.prompt is not None:
+                self._check(batch.prompt)
+            if self._feed.submit.limits.max_tokens == 0:
+                self._keep_to_itself(batch)
             self.answer.add(batch)
             if batch.start < self._offset:
                 await detokenizer.push_in_turns(batch.skip(self._offset))
@@ -75,15 +84,38 @@ class Stream:
             yield chunk
         self._metrics.finished(self.answer, self.prompt_tokens)
 
+    def _check(self, told: common_pb2.Logprobs | None) -> None:
+        asked = self._feed.submit.sampling
+        scores = self.prompt_tokens - 1 if asked.HasField("prompt_logprobs") else 0
+        if told is None or len(told.prompt) != scores or (asked.embedding and not told.embedding):
+            raise Failed("its worker did not tell what was asked of the prompt: it may be of an older version")
+
+    def _keep_to_itself(self, batch: Batch) -> None:
+        """Of an answer without output: the token that was drawn is left out, and all comes at the end."""
+        self._told = batch.prompt or self._told
+        batch.start, batch.tokens, batch.logprobs = 0, [], []
+        batch.rounds = [each._replace(tokens=0) for each in batch.rounds]
+        batch.prompt = self._told if batch.ending is not None else None
+        if batch.ending is not None and batch.ending.finish_reason in _WHOLE:
+            self._check(self._told)
+            batch.ending.finish_reason = types_pb2.FINISH_REASON_LENGTH
+
     def _chunk(self, batch: Batch, text: str) -> Chunk:
-        return Chunk(self.request_id, text, batch.tokens, batch.start, batch.rounds, batch.logprobs)
+        chunk = Chunk(self.request_id, text, batch.tokens, batch.start, batch.rounds, batch.logprobs)
+        if batch.prompt is not None:
+            submit = self._feed.submit
+            chunk.prompt_token_ids = submit.prompt if submit.sampling.HasField("prompt_logprobs") else ()
+            chunk.prompt_logprobs, chunk.embedding = batch.prompt.prompt, batch.prompt.embedding
+        return chunk
 
     def write_at_once(self, ready: Callable[[], bool], write: Callable[[Chunk], None]) -> None:
         """From here on a chunk that comes while the iteration waits for one goes to `write`, where `ready()` says that
-        its client reads; the iteration does not see it, and waits on. It sees the last chunk, and very long ones."""
+        its client reads; the iteration does not see it, and waits on. It sees the last chunk, very long ones, and those
+        that tell of the prompt."""
 
         def take(batch: Batch) -> bool:
-            if batch.start < self._offset or len(batch.tokens) > TOKENS_AT_ONCE or not ready():
+            long = len(batch.tokens) > TOKENS_AT_ONCE or batch.prompt is not None
+            if batch.start < self._offset or long or not ready():
                 return False
             self.answer.add(batch)
             write(self._chunk(batch, self._detokenizer.push(batch.tokens)))

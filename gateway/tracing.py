@@ -78,7 +78,7 @@ class CallSpan:
 
 @contextmanager
 def traced(tracing: Tracing | None, operation: str) -> Iterator[CallSpan]:
-    """The block answers a call. `operation`: chat, text_completion, or resume."""
+    """The block answers a call. `operation`: chat, text_completion, embeddings, or resume."""
     if tracing is None:
         yield CallSpan()
         return
@@ -98,4 +98,6 @@ def traced(tracing: Tracing | None, operation: str) -> Iterator[CallSpan]:
 
 
 def operation(request: inference_pb2.GenerateRequest) -> str:
+    if request.embedding:
+        return "embeddings"
     return "chat" if request.WhichOneof("input") == "chat" else "text_completion"

@@ -20,6 +20,7 @@ MAX_STOPS = 8
 MAX_STOP_CHARS = 128
 MAX_BIASES = 300
 MAX_LOGPROBS = 20
+MAX_SCORES = 32_768  # log-probabilities of a prompt: for each token its own and the likeliest ones'
 DEFAULT_MAX_TOKENS = 256
 THREAD_ABOVE_BYTES = 4096  # longer inputs are encoded in a thread; shorter ones take a millisecond or two
 THREAD_ABOVE_MESSAGES = 64  # the same for chats, since the template's loop runs once for each message
@@ -45,6 +46,7 @@ async def submission(
     check_served(request, model)
     prompt = await encode_input(request, model, max_input_bytes, encoders)
     check_room(request.WhichOneof("input") or "", prompt, model.context_tokens)
+    check_scores(request, len(prompt))
     if request.HasField("structure"):
         await structures.check(request.structure, model, encoders)
     request_id = request.request_id or request_id or uuid.uuid4().hex
@@ -84,8 +86,9 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
     if request.top_k > vocab_size:
         raise BadInput("top_k", f"{request.top_k} exceeds the vocabulary of {vocab_size}")
     _check_logits(request, vocab_size)
-    if request.HasField("max_tokens") and request.max_tokens < 1:
-        raise BadInput("max_tokens", "must be at least 1")
+    of_prompt = request.HasField("prompt_logprobs") or request.embedding
+    if request.HasField("max_tokens") and request.max_tokens < 1 and not of_prompt:
+        raise BadInput("max_tokens", "must be at least 1, unless something is asked of the prompt")
     if request.HasField("predicted_tokens") and request.predicted_tokens < 1:
         raise BadInput("predicted_tokens", "must be at least 1")
     if len(request.stop) > MAX_STOPS:
@@ -120,8 +123,9 @@ def _check_logits(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
             raise BadInput("logit_bias", f"token {token} exceeds the vocabulary of {vocab_size}")
         if not -100 <= value <= 100:
             raise BadInput("logit_bias", f"must be in [-100, 100], not {value:g} for token {token}")
-    if request.logprobs > MAX_LOGPROBS:
-        raise BadInput("logprobs", f"{request.logprobs} alternatives; at most {MAX_LOGPROBS}")
+    for name in ("logprobs", "prompt_logprobs"):
+        if (alternatives := getattr(request, name)) > MAX_LOGPROBS:
+            raise BadInput(name, f"{alternatives} alternatives; at most {MAX_LOGPROBS}")
 
 
 async def encode_input(
@@ -157,6 +161,13 @@ def check_room(field: str, prompt: Sequence[int], context_tokens: int) -> None:
     if len(prompt) >= context_tokens:
         problem = f"{len(prompt)} tokens leave no room for one more in the context of {context_tokens}"
         raise ContextExceeded(field, problem)
+
+
+def check_scores(request: inference_pb2.GenerateRequest, tokens: int) -> None:
+    """Whether the log-probabilities of a prompt of so many tokens are not too many. Raises BadInput."""
+    each = request.prompt_logprobs + 1
+    if request.HasField("prompt_logprobs") and tokens * each > MAX_SCORES:
+        raise BadInput("prompt_logprobs", f"{tokens} tokens, {each} values each; at most {MAX_SCORES} values in all")
 
 
 async def _encode_in_thread(
@@ -229,4 +240,6 @@ def sampling(request: inference_pb2.GenerateRequest, request_id: str) -> common_
         logit_bias=[common_pb2.LogitBias(token=token, bias=bias) for token, bias in sorted(request.logit_bias.items())],
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         structure=request.structure if request.HasField("structure") else None,
+        prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
+        embedding=request.embedding,
     )

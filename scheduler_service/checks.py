@@ -18,6 +18,7 @@ MIN_VERIFY_S = 1e-6
 MAX_SKEW_S = 24 * 3600  # between the clocks of two leaders
 MAX_LOGIT_CHANGE = 100.0  # of penalties and bias: more changes no text, and far more would overflow
 MAX_LOGPROBS = 20
+MAX_SCORES = 32_768  # log-probabilities of a prompt
 MAX_TIMEOUT_S = 1e9
 _PRIORITIES = types_pb.Priority.values()
 
@@ -62,7 +63,9 @@ def cost(message: worker_pb.CostProfile) -> None:
 def submit(message: gateway_pb.Submit, context_tokens: int) -> None:
     if not REQUEST_ID.fullmatch(message.request_id):
         raise BadInput("request_id", ID_RULE)
-    for name, value in (("prompt", message.prompt), ("max_tokens", message.limits.max_tokens)):
+    own, prompt = message.sampling, len(message.prompt)
+    about_prompt = own.HasField("prompt_logprobs") or own.embedding
+    for name, value in (("prompt", prompt), ("max_tokens", message.limits.max_tokens or about_prompt)):
         if not value:
             raise BadInput(name, "must not be empty")
     if (kind := message.priority) not in _PRIORITIES:
@@ -73,11 +76,13 @@ def submit(message: gateway_pb.Submit, context_tokens: int) -> None:
         raise BadInput("temperature", "must be a number from 0")
     if not 0 <= message.sampling.top_p <= 1:
         raise BadInput("top_p", "must be from 0 to 1")
-    own = message.sampling
     penalties = own.repetition_penalty, own.presence_penalty, own.frequency_penalty
     if not all(abs(value) <= MAX_LOGIT_CHANGE for value in (*penalties, *(entry.bias for entry in own.logit_bias))):
         raise BadInput("sampling", f"penalties and bias must be at most {MAX_LOGIT_CHANGE:g}")
-    if own.logprobs > MAX_LOGPROBS:
-        raise BadInput("logprobs", f"{own.logprobs} alternatives; at most {MAX_LOGPROBS}")
-    if (tokens := len(message.prompt) + message.limits.max_tokens) > context_tokens:
+    for name, alternatives in (("logprobs", own.logprobs), ("prompt_logprobs", own.prompt_logprobs)):
+        if alternatives > MAX_LOGPROBS:
+            raise BadInput(name, f"{alternatives} alternatives; at most {MAX_LOGPROBS}")
+    if own.HasField("prompt_logprobs") and prompt * (own.prompt_logprobs + 1) > MAX_SCORES:
+        raise BadInput("prompt_logprobs", f"{prompt} tokens are too many; at most {MAX_SCORES} values in all")
+    if (tokens := prompt + max(1, message.limits.max_tokens)) > context_tokens:
         raise BadInput("max_tokens", f"prompt and output are {tokens} tokens, the context holds {context_tokens}")

@@ -179,8 +179,10 @@ class DurableCore:
             self._log.error("kills_workers", request_id=record.request.id, deaths=record.deaths)
         if record.state is State.FINISHED:
             self._learning.finished(tracked.submit, ended)
-            logprobs = tracked.submit.sampling.HasField("logprobs")
-            self._history.add(record, self.clock(), tracked.log, logprobs=logprobs)
+            sampling, prompt = tracked.submit.sampling, len(tracked.submit.prompt)
+            scores = prompt * (sampling.prompt_logprobs + 1) if sampling.HasField("prompt_logprobs") else 0
+            logprobs = sampling.HasField("logprobs")
+            self._history.add(record, self.clock(), tracked.log, logprobs=logprobs, scores=scores)
         self._counters.ended[record.state] += 1
         if row is None:  # else its worker knows, and is answered like after any report
             self._sessions.wake_holder(record.request.id)
@@ -196,7 +198,10 @@ def _take(tracked: Tracked, output: Output) -> bytes:
         return _log(tracked, LoggedRound(row.start, tuple(tokens), row.drafted, row.accepted, logprobs))
     log, at = b"", 0
     for count, drafted, accepted in row.each:
-        logprobs = common_pb.Logprobs(tokens=sent.logprobs.tokens[at : at + count]).SerializeToString()
+        told = common_pb.Logprobs(tokens=sent.logprobs.tokens[at : at + count])
+        if count and not at:  # the first round with tokens
+            told.MergeFrom(common_pb.Logprobs(prompt=sent.logprobs.prompt, embedding=sent.logprobs.embedding))
+        logprobs = told.SerializeToString()
         log += _log(tracked, LoggedRound(row.start + at, tuple(tokens[at : at + count]), drafted, accepted, logprobs))
         at += count
     return log

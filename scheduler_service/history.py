@@ -51,9 +51,10 @@ class History:
         self._ended: deque[Ended] = deque()
         self._weight = 0
 
-    def add(self, record: Record, now: float, log: RoundLog, *, logprobs: bool) -> None:
-        """This request has run to its end. `logprobs`: whether they are stored with its tokens."""
-        weight = record.emitted * (LOGPROBS_WEIGHT if logprobs else 1)
+    def add(self, record: Record, now: float, log: RoundLog, *, logprobs: bool, scores: int = 0) -> None:
+        """This request has run to its end. `logprobs`: whether they are stored with its tokens; `scores`: how many are
+        stored of its prompt."""
+        weight = record.emitted * (LOGPROBS_WEIGHT if logprobs else 1) + scores
         self._ended.append(Ended(record, now, log, weight))
         self._weight += weight
         while len(self._ended) > MOST_REQUESTS or self._weight > MOST_TOKENS:

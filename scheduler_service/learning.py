@@ -72,7 +72,9 @@ class Learning:
 
     def finished(self, submit: gateway_pb.Submit, ended: Ended) -> None:
         """The request ran to its end."""
-        if self._predictor:
+        if not ended.teaches:
+            self._asked.pop(submit.request_id, None)
+        elif self._predictor:
             emitted, seen = ended.record.emitted, ended.record.acceptance
             features = self._asked.pop(submit.request_id, None) or _features(submit)
             self._predictor.observe(features, emitted, seen.drafted, seen.accepted, cut=ended.cut)

@@ -10,6 +10,7 @@ from scheduler_service.store.rounds import LoggedRound
 
 MAX_PENDING = 16_384  # items for one gateway; one that reads more slowly is cut off, and follows again by offset
 MAX_ITEMS = 4096  # in one message, which keeps it far below the size that gRPC accepts
+ITEM_BYTES = 4096  # of log-probabilities: more count as several items
 
 
 class GatewayOutbox:
@@ -43,7 +44,7 @@ class GatewayOutbox:
 
     def round(self, id: str, round: LoggedRound, ending: bytes | None = None) -> None:
         """A round that is durable now. `ending`: a serialized Ending, if it was the last one."""
-        delta = self._put().deltas.add()
+        delta = self._put(1 + len(round.logprobs) // ITEM_BYTES).deltas.add()
         delta.request_id = id  # one by one: arguments of `add` cost more, and this is done for every row
         delta.start = round.start
         delta.tokens.extend(round.tokens)
@@ -57,8 +58,9 @@ class GatewayOutbox:
 
     def repeat(self, id: str, round: LoggedRound) -> None:
         """A round that the gateway asked for again: it does not count towards MAX_PENDING."""
+        before = self._pending
         self.round(id, round)
-        self._pending -= 1
+        self._pending = before
 
     def ending(self, id: str, start: int, ending: bytes) -> None:
         """Without tokens. `start`: all tokens of the output."""
@@ -90,15 +92,15 @@ class GatewayOutbox:
         self._sent = told
         return model
 
-    def _put(self) -> pb.ToGateway:
-        self._pending += 1
+    def _put(self, items: int = 1) -> pb.ToGateway:
+        self._pending += items
         if self._pending > MAX_PENDING:
             self._overflowed.set()
         self.filled.set()
-        self._items += 1
+        self._items += items
         if self._items > MAX_ITEMS:
             self._messages.append(pb.ToGateway())
-            self._items = 1
+            self._items = items
         return self._messages[-1]
 
     def take(self) -> pb.ToGateway:

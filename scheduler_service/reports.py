@@ -37,8 +37,8 @@ def read(worker: str, report: pb.StepReport) -> tuple[StepDone, dict[str, Output
             _check(len(tokens), drafted, accepted)
         if row.finish not in _FINISH:
             raise BadInput("rows", f"finish {row.finish} is not a worker's to say")
-        if row.HasField("logprobs") and len(row.logprobs.tokens) not in (0, len(tokens)):
-            raise BadInput("rows", f"{len(row.logprobs.tokens)} log-probabilities of {len(tokens)} tokens")
+        if row.HasField("logprobs"):
+            _check_logprobs(row)
         round = Round(  # arguments with names cost three times as much
             row.request_id,
             row.placement,
@@ -64,6 +64,14 @@ def read(worker: str, report: pb.StepReport) -> tuple[StepDone, dict[str, Output
         raise BadInput("last_round_s", f"a round that takes {duration_s} s")
     step = StepDone(worker, tuple(rounds), report.free_blocks, duration_s, report.command_seq, report.partial)
     return step, outputs
+
+
+def _check_logprobs(row: pb.Row) -> None:
+    told = row.logprobs
+    if len(told.tokens) not in (0, len(row.tokens)):
+        raise BadInput("rows", f"{len(told.tokens)} log-probabilities of {len(row.tokens)} tokens")
+    if (told.prompt or told.embedding) and (row.start or not row.tokens):
+        raise BadInput("rows", "a row without the first token of the output tells of the prompt")
 
 
 def _each(row: pb.Row) -> tuple[tuple[int, int, int], ...]:

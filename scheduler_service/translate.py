@@ -36,7 +36,7 @@ def to_request(submit: gateway_pb.Submit, arrival: float, expected: Expected | N
         id=submit.request_id,
         arrival=arrival,
         prompt_tokens=len(submit.prompt),
-        max_tokens=submit.limits.max_tokens,
+        max_tokens=max(1, submit.limits.max_tokens),
         klass=RequestClass(submit.priority or RequestClass.DEFAULT),
         deadline=arrival + submit.timeout_s if submit.HasField("timeout_s") else None,
         predicted_tokens=submit.predicted_tokens if submit.HasField("predicted_tokens") else None,

@@ -55,7 +55,7 @@ def _to_admission(message: pb.Admit) -> Admission:
         tokens=list(message.tokens),
         prompt_len=message.prompt_len,
         sampling=_to_sampling(message.sampling, form),
-        limits=Limits(limits.max_tokens, limits.min_tokens, tuple(limits.stop), limits.ignore_eos),
+        limits=Limits(max(1, limits.max_tokens), limits.min_tokens, tuple(limits.stop), limits.ignore_eos),
         salt=message.tenant,
         error=error,
         local_drafts=message.local_drafts,
@@ -74,6 +74,8 @@ def _to_sampling(message: common_pb.Sampling, form: str) -> Sampling:
         logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
         grammar=form,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        embedding=message.embedding,
     )
 
 
@@ -100,7 +102,6 @@ def of_report(report: Report, epoch: int, session: str) -> pb.StepReport:
 def _of_rounds(rows: Sequence[Row]) -> pb.Row:
     """One request's rounds, in order. If the last row says why it does not run any more, that is no round."""
     last, several = rows[-1], [row for row in rows if row.skipped is None] if len(rows) > 1 else []
-    logprobs = [logprob for row in rows for logprob in row.logprobs]
     return pb.Row(
         request_id=last.request_id,
         placement=last.placement,
@@ -114,7 +115,7 @@ def _of_rounds(rows: Sequence[Row]) -> pb.Row:
         finish=_FINISH[last.finish],
         skipped=_SKIP[last.skipped],
         error=last.error,
-        logprobs=_of_logprobs(logprobs) if logprobs else None,
+        logprobs=_of_logprobs(rows),
         remaining=_of_remaining(rows),
         tokens_per_round=[len(row.tokens) for row in several],
         drafted_per_round=[row.drafted for row in several],
@@ -128,16 +129,21 @@ def _of_remaining(rows: Sequence[Row]) -> pb.Remaining | None:
     return pb.Remaining(after=readings[-1].after, chances=readings[-1].chances) if readings else None
 
 
-def _of_logprobs(logprobs: Sequence[Logprob]) -> common_pb.Logprobs:
+def _of_logprobs(rows: Sequence[Row]) -> common_pb.Logprobs | None:
+    if not any(row.logprobs or row.prompt_logprobs or row.embedding for row in rows):
+        return None
     return common_pb.Logprobs(
-        tokens=[
-            types_pb2.Logprob(
-                logprob=own.logprob,
-                top_tokens=[token for token, _ in own.top],
-                top_logprobs=[value for _, value in own.top],
-            )
-            for own in logprobs
-        ]
+        tokens=[_of_logprob(each) for row in rows for each in row.logprobs],
+        prompt=[_of_logprob(each) for row in rows for each in row.prompt_logprobs],
+        embedding=[value for row in rows for value in row.embedding],
+    )
+
+
+def _of_logprob(own: Logprob) -> types_pb2.Logprob:
+    return types_pb2.Logprob(
+        logprob=own.logprob,
+        top_tokens=[token for token, _ in own.top],
+        top_logprobs=[value for _, value in own.top],
     )
 
 

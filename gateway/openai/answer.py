@@ -28,7 +28,9 @@ class Answer:
         """Once all choices have ended."""
         kind = "chat.completion" if self.chat else "text_completion"
         choices = [choice.whole() for choice in self.choices]
-        return self._object(kind, choices) | self.end(usage=True)
+        told = self.choices[0].of_prompt if self.chat else None
+        apart = {} if told is None else {"prompt_logprobs": told}
+        return self._object(kind, choices) | apart | self.end(usage=True)
 
     def events(self, index: int, chunk: Chunk, *, usage: bool = False) -> list[dict[str, Any]]:
         """The events of one chunk of a choice. `usage`: each has the usage so far."""

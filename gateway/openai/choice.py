@@ -40,7 +40,8 @@ class Speculation:
 
 
 class Choice:
-    """`index`: its place in the answer. `echo`: what goes before its text. `may`: what it may call."""
+    """`index`: its place in the answer. `echo`: what goes before its text. `may`: what it may call. `prompt_apart`: the
+    prompt's log-probabilities are told by themselves, in `of_prompt`, not before the answer's."""
 
     def __init__(
         self,
@@ -51,8 +52,12 @@ class Choice:
         of: TokenBytes,
         echo: str = "",
         may: MayCall = NOTHING,
+        prompt_apart: bool = False,
     ) -> None:
         self.index = index
+        self.of_prompt: list[dict[str, Any] | None] | None = None
+        self._apart = prompt_apart
+        self._before: dict[str, Any] | None = None  # log-probabilities that go before the answer's
         self.final: Final | None = None
         self.tokens = 0
         self._rounds: Counter[tuple[int, int]] = Counter()  # by drafted and accepted tokens
@@ -68,6 +73,13 @@ class Choice:
         self._logprobs: dict[str, Any] | None = None
         self._for_completion = logprobs.ForCompletion(of)
 
+    def tell_prompt(self, chunk: Chunk) -> None:
+        """To be called before a chunk that tells of the prompt is taken. It may take long: a thread may do it."""
+        if self._apart:
+            self.of_prompt = logprobs.for_prompt(chunk.prompt_token_ids, chunk.prompt_logprobs, self._of)
+        else:
+            self._before = self._for_completion.prompt(chunk.prompt_token_ids, chunk.prompt_logprobs)
+
     def take(self, chunk: Chunk) -> None:
         """Of a plain answer. Raises Cancelled."""
         self._count(chunk)
@@ -78,9 +90,11 @@ class Choice:
         """The entries of `choices` that a stream says of it. Raises Cancelled."""
         self._count(chunk)
         said = []
-        if chunk.token_ids or chunk.text or self._unsaid:
+        if chunk.token_ids or chunk.text or self._unsaid or chunk.prompt_token_ids:
             text, self._unsaid = self._unsaid + chunk.text, ""
             said.append(self._entry(text, self._said_logprobs(chunk), None))
+            if chunk.prompt_token_ids and self._apart:
+                said[-1]["prompt_logprobs"] = self.of_prompt
             self._begun = True
         if self.final is not None:
             if self._calling is not None and (delta := self._delta(*self._calling.end(whole=self._ended))):
@@ -103,7 +117,8 @@ class Choice:
         """Once it has ended."""
         text, reason = "".join(self._text), self._reason()
         if not self._chat:
-            return {"index": self.index, "text": text, "logprobs": self._logprobs, "finish_reason": reason}
+            apart = {"prompt_logprobs": self.of_prompt} if self._apart else {}
+            return {"index": self.index, "text": text, "logprobs": self._logprobs, "finish_reason": reason} | apart
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if self._calling is not None:
             said, held = self._calling.push(text), self._calling.end(whole=self._ended)
@@ -155,11 +170,13 @@ class Choice:
         return "tool_calls" if called else _REASONS[self.final.finish_reason]
 
     def _said_logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
+        before, self._before = self._before, None
         if not chunk.logprobs:
-            return None
+            return before
         if self._chat:
             return logprobs.for_chat(chunk.token_ids, chunk.logprobs, self._of, chunk.offset)
-        return self._for_completion(chunk.token_ids, chunk.logprobs)
+        said = self._for_completion(chunk.token_ids, chunk.logprobs)
+        return {name: values + said[name] for name, values in before.items()} if before else said
 
     def _keep(self, said: dict[str, Any] | None) -> None:
         if said is None or self._logprobs is None:

@@ -92,7 +92,9 @@ class Generation(Own):
 
     model: str
     max_completion_tokens: Count | None = Field(None, description="goes before max_tokens")
-    max_tokens: Count | None = Field(None, description="output tokens at most")
+    max_tokens: Count | None = Field(
+        None, description="output tokens at most; 0, with log-probabilities of the prompt: nothing is generated"
+    )
     min_tokens: Count = Field(0, description="output tokens before the answer may end")
     temperature: float = Field(1.0, description="in [0, 2]; 0: greedy")
     top_p: float | None = Field(None, description="in (0, 1]")
@@ -103,6 +105,9 @@ class Generation(Own):
     logit_bias: dict[str, float] = Field({}, description="token id to bias, in [-100, 100]")
     stop: str | Items[str] = Field([], description="at most 8, of 1 to 128 characters")
     ignore_eos: bool = False
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
+        None, description="those of the prompt, in vLLM's shape; tokens of the prompt, times one more: at most 32768"
+    )
     seed: Annotated[int, Field(ge=-INT64, lt=INT64), WHOLE] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] = 1
     stream: bool = False
@@ -169,7 +174,7 @@ class Completion(Generation):
 
     prompt: str | Items[str] | TokenIds | Items[TokenIds]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
-    echo: bool = Field(False, description="the prompt goes before the answer; not with logprobs")
+    echo: bool = Field(False, description="the prompt goes before the answer; with logprobs, its own are told, too")
 
 
 class TextFormat(Body):
@@ -252,7 +257,6 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "prediction": (),
     "priority": (),  # an integer, whose meaning differs between services; `class` is ours
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "regex": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),

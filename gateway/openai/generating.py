@@ -47,6 +47,8 @@ class Generating:
 
             async def take(index: int, stream: Stream) -> None:
                 async for chunk in stream:
+                    if chunk.prompt_token_ids:
+                        await asyncio.to_thread(answer.choices[index].tell_prompt, chunk)
                     answer.choices[index].take(chunk)
 
             await _at_once(streams, take)
@@ -84,7 +86,7 @@ class Generating:
             return b"".join(sse.event(each, place(chunk)) for each in events)
 
         async def relay(index: int, stream: Stream) -> None:
-            await out.relay(stream, partial(said, index))
+            await out.relay(stream, partial(said, index), answer.choices[index].tell_prompt)
 
         await _at_once(streams, relay)
 
@@ -99,6 +101,7 @@ class Generating:
                 of=token_bytes.of_model(model),
                 echo=echoes[index] if echoes else "",
                 may=asked.may,
+                prompt_apart=asked.prompt_logprobs,
             )
             for index, stream in enumerate(streams)
         ]

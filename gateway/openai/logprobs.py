@@ -36,21 +36,53 @@ class ForCompletion:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._characters = self._tokens = 0
 
+    def prompt(self, tokens: Sequence[int], logprobs: Sequence[Logprob]) -> dict[str, Any]:
+        """Of a prompt that goes before the answer, as of the answer; its first token has none."""
+        said, first = _nothing(), True
+        for token, logprob in zip(tokens, [None, *logprobs], strict=True):
+            adds = self._of.adds(token)
+            if adds and first:
+                adds, first = self._of.adds(token, first=True), False
+            self._say(said, token, logprob, adds)
+        return said
+
     def __call__(self, tokens: Sequence[int], logprobs: Sequence[Logprob]) -> dict[str, Any]:
         """Among the likeliest tokens of a position is the chosen one, too, wherever it stands."""
-        said: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        said = _nothing()
         for token, logprob in zip(tokens, logprobs, strict=True):
-            adds = self._of.adds(token, first=self._tokens == 0)
-            name, value = _name(adds or self._of.of(token)), _finite(logprob.logprob)
-            said["tokens"].append(name)
-            said["token_logprobs"].append(value)
-            top = zip(logprob.top_tokens, logprob.top_logprobs, strict=True)
-            likeliest = {_name(self._of.of(other)): _finite(its) for other, its in top}
-            said["top_logprobs"].append(likeliest | {name: value} if likeliest else None)
-            said["text_offset"].append(self._characters)
-            self._characters += len(self._decoder.decode(adds))
+            self._say(said, token, logprob, self._of.adds(token, first=self._tokens == 0))
             self._tokens += 1
         return said
+
+    def _say(self, said: dict[str, list[Any]], token: int, logprob: Logprob | None, adds: bytes) -> None:
+        name = _name(adds or self._of.of(token))
+        value = None if logprob is None else _finite(logprob.logprob)
+        top = [] if logprob is None else zip(logprob.top_tokens, logprob.top_logprobs, strict=True)
+        likeliest = {_name(self._of.of(other)): _finite(its) for other, its in top}
+        said["tokens"].append(name)
+        said["token_logprobs"].append(value)
+        said["top_logprobs"].append(likeliest | {name: value} if likeliest else None)
+        said["text_offset"].append(self._characters)
+        self._characters += len(self._decoder.decode(adds))
+
+
+def for_prompt(tokens: Sequence[int], logprobs: Sequence[Logprob], of: TokenBytes) -> list[dict[str, Any] | None]:
+    """Of a prompt by itself, in vLLM's shape: by token id the likeliest, and the token itself, whose rank is known only
+    among them. Its first token has none."""
+    said: list[dict[str, Any] | None] = [None]
+    for token, logprob in zip(tokens[1:], logprobs, strict=True):
+        top = zip(logprob.top_tokens, logprob.top_logprobs, strict=True)
+        entries = {str(other): _ranked(other, value, rank, of) for rank, (other, value) in enumerate(top, 1)}
+        said.append({str(token): _ranked(token, logprob.logprob, None, of)} | entries)
+    return said
+
+
+def _ranked(token: int, logprob: float, rank: int | None, of: TokenBytes) -> dict[str, Any]:
+    return {"logprob": _finite(logprob), "rank": rank, "decoded_token": of.shown(token)[0]}
+
+
+def _nothing() -> dict[str, list[Any]]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
 def _finite(logprob: float) -> float:

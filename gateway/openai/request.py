@@ -27,7 +27,8 @@ _DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_
 @dataclass(frozen=True, slots=True)
 class Asked:
     """`requests`: one for each choice, prompt by prompt. `echo`: prompts that go before the answers, one for each
-    choice. `may`: what each answer may call. `names`: HTTP's names of gRPC's fields."""
+    choice. `may`: what each answer may call. `prompt_logprobs`: those of the prompt stand by themselves, not before those
+    of the answer. `names`: HTTP's names of gRPC's fields."""
 
     request_id: str
     model: str
@@ -39,6 +40,7 @@ class Asked:
     continuous_usage: bool = False
     echo: tuple[str | list[int], ...] = ()
     may: tools.MayCall = tools.NOTHING
+    prompt_logprobs: bool = False
     timeout_s: float | None = None
     detached: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
@@ -72,8 +74,9 @@ def of_chat(body: Chat, request_id: str) -> Asked:
 
 def of_completion(body: Completion, request_id: str) -> Asked:
     """`request_id`: the id, unless the body has one. Raises BadInput."""
-    if body.echo and body.logprobs is not None:
-        raise Unsupported("echo", "not with logprobs: this service has no log-probabilities of prompts")
+    echoed = body.logprobs if body.echo else None
+    if echoed is not None and body.prompt_logprobs is not None:
+        raise BadInput("prompt_logprobs", "not with echo and logprobs: they tell the same")
     prompts = _prompts(body)
     if len(prompts) * body.n > MAX_ANSWERS:
         raise BadInput("prompt", f"{len(prompts)} prompts, each with {body.n} choices; at most {MAX_ANSWERS} in all")
@@ -83,6 +86,7 @@ def of_completion(body: Completion, request_id: str) -> Asked:
         [_setter(prompt) for prompt in prompts],
         chat=False,
         logprobs=body.logprobs,
+        echoed=echoed,
         echo=tuple(prompt for prompt in prompts for _ in range(body.n)) if body.echo else (),
     )
 
@@ -94,6 +98,7 @@ def _asked(
     *,
     chat: bool,
     logprobs: int | None,
+    echoed: int | None = None,
     echo: tuple[str | list[int], ...] = (),
     may: tools.MayCall = tools.NOTHING,
 ) -> Asked:
@@ -118,6 +123,7 @@ def _asked(
         frequency_penalty=body.frequency_penalty,
         logit_bias=_biases(body.logit_bias),
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs if echoed is None else echoed,
         structure=structure,
     )
     requests: list[GenerateRequest] = []
@@ -143,6 +149,7 @@ def _asked(
         continuous_usage=options is not None and options.continuous_usage_stats,
         echo=echo,
         may=may,
+        prompt_logprobs=body.prompt_logprobs is not None,
         timeout_s=body.timeout_s,
         detached=body.on_disconnect == "detach",
         names={
@@ -152,6 +159,7 @@ def _asked(
             "max_tokens": first,
             "priority": "class",
             "logprobs": "top_logprobs" if chat else "logprobs",
+            "prompt_logprobs": "prompt_logprobs" if echoed is None else "logprobs",
             "structure": structure_field,
         },
     )

@@ -117,6 +117,7 @@ class Doors:
             requests=(),
             stream=True,
             include_usage=True,
+            prompt_logprobs=True,
             detached=True,
         )
         return Generating(wanted, resumed(self._front, request_id, offset))

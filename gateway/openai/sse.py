@@ -55,10 +55,15 @@ class Events:
         self._writing = asyncio.Lock()
         self._written_s = self._loop.time()
 
-    async def relay(self, stream: Stream, said: Callable[[Chunk], bytes]) -> None:
-        """Write the events that `said` makes of each chunk, until the stream ends. Raises RequestError."""
+    async def relay(
+        self, stream: Stream, said: Callable[[Chunk], bytes], tell_prompt: Callable[[Chunk], None] | None = None
+    ) -> None:
+        """Write the events that `said` makes of each chunk, until the stream ends. Before that `tell_prompt` gets, in a
+        thread, the one that tells of the prompt. Raises RequestError."""
         stream.write_at_once(self._ready, lambda chunk: self._put(said(chunk)))
         async for chunk in stream:
+            if tell_prompt is not None and chunk.prompt_token_ids:
+                await asyncio.to_thread(tell_prompt, chunk)
             events = said(chunk)
             if self._ready():
                 self._put(events)

@@ -28,6 +28,9 @@ class Completion:
     timings_ms: Timings
     preemptions: int
     logprobs: list[Logprob] | None  # one for each token, if the request asked for them
+    prompt_token_ids: list[int] | None = None  # as in Chunk, like what follows
+    prompt_logprobs: list[Logprob] | None = None
+    embedding: list[float] | None = None
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class Collector:
     rounds: list[Round] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     final: Final | None = None
+    about_prompt: Chunk | None = None  # the one that tells of it
 
     def add(self, chunk: Chunk) -> None:
         if self.first is None and chunk.token_ids:
@@ -53,12 +57,15 @@ class Collector:
         self.logprobs.extend(chunk.logprobs)
         if chunk.final is not None:
             self.final = chunk.final
+        if chunk.prompt_token_ids or chunk.embedding:
+            self.about_prompt = chunk
 
     def completion(self) -> Completion:
         """Raises ValueError before the last chunk."""
         if self.final is None:
             raise ValueError("the answer has no last chunk yet")
-        now, final = time.monotonic(), self.final
+        now, final, told = time.monotonic(), self.final, self.about_prompt
+        scored = told is not None and bool(told.prompt_token_ids)
         return Completion(
             request_id=self.request_id,
             text="".join(self.text),
@@ -78,4 +85,7 @@ class Collector:
             ),
             preemptions=final.preemptions,
             logprobs=self.logprobs or None,
+            prompt_token_ids=told.prompt_token_ids if told and scored else None,
+            prompt_logprobs=told.prompt_logprobs if told and scored else None,
+            embedding=(told.embedding or None) if told else None,
         )

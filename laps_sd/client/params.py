@@ -44,6 +44,8 @@ class Params(TypedDict, total=False):
     regex: str | None  # of the whole output
     choice: Sequence[str] | None  # one of these texts
     lark: str | None  # a grammar in the syntax of llguidance
+    prompt_logprobs: int | None  # the same of the prompt
+    embedding: bool | None  # of the prompt: with max_tokens=0 nothing else is made
     model: str | None  # its name; needed where the service has several
 
 

@@ -25,7 +25,7 @@ from laps_sd.client.results import (
     Usage,
     Worker,
 )
-from laps_sd.client.wire import inference_pb2
+from laps_sd.client.wire import inference_pb2, types_pb2
 
 KINDS: dict[str, type[Any]] = {
     "RequestStatus": RequestStatus,
@@ -89,8 +89,13 @@ def chunk(message: inference_pb2.GenerateResponse) -> Chunk:
         token_ids=list(message.token_ids),
         offset=message.offset,
         rounds=[Round(each.tokens, each.drafted, each.accepted) for each in message.rounds],
-        logprobs=[
-            Logprob(own.logprob, list(zip(own.top_tokens, own.top_logprobs, strict=True))) for own in message.logprobs
-        ],
+        logprobs=[_logprob(each) for each in message.logprobs],
         final=read(Final, message.final) if message.HasField("final") else None,
+        prompt_token_ids=list(message.prompt_token_ids),
+        prompt_logprobs=[_logprob(each) for each in message.prompt_logprobs],
+        embedding=list(message.embedding),
     )
+
+
+def _logprob(own: types_pb2.Logprob) -> Logprob:
+    return Logprob(own.logprob, list(zip(own.top_tokens, own.top_logprobs, strict=True)))

@@ -27,7 +27,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probabilities at one output position, in the model's own distribution: before penalties, bias, temperature,
+    """Log-probabilities at one position, in the model's own distribution: before penalties, bias, temperature,
     top-k and top-p."""
 
     logprob: float
@@ -76,6 +76,11 @@ class Chunk:
     rounds: list[Round]
     logprobs: list[Logprob]  # one for each token, if the request asked for them
     final: Final | None
+    # Of the prompt, in one chunk alone, if the request asked for it: the tokens; of each but the first the
+    # log-probability; the embedding.
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+    embedding: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from protos.v1 import status_pb2 as protos_dot_v1_dot_status__pb2
 from protos.v1 import types_pb2 as protos_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/v1/inference.proto\x12\nlaps_sd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16protos/v1/status.proto\x1a\x15protos/v1/types.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"1\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.laps_sd.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa4\x06\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x02 \x01(\x0b\x32\x10.laps_sd.v1.ChatH\x00\x12&\n\x06tokens\x18\x14 \x01(\x0b\x32\x14.laps_sd.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x18\n\x0btemperature\x18\x05 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x02H\x03\x88\x01\x01\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x11\n\x04seed\x18\t \x01(\x04H\x04\x88\x01\x01\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x1d\n\x10predicted_tokens\x18\x0b \x01(\rH\x05\x88\x01\x01\x12&\n\x08priority\x18\x0c \x01(\x0e\x32\x14.laps_sd.v1.Priority\x12/\n\ron_disconnect\x18\r \x01(\x0e\x32\x18.laps_sd.v1.OnDisconnect\x12\x12\n\nrequest_id\x18\x0e \x01(\t\x12\x1f\n\x12repetition_penalty\x18\x0f \x01(\x02H\x06\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x10 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x11 \x01(\x02\x12>\n\nlogit_bias\x18\x12 \x03(\x0b\x32*.laps_sd.v1.GenerateRequest.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x13 \x01(\rH\x07\x88\x01\x01\x12(\n\tstructure\x18\x15 \x01(\x0b\x32\x15.laps_sd.v1.Structure\x12\r\n\x05model\x18\x16 \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x13\n\x11_predicted_tokensB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"3\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\"\xc3\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0e\n\x06offset\x18\x04 \x01(\r\x12!\n\x06rounds\x18\x05 \x03(\x0b\x32\x11.laps_sd.v1.Round\x12 \n\x05\x66inal\x18\x06 \x01(\x0b\x32\x11.laps_sd.v1.Final\x12%\n\x08logprobs\x18\x07 \x03(\x0b\x32\x13.laps_sd.v1.Logprob\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"W\n\nSpecDecode\x12\x12\n\nnum_drafts\x18\x01 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\x04\"\xe1\x01\n\x05\x46inal\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.laps_sd.v1.FinishReason\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.laps_sd.v1.Usage\x12+\n\x0bspec_decode\x18\x03 \x01(\x0b\x32\x16.laps_sd.v1.SpecDecode\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12-\n\nqueue_time\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationJ\x04\x08\x04\x10\x05\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\'\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"@\n\x12GetRequestResponse\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.laps_sd.v1.RequestStatus\"S\n\x13ListRequestsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rrecent_rounds\x18\x03 \x01(\r\"\x8b\x01\n\x14ListRequestsResponse\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.laps_sd.v1.RequestStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12-\n\tread_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x14\n\x0cStatsRequestJ\x04\x08\x01\x10\x02\"\x18\n\x16\x43omparePoliciesRequest\"\xdb\x02\n\x17\x43omparePoliciesResponse\x12+\n\x08policies\x18\x01 \x03(\x0b\x32\x19.laps_sd.v1.PolicyFigures\x12\x16\n\x0erunning_policy\x18\x02 \x01(\t\x12\x38\n\x15measured_mean_latency\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08requests\x18\x04 \x01(\r\x12)\n\x06window\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x0c\x63ompare_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tcomputing\x18\x07 \x01(\x08\x12\x16\n\x0e\x65nded_requests\x18\x08 \x01(\r\x12\x16\n\x0eleast_requests\x18\t \x01(\r\x12\x0f\n\x07problem\x18\n \x01(\t\"6\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"(\n\x13\x44rainWorkerResponse\x12\x11\n\tremaining\x18\x01 \x01(\r2\xe4\x04\n\tInference\x12G\n\x08Generate\x12\x1b.laps_sd.v1.GenerateRequest\x1a\x1c.laps_sd.v1.GenerateResponse0\x01\x12\x43\n\x06Resume\x12\x19.laps_sd.v1.ResumeRequest\x1a\x1c.laps_sd.v1.GenerateResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.laps_sd.v1.CancelRequest\x1a\x1a.laps_sd.v1.CancelResponse\x12K\n\nGetRequest\x12\x1d.laps_sd.v1.GetRequestRequest\x1a\x1e.laps_sd.v1.GetRequestResponse\x12Q\n\x0cListRequests\x12\x1f.laps_sd.v1.ListRequestsRequest\x1a .laps_sd.v1.ListRequestsResponse\x12<\n\x05Stats\x12\x18.laps_sd.v1.StatsRequest\x1a\x19.laps_sd.v1.StatsResponse\x12Z\n\x0f\x43omparePolicies\x12\".laps_sd.v1.ComparePoliciesRequest\x1a#.laps_sd.v1.ComparePoliciesResponse\x12N\n\x0b\x44rainWorker\x12\x1e.laps_sd.v1.DrainWorkerRequest\x1a\x1f.laps_sd.v1.DrainWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/v1/inference.proto\x12\nlaps_sd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16protos/v1/status.proto\x1a\x15protos/v1/types.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"1\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.laps_sd.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xe9\x06\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x02 \x01(\x0b\x32\x10.laps_sd.v1.ChatH\x00\x12&\n\x06tokens\x18\x14 \x01(\x0b\x32\x14.laps_sd.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x18\n\x0btemperature\x18\x05 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x02H\x03\x88\x01\x01\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x11\n\x04seed\x18\t \x01(\x04H\x04\x88\x01\x01\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x1d\n\x10predicted_tokens\x18\x0b \x01(\rH\x05\x88\x01\x01\x12&\n\x08priority\x18\x0c \x01(\x0e\x32\x14.laps_sd.v1.Priority\x12/\n\ron_disconnect\x18\r \x01(\x0e\x32\x18.laps_sd.v1.OnDisconnect\x12\x12\n\nrequest_id\x18\x0e \x01(\t\x12\x1f\n\x12repetition_penalty\x18\x0f \x01(\x02H\x06\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x10 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x11 \x01(\x02\x12>\n\nlogit_bias\x18\x12 \x03(\x0b\x32*.laps_sd.v1.GenerateRequest.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x13 \x01(\rH\x07\x88\x01\x01\x12(\n\tstructure\x18\x15 \x01(\x0b\x32\x15.laps_sd.v1.Structure\x12\r\n\x05model\x18\x16 \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x17 \x01(\rH\x08\x88\x01\x01\x12\x11\n\tembedding\x18\x18 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x13\n\x11_predicted_tokensB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"3\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\"\x9e\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0e\n\x06offset\x18\x04 \x01(\r\x12!\n\x06rounds\x18\x05 \x03(\x0b\x32\x11.laps_sd.v1.Round\x12 \n\x05\x66inal\x18\x06 \x01(\x0b\x32\x11.laps_sd.v1.Final\x12%\n\x08logprobs\x18\x07 \x03(\x0b\x32\x13.laps_sd.v1.Logprob\x12\x18\n\x10prompt_token_ids\x18\x08 \x03(\r\x12,\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x13.laps_sd.v1.Logprob\x12\x11\n\tembedding\x18\n \x03(\x02\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"W\n\nSpecDecode\x12\x12\n\nnum_drafts\x18\x01 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\x04\"\xe1\x01\n\x05\x46inal\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.laps_sd.v1.FinishReason\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.laps_sd.v1.Usage\x12+\n\x0bspec_decode\x18\x03 \x01(\x0b\x32\x16.laps_sd.v1.SpecDecode\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12-\n\nqueue_time\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationJ\x04\x08\x04\x10\x05\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\'\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"@\n\x12GetRequestResponse\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.laps_sd.v1.RequestStatus\"S\n\x13ListRequestsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rrecent_rounds\x18\x03 \x01(\r\"\x8b\x01\n\x14ListRequestsResponse\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.laps_sd.v1.RequestStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12-\n\tread_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x14\n\x0cStatsRequestJ\x04\x08\x01\x10\x02\"\x18\n\x16\x43omparePoliciesRequest\"\xdb\x02\n\x17\x43omparePoliciesResponse\x12+\n\x08policies\x18\x01 \x03(\x0b\x32\x19.laps_sd.v1.PolicyFigures\x12\x16\n\x0erunning_policy\x18\x02 \x01(\t\x12\x38\n\x15measured_mean_latency\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08requests\x18\x04 \x01(\r\x12)\n\x06window\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x0c\x63ompare_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tcomputing\x18\x07 \x01(\x08\x12\x16\n\x0e\x65nded_requests\x18\x08 \x01(\r\x12\x16\n\x0eleast_requests\x18\t \x01(\r\x12\x0f\n\x07problem\x18\n \x01(\t\"6\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"(\n\x13\x44rainWorkerResponse\x12\x11\n\tremaining\x18\x01 \x01(\r2\xe4\x04\n\tInference\x12G\n\x08Generate\x12\x1b.laps_sd.v1.GenerateRequest\x1a\x1c.laps_sd.v1.GenerateResponse0\x01\x12\x43\n\x06Resume\x12\x19.laps_sd.v1.ResumeRequest\x1a\x1c.laps_sd.v1.GenerateResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.laps_sd.v1.CancelRequest\x1a\x1a.laps_sd.v1.CancelResponse\x12K\n\nGetRequest\x12\x1d.laps_sd.v1.GetRequestRequest\x1a\x1e.laps_sd.v1.GetRequestResponse\x12Q\n\x0cListRequests\x12\x1f.laps_sd.v1.ListRequestsRequest\x1a .laps_sd.v1.ListRequestsResponse\x12<\n\x05Stats\x12\x18.laps_sd.v1.StatsRequest\x1a\x19.laps_sd.v1.StatsResponse\x12Z\n\x0f\x43omparePolicies\x12\".laps_sd.v1.ComparePoliciesRequest\x1a#.laps_sd.v1.ComparePoliciesResponse\x12N\n\x0b\x44rainWorker\x12\x1e.laps_sd.v1.DrainWorkerRequest\x1a\x1f.laps_sd.v1.DrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,41 +44,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=250
   _globals['_TOKENIDS']._serialized_end=273
   _globals['_GENERATEREQUEST']._serialized_start=276
-  _globals['_GENERATEREQUEST']._serialized_end=1080
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=916
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=964
-  _globals['_RESUMEREQUEST']._serialized_start=1082
-  _globals['_RESUMEREQUEST']._serialized_end=1133
-  _globals['_GENERATERESPONSE']._serialized_start=1136
-  _globals['_GENERATERESPONSE']._serialized_end=1331
-  _globals['_USAGE']._serialized_start=1333
-  _globals['_USAGE']._serialized_end=1390
-  _globals['_SPECDECODE']._serialized_start=1392
-  _globals['_SPECDECODE']._serialized_end=1479
-  _globals['_FINAL']._serialized_start=1482
-  _globals['_FINAL']._serialized_end=1707
-  _globals['_CANCELREQUEST']._serialized_start=1709
-  _globals['_CANCELREQUEST']._serialized_end=1744
-  _globals['_CANCELRESPONSE']._serialized_start=1746
-  _globals['_CANCELRESPONSE']._serialized_end=1762
-  _globals['_GETREQUESTREQUEST']._serialized_start=1764
-  _globals['_GETREQUESTREQUEST']._serialized_end=1803
-  _globals['_GETREQUESTRESPONSE']._serialized_start=1805
-  _globals['_GETREQUESTRESPONSE']._serialized_end=1869
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=1871
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=1954
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1957
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2096
-  _globals['_STATSREQUEST']._serialized_start=2098
-  _globals['_STATSREQUEST']._serialized_end=2118
-  _globals['_COMPAREPOLICIESREQUEST']._serialized_start=2120
-  _globals['_COMPAREPOLICIESREQUEST']._serialized_end=2144
-  _globals['_COMPAREPOLICIESRESPONSE']._serialized_start=2147
-  _globals['_COMPAREPOLICIESRESPONSE']._serialized_end=2494
-  _globals['_DRAINWORKERREQUEST']._serialized_start=2496
-  _globals['_DRAINWORKERREQUEST']._serialized_end=2550
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=2552
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=2592
-  _globals['_INFERENCE']._serialized_start=2595
-  _globals['_INFERENCE']._serialized_end=3207
+  _globals['_GENERATEREQUEST']._serialized_end=1149
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=965
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1013
+  _globals['_RESUMEREQUEST']._serialized_start=1151
+  _globals['_RESUMEREQUEST']._serialized_end=1202
+  _globals['_GENERATERESPONSE']._serialized_start=1205
+  _globals['_GENERATERESPONSE']._serialized_end=1491
+  _globals['_USAGE']._serialized_start=1493
+  _globals['_USAGE']._serialized_end=1550
+  _globals['_SPECDECODE']._serialized_start=1552
+  _globals['_SPECDECODE']._serialized_end=1639
+  _globals['_FINAL']._serialized_start=1642
+  _globals['_FINAL']._serialized_end=1867
+  _globals['_CANCELREQUEST']._serialized_start=1869
+  _globals['_CANCELREQUEST']._serialized_end=1904
+  _globals['_CANCELRESPONSE']._serialized_start=1906
+  _globals['_CANCELRESPONSE']._serialized_end=1922
+  _globals['_GETREQUESTREQUEST']._serialized_start=1924
+  _globals['_GETREQUESTREQUEST']._serialized_end=1963
+  _globals['_GETREQUESTRESPONSE']._serialized_start=1965
+  _globals['_GETREQUESTRESPONSE']._serialized_end=2029
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=2031
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=2114
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2117
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2256
+  _globals['_STATSREQUEST']._serialized_start=2258
+  _globals['_STATSREQUEST']._serialized_end=2278
+  _globals['_COMPAREPOLICIESREQUEST']._serialized_start=2280
+  _globals['_COMPAREPOLICIESREQUEST']._serialized_end=2304
+  _globals['_COMPAREPOLICIESRESPONSE']._serialized_start=2307
+  _globals['_COMPAREPOLICIESRESPONSE']._serialized_end=2654
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2656
+  _globals['_DRAINWORKERREQUEST']._serialized_end=2710
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=2712
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=2752
+  _globals['_INFERENCE']._serialized_start=2755
+  _globals['_INFERENCE']._serialized_end=3367
 # @@protoc_insertion_point(module_scope)

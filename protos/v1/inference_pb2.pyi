@@ -148,10 +148,14 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     STRUCTURE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """Text that the model gets as it is, without the chat template."""
     max_tokens: _builtins.int
-    """Output tokens at most. Default: 256, or what the context has room for. More than the context holds is refused."""
+    """Output tokens at most. Default: 256, or what the context has room for. More than the context holds is refused. 0, with
+    prompt_logprobs or embedding alone: the answer is what is asked of the prompt.
+    """
     min_tokens: _builtins.int
     """Output tokens before an end-of-sequence id or a stop string may end the answer."""
     temperature: _builtins.float
@@ -184,6 +188,12 @@ class GenerateRequest(_message.Message):
     """Return the log-probability of each output token, and of this many likeliest ones, at most 20. Default: none at all."""
     model: _builtins.str
     """Which model, by its name. Default: the only one; required where the service has several."""
+    prompt_logprobs: _builtins.int
+    """Return the log-probability of each token of the prompt but the first, and of this many likeliest ones at its place, at
+    most 20. Tokens of the prompt, times one more than this, are 32768 at most. Default: none at all.
+    """
+    embedding: _builtins.bool
+    """Return the prompt's embedding: the model's last hidden state at the prompt's last token, of length 1."""
     @_builtins.property
     def chat(self) -> Global___Chat:
         """A conversation, which the model's chat template turns into text, with a generation prompt."""
@@ -229,10 +239,12 @@ class GenerateRequest(_message.Message):
         logprobs: _builtins.int | None = ...,
         structure: _types_pb2.Structure | None = ...,
         model: _builtins.str = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        embedding: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_predicted_tokens", b"_predicted_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "predicted_tokens", b"predicted_tokens", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structure", b"structure", "temperature", b"temperature", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_predicted_tokens", b"_predicted_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "predicted_tokens", b"predicted_tokens", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structure", b"structure", "temperature", b"temperature", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_predicted_tokens", b"_predicted_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "on_disconnect", b"on_disconnect", "predicted_tokens", b"predicted_tokens", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "request_id", b"request_id", "seed", b"seed", "stop", b"stop", "structure", b"structure", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_predicted_tokens", b"_predicted_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "embedding", b"embedding", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model", b"model", "on_disconnect", b"on_disconnect", "predicted_tokens", b"predicted_tokens", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "request_id", b"request_id", "seed", b"seed", "stop", b"stop", "structure", b"structure", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -240,6 +252,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__predicted_tokens: _TypeAlias = _typing.Literal["predicted_tokens"]  # noqa: Y015
     _WhichOneofArgType__predicted_tokens: _TypeAlias = _typing.Literal["_predicted_tokens", b"_predicted_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -256,6 +270,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_tokens) -> _WhichOneofReturnType__predicted_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
@@ -308,6 +324,9 @@ class GenerateResponse(_message.Message):
     ROUNDS_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Which request this is the answer of."""
     text: _builtins.str
@@ -330,6 +349,20 @@ class GenerateResponse(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprob]:
         """One for each token, where the request asked for them."""
 
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The prompt, where the request asked for prompt_logprobs. This and what follows is in one chunk alone: that which has
+        the first token of the output, or the last one, if there is to be no output.
+        """
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprob]:
+        """One for each token of the prompt but the first, where the request asked for them."""
+
+    @_builtins.property
+    def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Where the request asked for it."""
+
     def __init__(
         self,
         *,
@@ -340,10 +373,13 @@ class GenerateResponse(_message.Message):
         rounds: _abc.Iterable[_types_pb2.Round] | None = ...,
         final: Global___Final | None = ...,
         logprobs: _abc.Iterable[_types_pb2.Logprob] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprobs: _abc.Iterable[_types_pb2.Logprob] | None = ...,
+        embedding: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["final", b"final"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "logprobs", b"logprobs", "offset", b"offset", "request_id", b"request_id", "rounds", b"rounds", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "final", b"final", "logprobs", b"logprobs", "offset", b"offset", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rounds", b"rounds", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -141,7 +141,7 @@ Global___Round: _TypeAlias = Round  # noqa: Y015
 
 @_typing.final
 class Logprob(_message.Message):
-    """Log-probabilities at one output position, in the model's own distribution: before bias, penalties, temperature, top-k
+    """Log-probabilities at one position, in the model's own distribution: before bias, penalties, temperature, top-k
     and top-p.
     """
 
@@ -151,7 +151,7 @@ class Logprob(_message.Message):
     TOP_TOKENS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
-    """Natural logarithm of the probability of the token that was chosen."""
+    """Natural logarithm of the probability of the token that stands there."""
     @_builtins.property
     def top_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The likeliest tokens, best first."""

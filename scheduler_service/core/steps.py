@@ -122,6 +122,8 @@ def _finish(fleet: Fleet, worker: Worker, entry: Entry, row: Round) -> Ended:
     if row.finish is Finish.ERROR:
         return fleet.end(entry, Move.FAIL, row.finish, row.start)
     ended = fleet.end(entry, Move.FINISH, row.finish, row.start)
+    if not ended.teaches:
+        return ended
     known = fleet.known
     known.length.observe(entry.emitted, entry.request.predicted_tokens, cut=ended.cut)
     known.acceptance.observe(entry.acceptance)

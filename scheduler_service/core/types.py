@@ -228,6 +228,11 @@ class Ended:
         """Whether its bound ended it: else it would have been longer."""
         return self.finish is Finish.LENGTH and self.record.emitted >= self.record.request.max_tokens
 
+    @property
+    def teaches(self) -> bool:
+        """Whether its length and its drafts tell something of other requests: not where it asked for one token."""
+        return self.record.request.max_tokens > 1
+
 
 Effect = Changed | Advanced | WentOn | Ended
 

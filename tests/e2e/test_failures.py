@@ -16,10 +16,10 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from laps_sd.client import AsyncClient, Collector, Completion
+from laps_sd.client import AsyncClient, Collector, Completion, UnknownRequest
 from protos.health import is_serving
 from tests.e2e.stack import Stack, running_stack
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -123,6 +123,32 @@ async def test_a_leader_of_a_pair_lost_mid_stream_is_only_a_pause(pair: Stack, n
     await texts_around(pair, lambda: leader.send_signal(number))
     with suppress(psutil.NoSuchProcess):
         leader.send_signal(signal.SIGCONT)
+
+
+async def test_a_worker_killed_in_the_middle_of_a_prompt_costs_none_of_its_scores(pair: Stack) -> None:
+    asked: dict[str, Any] = {"tokens": [7, 8, 9, 10] * 4000, "max_tokens": 0, "prompt_logprobs": 0}
+    async with AsyncClient(pair.grpc) as client:
+        await client.ready(READY_S)
+        whole = await client.complete(**asked)
+        task = asyncio.create_task(client.complete(**asked, request_id="scored"))
+
+        async def begun() -> bool:
+            with suppress(UnknownRequest):
+                return (await client.status("scored")).state == "running"
+            return False
+
+        await until(begun)
+        worker = (await client.status("scored")).worker_id
+        assert not task.done(), "too fast: nothing was running when the disaster struck"
+        pair.child("worker_service", having=worker).kill()
+        async with asyncio.timeout(READY_S):
+            moved = await task
+    assert whole.prompt_logprobs is not None
+    assert len(whole.prompt_logprobs) == 15_999
+    assert moved.prompt_logprobs is not None
+    assert [one.logprob for one in moved.prompt_logprobs] == pytest.approx(
+        [one.logprob for one in whole.prompt_logprobs], abs=1e-3
+    )
 
 
 def leads(scheduler: psutil.Process) -> bool:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from laps_sd.client import AsyncClient, Collector
 from laps_sd.loadtest.command import FELL_BEHIND
 from laps_sd.top import frames
-from protos.errors import DeadlinePassed, UnknownRequest
+from protos.errors import BeyondEnd, DeadlinePassed, UnknownRequest
 from tests.e2e.stack import Stack
 from tests.waiting import until
 
@@ -76,6 +76,34 @@ async def test_log_probabilities_and_penalties_come_through_and_again_when_resum
     async for chunk in client.resume(answer.request_id, 7):
         again.add(chunk)
     assert again.logprobs == answer.logprobs[7:]
+
+
+async def test_a_prompt_is_scored_and_embedded_exactly_and_again_when_resumed(
+    client: AsyncClient, tiny_model: Path
+) -> None:
+    answer = await client.complete(PROMPT, max_tokens=0, prompt_logprobs=2, embedding=True)
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("", [], "length")
+    assert answer.usage.completion_tokens == 0
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    prompt = AutoTokenizer.from_pretrained(tiny_model)(PROMPT).input_ids
+    assert answer.prompt_token_ids == prompt
+    output = model(torch.tensor([prompt]), output_hidden_states=True)
+    expected = output.logits[0, :-1].log_softmax(-1).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
+    assert answer.prompt_logprobs is not None
+    assert [own.logprob for own in answer.prompt_logprobs] == pytest.approx(expected, abs=1e-3)
+    last = output.hidden_states[-1][0, -1]
+    assert answer.embedding == pytest.approx((last / last.norm()).tolist(), abs=1e-4)
+    again = Collector()
+    async for chunk in client.resume(answer.request_id):
+        again.add(chunk)
+    assert again.completion().prompt_logprobs == answer.prompt_logprobs
+    with pytest.raises(BeyondEnd):
+        [chunk async for chunk in client.resume(answer.request_id, 1)]
+    # With output the first chunk tells of the prompt, and a stream that goes on behind it does not.
+    longer = await client.complete(**SHORT, prompt_logprobs=0)
+    assert longer.prompt_logprobs is not None
+    told = [chunk.prompt_logprobs async for chunk in client.resume(longer.request_id, 1)]
+    assert not any(told)
 
 
 async def test_cancel_ends_the_stream_with_that_reason(client: AsyncClient) -> None:

@@ -51,6 +51,7 @@ BAD = [
     ({"prompt": "a", "logit_bias": {3: math.nan}}, "logit_bias: must be in [-100, 100]"),
     ({"prompt": "a", "logit_bias": dict.fromkeys(range(301), 1.0)}, "logit_bias: 301 tokens; at most 300"),
     ({"prompt": "a", "logprobs": 21}, "logprobs: 21 alternatives; at most 20"),
+    ({"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs: 21 alternatives; at most 20"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1"),
     (
         {"prompt": "a", "max_tokens": 63},

@@ -36,7 +36,7 @@ class Clock:
         return self.now
 
 
-def fill(history: History, count: int, *, tokens: int = 6, at: float = 1000.0) -> None:
+def fill(history: History, count: int, *, tokens: int = 6, at: float = 1000.0, scores: int = 0) -> None:
     """So many requests ended one after the other; each drafted 4 tokens a round, and 2 of them were accepted."""
     log = RoundLog(b"".join(encode([1, 2, 3], 4, 2) for _ in range(tokens // 3)))
     entry = core("fcfs")
@@ -45,7 +45,7 @@ def fill(history: History, count: int, *, tokens: int = 6, at: float = 1000.0) -
     record = entry.fleet.entries["a"].record()
     for number in range(count):
         one = replace(record, request=request(f"r{number}", at - 5 + number / 100), emitted=tokens)
-        history.add(replace(one, state=State.FINISHED), at + number / 100, log, logprobs=False)
+        history.add(replace(one, state=State.FINISHED), at + number / 100, log, logprobs=False, scores=scores)
 
 
 def comparison(clock: Clock, command: Sequence[str] = comparing.COMMAND) -> tuple[Comparing, History, FakeWorker]:
@@ -87,6 +87,8 @@ def test_the_history_is_bounded_in_requests_and_in_tokens() -> None:
     assert len(history.since(1000.0)) == MOST_REQUESTS
     fill(history, 3, tokens=MOST_TOKENS // 3)
     assert len(history.since(1000.0)) <= 3
+    fill(history, 3, scores=MOST_TOKENS // 2)
+    assert len(history.since(1000.0)) <= 2
 
 
 def test_an_ended_request_is_a_job_with_its_own_rounds() -> None:

@@ -25,7 +25,7 @@ from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.probed import FleetProbe
-from scheduler_service.core.types import Ended, Finish, Record
+from scheduler_service.core.types import Ended, Finish, Record, Round, StepDone, Submitted
 from scheduler_service.event_log import replay
 from scheduler_service.learning import Learning
 from scheduler_service.predictor import PredictorKind
@@ -35,7 +35,7 @@ from scheduler_service.predictor.online import LEAST_NEW
 from scheduler_service.predictor.window import Snapshot, Window, pack, unpack
 from scheduler_service.store import MemoryStore, RedisStore, Store
 from scheduler_service.trainer import Trainer, TrainingFailed
-from tests.scheduler.builders import request
+from tests.scheduler.builders import request, worker_up
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.waiting import until
 
@@ -97,6 +97,23 @@ async def test_only_an_answer_that_its_bound_has_ended_counts_as_cut(
     assert learning._predictor is not None
     (example,) = learning._predictor.known().examples
     assert example.cut is cut
+
+
+async def test_a_request_for_one_token_teaches_nothing(store: Store) -> None:
+    """Such are all that want something of their prompt alone: thousands of them must not drown the others."""
+    learning = new(store)
+    record = Record(request("r", max_tokens=1), State.FINISHED, 1, 1, 3, Acceptance(), True, 1, 0.0, 0, 0.0)
+    learning.finished(submit(SHORT), Ended(record, Finish.STOP))
+    assert learning._predictor is not None
+    assert list(learning._predictor.known().examples) == []
+    own = learning._core
+    own.observe(worker_up(slots=2), 0.0)
+    for id, most in (("one", 1), ("more", 2)):
+        own.observe(Submitted(request(id, 0.0, max_tokens=most)), 0.0)
+    places = {run.id: run.placement for run in own.plan("w").schedule}
+    rounds = [Round(id, place, 0, 1, 0, 0, 4, 0, 1, Finish.STOP) for id, place in places.items()]
+    own.observe(StepDone("w", tuple(rounds), 900, 1.0), 1.0)
+    assert own.fleet.known.length.finished == 1
 
 
 def median(learning: Learning, prompt: tuple[int, ...]) -> float:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from protos.channels import LINK_MESSAGE_BYTES
+from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core.lifecycle import State
@@ -96,6 +98,19 @@ def advance(tracked: Tracked, start: int) -> tuple[Write, Verdict]:
     tracked.rounds.append((LoggedRound(start, (start, start + 1), 4, 1), log))
     written = replace(tracked.record, emitted=start + 2)
     return Write(written, start=start, log=log), Verdict.APPLIED
+
+
+async def test_a_message_holds_fewer_rounds_the_more_they_tell_of_prompts() -> None:
+    """By number alone the first one would hold all of them, 80 MB."""
+    outbox, told = GatewayOutbox(), common_pb.Logprobs(embedding=[1.0] * 100_000).SerializeToString()
+    for number in range(200):
+        outbox.round(f"r{number}", LoggedRound(0, (1,), 0, 0, told))
+    sizes, rounds = [], 0
+    while rounds < 200:
+        message = await outbox.take()
+        sizes.append(message.ByteSize())
+        rounds += len(message.deltas)
+    assert max(sizes) < LINK_MESSAGE_BYTES / 2
 
 
 async def heard(outbox: GatewayOutbox) -> list[int]:

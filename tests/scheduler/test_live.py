@@ -303,6 +303,10 @@ async def test_what_exceeds_the_context_is_refused(live: Live) -> None:
             "sampling: penalties and bias must be at most 100",
         ),
         ({"sampling": common_pb.Sampling(logprobs=2**31)}, "logprobs: 2147483648 alternatives; at most 20"),
+        (
+            {"sampling": common_pb.Sampling(prompt_logprobs=21), "max_tokens": 0},
+            "prompt_logprobs: 21 alternatives; at most 20",
+        ),
         ({"sampling": common_pb.Sampling(top_p=-1)}, "top_p: must be from 0 to 1"),
     ],
 )

@@ -153,6 +153,34 @@ async def test_the_rounds_of_a_report_are_stored_and_relayed_one_by_one(live: Li
     assert [round.tokens for round in decode(stored.log)] == [(5, 6), (7,), (8, 9)]
 
 
+async def test_what_the_first_round_tells_of_the_prompt_is_stored_and_relayed_with_it_once(live: Live) -> None:
+    leader, worker, gateway = live
+    await gateway.submit("a")
+    await worker.until("a")
+    told = common_pb.Logprobs(prompt=[types_pb2.Logprob(logprob=-1.0)], embedding=[0.6, 0.8])
+    by_round = {"tokens_per_round": [0, 2, 1], "drafted_per_round": [0, 0, 0], "accepted_per_round": [0, 0, 0]}
+    await worker.report(
+        worker.row("a", 0, 5, 6, 7, logprobs=told, **by_round, finish=types_pb2.FINISH_REASON_STOP), step=3
+    )
+    deltas: list[Any] = []
+    while not deltas or not deltas[-1].HasField("ending"):
+        deltas += (await gateway.read()).deltas
+    assert [(delta.start, len(delta.logprobs.prompt)) for delta in deltas] == [(0, 0), (0, 1), (2, 0)]
+    assert deltas[1].logprobs.embedding == pytest.approx([0.6, 0.8])
+    stored = await leader.ledger.stored("a")
+    assert stored is not None
+    assert [bool(round.logprobs) for round in decode(stored.log)] == [False, True, False]
+
+
+def test_only_the_row_with_the_first_token_tells_of_the_prompt() -> None:
+    told = common_pb.Logprobs(embedding=[1.0])
+    reports.read("w", report(logprobs=told))
+    nothing = {"tokens": [], "accepted": 0, "tokens_per_round": [0, 0], "accepted_per_round": [0, 0]}
+    for figures in ({"start": 1}, nothing):
+        with pytest.raises(BadInput, match="tells of the prompt"):
+            reports.read("w", report(logprobs=told, **figures))
+
+
 async def test_commands_carry_the_setting(store: Switch) -> None:
     async with scheduler(store, report_within_ms=50) as (_, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()

@@ -17,6 +17,7 @@ from worker_service.engine.length_head import LengthProbe
 from worker_service.engine.planning import Planner, Work, ask_of, seen
 from worker_service.engine.request import EngineRequest
 from worker_service.engine.sampler import Drawn, Sampler
+from worker_service.engine.scoring import scored, with_prompt
 from worker_service.engine.shape import longest_text
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.structure import Mask, StructureError, Structures
@@ -204,8 +205,7 @@ class Engine:
                     read_begun = perf_counter()
                     self.drafter.read(seen(plan.work, sequences, passed.states))
                     draft_s += perf_counter() - read_begun
-            other_s = perf_counter() - begun - draft_s - wait_s - verify_s
-        times = draft_s, verify_s, other_s, wait_s
+        times = draft_s, verify_s, perf_counter() - begun - draft_s - wait_s - verify_s, wait_s
         return StepResult(tuple(rows), self.pool.free_blocks, *times, apart, self.drafter.elsewhere)
 
     def _end(self, request: EngineRequest) -> Row:
@@ -238,8 +238,9 @@ class Engine:
     def _verify(self, works: Sequence[Work], passed: Passed, masks: Mapping[str, Mask]) -> list[Row]:
         """Keep the drafts that the target agrees with, and its own token after them.
 
-        `passed`: in the works' order, num_logits of each. `masks`: by request, what its structure allows.
+        `passed`: in the works' order, `scored` and num_logits of each. `masks`: by request, what its structure allows.
         """
+        passed = scored(works, passed)
         asked = [self._context(work, masks.get(work.request.id)) for work in works if work.num_logits]
         drawn = iter(self._sampler.draw(passed.logits, asked))
         rows, verified, begins, begin = [], [], [], 0
@@ -249,7 +250,7 @@ class Engine:
             if row.tokens and row.finish is None:
                 hidden = passed.hidden[begin + len(row.tokens) - 1]
                 verified.append(Verified(row.request_id, work.request.tokens, hidden, work.ask.local))
-            rows.append(row)
+            rows.append(with_prompt(row, work.request, passed.hidden[begin:]))
             begin += work.num_logits
         self.drafter.verified(verified)
         return self._probe.told(rows, begins, passed.hidden) if self._probe else rows

@@ -13,6 +13,8 @@ from worker_service.engine.structure import Asked
 from worker_service.engine.target import InputSequence
 from worker_service.engine.types import Run
 
+SCORED = 128  # tokens of prompts whose log-probabilities are told, in a step: each needs logits of the whole vocabulary
+
 
 @dataclass(slots=True)
 class Work:
@@ -24,6 +26,7 @@ class Work:
     prefilled: int
     samples: bool  # False: a part of the prefill that does not reach its end
     here: bool = False  # as in Run
+    scored: int = 0  # tokens of the prompt whose log-probabilities it tells
     drafts: list[int] = field(default_factory=list)
 
     @property
@@ -39,7 +42,8 @@ class Work:
     def sequence(self) -> InputSequence:
         """The target's input. The request's KV has been extended for it already."""
         kv, input_ids = self.request.kv, self.uncomputed + self.drafts
-        return InputSequence(kv, kv.length - len(input_ids), input_ids, len(input_ids) - self.num_logits)
+        logits_from = len(input_ids) - self.num_logits - self.scored
+        return InputSequence(kv, kv.length - len(input_ids), input_ids, logits_from)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class Planner:
         work: list[Work] = []
         over: list[EngineRequest] = []
         skipped: list[EngineRequest] = []
-        budget = self._max_prefill
+        budget, scored = self._max_prefill, SCORED
         able = [
             (run, request)
             for run in {run.request_id: run for run in schedule}.values()
@@ -104,6 +108,9 @@ class Planner:
                 skipped.append(request)
                 continue
             prefill = min(request.num_uncomputed, run.prefill_tokens, room, budget)
+            if request.scores:
+                prefill = min(prefill, scored)
+                scored -= prefill
             if prefill or not request.num_uncomputed:
                 budget -= prefill
                 work.append(self._work(request, run, prefill, room))
@@ -121,10 +128,12 @@ class Planner:
         return [pairs[id] for id in self._ready_first.order(list(pairs), slots, yields, late)]
 
     def _resume(self, request: EngineRequest) -> None:
-        """Share blocks of others that begin with the same text; bring back offloaded KV if one more token has room."""
+        """Share blocks of others that begin with the same text, unless that is to be scored; bring back offloaded KV if
+        one more token has room."""
         if request.saved and request.saved.length >= request.kv.room:
             return
-        request.kv.adopt(request.tokens)
+        if not request.scores:
+            request.kv.adopt(request.tokens)
         if request.saved:
             self._host.restore(request)
 
@@ -138,8 +147,9 @@ class Planner:
             draft_len = 0
         else:
             draft_len = max(min(draft_len, self._max_draft, request.remaining_tokens - 1, room - 1), 0)
+        scored = request.to_score(request.kv.length + len(tokens))
         request.kv.extend(len(tokens) + draft_len)
-        return Work(request, tokens, draft_len, prefill, samples, run.here)
+        return Work(request, tokens, draft_len, prefill, samples, run.here, scored)
 
 
 def seen(works: Sequence[Work], sequences: Sequence[InputSequence], states: torch.Tensor) -> list[Seen]:

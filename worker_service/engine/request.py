@@ -8,7 +8,7 @@ from worker_service.engine.counted import Counted
 from worker_service.engine.kv import KV
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.structure import Matcher
-from worker_service.engine.types import Admission, Finish, Held, Row
+from worker_service.engine.types import Admission, Finish, Held, Logprob, Row
 
 
 @dataclass(slots=True)
@@ -41,6 +41,7 @@ class EngineRequest:
         self.counted = Counted(self.prompt_len)
         self.matcher = matcher  # of the structure that it must have, if any
         self.saved: Saved | None = None
+        self.scored: list[Logprob] = []  # of its prompt, from the second token on, as far as computed
         self.finish: Finish | None = None
         self.error = admission.error  # why it cannot be run
         self._stops, self._eos_ids = stops, eos_ids
@@ -66,6 +67,15 @@ class EngineRequest:
         computed = self.saved.length if self.saved else self.kv.length
         return max(len(self.tokens) - computed - (1 if self.output_tokens else 0), 0)
 
+    @property
+    def scores(self) -> bool:
+        """Whether it is still to tell its prompt's log-probabilities. It then computes KV of no token without them."""
+        return self.sampling.prompt_logprobs is not None and not self.output_tokens
+
+    def to_score(self, stop: int) -> int:
+        """Of how many tokens of the prompt a pass up to position `stop` is to tell the log-probability."""
+        return max(min(stop, self.prompt_len - 1) - len(self.scored), 0) if self.scores else 0
+
     def runnable(self, prefill_tokens: int) -> bool:
         """Whether a step could do something for it, if that may prefill so many of its tokens."""
         return self.finish is None and (bool(self.error) or not self.num_uncomputed or prefill_tokens > 0)
@@ -75,6 +85,10 @@ class EngineRequest:
         pairs = zip(known.tokens, self.tokens, strict=False)
         agreed = next((i for i, (before, now) in enumerate(pairs) if before != now), len(self.tokens))
         agreed = max(min(agreed, len(self.tokens) - 1), 0)
+        if self.scores:
+            if known.sampling.prompt_logprobs == self.sampling.prompt_logprobs:
+                self.scored = known.scored[: max(agreed - 1, 0)]
+            agreed = min(agreed, len(self.scored))
         self.kv, self.saved = known.kv, known.saved
         self.kv.truncate(agreed)
         if self.saved:

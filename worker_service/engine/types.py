@@ -36,6 +36,8 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and what is added to their logits
     grammar: str = ""  # what the output must look like, in llguidance's form; empty: any text
     logprobs: int | None = None  # rows tell each token's log-probability, and those of this many likeliest tokens
+    prompt_logprobs: int | None = None  # the row with the first token tells the same of the prompt
+    embedding: bool = False  # it tells the prompt's embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Elsewhere(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Of one emitted token, in the model's own distribution: before the structure, bias, penalties and temperature."""
+    """Of one token, in the model's own distribution: before the structure, bias, penalties and temperature."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens, best first
@@ -119,6 +121,8 @@ class Row:
     error: str = ""  # with Finish.ERROR
     logprobs: tuple[Logprob, ...] = ()  # one a token, where they are asked for
     remaining: Remaining | None = None  # where the probe was asked
+    prompt_logprobs: tuple[Logprob, ...] = ()  # with the first token: of the prompt's, from its second on
+    embedding: tuple[float, ...] = ()  # with the first token
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,14 @@ clients are told. Plain data; nothing is checked here."""
 
 STRUCTURE = "output with a structure is not served while the worker's engine is vLLM"
 LOGIT_BIAS = "vLLM may ignore it with speculative decoding; it is served with --drafter none"
+PROMPT = "not served while the worker's engine is vLLM"
 EXACT = "float32"
 
 
 def refused(*, speculating: bool) -> dict[str, str]:
     """By field of a request: why it is refused."""
-    return {"structure": STRUCTURE} | ({"logit_bias": LOGIT_BIAS} if speculating else {})
+    always = {"structure": STRUCTURE, "prompt_logprobs": PROMPT, "embedding": PROMPT}
+    return always | ({"logit_bias": LOGIT_BIAS} if speculating else {})
 
 
 def caveats(*, speculating: bool, dtype: str) -> list[str]:

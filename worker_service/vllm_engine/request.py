@@ -79,7 +79,12 @@ def problem(admission: Admission, vocab_size: int, context_tokens: int, refused:
             return f"{name}: {strange} is not in the vocabulary of {vocab_size}"
     if prompt_len >= context_tokens:
         return f"tokens: a prompt of {prompt_len} leaves no place in a context of {context_tokens}"
-    given = {"structure": bool(sampling.grammar), "logit_bias": bool(sampling.logit_bias)}
+    given = {
+        "structure": bool(sampling.grammar),
+        "logit_bias": bool(sampling.logit_bias),
+        "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "embedding": sampling.embedding,
+    }
     field = next((name for name, is_given in given.items() if is_given and name in refused), None)
     return f"{field}: {refused[field]}" if field else ""
 

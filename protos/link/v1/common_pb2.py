@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.v1 import types_pb2 as protos_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/link/v1/common.proto\x12\x0flaps_sd.link.v1\x1a\x15protos/v1/types.proto\"\x9a\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12.\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x1a.laps_sd.link.v1.LogitBias\x12\x15\n\x08logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12(\n\tstructure\x18\n \x01(\x0b\x32\x15.laps_sd.v1.StructureB\x0b\n\t_logprobs\"(\n\tLogitBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"R\n\x06Limits\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\"/\n\x08Logprobs\x12#\n\x06tokens\x18\x01 \x03(\x0b\x32\x13.laps_sd.v1.Logprob\"\x92\x03\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x05 \x03(\r\x12\x16\n\x0etokenizer_json\x18\x06 \x01(\x0c\x12\x15\n\rchat_template\x18\x07 \x01(\t\x12\x45\n\x0especial_tokens\x18\x08 \x03(\x0b\x32-.laps_sd.link.v1.ModelInfo.SpecialTokensEntry\x12\x38\n\x07refused\x18\t \x03(\x0b\x32\'.laps_sd.link.v1.ModelInfo.RefusedEntry\x12\x0f\n\x07\x63\x61veats\x18\n \x03(\t\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/link/v1/common.proto\x12\x0flaps_sd.link.v1\x1a\x15protos/v1/types.proto\"\xdf\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12.\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x1a.laps_sd.link.v1.LogitBias\x12\x15\n\x08logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12(\n\tstructure\x18\n \x01(\x0b\x32\x15.laps_sd.v1.Structure\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x11\n\tembedding\x18\x0c \x01(\x08\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"(\n\tLogitBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"R\n\x06Limits\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\"g\n\x08Logprobs\x12#\n\x06tokens\x18\x01 \x03(\x0b\x32\x13.laps_sd.v1.Logprob\x12#\n\x06prompt\x18\x02 \x03(\x0b\x32\x13.laps_sd.v1.Logprob\x12\x11\n\tembedding\x18\x03 \x03(\x02\"\x92\x03\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x05 \x03(\r\x12\x16\n\x0etokenizer_json\x18\x06 \x01(\x0c\x12\x15\n\rchat_template\x18\x07 \x01(\t\x12\x45\n\x0especial_tokens\x18\x08 \x03(\x0b\x32-.laps_sd.link.v1.ModelInfo.SpecialTokensEntry\x12\x38\n\x07refused\x18\t \x03(\x0b\x32\'.laps_sd.link.v1.ModelInfo.RefusedEntry\x12\x0f\n\x07\x63\x61veats\x18\n \x03(\t\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELINFO_REFUSEDENTRY']._loaded_options = None
   _globals['_MODELINFO_REFUSEDENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLING']._serialized_start=72
-  _globals['_SAMPLING']._serialized_end=354
-  _globals['_LOGITBIAS']._serialized_start=356
-  _globals['_LOGITBIAS']._serialized_end=396
-  _globals['_LIMITS']._serialized_start=398
-  _globals['_LIMITS']._serialized_end=480
-  _globals['_LOGPROBS']._serialized_start=482
-  _globals['_LOGPROBS']._serialized_end=529
-  _globals['_MODELINFO']._serialized_start=532
-  _globals['_MODELINFO']._serialized_end=934
-  _globals['_MODELINFO_SPECIALTOKENSENTRY']._serialized_start=834
-  _globals['_MODELINFO_SPECIALTOKENSENTRY']._serialized_end=886
-  _globals['_MODELINFO_REFUSEDENTRY']._serialized_start=888
-  _globals['_MODELINFO_REFUSEDENTRY']._serialized_end=934
+  _globals['_SAMPLING']._serialized_end=423
+  _globals['_LOGITBIAS']._serialized_start=425
+  _globals['_LOGITBIAS']._serialized_end=465
+  _globals['_LIMITS']._serialized_start=467
+  _globals['_LIMITS']._serialized_end=549
+  _globals['_LOGPROBS']._serialized_start=551
+  _globals['_LOGPROBS']._serialized_end=654
+  _globals['_MODELINFO']._serialized_start=657
+  _globals['_MODELINFO']._serialized_end=1059
+  _globals['_MODELINFO_SPECIALTOKENSENTRY']._serialized_start=959
+  _globals['_MODELINFO_SPECIALTOKENSENTRY']._serialized_end=1011
+  _globals['_MODELINFO_REFUSEDENTRY']._serialized_start=1013
+  _globals['_MODELINFO_REFUSEDENTRY']._serialized_end=1059
 # @@protoc_insertion_point(module_scope)

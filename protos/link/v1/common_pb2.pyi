@@ -41,6 +41,8 @@ class Sampling(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     STRUCTURE_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0: greedy."""
     top_p: _builtins.float
@@ -57,6 +59,10 @@ class Sampling(_message.Message):
     """Subtracted from a token's logit as often as the token is in the output."""
     logprobs: _builtins.int
     """Report the log-probability of each output token, and of this many likeliest ones. Not set: none at all."""
+    prompt_logprobs: _builtins.int
+    """As in laps_sd.v1.GenerateRequest."""
+    embedding: _builtins.bool
+    """As in laps_sd.v1.GenerateRequest."""
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
         """At most one for each token."""
@@ -78,14 +84,21 @@ class Sampling(_message.Message):
         logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
         logprobs: _builtins.int | None = ...,
         structure: _types_pb2.Structure | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        embedding: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "structure", b"structure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "structure", b"structure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structure", b"structure", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "embedding", b"embedding", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structure", b"structure", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
@@ -126,7 +139,9 @@ class Limits(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Output tokens at most."""
+    """Output tokens at most. 0: one is drawn all the same, for the request to go the way of all others, and the gateway keeps
+    it to itself.
+    """
     min_tokens: _builtins.int
     """Output tokens before a stop id or a stop string may end the request."""
     ignore_eos: _builtins.bool
@@ -153,23 +168,35 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class Logprobs(_message.Message):
-    """The log-probabilities of one round's tokens."""
+    """The log-probabilities of one round's tokens, and what the first round with tokens tells of the prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprob]:
         """One for each token; none where the request did not ask for them."""
+
+    @_builtins.property
+    def prompt(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprob]:
+        """One for each token of the prompt but the first."""
+
+    @_builtins.property
+    def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of the prompt."""
 
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[_types_pb2.Logprob] | None = ...,
+        prompt: _abc.Iterable[_types_pb2.Logprob] | None = ...,
+        embedding: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "prompt", b"prompt", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

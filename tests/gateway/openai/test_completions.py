@@ -1,8 +1,14 @@
 """Completions over HTTP: prompts of every kind, echo, and log-probabilities in their older shape."""
 
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from tests.gateway.harness import ending, ids
+from protos.link.v1 import common_pb2
+from protos.link.v1 import gateway_link_pb2 as pb
+from tests.gateway.harness import TOKENIZER, ending, ids
 from tests.gateway.openai.harness import COMPLETION, door, events, logprobs
 
 
@@ -79,3 +85,111 @@ async def test_without_alternatives_there_are_none() -> None:
         assert submit.sampling.HasField("logprobs")
         await at.link.delta(submit, 0, ids("a"), logprobs=logprobs(ids("a")), ending=ending())
         assert (await task).json()["choices"][0]["logprobs"]["top_logprobs"] == [None]
+
+
+def scored(prompt: Sequence[int], top: int = 1, tokens: Sequence[int] = ()) -> common_pb2.Logprobs:
+    """Of the first round, of a request that asked for its prompt's."""
+    told = logprobs(tokens, top)
+    told.prompt.extend(logprobs(prompt[1:], top).tokens)
+    return told
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("prompt", ["ä fox", [0, *ids("ä fox")]])
+async def test_echo_with_log_probabilities_begins_with_those_of_the_prompt(prompt: object, stream: bool) -> None:
+    async with door() as at:
+        task = at.asked(COMPLETION | {"prompt": prompt, "echo": True, "logprobs": 1, "stream": stream})
+        submit = await at.link.accept()
+        assert (submit.sampling.prompt_logprobs, submit.sampling.logprobs) == (1, 1)
+        tokens = ids("!?")
+        told = scored(submit.prompt, tokens=tokens[:1])
+        await at.link.delta(submit, 0, tokens[:1], logprobs=told)
+        await at.link.delta(submit, 1, tokens[1:], logprobs=logprobs(tokens[1:], 1), ending=ending())
+        answer = await task
+        parts = [each["choices"][0] for each in (events(answer)[:-1] if stream else [answer.json()])]
+        assert "".join(each["text"] for each in parts) == "ä fox!?"
+        said: dict[str, list[Any]] = {}
+        for part in parts:
+            for name, values in (part["logprobs"] or {}).items():
+                said.setdefault(name, []).extend(values)
+        names = ["<bos>", "bytes:\\xc3", "bytes:\\xa4", *(TOKENIZER.decode([each]) for each in ids(" fox")), "!", "?"]
+        assert said["tokens"] == names
+        assert said["token_logprobs"] == [None] + [-0.5] * (len(names) - 1)
+        assert said["top_logprobs"] == [None, *({name: -0.5} for name in names[1:])]
+        assert said["text_offset"][:4] == [0, 0, 0, 1]
+        assert said["text_offset"][-2:] == [5, 6]
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["the end comes alone", "the end comes with the token"])
+async def test_scoring_alone_tells_nothing_of_the_token_that_was_drawn(apart: bool) -> None:
+    async with door() as at:
+        task = at.asked(COMPLETION | {"prompt": [5, 6, 7], "echo": True, "logprobs": 0, "max_tokens": 0})
+        submit = await at.link.accept()
+        assert submit.limits.max_tokens == 0
+        first = {"logprobs": scored(submit.prompt, 0, [1]), "drafted": 0}
+        if apart:
+            await at.link.delta(submit, 0, [1], **first)
+            await at.link.delta(submit, 1, ending=ending())
+        else:
+            await at.link.delta(submit, 0, [1], **first, ending=ending())
+        said = (await task).json()
+        choice = said["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (TOKENIZER.decode([5, 6, 7]), "length")
+        assert choice["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
+        assert choice["logprobs"]["top_logprobs"] == [None] * 3
+        assert said["usage"]["completion_tokens"] == 0
+
+
+async def test_every_choice_and_prompt_has_its_own() -> None:
+    async with door() as at:
+        asked = {"prompt": [[5, 6], [7, 8, 9]], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 0}
+        task = at.asked(COMPLETION | asked)
+        for submit in [await at.link.accept() for _ in range(4)]:
+            await at.link.delta(submit, 0, [1], logprobs=scored(submit.prompt), ending=ending())
+        told = [len(each["logprobs"]["tokens"]) for each in (await task).json()["choices"]]
+        assert told == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_prompts_own_stand_by_themselves_in_the_shape_of_vllm(stream: bool) -> None:
+    async with door() as at:
+        task = at.asked(COMPLETION | {"prompt": [5, 6, 7], "prompt_logprobs": 1, "stream": stream})
+        submit = await at.link.accept()
+        told = scored(submit.prompt)
+        told.prompt[1].top_tokens[:] = [9]
+        await at.link.delta(submit, 0, ids("!"), logprobs=told, ending=ending())
+        answer = await task
+        choices = [each["choices"][0] for each in (events(answer)[:-1] if stream else [answer.json()])]
+        (said,) = [each["prompt_logprobs"] for each in choices if "prompt_logprobs" in each]
+        assert choices[0]["text"] == "!"
+
+        def entry(token: int, rank: int | None) -> dict[str, object]:
+            return {"logprob": -0.5, "rank": rank, "decoded_token": TOKENIZER.decode([token])}
+
+        assert said == [None, {"6": entry(6, 1)}, {"7": entry(7, None), "9": entry(9, 1)}]
+
+
+async def test_a_worker_that_tells_nothing_of_the_prompt_is_an_error() -> None:
+    """It is of an older version, and does not know the field."""
+    async with door() as at:
+        for asked in ({"max_tokens": 0}, {}):
+            task = at.asked(COMPLETION | {"echo": True, "logprobs": 1} | asked)
+            submit = await at.link.accept()
+            await at.link.delta(submit, 0, ids("!"), logprobs=logprobs(ids("!"), 1), ending=ending())
+            answer = await task
+            assert (answer.status_code, "older version" in answer.text) == (500, True)
+
+
+async def test_a_resumed_stream_has_them_only_from_the_beginning_on() -> None:
+    async with door() as at:
+        tokens, prompt = ids("ab"), [5, 6, 7]
+        submit = pb.Submit(request_id="r", prompt=prompt)
+        submit.sampling.prompt_logprobs = 1
+        at.scheduler.submitted["r"] = submit
+        for offset, told in ((0, 1), (1, 0)):
+            task = asyncio.create_task(at.http.get(f"/v1/requests/r/stream?as=completion&offset={offset}"))
+            await at.link.next("follow")
+            await at.link.delta(submit, 0, tokens[:1], logprobs=scored(prompt))
+            await at.link.delta(submit, 1, tokens[1:], ending=ending())
+            said = [each["choices"][0] for each in events(await task)[:-1] if each["choices"]]
+            assert sum("prompt_logprobs" in each for each in said) == told

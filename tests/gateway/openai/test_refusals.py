@@ -122,9 +122,34 @@ async def test_what_would_change_the_answer_and_is_not_there_is_refused() -> Non
             error = await at.refused(CHAT | {field: value})
             told = (error["status"], error["param"], error["code"])
             assert told == (400, (param or [field])[0], "unsupported_parameter"), (field, value, error)
-        error = await at.refused(COMPLETION | {"echo": True, "logprobs": 1}, "/v1/completions")
-        assert (error["param"], error["code"]) == ("echo", "unsupported_parameter")
         assert at.link.received.empty()
+
+
+async def test_more_of_a_prompt_than_is_told_is_refused_in_the_names_of_the_door() -> None:
+    scored = {"echo": True, "logprobs": 20}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        (scored | {"logprobs": 21}, "logprobs: "),
+        (scored | {"prompt": [5] * 1600}, "logprobs: 1600 tokens, 21 values each; at most 32768 values in all"),
+        ({"prompt": [5] * 1600, "prompt_logprobs": 20}, "prompt_logprobs: 1600 tokens"),
+        (scored | {"prompt_logprobs": 1}, "prompt_logprobs: not with echo"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: "),
+        ({"echo": True, "max_tokens": 0}, "max_tokens: must be at least 1"),
+        ({"logprobs": 1, "max_tokens": 0}, "max_tokens: must be at least 1"),
+        (scored | {"max_tokens": 0, "min_tokens": 1}, "min_tokens: 1 exceeds max_tokens 0"),
+    ]
+    async with door(context_tokens=4096) as at:
+        for fields, problem in wrong:
+            error = await at.refused(COMPLETION | fields, "/v1/completions")
+            assert (error["status"], error["message"].startswith(problem)) == (400, True), error
+        assert at.link.received.empty()
+
+
+async def test_an_engine_that_cannot_score_prompts_refuses_them() -> None:
+    async with door(engine={"refused": {"prompt_logprobs": "not here"}}) as at:
+        error = await at.refused(COMPLETION | {"echo": True, "logprobs": 1}, "/v1/completions")
+        assert (error["param"], error["message"]) == ("logprobs", "logprobs: not here")
+        error = await at.refused(CHAT | {"prompt_logprobs": 1})
+        assert (error["param"], error["message"]) == ("prompt_logprobs", "prompt_logprobs: not here")
 
 
 async def test_a_field_of_another_endpoint_is_refused() -> None:
