@@ -76,7 +76,8 @@ class Feed:
         self.flow = Flow.FLOWING
         self.received = 0  # output tokens so far; a follow goes on from here
         self.stray_jumps = 0  # that the answers to follows of other streams of this request may still cause
-        self._about_prompt = submit.sampling.HasField("prompt_logprobs") or submit.sampling.embedding
+        # Whether something is asked of the prompt: it comes with the first token.
+        self.about_prompt = submit.sampling.HasField("prompt_logprobs") or submit.sampling.embedding
         self._most = most
         self._until = inf  # output tokens that come without another follow
         self._ahead: int | None = None  # while FILLING: where the next token ahead is expected; None: anywhere
@@ -140,7 +141,7 @@ class Feed:
         self._batch.tokens.extend(new)
         if delta.HasField("logprobs"):
             self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
-        if self._about_prompt and not self.received:
+        if self.about_prompt and not self.received:
             self._batch.prompt = delta.logprobs
         self._batch.rounds.append(Round(len(new), delta.drafted, delta.accepted))
         self.received += len(new)

@@ -66,7 +66,7 @@ class Stream:
             batch = await self._link.take(self._feed)
             if batch.prompt is not None:
                 self._check(batch.prompt)
-            if self._feed.submit.limits.max_tokens == 0:
+            if self._feed.about_prompt and self._feed.submit.limits.max_tokens == 0:
                 self._keep_to_itself(batch)
             self.answer.add(batch)
             if batch.start < self._offset:
