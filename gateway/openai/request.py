@@ -27,8 +27,8 @@ _DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_
 @dataclass(frozen=True, slots=True)
 class Asked:
     """`requests`: one for each choice, prompt by prompt. `echo`: prompts that go before the answers, one for each
-    choice. `may`: what each answer may call. `prompt_logprobs`: those of the prompt stand by themselves, not before those
-    of the answer. `names`: HTTP's names of gRPC's fields."""
+    choice. `may`: what each answer may call. `prompt_logprobs`: those of the prompt stand by themselves, not before
+    those of the answer. `names`: HTTP's names of gRPC's fields."""
 
     request_id: str
     model: str

@@ -107,7 +107,7 @@ async def test_a_message_holds_fewer_rounds_the_more_they_tell_of_prompts() -> N
         outbox.round(f"r{number}", LoggedRound(0, (1,), 0, 0, told))
     sizes, rounds = [], 0
     while rounds < 200:
-        message = await outbox.take()
+        message = outbox.take()
         sizes.append(message.ByteSize())
         rounds += len(message.deltas)
     assert max(sizes) < LINK_MESSAGE_BYTES / 2

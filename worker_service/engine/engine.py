@@ -250,7 +250,7 @@ class Engine:
             if row.tokens and row.finish is None:
                 hidden = passed.hidden[begin + len(row.tokens) - 1]
                 verified.append(Verified(row.request_id, work.request.tokens, hidden, work.ask.local))
-            rows.append(with_prompt(row, work.request, passed.hidden[begin:]))
+            rows.append(with_prompt(row, work.request, passed.hidden, begin))
             begin += work.num_logits
         self.drafter.verified(verified)
         return self._probe.told(rows, begins, passed.hidden) if self._probe else rows

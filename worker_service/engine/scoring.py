@@ -38,13 +38,13 @@ def _score(request: EngineRequest, logits: torch.Tensor) -> None:
         request.scored += logprobs(logits.log_softmax(-1), tokens, request.sampling.prompt_logprobs or 0)
 
 
-def with_prompt(row: Row, request: EngineRequest, hidden: torch.Tensor) -> Row:
+def with_prompt(row: Row, request: EngineRequest, hidden: torch.Tensor, begin: int) -> Row:
     """The row; if it has the output's first token, with what was asked of the prompt. `hidden` [n, hidden size]: what
-    the row's tokens were drawn from, the first of them after the whole prompt."""
+    tokens were drawn from, the row's from `begin` on; the first of them after the whole prompt."""
     if row.start or not row.tokens:
         return row
     if request.sampling.embedding:
-        row = replace(row, embedding=tuple(normalize(hidden[0].float(), dim=0).tolist()))
+        row = replace(row, embedding=tuple(normalize(hidden[begin].float(), dim=0).tolist()))
     if request.sampling.prompt_logprobs is not None:
         row, request.scored = replace(row, prompt_logprobs=tuple(request.scored)), []
     return row
