@@ -92,9 +92,7 @@ class Generation(Own):
 
     model: str
     max_completion_tokens: Count | None = Field(None, description="goes before max_tokens")
-    max_tokens: Count | None = Field(
-        None, description="output tokens at most; 0, with log-probabilities of the prompt: nothing is generated"
-    )
+    max_tokens: Count | None = Field(None, description="output tokens at most; 0: the prompt is only scored")
     min_tokens: Count = Field(0, description="output tokens before the answer may end")
     temperature: float = Field(1.0, description="in [0, 2]; 0: greedy")
     top_p: float | None = Field(None, description="in (0, 1]")
