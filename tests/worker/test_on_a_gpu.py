@@ -61,6 +61,23 @@ def test_a_step_waits_for_the_device_once_however_large_the_batch_and_whatever_i
     assert [decode_step(n, own)["waits"] for n in (1, 4)] == [1, 1]
 
 
+@pytest.mark.parametrize("kind", ["head", "the model itself"])
+def test_a_drafter_on_the_device_waits_once_for_each_position(kind: str) -> None:
+    """Whether to go on with a chain, and what follows in it, is decided on the host."""
+    cuda = torch.device("cuda", 0)
+    with pretended() as device:
+        engine = exactness.engine_on(cuda, torch.float32, exactness._drafters(cuda, torch.float32)[kind])
+        for i in range(3):
+            engine.admit(Admission(str(i), 1, [7, 8, 9, i], 4, GREEDY, Limits(30, ignore_eos=True), salt=str(i)))
+        runs = [Run(str(i), 3, 64) for i in range(3)]
+        for _ in range(3):
+            engine.step(runs, 3)
+        device.counts.clear()
+        rows = engine.step(runs, 3).rows
+    assert [row.drafted for row in rows] == [3, 3, 3]
+    assert device.counts["waits"] == 3 + 1
+
+
 def test_a_step_that_draws_nothing_waits_once_too() -> None:
     """So that what it takes is known."""
     with pretended() as device:

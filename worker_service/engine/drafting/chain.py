@@ -10,6 +10,7 @@ from torch.nn.functional import embedding, linear
 from worker_service.engine import native
 from worker_service.engine.drafting.head import DraftHead
 from worker_service.engine.packed import pack
+from worker_service.engine.upload import sent
 
 
 class Chain(Protocol):
@@ -35,7 +36,7 @@ class TorchChain:
     def __call__(
         self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
     ) -> list[list[int]]:
-        token = torch.tensor(tokens, device=state.device)
+        token = sent(torch.tensor(tokens), state.device)
         chance = torch.ones(len(tokens), dtype=torch.float32, device=state.device)
         drafts: list[list[int]] = [[] for _ in tokens]
         for _ in range(longest):
@@ -44,10 +45,10 @@ class TorchChain:
             best, index = logits.max(-1)
             chance = chance * (best - logits.logsumexp(-1)).exp()
             token = self._head.draft_ids[index]
-            chances = chance.tolist()
-            for own, draft, value in zip(drafts, token.tolist(), chances, strict=True):
+            chances, found = torch.stack([chance.double(), token.double()]).tolist()  # one wait for both
+            for own, draft, value in zip(drafts, found, chances, strict=True):
                 if value >= sure:
-                    own.append(draft)
+                    own.append(int(draft))
             if max(chances) < hopeful:
                 break
         return drafts

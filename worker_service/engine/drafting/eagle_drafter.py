@@ -194,10 +194,7 @@ class EagleDrafter(Drafter):
             state.kv.extend(count)
             ranges.append(QueryRange(len(positions), count, start, state.kv.table))
             positions.extend(range(state.skipped + start, state.skipped + start + count))
-        self._attention.begin(ranges)
-        ids, places, last = (
-            torch.tensor(x, device=hidden.device) for x in (tokens, positions, [r.begin + r.n - 1 for r in ranges])
-        )
+        ids, places, last = self._attention.begin(ranges, (tokens, positions, [r.begin + r.n - 1 for r in ranges]))
         known: torch.Tensor = self._head(hidden.float(), embedding(ids, self._embeddings).float(), places, self._attend)
         return known[last]
 
