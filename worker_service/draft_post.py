@@ -18,7 +18,9 @@ from worker_service.engine.drafting.remote_drafter import Drafts, Gone, News, Re
 
 # Read at a time, for that is time of the model: a drafter that says more than an honest one ever would loses it.
 _PACKETS, _CHAINS = 32, 1024
+_PER_ROW = 24  # chains that may come for each row that was told; an honest drafter has fewer
 RESTART_S = 5.0  # between two starts of the process
+FLOODED_S = 60.0  # without one, after a drafter that said far more than it was asked
 
 
 class LinkPost:
@@ -31,6 +33,7 @@ class LinkPost:
         self._process: subprocess.Popen[bytes] | None = None
         self._session = 0  # 0: none
         self._start_s = 0.0  # not before
+        self._due = 0  # chains that may still come
 
     def now(self) -> float:
         return time.monotonic()  # of the machine: the process stamps arrivals with it
@@ -41,9 +44,11 @@ class LinkPost:
         if self._socket is None or len(packet) > UP_BYTES:
             return False
         try:
-            return self._socket.send(packet) == len(packet)
+            sent = self._socket.send(packet) == len(packet)
         except OSError:  # it is full, or the process has gone, which `receive` notices
             return False
+        self._due = min(self._due + _PER_ROW * len(rows), _CHAINS * _PACKETS)
+        return sent
 
     def receive(self, wait_s: float) -> Sequence[News]:
         if self._socket is None and not self._start():
@@ -97,7 +102,13 @@ class LinkPost:
                 return
             session, arrived_s = DOWN.unpack_from(packet)
             for news in self._opened(session, arrived_s, packet[DOWN.size :]):
-                room -= len(news.chains) + len(news.refused) if isinstance(news, Drafts) else 0
+                chains = len(news.chains) + len(news.refused) if isinstance(news, Drafts) else 0
+                room, self._due = room - chains, self._due - chains
+                if self._due < 0:
+                    self._ended()
+                    self._start_s = self.now() + FLOODED_S
+                    yield Gone()
+                    return
                 yield news
 
     def _ended(self) -> None:
@@ -114,7 +125,7 @@ class LinkPost:
             return
         answer = pb.FromDrafter.FromString(message)
         if answer.HasField("welcome"):
-            self._session, welcome = session, answer.welcome
+            self._session, welcome, self._due = session, answer.welcome, _CHAINS
             bounds = welcome.handles, welcome.longest_chain, welcome.context_tokens, welcome.vocab_size
             yield Welcome(*bounds, _seconds(welcome.step_s), _seconds(welcome.chain_s), welcome.widest_fan)
         elif answer.HasField("drafts"):

@@ -158,7 +158,7 @@ def main() -> None:
         loaded.model,
         loaded.tokenizer,
         eos_ids=loaded.eos_ids,
-        context_tokens=2048,
+        context_tokens=min(2048, loaded.context_tokens),
         blocks=200,
         drafter=Switch(),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from socket import AF_UNIX, SOCK_SEQPACKET, socketpair
+from socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 import pytest
 from pydantic import ValidationError
@@ -17,7 +17,7 @@ from worker_service import draft_post
 from worker_service.config import Settings
 from worker_service.draft_link import DOWN
 from worker_service.draft_post import LinkPost
-from worker_service.engine.drafting.post import Drafts, Welcome
+from worker_service.engine.drafting.post import Drafts, Gone, Truth, Welcome
 
 
 @pytest.fixture
@@ -98,14 +98,44 @@ def test_times_that_are_none_count_for_nothing(stack: ExitStack) -> None:
         assert [one.step_s for one in news] == [read]
 
 
-def test_a_flood_is_read_in_portions(stack: ExitStack) -> None:
+def many(chains: int) -> bytes:
+    drafts = pb.Drafts(chains=[pb.Chain(handle=1, at=1, prefix=1, tokens=[1])] * chains)
+    return DOWN.pack(1, 0.0) + pb.FromDrafter(drafts=drafts).SerializeToString()
+
+
+@pytest.fixture
+def ends(stack: ExitStack) -> tuple[LinkPost, socket]:
+    """A link, and who plays its process."""
     link = post(stack, [], [], Tls())
     link._socket, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
     link._socket.setblocking(False)
-    many = pb.FromDrafter(drafts=pb.Drafts(chains=[pb.Chain(handle=1, at=1, prefix=1, tokens=[1])] * 3000))
-    with theirs:
-        for _ in range(2):
-            theirs.send(DOWN.pack(1, 0.0) + many.SerializeToString())
-        for _ in range(2):
-            assert sum(len(news.chains) for news in link.receive(0.0) if isinstance(news, Drafts)) == draft_post._CHAINS
-        assert link.receive(0.0) == []
+    theirs.send(DOWN.pack(1, 0.0) + pb.FromDrafter(welcome=pb.DraftWelcome()).SerializeToString())
+    link.receive(0.0)
+    return link, stack.enter_context(theirs)
+
+
+def test_what_was_asked_for_is_read_in_portions(ends: tuple[LinkPost, socket]) -> None:
+    link, theirs = ends
+    for _ in range(4):
+        assert link.send([Truth(1)] * 100)
+    for _ in range(2):
+        theirs.send(many(3000))
+    for _ in range(2):
+        assert sum(len(news.chains) for news in link.receive(0.0) if isinstance(news, Drafts)) == draft_post._CHAINS
+    assert link.receive(0.0) == []
+
+
+def test_a_flood_ends_the_session_and_is_not_dialled_again_soon(ends: tuple[LinkPost, socket]) -> None:
+    link, theirs = ends
+    assert link.send([Truth(1)])
+    read: list[object] = []
+    for _ in range(100):
+        theirs.send(many(20))
+        read += (news := link.receive(0.0))
+        if any(isinstance(one, Gone) for one in news):
+            break
+    assert isinstance(read[-1], Gone)
+    assert len(read) == (draft_post._CHAINS + draft_post._PER_ROW) // 20 + 1
+    assert link.receive(0.0) == []
+    assert link._process is None
+    assert link._socket is None

@@ -72,8 +72,7 @@ class RemoteDrafter(Drafter):
                 self.forget(ask.request_id)
         mine = [(ask, self._known(ask)) for ask in asks if not ask.local]
         self._abreast = len(mine)
-        begun_s = self._post.now()
-        self._await(mine, begun_s)
+        self._await(mine, self._post.now())
         drafts: dict[str, list[int]] = {}
         for ask, request in mine:
             request.draft_len = ask.draft_len
@@ -85,7 +84,6 @@ class RemoteDrafter(Drafter):
             request.proposed = len(ask.tokens), guesses
             drafts[ask.request_id] = guesses
         self._pass_begun_s = self._post.now()
-        self.waited_s = self._pass_begun_s - begun_s
         self.apart = [id for id, guesses in drafts.items() if guesses]
         return [drafts.get(ask.request_id, []) for ask in asks]
 
@@ -168,7 +166,7 @@ class RemoteDrafter(Drafter):
         def there() -> int:
             return sum(len(request.chains.longest(ask.tokens)) for ask, request in mine)
 
-        now_s, limit_s, before = begun_s, begun_s + self._worth.patience_s, -1
+        now_s, limit_s, before, self.waited_s = begun_s, begun_s + self._worth.patience_s, -1, 0.0
         while now_s < limit_s:
             late = []
             for ask, request in mine:
@@ -182,6 +180,7 @@ class RemoteDrafter(Drafter):
             self._read(limit_s - now_s)
             now_s = self._post.now()
         if before >= 0:
+            self.waited_s = now_s - begun_s
             self._worth.waited(there() > before)
 
     # ---- the drafter, as far as it is known ----
