@@ -8,6 +8,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from gateway.openai.fields import UINT32, Body, Chat, Completion, Detokenize, Responses, Tokenize
+from gateway.openai.inputs import Embeddings
 
 _REFERENCE = "#/components/schemas/{model}"
 _REQUEST_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -32,6 +33,7 @@ _PATHS: dict[str, dict[str, tuple[str, type[Body] | None, tuple[str, ...]]]] = {
     "/v1/chat/completions": {"post": ("Continue a conversation", Chat, _GENERATING)},
     "/v1/completions": {"post": ("Continue a prompt", Completion, _GENERATING)},
     "/v1/responses": {"post": ("Continue a conversation, as events of a response", Responses, _GENERATING)},
+    "/v1/embeddings": {"post": ("Texts or tokens to vectors", Embeddings, _GENERATING)},
     "/v1/models": {"get": ("The model that is served", None, ())},
     "/v1/models/{id}": {"get": ("The same, by its name", None, ("404",))},
     "/tokenize": {"post": ("Text or messages to token ids", Tokenize, ("400", "404"))},

@@ -16,12 +16,12 @@ from protos.v1.inference_pb2 import ChatMessage, GenerateRequest, TokenIds
 
 COMPLETION_TOKENS = 16  # OpenAI's and vLLM's default for completions; a chat's answer may fill the context
 _ROLES = {"developer": "system"}  # roles that are others' second name
-_CLASSES = {
+CLASSES = {
     "interactive": types_pb2.PRIORITY_INTERACTIVE,
     "default": types_pb2.PRIORITY_DEFAULT,
     "batch": types_pb2.PRIORITY_BATCH,
 }
-_DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_DISCONNECT_DETACH}
+DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_DISCONNECT_DETACH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ def _asked(
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
         ignore_eos=body.ignore_eos,
         predicted_tokens=body.predicted_tokens,
-        priority=_CLASSES[body.class_],
-        on_disconnect=_DISCONNECT[body.on_disconnect],
+        priority=CLASSES[body.class_],
+        on_disconnect=DISCONNECT[body.on_disconnect],
         repetition_penalty=body.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
@@ -133,7 +133,7 @@ def _asked(
             request.CopyFrom(common)
             fill(request)
             alone = len(inputs) * body.n == 1
-            request.request_id = request_id if alone else _id_of(len(requests), request_id)
+            request.request_id = request_id if alone else id_of(len(requests), request_id)
             if body.seed is not None:
                 request.seed = _seed(body.seed, choice)
             requests.append(request)
@@ -165,7 +165,7 @@ def _asked(
     )
 
 
-def _id_of(answer: int, request_id: str) -> str:
+def id_of(answer: int, request_id: str) -> str:
     """The id of one of several answers: the body's, and which it is. Where that is longer than an id may be, a digest
     stands for the end of the body's."""
     id = f"{request_id}-{answer}"

@@ -18,8 +18,10 @@ from gateway.http.errors import Unsupported
 from gateway.keys import Right
 from gateway.metrics import Metrics
 from gateway.openai import openapi, own, request, responses, tokens
+from gateway.openai.embeddings import Embedding
 from gateway.openai.fields import Body, Chat, Completion, Detokenize, Responses, Tokenize
 from gateway.openai.generating import Generating, generated, resumed
+from gateway.openai.inputs import Embeddings
 from gateway.openai.parse import parse, unknown
 from gateway.openai.request import Asked
 from gateway.openai.responding import Responding
@@ -38,6 +40,7 @@ def routes(front: Front, metrics: Metrics, aliases: Sequence[str] = ()) -> list[
         "/v1/chat/completions": (["POST"], doors.chat),
         "/v1/completions": (["POST"], doors.completion),
         "/v1/responses": (["POST"], doors.response),
+        "/v1/embeddings": (["POST"], doors.embedding),
         "/v1/models": (["GET"], doors.models),
         "/v1/models/{id:path}": (["GET"], doors.model),
         "/tokenize": (["POST"], doors.tokenize),
@@ -72,6 +75,11 @@ class Doors:
         model = self._model(body.model, ready=True)
         wanted = for_model(model, self._placed(responses.asked(body, asked.state.request_id), asked, model))
         return Responding(body, wanted, generated(self._front, wanted))
+
+    async def embedding(self, asked: Request) -> Embedding:
+        body = await self._body(Embeddings, asked)
+        model = self._model(body.model, ready=True)
+        return Embedding(self._front, body, model, self._new_id(asked, model))
 
     async def models(self, asked: Request) -> Response:
         models = self._front.models()
@@ -177,6 +185,7 @@ class Doors:
             "owned_by": "laps-sd",
             "root": model.name,
             "max_model_len": model.context_tokens,
+            **({} if "embedding" in model.refused else {"embeddings": {"pooling": "last token", "normalized": True}}),
             **({"refused_fields": model.refused} if model.refused else {}),
             **({"caveats": model.caveats} if model.caveats else {}),
         }

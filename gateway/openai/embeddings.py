@@ -1,0 +1,110 @@
+"""POST /v1/embeddings: each input a request of its own, of which nothing is asked but its prompt's embedding. A client
+that hangs up cancels them."""
+
+import asyncio
+import base64
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.front import Front
+from gateway.http.errors import Unsupported
+from gateway.openai import sse
+from gateway.openai.inputs import Embeddings
+from gateway.openai.request import CLASSES, DISCONNECT, id_of
+from gateway.text import TextModel
+from protos.errors import REQUEST_ID_KEY, BadInput, Cancelled
+from protos.v1 import inference_pb2 as pb
+
+MAX_INPUTS = 2048
+AT_ONCE = 32  # inputs of one body that are requests at the same time
+
+
+class Embedding:
+    """An ASGI response: the work is done while it is sent. Raises RequestError."""
+
+    def __init__(self, front: Front, body: Embeddings, model: TextModel, request_id: str) -> None:
+        if body.dimensions is not None:
+            raise Unsupported("dimensions", "not supported: the model's embeddings cannot be cut short")
+        self._front, self._body, self._model = front, body, model
+        self._id = body.request_id or request_id
+        self._inputs = _inputs(body)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with sse.while_connected(receive):
+            made = await self._all()
+            body = await asyncio.to_thread(self._told, made)
+            await Response(body, 200, {REQUEST_ID_KEY: self._id}, "application/json")(scope, receive, send)
+
+    async def _all(self) -> list[tuple[Sequence[float], int]]:
+        """Of each input the embedding, and its tokens."""
+        free = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int) -> tuple[Sequence[float], int]:
+            async with free:
+                return await self._one(number)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                made = [tasks.create_task(one(number)) for number in range(len(self._inputs))]
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return [each.result() for each in made]
+
+    async def _one(self, number: int) -> tuple[Sequence[float], int]:
+        given, alone = self._inputs[number], len(self._inputs) == 1
+        asked = pb.GenerateRequest(
+            model=self._model.name,
+            max_tokens=0,
+            embedding=True,
+            request_id=self._id if alone else id_of(number, self._id),
+            priority=CLASSES[self._body.class_],
+            on_disconnect=DISCONNECT[self._body.on_disconnect],
+            predicted_tokens=self._body.predicted_tokens,
+        )
+        if isinstance(given, str):
+            asked.prompt = given
+        else:
+            asked.tokens.ids.extend(given)
+        try:
+            async with self._front.generate(asked, self._body.timeout_s) as stream:
+                await stream.accepted()
+                async for chunk in stream:
+                    if chunk.embedding:
+                        return chunk.embedding, stream.prompt_tokens
+        except BadInput as error:
+            field = "input" if error.field in ("prompt", "tokens", "input") else error.field
+            raise type(error)(field, error.problem) from None
+        raise Cancelled("the request was cancelled")
+
+    def _told(self, made: Sequence[tuple[Sequence[float], int]]) -> bytes:
+        tokens = sum(each for _, each in made)
+        data = [
+            {"object": "embedding", "index": index, "embedding": self._encoded(values)}
+            for index, (values, _) in enumerate(made)
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return to_json({"object": "list", "data": data, "model": self._body.model, "usage": usage})
+
+    def _encoded(self, values: Sequence[float]) -> Any:
+        """base64: little-endian float32."""
+        if self._body.encoding_format == "float":
+            return list(values)
+        return base64.b64encode(array("f", values).tobytes()).decode()
+
+
+def _inputs(body: Embeddings) -> list[str | list[int]]:
+    given = body.input
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise BadInput("input", "must not be empty")
+    if isinstance(given[0], int):
+        return [given]  # type: ignore[list-item]
+    if len(given) > MAX_INPUTS:
+        raise BadInput("input", f"{len(given)} inputs; at most {MAX_INPUTS}")
+    return list(given)  # type: ignore[arg-type]

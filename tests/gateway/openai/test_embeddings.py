@@ -1,0 +1,81 @@
+"""POST /v1/embeddings: inputs of every kind, both encodings, and what is refused by name."""
+
+import pytest
+from openai import AsyncOpenAI
+
+from protos.link.v1 import common_pb2
+from tests.gateway.harness import TOKENIZER, ending, ids
+from tests.gateway.openai.harness import Door, door
+
+PATH = "/v1/embeddings"
+EMBEDDING = {"model": "tiny", "input": "the fox"}
+
+
+async def made(at: Door, count: int) -> list[list[int]]:
+    """The prompts of so many requests, each answered with a vector of its length."""
+    prompts = []
+    for _ in range(count):
+        submit = await at.link.accept()
+        assert (submit.sampling.embedding, submit.limits.max_tokens) == (True, 0)
+        prompts.append(list(submit.prompt))
+        told = common_pb2.Logprobs(embedding=[0.5, float(len(submit.prompt))])
+        await at.link.delta(submit, 0, [1], logprobs=told, ending=ending())
+    return prompts
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ("fox", [[0, *ids("fox")]]),
+        (ids("fox"), [ids("fox")]),
+        (["fox", "the dog"], [[0, *ids("fox")], [0, *ids("the dog")]]),
+        ([[5], [6, 7]], [[5], [6, 7]]),
+    ],
+)
+async def test_an_input_is_text_or_tokens_or_a_list_of_either(given: object, prompts: list[list[int]]) -> None:
+    async with door() as at:
+        task = at.asked(EMBEDDING | {"input": given}, PATH)
+        assert sorted(await made(at, len(prompts))) == sorted(prompts)
+        said = (await task).json()
+        assert said["object"] == "list"
+        assert said["data"] == [
+            {"object": "embedding", "index": index, "embedding": [0.5, float(len(prompt))]}
+            for index, prompt in enumerate(prompts)
+        ]
+        tokens = sum(map(len, prompts))
+        assert said["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+async def test_the_client_of_openai_reads_both_encodings() -> None:
+    async with door() as at, AsyncOpenAI(base_url=f"{at.url}/v1", api_key="none", max_retries=0) as client:
+        import asyncio
+
+        for encoding in ({}, {"encoding_format": "float"}):
+            task = asyncio.create_task(client.embeddings.create(model="tiny", input="the fox", **encoding))
+            (prompt,) = await made(at, 1)
+            assert (await task).data[0].embedding == [0.5, float(len(prompt))]
+
+
+async def test_what_is_not_there_is_refused_by_name() -> None:
+    wrong = [
+        ({"dimensions": 2}, "dimensions"),
+        ({"input": []}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": [[]]}, "input"),
+        ({"input": [TOKENIZER.get_vocab_size()]}, "input"),
+        ({"input": "the " * 200}, "input"),
+        ({"encoding_format": "int8"}, "encoding_format"),
+    ]
+    async with door() as at:
+        for fields, named in wrong:
+            error = await at.refused(EMBEDDING | fields, PATH)
+            assert (error["status"], error["param"]) == (400, named), (fields, error)
+        assert at.link.received.empty()
+
+
+async def test_an_engine_that_has_none_says_so() -> None:
+    async with door(engine={"refused": {"embedding": "not here"}}) as at:
+        error = await at.refused(EMBEDDING, PATH)
+        assert (error["status"], error["message"]) == (400, "embedding: not here")
+        (card,) = (await at.http.get("/v1/models")).json()["data"]
+        assert "embeddings" not in card
