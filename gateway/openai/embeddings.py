@@ -27,12 +27,13 @@ AT_ONCE = 32  # inputs of one body that are requests at the same time
 class Embedding:
     """An ASGI response: the work is done while it is sent. Raises RequestError."""
 
-    def __init__(self, front: Front, body: Embeddings, model: TextModel, request_id: str) -> None:
+    def __init__(self, front: Front, body: Embeddings, model: TextModel, own_id: str, drawn: str) -> None:
+        """`own_id`: the client's, if any; `drawn`: what the service's own begins with."""
         if body.dimensions is not None:
             raise Unsupported("dimensions", "not supported: the model's embeddings cannot be cut short")
         self._front, self._body, self._model = front, body, model
-        self._id = body.request_id or request_id
         self._inputs = _inputs(body)
+        self._id = own_id or front.new_id(self._asked(0), model.name, drawn)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with sse.while_connected(receive):
@@ -56,20 +57,8 @@ class Embedding:
         return [each.result() for each in made]
 
     async def _one(self, number: int) -> tuple[Sequence[float], int]:
-        given, alone = self._inputs[number], len(self._inputs) == 1
-        asked = pb.GenerateRequest(
-            model=self._model.name,
-            max_tokens=0,
-            embedding=True,
-            request_id=self._id if alone else id_of(number, self._id),
-            priority=CLASSES[self._body.class_],
-            on_disconnect=DISCONNECT[self._body.on_disconnect],
-            predicted_tokens=self._body.predicted_tokens,
-        )
-        if isinstance(given, str):
-            asked.prompt = given
-        else:
-            asked.tokens.ids.extend(given)
+        asked = self._asked(number)
+        asked.request_id = self._id if len(self._inputs) == 1 else id_of(number, self._id)
         try:
             async with self._front.generate(asked, self._body.timeout_s) as stream:
                 await stream.accepted()
@@ -80,6 +69,23 @@ class Embedding:
             field = "input" if error.field in ("prompt", "tokens", "input") else error.field
             raise type(error)(field, error.problem) from None
         raise Cancelled("the request was cancelled")
+
+    def _asked(self, number: int) -> pb.GenerateRequest:
+        """For one of the inputs, still without an id."""
+        given = self._inputs[number]
+        asked = pb.GenerateRequest(
+            model=self._model.name,
+            max_tokens=0,
+            embedding=True,
+            priority=CLASSES[self._body.class_],
+            on_disconnect=DISCONNECT[self._body.on_disconnect],
+            predicted_tokens=self._body.predicted_tokens,
+        )
+        if isinstance(given, str):
+            asked.prompt = given
+        else:
+            asked.tokens.ids.extend(given)
+        return asked
 
     def _told(self, made: Sequence[tuple[Sequence[float], int]]) -> bytes:
         tokens = sum(each for _, each in made)
@@ -104,7 +110,7 @@ def _inputs(body: Embeddings) -> list[str | list[int]]:
     if not given:
         raise BadInput("input", "must not be empty")
     if isinstance(given[0], int):
-        return [given]  # type: ignore[list-item]
+        return [given]
     if len(given) > MAX_INPUTS:
         raise BadInput("input", f"{len(given)} inputs; at most {MAX_INPUTS}")
-    return list(given)  # type: ignore[arg-type]
+    return list(given)

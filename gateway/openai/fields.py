@@ -247,6 +247,7 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
+    "lora_name": (),
     "lora_path": (),
     "lora_request": (),
     "min_p": (0,),

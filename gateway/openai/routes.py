@@ -79,7 +79,8 @@ class Doors:
     async def embedding(self, asked: Request) -> Embedding:
         body = await self._body(Embeddings, asked)
         model = self._model(body.model, ready=True)
-        return Embedding(self._front, body, model, self._new_id(asked, model))
+        own = body.request_id or (asked.state.request_id if asked.state.id_is_own else "")
+        return Embedding(self._front, body, model, own, asked.state.request_id)
 
     async def models(self, asked: Request) -> Response:
         models = self._front.models()

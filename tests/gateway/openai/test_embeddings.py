@@ -1,5 +1,7 @@
 """POST /v1/embeddings: inputs of every kind, both encodings, and what is refused by name."""
 
+import asyncio
+
 import pytest
 from openai import AsyncOpenAI
 
@@ -48,8 +50,6 @@ async def test_an_input_is_text_or_tokens_or_a_list_of_either(given: object, pro
 
 async def test_the_client_of_openai_reads_both_encodings() -> None:
     async with door() as at, AsyncOpenAI(base_url=f"{at.url}/v1", api_key="none", max_retries=0) as client:
-        import asyncio
-
         for encoding in ({}, {"encoding_format": "float"}):
             task = asyncio.create_task(client.embeddings.create(model="tiny", input="the fox", **encoding))
             (prompt,) = await made(at, 1)

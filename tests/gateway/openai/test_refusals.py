@@ -93,6 +93,7 @@ UNSUPPORTED: list[tuple[str, Any] | tuple[str, Any, str]] = [
     ("guided_json", {}),
     ("messages", [{"role": "function", "content": "a", "name": "b"}], "messages[0].role"),
     ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+    ("lora_name", "my-adapter"),
     ("lora_path", "my-adapter"),
     ("min_p", 0.1),
     ("modalities", ["text", "audio"]),
