@@ -53,7 +53,7 @@ IN_VLLM := PYTHONPATH=. $(VLLM_ENV)/bin/python
 VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore
 
 .PHONY: demo demo-picture test test-apart test-cells test-compare test-containers test-doors test-elastic test-engine test-failover test-families \
-    test-faults test-k8s test-stores test-vllm vllm-figures gpu-check sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
+    test-faults test-k8s test-stores test-vllm vllm-figures vllm-steps gpu-check sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
     bench-paper bench-front page-picture docs check lint lint-protos types architecture protos protos-check protos-reference audit audit-here \
     wheels env clean
 .DEFAULT_GOAL := help
@@ -74,7 +74,8 @@ help:
 	@echo "make test-k8s  the manifests for Kubernetes: rendered by kubectl and validated (half a minute; no cluster)"
 	@echo "make test-containers  images built, the stack run in them, each container killed in mid-stream (docker or podman)"
 	@echo "make test-vllm  the plug-in for vLLM, in an environment of its own (made once: 3.4 GB; then ten minutes)"
-	@echo "make vllm-figures  vLLM's own order beside ours on the real model (hours of an idle machine)"
+	@echo "make vllm-figures  vLLM's own order beside ours on the real model (ten hours of an idle machine; QUICK=1: 75 minutes)"
+	@echo "make vllm-steps  the same counted in steps on the toy executor, which no busy machine disturbs (20 minutes of one core)"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
@@ -182,12 +183,17 @@ test-vllm: env
 	$(if $(VLLM_SOURCES),VLLM_TARGET_DEVICE=cpu PYTHONPATH=$(VLLM_SOURCES):. $(VLLM_ENV)/bin/python $(VLLM_TESTS) \
 	    tests/vllm/test_directed.py tests/vllm/test_plugin.py)
 	LAPS_SD_TESTS_VLLM_PYTHON=$(VLLM_ENV)/bin/python $(BIN)/python -m pytest tests/vllm/test_service.py \
-	    tests/vllm/test_several_processes.py
+	    tests/vllm/test_several_processes.py tests/vllm/test_serve.py
 
 vllm-figures: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m tests.vllm.environment $(VLLM_ENV)
-	$(IN_VLLM) -m tests.vllm.compare --json docs/benchmarks/vllm.json
+	$(IN_VLLM) -m tests.vllm.compare $(if $(QUICK),--quick) --json docs/benchmarks/vllm.json
+
+vllm-steps: env
+	$(BIN)/python -m tests.vllm.environment $(VLLM_ENV)
+	$(IN_VLLM) -m tests.vllm.in_steps --json docs/benchmarks/vllm_steps.json
+	$(BIN)/python -m tests.vllm.in_steps_page
 
 test-faults: env
 	$(BIN)/python -m pytest tests/faults

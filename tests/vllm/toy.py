@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.v1.executor.abstract import Executor
@@ -18,12 +18,13 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 HIT = 0.7  # chance that a draft token is right
 NEVER = 5  # a token that `following` never gives: a wrong draft
+LOOKS = 3  # tokens before it that say which one `following` gives
 WINDOW = 96  # tokens, of the sliding window
 
 
 def following(tokens: Sequence[int]) -> int:
     """The toy's greedy token."""
-    return 10 + zlib.crc32(repr(tuple(tokens[-3:])).encode()) % 500
+    return 10 + zlib.crc32(repr(tuple(tokens[-LOOKS:])).encode()) % 500
 
 
 def continued(prompt: Sequence[int], count: int) -> list[int]:
@@ -164,13 +165,16 @@ class ToyExecutor(Executor):
             return []
         emitted: list[int] = []
         for draft in [*drafts, None]:
-            emitted.append(following(known.tokens + emitted))
+            emitted.append(self._next(id, known, emitted))
             if draft != emitted[-1]:
                 break
         known.tokens += emitted
         known.computed += own + len(emitted) - 1
         known.drafts = self._propose(known.tokens, step.num_spec_tokens_to_schedule if self.most_drafts else 0)
         return emitted
+
+    def _next(self, id: str, known: Known, emitted: list[int]) -> int:
+        return following([*known.tokens[-LOOKS:], *emitted])
 
     def _read(self, id: str, known: Known) -> None:
         size = self.cache_config.block_size
@@ -190,14 +194,33 @@ class ToyExecutor(Executor):
 
     def _propose(self, tokens: Sequence[int], count: int) -> list[int]:
         drafts: list[int] = []
+        last = tokens[-LOOKS:]
         for _ in range(count):
-            right = following([*tokens, *drafts])
+            right = following([*last, *drafts])
             drafts.append(right if self.rng.random() < HIT else NEVER)
         return drafts
 
 
 class TwoGroups(ToyExecutor):
     groups = 2
+
+
+class Ending(ToyExecutor):
+    """Its texts end by themselves. It keeps no KV, and so does not look at blocks: that takes most of the others'
+    time."""
+
+    lengths: ClassVar[dict[str, int]] = {}  # prompt and output tokens, by request
+    end = 2
+
+    def _next(self, id: str, known: Known, emitted: list[int]) -> int:
+        over = len(known.tokens) + len(emitted) + 1 >= self.lengths[id]
+        return self.end if over else super()._next(id, known, emitted)
+
+    def _read(self, id: str, known: Known) -> None:
+        pass
+
+    def _write(self, id: str, known: Known, tokens: Sequence[int]) -> None:
+        pass
 
 
 def _done(value: Any) -> "Future[Any]":

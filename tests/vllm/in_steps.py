@@ -1,0 +1,244 @@
+"""vLLM's own order beside ours, counted in steps: vLLM's engine, scheduler and memory on the toy executor, under a
+clock that a step takes one further. There is no model and no wall clock, so a busy machine changes nothing.
+
+`python -m tests.vllm.in_steps --json FILE` in vLLM's environment; `in_steps_page.py` makes the page of the file.
+A step counts one, however many requests are in it: what a step costs is left to `compare.py`.
+"""
+
+import argparse
+import json
+import math
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+from vllm import envs
+
+from laps_sd_vllm import advice, learning, plugin, reporting
+from laps_sd_vllm.background import Background
+from scheduler_service.predictor.fit import fit
+from scheduler_service.predictor.window import Window
+from scheduler_service.sim.results import interval_95, percentile
+from tests.vllm.drive import add, step
+from tests.vllm.play import BLOCK, Way, toy_core
+from tests.vllm.toy import Ending
+
+END, STEP_S = 2, 0.02
+SLOTS, BLOCKS, TRIED = (2, 4, 8, 16, 32), (4, 6, 8), (2, 4, 8, 16, 32, 64)
+MOST_PROMPT, MOST = 150, 512  # tokens of a request
+LONGEST = -(-(MOST_PROMPT + MOST) // BLOCK)  # its blocks
+MEDIANS, SPREAD = (12, 40, 150, 400), 0.5  # of output tokens, by kind of prompt; log-normal
+COUNTED, BURST, SEEDS = 100, 120, 4  # requests of a run; of one that measures saturation; runs
+KNOWN = ("learned", "bounded", "nothing")  # of lengths: by the predictor; max_tokens is the length; neither
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`slots`: vLLM's --max-num-seqs; None: the best one. `blocks`: of KV."""
+
+    name: str
+    slots: int | None
+    blocks: int = 64 * LONGEST + 1
+
+
+CELLS = [Cell(f"{each} slots", each) for each in SLOTS]
+CELLS += [Cell(f"KV of {each} long requests", None, each * LONGEST + 1) for each in BLOCKS]
+
+
+@dataclass(frozen=True)
+class Asked:
+    id: str
+    prompt: list[int]
+    length: int
+
+
+@dataclass
+class Served:
+    arrival: float
+    got: list[float] = field(default_factory=list)  # at the ends of which steps tokens came
+    tokens: int = 0
+
+
+class Clock:
+    """In place of the module `time`. No plan takes any."""
+
+    def __init__(self) -> None:
+        self.steps = 0.0
+
+    def time(self) -> float:
+        return self.steps * STEP_S
+
+    perf_counter = monotonic = time
+
+    def thread_time(self) -> float:
+        return 0.0
+
+
+class AtOnce(Background):
+    """Jobs are done when they are begun."""
+
+    def start(self, name: str, job: Callable[[], Any]) -> bool:
+        self._done.put((name, job(), None))
+        return True
+
+
+def requests(count: int, seed: int) -> list[Asked]:
+    rng, asked = random.Random(seed), []
+    for number in range(count):
+        kind = rng.randrange(len(MEDIANS))
+        prompt = [600 + kind] * 4 + [610 + rng.randrange(390) for _ in range(rng.randint(10, MOST_PROMPT - 4))]
+        length = round(MEDIANS[kind] * math.exp(rng.gauss(0, SPREAD)))
+        asked.append(Asked(f"s{seed}-{number}", prompt, min(max(2, length), MOST)))
+    return asked
+
+
+def engine(cell: Cell, seqs: int, ours: str | None) -> Any:
+    """`ours`: what our order knows of lengths; None: vLLM's own order."""
+    asked = {"mode": "order", "learned": False, "compare": False, "slots": seqs}
+    asked["predictor"] = "online" if ours == "learned" else "none"
+    return toy_core(
+        Way(False, False, 4, cell.blocks), plugin.__package__ + ".LapsSdScheduler" if ours else None, Ending,
+        max_num_seqs=seqs, max_model_len=1024, max_num_batched_tokens=512,
+        additional_config={"laps_sd": asked} if ours else {},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """`waiting`: tokens a step, as long as somebody waited; `all`: from the first step to the last."""
+
+    served: list[Served]
+    waiting: float
+    all: float
+
+
+def serve(core: Any, clock: Clock, asked: list[Asked], at: list[float], *, bounded: bool) -> Run:
+    """`at`: steps."""
+    Ending.lengths = {each.id: len(each.prompt) + each.length for each in asked}
+    served = {each.id: Served(when) for each, when in zip(asked, at, strict=True)}
+    coming, live, waited, made = list(zip(at, asked, strict=True))[::-1], set[str](), 0, 0
+    while coming or live:
+        if not live:
+            clock.steps = max(clock.steps, coming[-1][0])
+        while coming and coming[-1][0] <= clock.steps:
+            when, each = coming.pop()
+            most = each.length if bounded else MOST
+            add(core, each.id, each.prompt, most, arrival=when * STEP_S, ignore_eos=False, stop_token_ids=[END])
+            live.add(each.id)
+        clock.steps += 1
+        told = step(core)
+        if len(told) < len(live):  # one that is prefilled tells nothing yet, and counts as waiting
+            waited += 1
+            made += sum(len(tokens) for tokens, _ in told.values())
+        for id, (tokens, ended) in told.items():
+            if tokens:
+                served[id].got.append(clock.steps)
+                served[id].tokens += len(tokens)
+            if ended:
+                live.discard(id)
+    fallen = getattr(core.scheduler, "fallen", False)
+    assert not fallen, core.scheduler.advice.status.why
+    assert [served[each.id].tokens for each in asked] == [each.length for each in asked]
+    return Run(list(served.values()), made / max(1, waited), sum(each.length for each in asked) / clock.steps)
+
+
+def figures(served: list[Served]) -> dict[str, float]:
+    """In steps."""
+    latencies = sorted(each.got[-1] - each.arrival for each in served)
+    firsts = sorted(each.got[0] - each.arrival for each in served)
+    pauses = sorted(max((b - a for a, b in zip(each.got, each.got[1:], strict=False)), default=0.0) for each in served)
+    return {
+        "mean": fsum(latencies) / len(latencies),
+        "p99": percentile(latencies, 0.99),
+        "p99 first token": percentile(firsts, 0.99),
+        "p99 longest pause": percentile(pauses, 0.99),
+    }
+
+
+def run(cell: Cell, seqs: int, ours: str | None, asked: list[Asked], at: list[float]) -> Run:
+    clock = Clock()
+    for module in (plugin, reporting):
+        module.time = clock  # type: ignore[assignment]
+    core = engine(cell, seqs, ours)
+    served = serve(core, clock, asked, at, bounded=ours == "bounded")
+    core.scheduler.shutdown()
+    return served
+
+
+def burst(cell: Cell, seqs: int, ours: str | None) -> Run:
+    """All at once."""
+    return run(cell, seqs, ours, requests(BURST, 999), [0.0] * BURST)
+
+
+def best(cell: Cell) -> dict[int, Run]:
+    """A burst in vLLM's own order at each max_num_seqs that is tried."""
+    return {seqs: burst(cell, seqs, None) for seqs in ([cell.slots] if cell.slots is not None else TRIED)}
+
+
+def one(cell: Cell, seqs: int, rate: float, known: str, seeds: int) -> dict[str, Any]:
+    """Both orders on the same requests at the same times. `rate`: requests a step."""
+    told: dict[str, list[dict[str, float]]] = {"stock": [], "ours": []}
+    warm = 40 + 2 * seqs  # requests that fill the engine, and teach the predictor
+    for seed in range(seeds):
+        rng, at, now = random.Random(seed), list[float](), 0.0
+        for _ in range(warm + COUNTED):
+            now += rng.expovariate(rate)
+            at.append(now)
+        asked = requests(warm + COUNTED, seed)
+        for kind, ours in (("stock", None), ("ours", known)):
+            served = run(cell, seqs, ours, asked, at).served
+            told[kind].append(figures(served[warm:]))
+    row: dict[str, Any] = {kind: {name: _mean(runs, name) for name in runs[0]} for kind, runs in told.items()}
+    pairs = list(zip(told["ours"], told["stock"], strict=True))
+    row["ratio"] = {
+        name: interval_95([ours[name] / max(1.0, theirs[name]) for ours, theirs in pairs]) for name in told["stock"][0]
+    }
+    return row
+
+
+def _mean(runs: list[dict[str, float]], name: str) -> float:
+    return fsum(each[name] for each in runs) / len(runs)
+
+
+def wanted(cell: Cell) -> list[tuple[float, str]]:
+    """Loads, and what is known of lengths."""
+    more = cell.name in ("2 slots", "KV of 4 long requests")
+    return [(0.9, "learned")] + [(0.9, "bounded"), (0.9, "nothing")] * more
+
+
+def main(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="vLLM's own order beside ours, counted in steps")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--cells", default="", help="only cells whose name begins so")
+    given = parser.parse_args(words)
+    if given.seeds < 2:
+        parser.error("--seeds must be at least 2: an interval needs two")
+    envs.VLLM_CACHE_ROOT = tempfile.mkdtemp()
+    advice.Background = AtOnce  # type: ignore[misc]
+    learning._fit = lambda known: fit(Window.of(known))
+    rows: list[dict[str, Any]] = []
+    for cell in CELLS:
+        if not cell.name.startswith(given.cells):
+            continue
+        tried = best(cell)
+        seqs = max(tried, key=lambda each: tried[each].waiting)
+        bursts = {"stock": tried[seqs].all, "ours": burst(cell, seqs, "learned").all}
+        mean = fsum(each.length for each in requests(BURST, 999)) / BURST
+        for load, known in wanted(cell):
+            row = {**asdict(cell), "seqs": seqs, "tried": {each: told.waiting for each, told in tried.items()}}
+            row |= {"burst": bursts, "load": load, "known": known, "requests": COUNTED * given.seeds}
+            row["seeds"] = given.seeds
+            rows.append(row | one(cell, seqs, load * tried[seqs].waiting / mean, known, given.seeds))
+            print(json.dumps(rows[-1]), flush=True)
+            if given.json is not None:
+                given.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
