@@ -146,8 +146,9 @@ def test_drafts_follow_from_the_drafter_unless_vllms_own_setting_says_otherwise(
         "model": "/models/small",
         "num_speculative_tokens": 8,
     }
-    with pytest.raises(ValueError, match="pipeline_parallel_size is not served yet"):
+    with pytest.raises(ValueError, match="pipeline_parallel_size needs --drafter none"):
         speculation(vllm_args={"pipeline_parallel_size": 2})
+    assert speculation(vllm_args={"pipeline_parallel_size": 2}, drafter="none") is None
     own = {"method": "eagle3", "model": "e", "num_speculative_tokens": 2}
     assert speculation(vllm_args={"speculative_config": own}) == own
     with pytest.raises(ValueError, match="say the same"):

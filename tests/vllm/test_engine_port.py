@@ -23,6 +23,7 @@ from worker_service.vllm_engine.model import Configured, configure
 
 BLOCK_TOKENS = 16
 LENGTH = 40
+TWO_STAGES = {"pipeline_parallel_size": 2, "worker_cls": "tests.vllm.stages.Stage"}
 
 
 def configured(**told: Any) -> Configured:
@@ -143,14 +144,25 @@ def prompts(number: int, seed: int = 1) -> dict[str, list[int]]:
         {"asynchronous": True},
         {"asynchronous": True, "v2": True},
         {"v2": True, "kv_tokens": 640},
+        {"drafter": "none", "vllm_args": TWO_STAGES},
     ],
-    ids=["drafts", "no drafts", "little memory", "small batches", "asynchronous", "asynchronous V2", "V2"],
+    ids=[
+        "drafts",
+        "no drafts",
+        "little memory",
+        "small batches",
+        "asynchronous",
+        "asynchronous V2",
+        "V2",
+        "two stages",
+    ],
 )
 def test_whatever_is_paused_dropped_or_admitted_again_the_text_is_the_undisturbed_one(
     told: dict[str, Any], did: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = engine(**(told | {"v2": monkeypatch} if "v2" in told else told))
-    play, random, limits = Play(made, late="asynchronous" in told), Random(7), Limits(LENGTH, ignore_eos=True)
+    late = "asynchronous" in told or told.get("vllm_args") == TWO_STAGES
+    play, random, limits = Play(made, late=late), Random(7), Limits(LENGTH, ignore_eos=True)
     for name, prompt in prompts(8).items():
         play.admit(name, prompt, limits)
     for _ in range(600):
@@ -299,6 +311,7 @@ def test_without_speculation_bias_is_served_and_nothing_is_drafted() -> None:
         ({"model": "/nowhere"}, "no config.json"),
         ({"vllm_args": {"tensor_parallel_size": 0}}, "vLLM cannot serve it"),
         ({"vllm_args": {"no_such_argument": 1}}, "vLLM cannot serve it"),
+        ({"drafter": "none", "vllm_args": {"pipeline_parallel_size": 2}}, "stages fail with enforce_eager"),
     ],
 )
 def test_what_vllm_refuses_is_a_sentence(told: dict[str, Any], why: str) -> None:

@@ -44,8 +44,8 @@ class Settings(CommonSettings):
             raise ValueError(f"vllm_args: {own} is set by {OWN_ARGS[own]}")
         if "speculative_config" in self.vllm_args and self.drafter != "default":
             raise ValueError("vllm_args: speculative_config and --drafter say the same; leave one of them out")
-        if self.vllm_args.get("pipeline_parallel_size", 1) != 1:
-            raise ValueError("vllm_args: pipeline_parallel_size is not served yet: use tensor_parallel_size")
+        if self.vllm_args.get("pipeline_parallel_size", 1) != 1 and "speculative_config" in self.engine_args():
+            raise ValueError("vllm_args: pipeline_parallel_size needs --drafter none: vLLM drafts in no pipeline")
         if self.kv_tokens is not None and (same := next((name for name in _KV_ARGS if name in self.vllm_args), None)):
             raise ValueError(f"vllm_args: {same} and --kv-tokens say the same; leave one of them out")
         if (Path(self.drafter) / "head.json").is_file():

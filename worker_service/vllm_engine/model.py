@@ -8,7 +8,7 @@ from typing import Any
 
 import vllm
 from transformers import AutoTokenizer
-from vllm.config import VllmConfig
+from vllm.config import CompilationMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 
@@ -49,7 +49,7 @@ def configure(settings: Settings) -> Configured:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError, ImportError) as error:
         raise ModelError(f"{folder}: vLLM cannot serve it: {_sentence(error)}") from error
-    if problem := _problem(config, tokenizer):
+    if problem := _problem(config, tokenizer, settings):
         raise ModelError(f"{folder}: {problem}")
     _limit_kv(config, settings)
     speculation = config.speculative_config
@@ -87,13 +87,17 @@ def _token_bytes(model: Any, config: VllmConfig) -> int:
     return int(2 * layers * heads * model.get_head_size() * model.dtype.itemsize)
 
 
-def _problem(config: VllmConfig, tokenizer: Any) -> str:
+def _problem(config: VllmConfig, tokenizer: Any, settings: Settings) -> str:
     """Why this worker cannot serve what vLLM could; empty if it can."""
     model = config.model_config
     if model.runner_type != "generate" or model.is_encoder_decoder:
         return "it generates no text from text alone"
     if config.parallel_config.data_parallel_size > 1:
         return "data_parallel_size: start a worker for each replica instead (--workers)"
+    if config.parallel_config.pipeline_parallel_size > 1 and config.device_config.device_type == "cpu":
+        warm = config.compilation_config.mode != CompilationMode.NONE  # else vLLM leaves out what readies a stage
+        if not warm and "worker_cls" not in settings.vllm_args:
+            return "pipeline_parallel_size: on a CPU vLLM's stages fail with enforce_eager; leave that out"
     if not getattr(tokenizer, "is_fast", False):
         return "its tokenizer has no fast form (tokenizer.json)"
     return ""
