@@ -1,8 +1,9 @@
 """vLLM's own order beside ours on the real model: the same prompts at the same times, in turn, each in an engine of its
-own. It needs an idle machine; `--quick` only shows that it runs. No assertions live here.
+own. It needs an idle machine, for some ten hours; with `--quick` for about 75 minutes; `--smoke` only shows that it
+runs. No assertions live here.
 
-Two ways to queue: few slots, or little KV memory. A load is a share of the tokens a second that vLLM itself makes in
-that cell when requests always wait. `python -m tests.vllm.compare --json FILE`.
+Two ways to queue: few slots, or little KV memory. Both orders run at the `max_num_seqs` at which vLLM's own makes most
+tokens a second in that cell, and a load is a share of these. `python -m tests.vllm.compare --json FILE`.
 """
 
 import argparse
@@ -20,7 +21,10 @@ from tests.vllm.drive import MODEL, add, make_core, run_all, step
 
 SLOTS = (2, 4, 8, 16, 32)
 BLOCKS = (4, 6, 8)  # times the blocks of the longest request
+TRIED = (*SLOTS, 64)  # max_num_seqs
 LOADS = (0.7, 0.9, 1.1)
+QUICK = ("KV of 4 long requests", "2 slots", "32 slots")  # where memory is short, slots are few, slots are plenty
+QUICK_S = 960.0  # of the runs of one of them
 BATCHES = (1, 8, 16)  # of the comparison of a plug-in that only watches
 BLOCK, CONTEXT, MOST = 32, 1024, 512  # tokens
 ORDER = {"mode": "order", "learned": False, "compare": False}
@@ -68,7 +72,7 @@ def prompts(count: int, seed: int) -> list[list[int]]:
     return ids
 
 
-def serve(core: Any, asked: list[list[int]], at: list[float], number: int) -> dict[str, float]:
+def serve(core: Any, asked: list[list[int]], at: list[float], number: int, most: int) -> dict[str, float]:
     """Figures in seconds: each prompt comes so long after the beginning."""
     served: dict[str, Served] = {}
     begun, coming = time.time(), list(zip(at, asked, strict=True))[::-1]
@@ -78,7 +82,7 @@ def serve(core: Any, asked: list[list[int]], at: list[float], number: int) -> di
             after, prompt = coming.pop()
             id = f"c{number}-{len(coming)}"
             served[id] = Served(begun + after)
-            add(core, id, prompt, MOST, arrival=begun + after, ignore_eos=False, stop_token_ids=[2])
+            add(core, id, prompt, most, arrival=begun + after, ignore_eos=False, stop_token_ids=[2])
         if not core.scheduler.has_requests() and not core.batch_queue:
             time.sleep(max(0.0, begun + coming[-1][0] - time.time()))
             continue
@@ -106,56 +110,83 @@ def figures(served: list[Served], begun: float) -> dict[str, float]:
     }
 
 
-def cells(quick: bool) -> list[Cell]:
+def cells() -> list[Cell]:
     longest = -(-CONTEXT // BLOCK)
-    few = [Cell(f"{slots} slots", slots) for slots in (SLOTS[:1] if quick else SLOTS)]
-    short = [
-        Cell(f"KV of {times} long requests", 64, times * longest + 1) for times in (BLOCKS[:1] if quick else BLOCKS)
-    ]
-    return [*few, *short]
+    few = [Cell(f"{slots} slots", slots) for slots in SLOTS]
+    return [*few, *(Cell(f"KV of {times} long requests", 64, times * longest + 1) for times in BLOCKS)]
 
 
-def one_cell(cell: Cell, loads: tuple[float, ...], requests: int, repetitions: int, write: Any) -> None:
-    asked = {**ORDER, "slots": cell.seqs}
-    kinds = {"stock": cell.engine(None), "LAPS-SD": cell.engine(asked)}
-    burst = prompts(min(requests, 4 * cell.seqs + 8), 1)
-    tried = {
-        kind: [serve(core, burst, [0.0] * len(burst), 10 + turn) for turn in range(2)] for kind, core in kinds.items()
-    }
+@dataclass(frozen=True)
+class Size:
+    """`requests` of a run; None: as many as fill QUICK_S. `most`: output tokens."""
+
+    loads: tuple[float, ...] = LOADS
+    requests: int | None = 400
+    repetitions: int = 3
+    tried: tuple[int, ...] = TRIED
+    most: int = MOST
+
+
+def search(core: Any, cell: Cell, size: Size, write: Any) -> int:
+    """The max_num_seqs at which vLLM's own order makes most tokens a second; the engine keeps it."""
+    rates = {}
+    for seqs in [each for each in size.tried if each <= cell.seqs]:
+        core.scheduler.max_num_running_reqs = core.scheduler.max_num_active_reqs = seqs
+        asked = prompts(2 * seqs + 4, 1)
+        rates[seqs] = serve(core, asked, [0.0] * len(asked), 5000 + seqs, size.most)["tokens_per_s"]
+    best = max(rates, key=rates.__getitem__)
+    core.scheduler.max_num_running_reqs = core.scheduler.max_num_active_reqs = best
+    write({"cell": cell.name, "what": "tokens_per_s by max_num_seqs", "stock": rates, "best": best})
+    return best
+
+
+def one_cell(cell: Cell, size: Size, write: Any) -> None:
+    stock = cell.engine(None)
+    best = search(stock, cell, size, write)
+    kinds = {"stock": stock, "LAPS-SD": cell.engine({**ORDER, "slots": best})}
+    burst = prompts(3 * best + 4, 1)
+    tried: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    for turn in range(2):
+        for kind in list(kinds)[:: 1 if turn else -1]:
+            tried[kind].append(serve(kinds[kind], burst, [0.0] * len(burst), 10 + turn, size.most))
     saturated = {kind: max(each["tokens_per_s"] for each in runs) for kind, runs in tried.items()}
     mean_tokens = tried["stock"][0]["tokens"] / len(burst)
     write({"cell": cell.name, "what": "saturated tokens_per_s", **saturated, "mean_tokens": mean_tokens})
-    for load in loads:
+    for load in size.loads:
         told: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-        for repetition in range(repetitions):
+        rate = load * saturated["stock"] / mean_tokens
+        requests = size.requests or max(8, int(rate * QUICK_S / (2 * size.repetitions)))
+        for repetition in range(size.repetitions):
             rng = random.Random(100 + repetition)
-            rate = load * saturated["stock"] / mean_tokens
             at, now = [], 0.0
             for _ in range(requests):
                 now += rng.expovariate(rate)
                 at.append(now)
             texts = prompts(requests, repetition)
             for kind in list(kinds)[:: 1 if repetition % 2 else -1]:
-                told[kind].append(serve(kinds[kind], texts, at, 1000 + repetition))
+                told[kind].append(serve(kinds[kind], texts, at, 1000 + repetition, size.most))
         for figure in ("mean_s", "p99_s", "p99_first_token_s", "p99_longest_pause_s", "tokens_per_s"):
             pairs = zip(told["LAPS-SD"], told["stock"], strict=True)
             ratio, half = interval_95([ours[figure] / max(1e-9, theirs[figure]) for ours, theirs in pairs])
             line = {kind: interval_95([each[figure] for each in runs])[0] for kind, runs in told.items()}
-            write({"cell": cell.name, "load": load, "what": figure, **line, "ratio": ratio, "half": half})
+            about = {"cell": cell.name, "load": load, "requests": requests, "what": figure}
+            write({**about, **line, "ratio": ratio, "half": half})
+    for core in kinds.values():
+        core.shutdown()
 
 
-def watching(batches: tuple[int, ...], repetitions: int, write: Any) -> None:
+def watching(batches: tuple[int, ...], size: Size, write: Any) -> None:
     """Tokens a second of a plug-in that only watches, beside vLLM without it."""
     cell = Cell("watching", max(batches))
     kinds = {"stock": cell.engine(None), "observe": cell.engine(WATCH)}
     for batch in batches:
         rates: dict[str, list[float]] = {kind: [] for kind in kinds}
         asked = prompts(batch, 7)
-        for repetition in range(repetitions + 1):
+        for repetition in range(size.repetitions + 1):
             for kind in list(kinds)[:: 1 if repetition % 2 else -1]:
                 core, begun = kinds[kind], time.perf_counter()
                 for number, prompt in enumerate(asked):
-                    add(core, f"w{batch}-{repetition}-{number}", prompt, 64)
+                    add(core, f"w{batch}-{repetition}-{number}", prompt, min(64, size.most))
                 tokens = sum(map(len, run_all(core).values()))
                 core.scheduler.reset_prefix_cache()
                 if repetition:  # the first one warms up
@@ -167,7 +198,8 @@ def watching(batches: tuple[int, ...], repetitions: int, write: Any) -> None:
 
 def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(description="vLLM's own order beside ours on the real model")
-    parser.add_argument("--quick", action="store_true", help="one small cell of each kind: shows that it runs")
+    parser.add_argument("--quick", action="store_true", help="three cells at one load, in about 75 minutes")
+    parser.add_argument("--smoke", action="store_true", help="a little of everything: shows that it runs")
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", type=Path, help="one line a figure is added to this file")
@@ -182,9 +214,16 @@ def main(words: list[str]) -> None:
             with given.json.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
-    watching(BATCHES[:1] if given.quick else BATCHES, given.repetitions, write)
-    for cell in cells(given.quick):
-        one_cell(cell, LOADS[1:2] if given.quick else LOADS, given.requests, given.repetitions, write)
+    size = Size(requests=given.requests, repetitions=given.repetitions)
+    if given.quick:
+        size = Size((0.9,), None, given.repetitions)
+    if given.smoke:
+        size = Size((0.9,), 8, 2, TRIED[:2], 8)
+    watching(BATCHES[:1] if given.smoke else BATCHES, size, write)
+    named = QUICK[:2] if given.smoke else QUICK
+    for cell in cells():
+        if cell.name in named or not (given.quick or given.smoke):
+            one_cell(cell, size, write)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ def make_core(
     """`asynchronous` and `v2` are set behind vLLM's back: its CPU platform allows neither with a model."""
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import dispatcher
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
@@ -41,6 +43,8 @@ def make_core(
     }
     if v2 is not None:
         VllmConfig.use_v2_model_runner = property(lambda self: False)  # while the configuration is checked
+    if dispatcher._registry:  # of an earlier engine: vLLM would search again, and stumble over llvmlite
+        type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
     args = EngineArgs(**(given | arguments), scheduler_cls=scheduler_cls, num_gpu_blocks_override=blocks)
     config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if asynchronous:
