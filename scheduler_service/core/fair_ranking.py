@@ -74,7 +74,7 @@ class FairRanking:
         """A key of that class and tenant."""
         if self._heads:
             self._stale.add(name)
-        if (front := self._ordered_front()) is None:
+        if self._front is None or (front := self._ordered_front()) is None:
             return
         if old is not None and ((plain := _plain(old)) <= front[-1] or self._whole):
             del front[bisect_left(front, plain)]
