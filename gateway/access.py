@@ -48,10 +48,11 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
     async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]
         who = None
         if not details.method.startswith(_OPEN):
-            if details.method not in OWN and details.method not in ADMIN:
-                return grpc.stream_stream_rpc_method_handler(_unknown)
             try:
-                who = self._admit(details)
+                who = self._caller(details)
+                if details.method not in OWN and details.method not in ADMIN:  # without a key nobody learns that
+                    return grpc.stream_stream_rpc_method_handler(_unknown)
+                self._admit(who, details.method)
             except RequestError as error:
                 return _refusal(error)
             caller.set(who)
@@ -72,16 +73,18 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
 
         return grpc.stream_stream_rpc_method_handler(call, handler.request_deserializer, handler.response_serializer)
 
-    def _admit(self, details: Any) -> Caller:
-        """Raises Unauthenticated, Forbidden."""
-        who = ANYBODY
-        if self._keys is not None:
-            who = self._keys.caller(dict(details.invocation_metadata).get("authorization", ""))
-        if (needed := self._calls.get(details.method)) is None:
+    def _caller(self, details: Any) -> Caller:
+        """Raises Unauthenticated."""
+        if self._keys is None:
+            return ANYBODY
+        return self._keys.caller(dict(details.invocation_metadata).get("authorization", ""))
+
+    def _admit(self, who: Caller, method: str) -> None:
+        """Raises Forbidden."""
+        if (needed := self._calls.get(method)) is None:
             raise Forbidden("this call is not served on this port; the gateway's admin port may serve it")
         if needed not in who.rights:
             raise Forbidden(f"authorization: this call needs the right {needed}, which the key does not have")
-        return who
 
 
 async def _answer(handler: grpc.RpcMethodHandler, requests: Any, context: Any) -> None:

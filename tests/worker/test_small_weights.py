@@ -227,7 +227,8 @@ def test_the_fingerprint_is_of_these_weights(folder: Path) -> None:
 
 
 def held(folder: Path, config: Any, dtype: torch.dtype, weights: str) -> int:
-    return capacity._held(folder, config, dtype, weights, range(config.num_hidden_layers), others=True)
+    layers = range(config.num_hidden_layers)
+    return capacity._held(folder, config, torch.device("cpu"), dtype, weights, layers, others=True)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "stored"])
