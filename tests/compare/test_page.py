@@ -123,8 +123,8 @@ def test_the_page_tells_what_policies_do_to_first_tokens(record: dict[str, objec
     (folder / "opening.json").write_text(json.dumps(further))
     page.main()
     text = (docs / "explanation" / "benchmarks.md").read_text()
-    assert "with another seed (11): 48 a run" in text
-    assert "|2 slots, load 0.85|gittins|0.50 (0.50 to 0.50)|2.00 s|0.20 ms|0.20|300 ms|0.00|" in text
+    assert "with another seed (11): 48 requests a run" in text
+    assert "|2 slots, load 0.85|gittins|0.50 (0.50 to 0.50)|2.00 s|0.20 ms|0.20|300 ms|0 %|0.00|" in text
     assert "0.500 (0.500 to 0.500)" in (folder / "opening.csv").read_text()
 
 
