@@ -16,6 +16,10 @@ from protos.errors import BadInput
 SomeBody = TypeVar("SomeBody", bound=Body)
 ANSWERING: tuple[type[Body], ...] = (Chat, Completion, Responses)
 BOM = b"\xef\xbb\xbf"  # some programs begin every UTF-8 text with it
+# Fields that would change what any endpoint computes.
+EVERYWHERE: Mapping[str, tuple[Any, ...]] = {
+    name: REFUSED[name] for name in ("adapter_id", "lora_name", "lora_path", "lora_request", "truncate_prompt_tokens")
+}
 _WHOLE = "nothing is kept here: send the whole conversation as `input`"
 HINTS = {  # by the field's name, or how it begins
     "max_output_tokens": "send `max_completion_tokens`",
@@ -55,8 +59,8 @@ def _refused(kind: type[Body]) -> Mapping[str, tuple[Any, ...]]:
     """Fields that would change the answer, and that this kind of body does not have, with the values that ask for
     nothing: those that nobody serves, and those of the other endpoints that answer."""
     if kind not in ANSWERING:
-        return {}
-    refused: dict[str, tuple[Any, ...]] = {}
+        return EVERYWHERE
+    refused: dict[str, tuple[Any, ...]] = dict(EVERYWHERE)
     for other in ANSWERING:
         for name, field in _fields(other).items():
             refused[name] = (*refused.get(name, ()), field.default)

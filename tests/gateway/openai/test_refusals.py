@@ -126,6 +126,16 @@ async def test_what_would_change_the_answer_and_is_not_there_is_refused() -> Non
         assert at.link.received.empty()
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize("field", ["adapter_id", "lora_name", "lora_path", "lora_request", "truncate_prompt_tokens"])
+async def test_no_endpoint_overlooks_an_adapter_or_a_cut_prompt(path: str, field: str) -> None:
+    prompt = "prompt" if path == "/tokenize" else "input"
+    async with door() as at:
+        error = await at.refused({"model": "tiny", prompt: "the fox", field: "own"}, path)
+        assert (error["status"], error["param"], error["code"]) == (400, field, "unsupported_parameter")
+        assert at.link.received.empty()
+
+
 async def test_more_of_a_prompt_than_is_told_is_refused_in_the_names_of_the_door() -> None:
     scored = {"echo": True, "logprobs": 20}
     wrong: list[tuple[dict[str, Any], str]] = [
