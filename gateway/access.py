@@ -98,7 +98,7 @@ async def _answer(handler: grpc.RpcMethodHandler, requests: Any, context: Any) -
 
 
 async def _unknown(requests: Any, context: Any) -> None:
-    """Such as Triton's statistics: clients look for this status."""
+    """Answers a call that no port serves, such as Triton's statistics, with the status that clients look for."""
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this service has no such call")
 
 

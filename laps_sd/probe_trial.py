@@ -1,4 +1,4 @@
-"""What a probe of remaining length adds to what words tell, on answers that it has not learned from: each is foretold
+"""The gain of a probe of remaining length over words alone, on answers that it has not learned from: each is foretold
 before it teaches, as in a scheduler with one request at a time. Serves nobody.
 
 `laps-sd distill --target MODEL --probe --judge default --prompts ... --out DIR` answers prompts and reads the answers;

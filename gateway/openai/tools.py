@@ -30,7 +30,7 @@ NOTHING = MayCall()
 
 
 def callable_in(body: Chat) -> MayCall:
-    """What the answer may call. Raises BadInput."""
+    """The functions that the answer may call. Raises BadInput."""
     functions = tuple(tool.function for tool in body.tools)
     choice = body.tool_choice or "auto"
     if choice == "none" or (choice == "auto" and not functions):
@@ -48,7 +48,7 @@ def callable_in(body: Chat) -> MayCall:
 
 
 def told(may: MayCall) -> str:
-    """What a system message says of them; nothing where there is nothing to choose: the form of the answer suffices."""
+    """The system message about them; empty where there is nothing to choose: the form of the answer suffices."""
     if may.only or not may.functions:
         return ""
     lines = [
@@ -103,7 +103,7 @@ class Calling:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """What it adds to the words, and to the call's arguments."""
+        """The text that is added to the words, and the text that is added to the call's arguments."""
         words, self._held = "", self._held + text
         if not self._in_call:
             words, mark, rest = self._held.partition(MARK)

@@ -1,5 +1,5 @@
-"""What the distribution for vLLM is made of is all that it needs: it loads where nothing else of ours is. vLLM is not
-needed for that, so that a module which moves is missed at once."""
+"""The distribution for vLLM has all modules that it needs: it loads where nothing else of ours is installed. The test
+needs no vLLM, so a module that has moved is missed at once."""
 
 import os
 import subprocess

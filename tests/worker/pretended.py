@@ -169,7 +169,7 @@ def pretended() -> Iterator[Device]:
             self.before, self.at = device.counts["waits"], perf_counter()
 
         def synchronize(self) -> None:
-            """Who has waited since for what came later does not wait again."""
+            """Counts as a wait unless something was waited for since the event was recorded: that came later."""
             device.counts["waits"] += device.counts["waits"] == self.before
 
         def elapsed_time(self, later: "Event") -> float:

@@ -1,4 +1,4 @@
-"""What is told of prompts: exact log-probabilities and embeddings, however prefill is cut, paused, lost or shared."""
+"""Log-probabilities and embeddings of prompts are exact, however prefill is cut, paused, lost or shared."""
 
 from random import Random
 

@@ -46,7 +46,7 @@ class Known:
 
 
 def job_of(number: int, tokens: int, right: float, draft_len: int) -> Job:
-    """What the simulator is told of the text of that number: rounds in which each guess is right with this chance."""
+    """The simulator's job for the text of that number: rounds in which each guess is right with this chance."""
     random = Random(f"rounds {number}")
     rounds = [next((i for i in range(draft_len) if random.random() >= right), draft_len) for _ in range(tokens)]
     return Job(f"r{number}", 0.0, 1, tokens, tuple(rounds), draft_len)
