@@ -154,8 +154,9 @@ test-engine: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m pytest -s tests/slow/test_two_hundred_prompts.py
 
-gpu-check: env
-	$(BIN)/python -m tests.gpu $(if $(DEVICE),--device $(DEVICE) --size smallest)
+# On a machine without an environment of ours, and without a network to make one, with the Python that is there.
+gpu-check:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu $(if $(DEVICE),--device $(DEVICE) --size smallest)
 
 test-families: env
 	$(BIN)/python -m pytest tests/families

@@ -39,6 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen = [each for each in size.plans if not told.sections or each.section in told.sections.split(",")]
     if not chosen:
         parser.error(f"--sections: none of {', '.join(each.section for each in size.plans)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a section under way ends with us, and what it found stays
     return run(told.device, told.size, chosen, told.out, 60 * (told.minutes or size.minutes))
 
 
@@ -67,29 +68,34 @@ def run(device: str, size: str, plans: Sequence[Plan], out: Path, seconds: float
 def _section(
     plan: Plan, device: str, size: str, seconds: float, out: Path, keep: Callable[[dict[str, Any]], None]
 ) -> None:
-    """A child in a session of its own, whose results are read from a file as they come."""
-    begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, (out / f"{plan.section}.log").open("wb") as log:
+    """A child in a session of its own, whose results are read from a file as they come. What it said is kept where it
+    did not end well: a lent machine gives back few files."""
+    begun, said = time.monotonic(), out / f"{plan.section}.log"
+    with tempfile.TemporaryDirectory() as folder, said.open("wb") as log:
         words = [sys.executable, "-m", "tests.gpu", "--section", plan.section, "--device", device, "--size", size]
         # The child stops by itself a little earlier, so that what it knows is whole.
         environment = os.environ | {"GPU_CHECK_SECONDS": str(seconds - plan.least_s / 2), "PYTHONUNBUFFERED": "1"}
         child = subprocess.Popen(
             [*words, "--out", folder], cwd=_ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
         )
-        state = "running"
-        while state == "running":
-            time.sleep(_POLL_S)
-            if (code := child.poll()) is not None:
-                state = "ended" if code == 0 else f"failed with {code}"
-            elif time.monotonic() - begun > seconds:
-                state = "was stopped: its time was over"
-            keep(_read(Path(folder)) | {"state": state, "seconds": round(time.monotonic() - begun, 1)})
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    if state != "ended":
-        last = (out / f"{plan.section}.log").read_bytes()[-3000:].decode(errors="replace")
-        keep(_read_kept(out, plan.section) | {"log": last})
+        state, found = "running", dict[str, Any]()
+        try:
+            while state == "running":
+                time.sleep(_POLL_S)
+                if (code := child.poll()) is not None:
+                    state = "ended" if code == 0 else f"failed with {code}"
+                elif time.monotonic() - begun > seconds:
+                    state = "was stopped: its time was over"
+                found = _read(Path(folder)) | {"state": state, "seconds": round(time.monotonic() - begun, 1)}
+                keep(found)
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    if state == "ended":
+        said.unlink()
+    else:
+        keep(found | {"log": said.read_bytes()[-3000:].decode(errors="replace")})
 
 
 def _be(section: str, device: str, size: Size, folder: Path) -> None:
@@ -107,11 +113,6 @@ def _read(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def _read_kept(out: Path, section: str) -> dict[str, Any]:
-    kept: dict[str, Any] = json.loads((out / "gpu-check.json").read_text())["sections"][section]
-    return kept
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:

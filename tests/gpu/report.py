@@ -19,33 +19,54 @@ def line(name: str, section: Found) -> str:
 
 
 def table(found: Found) -> str:
-    """All of it, for people."""
-    sections = found["sections"]
-    machine = sections.get("machine", {})
-    lines = [f"device: {machine.get('device', found['asked_device'])} ({found['size']})"]
-    measured = {dtype: machine[dtype] for dtype in ("bfloat16", "float32") if dtype in machine}
-    lines += [f"{dtype}: {m['gb_per_s']} GB/s read, {m['tflop_per_s']} TFLOP/s" for dtype, m in measured.items()]
-    lines += ["", *(line(name, section) for name, section in sections.items())]
-    for name, section in sections.items():
-        lines += [f"  WRONG in {name}: {problem}" for problem in section.get("wrong", ())]
-    if rows := sections.get("exactness", {}).get("drafters"):
-        lines += ["", _row("tokens unlike plain decoding", "dtype", "share")]
-        lines += [_row(row["drafter"], row["dtype"], f"{row['tokens_that_differ']:.2%}") for row in rows]
-    if bench := sections.get("bench", {}):
-        lines += ["", *_bench(bench)]
-    if rows := sections.get("preemption", {}).get("rows"):
-        lines += ["", _row("preemption", "away ms", "back ms", "step ms", "prefill ms", "away GB/s", "back GB/s")]
-        for row in rows:
-            names = ("away_ms", "back_ms", "step_ms", "prefill_ms", "away_gb_per_s", "back_gb_per_s")
-            lines.append(_row(row["way"], *(_number(row.get(name)) for name in names)))
-    if families := sections.get("families", {}):
-        words = ("works", "refused", "WRONG", "CRASHES")
-        lines += ["", "families: " + ", ".join(f"{families.get(word, 0)} {word}" for word in words)]
+    """All of it, for people; whatever a section did not come to is left out."""
+    lines = [f"device: {found['sections'].get('machine', {}).get('device', found['asked_device'])} ({found['size']})"]
+    for part in (_machine, _sections, _exactness, _bench, _preemption, _families):
+        try:
+            lines += part(found["sections"])
+        except Exception as error:  # what is in the JSON must not be lost for a table
+            lines.append(f"no table of {part.__name__.removeprefix('_')}: {type(error).__name__}: {error}")
     return "\n".join(lines) + "\n"
 
 
-def _bench(bench: Found) -> list[str]:
-    lines = [_row("system", "batch", "tokens/s", "step ms", "floor ms", "over floor", "outside", "tokens/round", "GB")]
+def _machine(sections: Found) -> list[str]:
+    machine = sections.get("machine", {})
+    measured = {dtype: machine[dtype] for dtype in ("bfloat16", "float32") if dtype in machine}
+    return [f"{dtype}: {m['gb_per_s']} GB/s read, {m['tflop_per_s']} TFLOP/s" for dtype, m in measured.items()]
+
+
+def _sections(sections: Found) -> list[str]:
+    lines = ["", *(line(name, section) for name, section in sections.items())]
+    for name, section in sections.items():
+        lines += [f"  WRONG in {name}: {problem}" for problem in section.get("wrong", ())]
+    return lines
+
+
+def _exactness(sections: Found) -> list[str]:
+    rows = sections.get("exactness", {}).get("drafters", ())
+    lines = ["", _row("tokens unlike plain decoding", "dtype", "share")] if rows else []
+    return lines + [_row(row["drafter"], row["dtype"], f"{row['tokens_that_differ']:.2%}") for row in rows]
+
+
+def _preemption(sections: Found) -> list[str]:
+    rows = sections.get("preemption", {}).get("rows", ())
+    heads = ("away ms", "back ms", "step ms", "prefill ms", "away GB/s", "back GB/s")
+    names = ("away_ms", "back_ms", "step_ms", "prefill_ms", "away_gb_per_s", "back_gb_per_s")
+    lines = ["", _row("preemption", *heads)] if rows else []
+    return lines + [_row(row["way"], *(_number(row.get(name)) for name in names)) for row in rows]
+
+
+def _families(sections: Found) -> list[str]:
+    words, found = ("works", "refused", "WRONG", "CRASHES"), sections.get("families", {})
+    return ["", "families: " + ", ".join(f"{found.get(word, 0)} {word}" for word in words)] if found else []
+
+
+def _bench(sections: Found) -> list[str]:
+    bench = sections.get("bench", {})
+    if not any(bench.get(name) for name in ("rows", "mixed", "sampled")):
+        return []
+    heads = ("batch", "tokens/s", "step ms", "floor ms", "over floor", "outside", "tokens/round", "GB")
+    lines = ["", _row("system", *heads)]
     lines += [
         _row(
             row["system"],

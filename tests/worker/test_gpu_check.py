@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.gpu import report
 from tests.gpu.__main__ import run
 from tests.gpu.plan import Plan
 
@@ -59,3 +60,23 @@ def test_a_section_whose_time_is_over_loses_only_itself(tmp_path: Path) -> None:
     assert sections["machine"]["state"] == "was stopped: its time was over"
     assert sections["bench"]["state"] == "no time was left"
     assert "bench: no time was left" in (tmp_path / "gpu-check.txt").read_text()
+
+
+def test_a_section_that_fails_says_why_and_the_next_one_runs(tmp_path: Path) -> None:
+    plans = [Plan(name, seconds=100, least_s=0.1) for name in ("machine", "preemption")]
+    assert run("no-such-device", "smallest", plans, tmp_path, seconds=200) == 1
+    sections = json.loads((tmp_path / "gpu-check.json").read_text())["sections"]
+    for name in ("machine", "preemption"):
+        assert sections[name]["state"] == "failed with 1"
+        assert "no-such-device" in sections[name]["log"]
+        assert "no-such-device" in (tmp_path / f"{name}.log").read_text()
+
+
+def test_the_table_of_what_a_section_left_unfinished_does_without_it() -> None:
+    half = {"state": "failed with 1", "seconds": 3, "rows": [{"system": "ours", "batch": 1}]}
+    rows = [{"drafter": "ngram", "dtype": "float32", "tokens_that_differ": 0.25}]
+    found = {"size": "full", "asked_device": "cuda", "sections": {"bench": half, "exactness": {"drafters": rows}}}
+    table = report.table(found)
+    assert "bench: failed with 1 after 3 s" in table
+    assert "no table of bench: KeyError" in table
+    assert "25.00%" in table
