@@ -91,6 +91,8 @@ class Device(TorchDispatchMode):
         known = {id(x.inner): x for x in there}
         if func is aten.mm.dtype:  # only GPUs have it
             result = _inner(args[0]).to(args[2]) @ _inner(args[1]).to(args[2])
+        elif func is aten.histc.default:  # only GPUs have it for integers
+            result = func(_inner(args[0]).float(), *args[1:], **kwargs).to(args[0].dtype)
         else:
             result = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
         if not goes_there:

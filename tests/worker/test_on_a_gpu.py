@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.gpu import bench, exactness, preemption
+from tests.gpu import bench, exactness, families, preemption
 from tests.gpu.plan import PLANS
 from tests.gpu.sections import Section
 from tests.worker.pretended import pretended
@@ -23,7 +23,10 @@ GREEDY = Sampling()
 MACHINE = floor.Machine(1e12, 1e14)
 
 
-@pytest.mark.parametrize("check", [exactness.check, bench.check, preemption.check], ids=["exact", "bench", "preempt"])
+CHECKS = [exactness.check, bench.check, preemption.check, families.check]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=["exact", "bench", "preempt", "families"])
 def test_a_section_of_the_gpu_check_runs_and_finds_nothing_wrong(check: Any) -> None:
     with pretended() as device, patch.object(floor, "measure", lambda *_: MACHINE):
         section = Section("cuda:0", SMALLEST, 3600, lambda found: None)
