@@ -6,6 +6,7 @@ from typing import Any
 from deploy.reference.tables import code, default_of, table
 from gateway.http import errors
 from gateway.openai import fields, openapi
+from gateway.openai import refused as tables
 
 
 def paths() -> str:
@@ -71,15 +72,15 @@ def _kind(field: Mapping[str, Any]) -> str:
 
 
 def refused() -> str:
-    return ", ".join(map(code, fields.REFUSED)) + "\n"
+    return ", ".join(map(code, tables.REFUSED)) + "\n"
 
 
 def refused_responses() -> str:
-    return ", ".join(map(code, fields.REFUSED_RESPONSES)) + "\n"
+    return ", ".join(map(code, tables.REFUSED_RESPONSES)) + "\n"
 
 
 def accepted() -> str:
-    return ", ".join(map(code, sorted(fields.ACCEPTED))) + "\n"
+    return ", ".join(map(code, sorted(tables.ACCEPTED))) + "\n"
 
 
 def statuses() -> str:

@@ -1,18 +1,18 @@
 """The table of fields: what the bodies of the OpenAI-compatible calls may hold, and what happens to each field.
 
-A field of a model below is honoured. REFUSED lists fields that would change the answer and that this service does not
-have; ACCEPTED lists fields that have no effect. Any other field is ignored and counted. `null` is as good as absent,
-everywhere. The OpenAPI document is made from the same models. Nothing is decided about a request here.
+A field of a model below, of response_fields.py and of inputs.py is honoured; refused.py lists others that are known.
+`null` is as good as absent, everywhere. The OpenAPI document is made from the same models. Nothing is decided about a
+request here.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_CHOICES = 16  # of one prompt
 MAX_ANSWERS = 128  # to one body: prompts times choices
 MAX_LOGPROBS = 20
+MAX_TOOLS = 128
 UINT32 = 2**32 - 1
 INT64 = 2**63
 
@@ -134,8 +134,11 @@ class Message(Body):
     tool_calls: Items[ToolCall] = Field([], description="of an assistant's message: earlier calls")
 
 
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
 class Function(Body):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] = Field({"type": "object", "properties": {}}, description="a JSON schema of an object")
     strict: bool | None = None
@@ -155,14 +158,26 @@ class NamedTool(Body):
     function: FunctionName
 
 
+class Allowed(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[Items[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Body):
+    """OpenAI's: none but some of the tools may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
 class Chat(Generation):
     """POST /v1/chat/completions. Without max_tokens the answer may fill what is left of the context."""
 
     messages: Annotated[Items[Message], Field(min_length=1)]
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
-    tools: Annotated[Items[Tool], Field(max_length=128)] = []
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+    tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = Field(
         None, description="auto, the default with tools: words, a call, or both"
     )
 
@@ -173,37 +188,6 @@ class Completion(Generation):
     prompt: str | Items[str] | TokenIds | Items[TokenIds]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     echo: bool = Field(False, description="the prompt goes before the answer; with logprobs, its own are told, too")
-
-
-class TextFormat(Body):
-    type: str = Field(description="text, json_object or json_schema")
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = Field(None, description="the schema always holds, whatever this says")
-    schema_: dict[str, Any] | None = Field(None, alias="schema", description="required with json_schema")
-
-
-class TextOptions(Body):
-    format: TextFormat | None = None
-
-
-class InputItem(Body):
-    type: str = Field("message", description="message")
-    role: str | None = Field(None, description="system, developer, user or assistant")
-    content: str | Items[Part] | None = None
-
-
-class Responses(Own):
-    """POST /v1/responses, without any state on the server."""
-
-    model: str
-    input: str | Annotated[Items[InputItem], Field(min_length=1)]
-    instructions: str | None = Field(None, description="goes before the input, as a system message")
-    max_output_tokens: Count | None = Field(None, description="without it: what is left of the context")
-    temperature: float = Field(1.0, description="in [0, 2]; 0: greedy")
-    top_p: float | None = Field(None, description="in (0, 1]")
-    text: TextOptions | None = None
-    stream: bool = False
 
 
 class Tokenize(Body):
@@ -219,82 +203,3 @@ class Detokenize(Body):
 
     model: str
     tokens: TokenIds
-
-
-# Fields that would change the answer, each with the values that ask for nothing.
-REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
-    "adapter_id": (),  # of a LoRA adapter, as other servers call it; so do the two beginning with lora
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (),
-    "allowed_token_ids": (),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (),  # or the same as `n`
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "ebnf": (),  # SGLang's, as `regex`; `grammar` and `json_schema` are llama.cpp's
-    "function_call": (),
-    "functions": ([],),
-    "grammar": ("",),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "json_schema": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "lora_name": (),
-    "lora_path": (),
-    "lora_request": (),
-    "min_p": (0,),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "prediction": (),
-    "priority": (),  # an integer, whose meaning differs between services; `class` is ours
-    "prompt_embeds": (),
-    "regex": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "store": (False,),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
-}
-
-REFUSED_RESPONSES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "background": (False,),
-    "conversation": (),
-    "include": ([], ["reasoning.encrypted_content"]),  # there is no reasoning apart from the answer
-    "max_tool_calls": (),
-    "previous_response_id": (),
-    "prompt": (),
-    "service_tier": ("auto", "default"),
-    "stream_options": ({}, {"include_obfuscation": False}),
-    "tool_choice": ("auto", "none"),  # without tools
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "truncation": ("disabled", "auto"),  # what does not fit is refused, never cut
-}
-
-# Fields without effect on the answer.
-ACCEPTED: Final = frozenset(
-    {
-        "metadata",
-        "parallel_tool_calls",  # an answer has one call at most
-        "prompt_cache_key",
-        "reasoning",
-        "reasoning_effort",
-        "safety_identifier",
-        "user",
-        "verbosity",
-    }
-)

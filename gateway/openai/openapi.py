@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from gateway.openai.fields import UINT32, Body, Chat, Completion, Detokenize, Responses, Tokenize
+from gateway.openai.fields import UINT32, Body, Chat, Completion, Detokenize, Tokenize
 from gateway.openai.inputs import Embeddings
+from gateway.openai.response_fields import Responses
 
 _REFERENCE = "#/components/schemas/{model}"
 _REQUEST_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}

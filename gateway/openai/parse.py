@@ -10,7 +10,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, from_json
 
 from gateway.http.errors import Unsupported
-from gateway.openai.fields import ACCEPTED, REFUSED, REFUSED_RESPONSES, Body, Chat, Completion, Generation, Responses
+from gateway.openai.fields import Body, Chat, Completion, Generation
+from gateway.openai.refused import ACCEPTED, REFUSED, REFUSED_RESPONSES
+from gateway.openai.response_fields import Responses
 from protos.errors import BadInput
 
 SomeBody = TypeVar("SomeBody", bound=Body)
@@ -29,7 +31,7 @@ HINTS = {  # by the field's name, or how it begins
     **dict.fromkeys(("ebnf", "grammar", "guided", "json", "regex"), "send `structured_outputs`"),
     "previous": _WHOLE,
     "priority": "send `class`: interactive, default or batch",
-    **dict.fromkeys(("tool", "tools"), "/v1/chat/completions calls functions"),
+    **dict.fromkeys(("tool", "tools"), "/v1/chat/completions and /v1/responses call functions"),
 }
 
 

@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 from gateway.chunk import Chunk
 from gateway.http import errors
 from gateway.openai import sse
-from gateway.openai.fields import Responses
 from gateway.openai.request import Asked
-from gateway.openai.responses import Response
+from gateway.openai.response import Response
+from gateway.openai.response_fields import Responses
 from gateway.stream import Stream
 from protos.errors import REQUEST_ID_KEY, RequestError
 
@@ -51,7 +51,7 @@ class Responding:
             await out.write(sse.event(said, kind="error"), more=False)
 
     def _answer(self, stream: Stream) -> Response:
-        return Response(self._body, self._asked.request_id, stream.prompt_tokens)
+        return Response(self._body, self._asked.request_id, stream.prompt_tokens, self._asked.may)
 
 
 def _said(answer: Response, chunk: Chunk) -> bytes:

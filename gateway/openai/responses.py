@@ -1,20 +1,23 @@
-"""OpenAI's Responses API as far as it needs no state on the server: a body to the chat that answers it, and the answer
-as its objects and events. Pure."""
+"""A body of OpenAI's Responses API to the chat that answers it: it needs no state on the server. Pure. What the answer
+looks like is in response.py."""
 
-import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.chunk import Chunk
 from gateway.http.errors import Unsupported
 from gateway.openai import request
-from gateway.openai.fields import Chat, InputItem, Responses, TextFormat
-from protos.errors import BadInput, Cancelled
-from protos.v1 import types_pb2
-from protos.v1.inference_pb2 import Final
+from gateway.openai.fields import Chat, Part
+from gateway.openai.response_fields import (
+    AllowedFunctions,
+    FunctionTool,
+    InputItem,
+    NamedFunction,
+    Responses,
+    TextFormat,
+)
+from protos.errors import BadInput
 
-_STATUS = {types_pb2.FINISH_REASON_STOP: "completed", types_pb2.FINISH_REASON_LENGTH: "incomplete"}
 _TEXTS = ("input_text", "output_text")
 
 
@@ -24,7 +27,9 @@ def asked(body: Responses, request_id: str) -> request.Asked:
     if isinstance(body.input, str):
         messages.append({"role": "user", "content": body.input})
     else:
-        messages += [_message(i, item) for i, item in enumerate(body.input)]
+        messages += _messages(body.input)
+    if not messages:
+        raise BadInput("input", "has no message")
     format = body.text.format if body.text else None
     chat = {
         "model": body.model,
@@ -34,6 +39,8 @@ def asked(body: Responses, request_id: str) -> request.Asked:
         "top_p": body.top_p,
         "stream": body.stream,
         "response_format": _format(format) if format else None,
+        "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools)],
+        "tool_choice": _choice(body.tool_choice),
         "request_id": body.request_id,
         "class": body.class_,
         "predicted_tokens": body.predicted_tokens,
@@ -41,23 +48,85 @@ def asked(body: Responses, request_id: str) -> request.Asked:
         "on_disconnect": body.on_disconnect,
     }
     made = request.of_chat(Chat.model_validate(chat), request_id)
-    names = {**made.names, "chat": "input", "max_tokens": "max_output_tokens", "structure": "text"}
-    return replace(made, names=names)
+    form = "tools" if made.may.functions else "text"
+    return replace(made, names={**made.names, "chat": "input", "max_tokens": "max_output_tokens", "structure": form})
 
 
-def _message(number: int, item: InputItem) -> dict[str, Any]:
-    field = f"input[{number}]"
-    if item.type != "message":
-        raise Unsupported(f"{field}.type", "must be message: this service keeps no state and calls no tools here")
+def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
+    """A call goes into the assistant's message before it, if there is one. Raises BadInput."""
+    messages: list[dict[str, Any]] = []
+    called: set[str] = set()
+    for number, item in enumerate(items):
+        field = f"input[{number}]"
+        match item.type or "message":
+            case "message":
+                messages.append(_message(field, item))
+            case "function_call":
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None, "tool_calls": []})
+                messages[-1].setdefault("tool_calls", []).append(_call(field, item))
+                called.add(item.call_id or "")
+            case "function_call_output":
+                if item.call_id not in called:
+                    raise BadInput(f"{field}.call_id", "no call before it has this id: send the whole conversation")
+                if item.output is None:
+                    raise BadInput(f"{field}.output", "missing")
+                messages.append({"role": "tool", "content": _text(f"{field}.output", item.output)})
+            case "reasoning":
+                pass  # of another service: no template shows the reasoning of earlier answers
+            case "item_reference":
+                raise Unsupported(
+                    f"{field}.type", "item_reference: nothing is kept here, send the item (`store`: false)"
+                )
+            case _:
+                kinds = "message, function_call, function_call_output or reasoning"
+                raise Unsupported(f"{field}.type", f"must be {kinds}")
+    return messages
+
+
+def _message(field: str, item: InputItem) -> dict[str, Any]:
     if item.role in ("tool", "function"):
         raise Unsupported(f"{field}.role", "must be system, developer, user or assistant")
     if item.role is None or item.content is None:
         raise BadInput(field, "must have role and content")
-    if isinstance(item.content, str):
-        return {"role": item.role, "content": item.content}
-    if any(part.type not in _TEXTS for part in item.content):
-        raise Unsupported(f"{field}.content", "must be texts: the model reads nothing else")
-    return {"role": item.role, "content": "".join(part.text or "" for part in item.content)}
+    return {"role": item.role, "content": _text(f"{field}.content", item.content)}
+
+
+def _call(field: str, item: InputItem) -> dict[str, Any]:
+    for name in ("call_id", "name"):
+        if not getattr(item, name):
+            raise BadInput(f"{field}.{name}", "missing")
+    return {"function": {"name": item.name, "arguments": item.arguments or ""}}
+
+
+def _text(field: str, content: str | list[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    if any(part.type not in _TEXTS for part in content):
+        raise Unsupported(field, "must be texts: the model reads nothing else")
+    return "".join(part.text or "" for part in content)
+
+
+def _tool(field: str, tool: FunctionTool) -> dict[str, Any]:
+    if tool.type != "function":
+        raise Unsupported(f"{field}.type", "must be function: this service runs no tools of its own")
+    if tool.name is None:
+        raise BadInput(f"{field}.name", "missing: here a function's fields stand beside its type")
+    told = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": told}
+
+
+def _choice(given: str | NamedFunction | AllowedFunctions | None) -> str | dict[str, Any] | None:
+    """As a chat says it."""
+    match given:
+        case NamedFunction():
+            return {"type": "function", "function": {"name": given.name}}
+        case AllowedFunctions():
+            return {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": given.mode, "tools": [_choice(tool) for tool in given.tools]},
+            }
+    return given
 
 
 def _format(given: TextFormat) -> dict[str, Any]:
@@ -66,102 +135,3 @@ def _format(given: TextFormat) -> dict[str, Any]:
     if given.type == "json_schema" and given.schema_ is None:
         raise BadInput("text.format.schema", "missing")
     return {"type": given.type, "json_schema": {"schema": given.schema_}}
-
-
-class Response:
-    """One answer while it comes."""
-
-    def __init__(self, body: Responses, request_id: str, prompt_tokens: int) -> None:
-        self._body, self._id, self._prompt_tokens = body, request_id, prompt_tokens
-        self._created = int(time.time())
-        self._texts: list[str] = []
-        self._final: Final | None = None
-        self._events = 0
-
-    def take(self, chunk: Chunk) -> None:
-        """Of a plain answer. Raises Cancelled."""
-        self._texts.append(chunk.text)
-        if chunk.final is not None:
-            if chunk.final.finish_reason not in _STATUS:
-                raise Cancelled("the request was cancelled")
-            self._final = chunk.final
-
-    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """The events that a stream says of it. Raises Cancelled."""
-        return [self.event(kind, **said) for kind, said in self._said(chunk)]
-
-    def event(self, kind: str, **said: Any) -> dict[str, Any]:
-        self._events += 1
-        return {"type": f"response.{kind}" if kind != "error" else kind, "sequence_number": self._events - 1, **said}
-
-    def _said(self, chunk: Chunk) -> Iterator[tuple[str, dict[str, Any]]]:
-        begins = not self._texts
-        self.take(chunk)
-        item = {"output_index": 0, "item_id": f"msg_{self._id}", "content_index": 0}
-        if begins:
-            yield "created", {"response": self._object("in_progress", [])}
-            yield "in_progress", {"response": self._object("in_progress", [])}
-            yield "output_item.added", {"output_index": 0, "item": self._item("in_progress", [])}
-            yield "content_part.added", item | {"part": _part("")}
-        if chunk.text:
-            yield "output_text.delta", item | {"delta": chunk.text, "logprobs": []}
-        if self._final is not None:
-            text = "".join(self._texts)
-            yield "output_text.done", item | {"text": text, "logprobs": []}
-            yield "content_part.done", item | {"part": _part(text)}
-            yield "output_item.done", {"output_index": 0, "item": self._item(self._status, [_part(text)])}
-            yield self._status, {"response": self.whole()}
-
-    @property
-    def _status(self) -> str:
-        assert self._final is not None
-        return _STATUS[self._final.finish_reason]
-
-    def whole(self) -> dict[str, Any]:
-        """Once it has ended."""
-        assert self._final is not None
-        output = self._final.usage.completion_tokens
-        usage = {
-            "input_tokens": self._prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": output,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": self._prompt_tokens + output,
-        }
-        why = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
-        item = self._item(self._status, [_part("".join(self._texts))])
-        return self._object(self._status, [item]) | {"incomplete_details": why, "usage": usage}
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        id = f"msg_{self._id}"
-        return {"id": id, "type": "message", "status": status, "role": "assistant", "content": content}
-
-    def _object(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        body = self._body
-        format = body.text.format if body.text else None
-        return {
-            "id": f"resp_{self._id}",
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "model": body.model,
-            "output": output,
-            "parallel_tool_calls": True,
-            "previous_response_id": None,
-            "store": False,
-            "temperature": body.temperature,
-            "text": {"format": format.model_dump(by_alias=True, exclude_none=True) if format else {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": 1.0 if body.top_p is None else body.top_p,
-            "truncation": "disabled",
-            "usage": None,
-        }
-
-
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

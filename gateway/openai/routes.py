@@ -19,12 +19,13 @@ from gateway.keys import Right
 from gateway.metrics import Metrics
 from gateway.openai import openapi, own, request, responses, tokens
 from gateway.openai.embeddings import Embedding
-from gateway.openai.fields import Body, Chat, Completion, Detokenize, Responses, Tokenize
+from gateway.openai.fields import Body, Chat, Completion, Detokenize, Tokenize
 from gateway.openai.generating import Generating, generated, resumed
 from gateway.openai.inputs import Embeddings
 from gateway.openai.parse import parse, unknown
 from gateway.openai.request import Asked
 from gateway.openai.responding import Responding
+from gateway.openai.response_fields import Responses
 from gateway.text import TextModel
 from protos.errors import BadInput, Cancelled, NotServing, UnknownModel, UnknownRequest
 from protos.v1.inference_pb2 import GetRequestRequest

@@ -5,7 +5,7 @@ text. Pure."""
 import json
 from typing import Any, NamedTuple
 
-from gateway.openai.fields import Chat, Function, ToolCall
+from gateway.openai.fields import AllowedTools, Chat, Function, ToolCall
 from protos.errors import BadInput
 from protos.v1.types_pb2 import Structure
 
@@ -41,10 +41,15 @@ def callable_in(body: Chat) -> MayCall:
         raise BadInput("tools", "two functions have the same name")
     if isinstance(choice, str):
         return MayCall(functions, must=choice == "required")
-    named = tuple(function for function in functions if function.name == choice.function.name)
-    if not named:
+    if isinstance(choice, AllowedTools):
+        chosen, must = choice.allowed_tools.tools, choice.allowed_tools.mode == "required"
+    else:
+        chosen, must = [choice], True
+    names = {tool.function.name for tool in chosen}
+    if not names <= {function.name for function in functions}:
         raise BadInput("tool_choice", "names a function that is not in tools")
-    return MayCall(named, must=True)
+    named = tuple(function for function in functions if function.name in names)
+    return MayCall(named, must)
 
 
 def told(may: MayCall) -> str:

@@ -15,8 +15,10 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from gateway.openai.fields import ACCEPTED, REFUSED, Chat, Completion, Detokenize, Responses, Tokenize
+from gateway.openai.fields import Chat, Completion, Detokenize, Tokenize
 from gateway.openai.openapi import document
+from gateway.openai.refused import ACCEPTED, REFUSED
+from gateway.openai.response_fields import Responses
 from laps_sd.gatewaybench.measure import gateway_of_stub
 from worker_service.pull import pull
 

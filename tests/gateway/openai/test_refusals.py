@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.openai import routes
-from gateway.openai.fields import Body, Chat, Completion, Detokenize, Responses, Tokenize
+from gateway.openai.fields import Body, Chat, Completion, Detokenize, Tokenize
 from gateway.openai.parse import parse
+from gateway.openai.response_fields import Responses
 from tests.gateway.openai.harness import CHAT, COMPLETION, HELLO, door
 
 RESPONSE = {"model": "tiny", "input": "the fox"}
@@ -188,7 +189,12 @@ async def test_a_refusal_says_what_to_send_instead() -> None:
             ("/v1/responses", RESPONSE | {"previous_response_id": "a"}, "send the whole conversation as `input`"),
             ("/v1/responses", RESPONSE | {"max_tokens": 3}, "send `max_output_tokens`"),
             ("/v1/chat/completions", CHAT | {"max_output_tokens": 3}, "send `max_completion_tokens`"),
-            ("/v1/responses", RESPONSE | {"tools": [TOOL]}, "/v1/chat/completions calls functions"),
+            ("/v1/responses", RESPONSE | {"tools": [TOOL]}, "here a function's fields stand beside its type"),
+            (
+                "/v1/completions",
+                COMPLETION | {"tools": [TOOL]},
+                "/v1/chat/completions and /v1/responses call functions",
+            ),
         ):
             assert (await at.refused(body, path))["message"].endswith(instead)
 
