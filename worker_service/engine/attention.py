@@ -149,15 +149,17 @@ class _Group:
         """`numbers`: as BlockPlan.padded."""
         self.rows, self._positions, self.tables = numbers
         self._keys = torch.arange(self.tables.shape[1] * block_tokens, device=self.tables.device)
-        self._masks: dict[int, torch.Tensor] = {}
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
-    def mask(self, window: int) -> torch.Tensor:
-        """Which keys each token sees [B, 1, longest, keys]: none after it, and none further back than `window`."""
-        if window not in self._masks:
+    def mask(self, window: int, share: int) -> torch.Tensor:
+        """Which keys each token sees [B, 1, share * longest, keys], for each of `share` heads: none after it, and none
+        further back than `window`."""
+        if (window, share) not in self._masks:
             own = self._positions[:, :, None]
             seen = self._keys <= own
-            self._masks[window] = (seen & (self._keys > own - window) if window else seen)[:, None]
-        return self._masks[window]
+            seen = seen & (self._keys > own - window) if window else seen
+            self._masks[window, share] = seen.repeat(1, share, 1)[:, None]
+        return self._masks[window, share]
 
 
 class TorchAttention(PagedAttention):
@@ -176,6 +178,8 @@ class TorchAttention(PagedAttention):
         dtype: torch.dtype,
         ragged: RaggedAttention | None = None,
     ) -> None:
+        if device.type == "cuda":  # of newer GPUs torch would ask cuDNN first, which makes a plan for every new shape
+            torch.backends.cuda.enable_cudnn_sdp(False)
         # Masked entries must be finite, so zeros.
         data = [torch.zeros(_memory(shape, blocks, block_tokens), device=device, dtype=dtype) for shape in shapes]
         super().__init__(data, longest)
@@ -202,43 +206,44 @@ class TorchAttention(PagedAttention):
         values[self._new_blocks, :, self._new_offsets] = value
         if self._ragged:
             return self._ragged(query, keys, values, options)
+        # Query heads that share a KV head are queries of it: so that it is read once.
+        query = query.view(len(query), keys.shape[1], -1, query.shape[-1])
         out = torch.empty_like(query)
         attention = _plain if options.softcap or options.sinks is not None else _fused
         for group in self._groups:
             past_keys, past_values = (x[group.tables].transpose(1, 2).flatten(2, 3) for x in (keys, values))
-            own = query[group.rows].transpose(1, 2)
-            result = attention(own, past_keys, past_values, group.mask(options.window), options)
-            out[group.rows] = result.transpose(1, 2)
-        return out
+            own = query[group.rows].permute(0, 2, 3, 1, 4)  # [B, kv heads, heads of each, n, dim]
+            mask = group.mask(options.window, query.shape[2])
+            result = attention(own.flatten(2, 3), past_keys, past_values, mask, options).view(own.shape)
+            out[group.rows] = result.permute(0, 3, 1, 2, 4)
+        return out.flatten(1, 2)
 
 
-# Both: `query` and the result [B, heads, n, dim], `keys` and `values` [B, kv heads, past, dim], `mask` [B, 1, n, past].
+# Both: `query` and the result [B, kv heads, n, dim], `keys` and `values` [B, kv heads, past, dim], `mask`
+# [B, 1, n, past].
 
 
 def _fused(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, options: Options
 ) -> torch.Tensor:
     """By torch's fastest kernel, which knows neither caps nor sinks."""
-    grouped = query.shape[1] != keys.shape[1]
-    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=options.scale, enable_gqa=grouped)
+    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=options.scale)
 
 
 def _plain(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, options: Options
 ) -> torch.Tensor:
-    batch, heads, n, dim = query.shape
-    kv_heads = keys.shape[1]
-    grouped = query.reshape(batch, kv_heads, heads // kv_heads * n, dim)
-    scores = (grouped @ keys.mT).view(batch, heads, n, -1).float() * options.scale
+    scores = (query @ keys.mT).float() * options.scale
     if options.softcap:
         scores = (scores / options.softcap).tanh() * options.softcap
     scores = scores.masked_fill(~mask, -torch.inf)
-    if options.sinks is not None:
-        sinks = options.sinks.float()[:, None, None].expand(batch, heads, n, 1)
-        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    if options.sinks is not None:  # one for each head: of a KV head those of its share, each for all its tokens
+        sinks = options.sinks.float().view(keys.shape[1], -1, 1)
+        sinks = sinks.expand(-1, -1, query.shape[2] // sinks.shape[1]).flatten(1)[..., None]
+        weights = torch.cat([scores, sinks.expand(*scores.shape[:3], 1)], -1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    return (weights.to(values.dtype).view(batch, kv_heads, -1, keys.shape[2]) @ values).view(batch, heads, n, dim)
+    return weights.to(values.dtype) @ values
 
 
 def _attention_function(handle: int) -> Callable[..., tuple[torch.Tensor, None]]:
