@@ -1,7 +1,6 @@
 """Structured output is what the target itself would draw if it knew only the tokens that the grammar allows."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -156,15 +155,6 @@ def test_log_probabilities_stay_the_models_own(tiny: Tiny) -> None:
     for row, token, logprob in zip(own, output, given, strict=True):
         assert abs(float(row[token]) - logprob.logprob) < CLEAR
         assert logprob.top[0][0] == int(row.argmax())
-
-
-@pytest.mark.parametrize("cut", [hooks._cut_with_numpy, hooks._cut_with_torch])
-def test_what_is_allowed_keeps_its_logit_and_all_else_has_none(
-    cut: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> None:
-    logits, bits = torch.randn(3, 45), torch.rand(3, 48) < 0.5
-    allowed = torch.from_numpy(np.packbits(bits.numpy(), 1, bitorder="little"))
-    assert torch.equal(cut(logits, allowed), logits.masked_fill(~bits[:, :45], -torch.inf))
 
 
 def byte_fallback() -> Tokenizer:

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 
-GRAIN = 16  # groups are multiples of it, and inputs of groups
 _GROUPS = (64, 32)  # weights that share a scale where it is chosen here, the longest first
 BITS = {"int8": 8.5, "int4": 5.0}  # of a weight, at most, with its share of scales and minima
 _MOST = 65504.0  # that a scale can hold

@@ -1,7 +1,5 @@
 """Hooks that change logits before a token is drawn: masks, bias, penalties. No token is drawn here."""
 
-import ctypes
-import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from worker_service.engine import native
 from worker_service.engine.counted import Counted
 from worker_service.engine.types import Limits, Sampling
 from worker_service.engine.upload import sent
@@ -54,17 +51,7 @@ def follow_structure(logits: torch.Tensor, context: LogitsContext) -> torch.Tens
         return logits
     if logits.device.type != "cpu":
         return _cut_with_torch(logits, context.allowed)
-    if (kernel := _kernel()) is None:
-        return _cut_with_numpy(logits, context.allowed)
-    kernel(logits.data_ptr(), context.allowed.data_ptr(), *logits.shape, context.allowed.shape[1])
-    return logits
-
-
-@functools.cache
-def _kernel() -> Callable[..., None] | None:
-    if native.kernels() is None:
-        return None
-    return native.function("mask", torch.float32, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3)
+    return _cut_with_numpy(logits, context.allowed)
 
 
 def _cut_with_numpy(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:

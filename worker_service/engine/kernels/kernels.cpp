@@ -4,7 +4,6 @@
 #include "decoder.h"
 #include "draft_head.h"
 #include "layers.h"
-#include "masks.h"
 
 namespace {
 
@@ -47,8 +46,4 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
 extern "C" {
 FOR_TYPE(float, float)
 FOR_TYPE(bfloat16, BFloat16)
-
-void mask_float(float* logits, const uint8_t* bits, int rows, int count, int bytes) {
-    for (int row = 0; row < rows; row++) mask(logits + int64_t{row} * count, bits + int64_t{row} * bytes, count);
-}
 }
