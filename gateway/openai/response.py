@@ -116,7 +116,8 @@ class Response:
         if kind == "message":
             return {"id": f"msg_{self._id}"}
         assert self._calling is not None
-        return {"id": f"fc_{self._id}", "call_id": f"call_{self._id}", "name": self._calling.name}
+        name = self._calling.name
+        return {"id": f"fc_{name}.{self._id}", "call_id": f"call_{self._id}", "name": name}  # kept.py reads the ids
 
     @property
     def _place(self) -> dict[str, Any]:

@@ -20,7 +20,10 @@ class TextOptions(Body):
 
 
 class InputItem(Body):
-    type: str | None = Field(None, description="message, function_call, function_call_output or reasoning")
+    type: str | None = Field(
+        None, description="message, function_call, function_call_output, item_reference or reasoning"
+    )
+    id: str | None = Field(None, description="with item_reference: of an item of an earlier answer")
     role: str | None = Field(None, description="of a message: system, developer, user or assistant")
     content: str | Items[Part] | None = Field(None, description="of a message")
     call_id: str | None = Field(None, description="of a call, and of what came of it")

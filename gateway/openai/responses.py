@@ -22,7 +22,8 @@ _TEXTS = ("input_text", "output_text")
 
 
 def asked(body: Responses, request_id: str) -> request.Asked:
-    """`request_id`: the id, unless the body has one. Raises BadInput."""
+    """`request_id`: the id, unless the body has one. The body names no items of earlier answers any more (kept.py).
+    Raises BadInput."""
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     if isinstance(body.input, str):
         messages.append({"role": "user", "content": body.input})
@@ -79,7 +80,7 @@ def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
                     f"{field}.type", "item_reference: nothing is kept here, send the item (`store`: false)"
                 )
             case _:
-                kinds = "message, function_call, function_call_output or reasoning"
+                kinds = "message, function_call, function_call_output, item_reference or reasoning"
                 raise Unsupported(f"{field}.type", f"must be {kinds}")
     return messages
 

@@ -17,7 +17,7 @@ from gateway.http.access import route
 from gateway.http.errors import Unsupported
 from gateway.keys import Right
 from gateway.metrics import Metrics
-from gateway.openai import openapi, own, request, responses, tokens
+from gateway.openai import kept, openapi, own, request, responses, tokens
 from gateway.openai.embeddings import Embedding
 from gateway.openai.fields import Body, Chat, Completion, Detokenize, Tokenize
 from gateway.openai.generating import Generating, generated, resumed
@@ -74,6 +74,7 @@ class Doors:
     async def response(self, asked: Request) -> Responding:
         body = await self._body(Responses, asked)
         model = self._model(body.model, ready=True)
+        body = await kept.with_items(self._front, body)
         wanted = for_model(model, self._placed(responses.asked(body, asked.state.request_id), asked, model))
         return Responding(body, wanted, generated(self._front, wanted))
 

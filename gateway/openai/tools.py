@@ -94,6 +94,13 @@ def written(call: ToolCall) -> str:
     return f"{MARK}{_NAME}{call.function.name}{_ARGUMENTS}{call.function.arguments or '{}'}{_END}"
 
 
+def said(text: str) -> tuple[str, str, str]:
+    """The words of an earlier answer, the function that it calls behind them, if any, and its arguments."""
+    calling = Calling(MayCall())
+    pushed, held = calling.push(text), calling.end(whole=True)
+    return (pushed[0] + held[0], calling.name, pushed[1] + held[1]) if calling.name else (text, "", "")
+
+
 def result(text: str) -> str:
     """What came of a call, as the user says it."""
     return f"<tool_response>{text}</tool_response>"

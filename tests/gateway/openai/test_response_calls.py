@@ -121,7 +121,7 @@ def test_a_call_is_an_item_behind_the_words(fields: dict[str, Any], text: str, w
     events, whole = told(text, cut=cut, **fields)
     *message, call = whole["output"]
     function = {"call_id": "call_r", "name": "weather", "arguments": chats.ARGUMENTS}
-    assert call == {"id": "fc_r", "type": "function_call", "status": "completed", **function}
+    assert call == {"id": "fc_weather.r", "type": "function_call", "status": "completed", **function}
     assert [item["content"][0]["text"] for item in message] == ([words] if words else [])
 
     kinds = list(dict.fromkeys(event["type"].removeprefix("response.") for event in events))
@@ -132,7 +132,7 @@ def test_a_call_is_an_item_behind_the_words(fields: dict[str, Any], text: str, w
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     deltas = [event for event in events if event["type"] == "response.function_call_arguments.delta"]
     assert "".join(event["delta"] for event in deltas) == chats.ARGUMENTS
-    assert {(event["item_id"], event["output_index"]) for event in deltas} == {("fc_r", len(message))}
+    assert {(event["item_id"], event["output_index"]) for event in deltas} == {("fc_weather.r", len(message))}
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert done == whole["output"]
     assert events[-1]["response"]["output"] == whole["output"]

@@ -98,7 +98,6 @@ async def test_a_late_error_is_an_event() -> None:
         ),
         ("input", [{"type": "reasoning", "summary": []}], "input", "invalid_value"),
         ("input", [{"type": "computer_call_output"}], "input[0].type", "unsupported_parameter"),
-        ("input", [{"type": "item_reference", "id": "a"}], "input[0].type", "unsupported_parameter"),
         (
             "input",
             [{"role": "user", "content": [{"type": "input_image"}]}],
