@@ -98,9 +98,10 @@ class Settings(CommonSettings):
         None, description="more, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
     )
     block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
-    attention: Literal["auto", "torch", "flashinfer"] = Field(
+    attention: Literal["auto", "torch", "flashinfer", "graphs"] = Field(
         "auto",
-        description="auto: native kernels on a CPU, else torch; flashinfer: on a GPU, and no GPU has tried it yet",
+        description="auto: native kernels on a CPU, else torch; on a GPU also flashinfer, or graphs: torch, with short "
+        "passes as CUDA graphs; no GPU has tried these two yet",
     )
     drafter: Annotated[str, AfterValidator(_reachable)] = Field(
         "default", description="none, ngram, default, the directory of a head or causal LM, or remote:HOST:PORT,..."
@@ -133,8 +134,8 @@ class Settings(CommonSettings):
             return self
         if self.weights != "auto":
             raise ValueError(f"weights: {self.weights} is of one process alone; --stages spreads a model over several")
-        if self.attention == "flashinfer":
-            raise ValueError("attention: flashinfer is not for a model over --stages")
+        if self.attention in ("flashinfer", "graphs"):
+            raise ValueError(f"attention: {self.attention} is not for a model over --stages")
         if self.rendezvous is None:
             raise ValueError("rendezvous: say where stage 0 is found, HOST:PORT, the same to all stages")
         if self.place.number >= self.stages:

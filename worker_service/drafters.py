@@ -38,13 +38,19 @@ class Caller(NamedTuple):
 
 
 def make_drafter(
-    name: str, target: LoadedModel, *, blocks: int, block_tokens: int, caller: Caller | None = None
+    name: str,
+    target: LoadedModel,
+    *,
+    blocks: int,
+    block_tokens: int,
+    attention: str = "auto",
+    caller: Caller | None = None,
 ) -> Drafter:
     """`none`, `ngram`, `default`, the directory of a head, ours or EAGLE-3, or of a causal LM, or `remote:HOST:PORT`,
     also several with commas. Raises ModelError.
 
     `default`: the head that comes with LAPS-SD where there is one for this target, else `ngram`. `blocks` of
-    `block_tokens` are the KV memory of a drafter that needs any.
+    `block_tokens` are the KV memory of a drafter that needs any; a causal LM's `attention` is of that kind.
     """
     if name.startswith(REMOTE):
         return _remote(name.removeprefix(REMOTE), target, caller or Caller())
@@ -62,7 +68,7 @@ def make_drafter(
         raise ModelError(f"drafter {name!r} is neither none, ngram nor default, and there is no such directory")
     if is_eagle(folder):
         return _eagle(folder, target, blocks, block_tokens)
-    return _model(folder, target, blocks, block_tokens)
+    return _model(folder, target, blocks, block_tokens, attention)
 
 
 def _head(folder: Path, target: LoadedModel) -> Drafter:
@@ -128,11 +134,12 @@ def _remote(addresses: str, target: LoadedModel, caller: Caller) -> Drafter:
     return FirstOf(with_lookup(Shielded(RemoteDrafter(post, os.urandom(32)))), NgramDrafter())
 
 
-def _model(folder: Path, target: LoadedModel, blocks: int, block_tokens: int) -> Drafter:
+def _model(folder: Path, target: LoadedModel, blocks: int, block_tokens: int, attention: str) -> Drafter:
     draft = load(str(folder), str(target.device), str(target.dtype).removeprefix("torch."))
     if vocabulary_digest(draft.tokenizer) != vocabulary_digest(target.tokenizer):
         raise ModelError(f"drafter {folder} has another tokenizer than {target.name}: its tokens mean something else")
-    return ModelDrafter(draft.model, context_tokens=draft.context_tokens, blocks=blocks, block_tokens=block_tokens)
+    sizes = {"context_tokens": draft.context_tokens, "blocks": blocks, "block_tokens": block_tokens}
+    return ModelDrafter(draft.model, **sizes, attention=attention)
 
 
 def vocabulary_digest(tokenizer: Any) -> str:

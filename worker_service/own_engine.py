@@ -79,6 +79,8 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
     dtype = choose_dtype(settings.dtype, device)
     if settings.attention == "flashinfer" and (why := problem(device, dtype)):
         raise ModelError(f"attention: {why}")
+    if settings.attention == "graphs" and (device.type != "cuda" or ranks.size > 1):
+        raise ModelError("attention: graphs are of a model that is whole on one GPU")
     least = by_device(settings, device, ranks.size * place.size)  # what more there is room for shows later
     drafts = place.number == 0 and ranks.leads
     check_memory(
@@ -185,6 +187,7 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, gr
                 model,
                 blocks=settings.blocks,
                 block_tokens=settings.block_tokens,
+                attention=settings.attention,
                 caller=Caller(settings.worker_id, settings.drafter_names, settings.tls),
             ),
             group=group,

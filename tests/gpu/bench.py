@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tests.gpu import exactness
 from worker_service.bench import floor, synthetic
 from worker_service.bench.race import Answer, Rounds
 from worker_service.bench.record import PLAIN, Heat, figures
@@ -17,6 +18,7 @@ from worker_service.bench.systems import Ours
 from worker_service.engine.drafting.drafter import Drafter, NoDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
+from worker_service.engine.graphs import Graphs, Repeated
 
 if TYPE_CHECKING:
     from tests.gpu.sections import Section
@@ -26,7 +28,16 @@ _ACCEPTANCE = 0.7
 _WARM_UP_TOKENS = 4
 
 
-def check(section: "Section") -> None:
+def check_graphs(section: "Section") -> None:
+    """The same with passes as CUDA graphs, after their texts were looked at."""
+    if section.device.type == "cpu":
+        Graphs.kind = Repeated  # all but the recording can be tried there
+    exactness.check_graphs(section)
+    check(section, "graphs")
+
+
+def check(section: "Section", attention: str = "auto") -> None:
+    """`attention`: as the engine's."""
     size, shape = section.size, synthetic.SHAPES[section.size.shape]
     dtype = torch.bfloat16
     begun = perf_counter()
@@ -51,6 +62,7 @@ def check(section: "Section") -> None:
         block_tokens=BLOCK_TOKENS,
         max_draft=MAX_DRAFT,
         drafter=NoDrafter(),
+        attention=attention,
     )
     section.put(
         engine_in_s=round(perf_counter() - begun, 1), kv_gb=round(blocks * BLOCK_TOKENS * work.kv_bytes / 1e9, 2)

@@ -114,7 +114,21 @@ def _drafters(device: torch.device, dtype: torch.dtype) -> dict[str, Drafter]:
     }
 
 
-def engine_on(device: torch.device, dtype: torch.dtype, drafter: Drafter) -> Engine:
+def check_graphs(section: "Section") -> None:
+    """Whether texts are the same where passes are padded and replayed."""
+    sizes = section.size.requests, min(section.size.tokens, _MOST_NEW)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = [
+            _texts(engine_on(section.device, dtype, NgramDrafter(), attention), *sizes, disturbed=True)
+            for attention in ("torch", "graphs")
+        ]
+        name, different = str(dtype).removeprefix("torch."), _different(*found)
+        section.add("drafters", {"drafter": "ngram, as graphs", "dtype": name, "tokens_that_differ": different})
+        if dtype == torch.float32 and different > 0.1:
+            section.wrong(f"as graphs {different:.1%} of tokens in {name} are others")
+
+
+def engine_on(device: torch.device, dtype: torch.dtype, drafter: Drafter, attention: str = "auto") -> Engine:
     """One that has passed the self-check."""
     model = model_on(device, dtype)
     expected = own_logits(model, _CONTEXT)
@@ -127,6 +141,7 @@ def engine_on(device: torch.device, dtype: torch.dtype, drafter: Drafter) -> Eng
         block_tokens=16,
         host_blocks=512,
         drafter=drafter,
+        attention=attention,
     )
     self_check(engine, expected)
     return engine

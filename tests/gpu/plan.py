@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+SECTIONS = ("machine", "exactness", "bench", "graphs", "preemption", "families")
+
 
 class Plan(NamedTuple):
     section: str
@@ -29,7 +31,8 @@ PLANS = {
         plans=(
             Plan("machine", 90, 10),
             Plan("exactness", 110, 15),
-            Plan("bench", 190, 25),
+            Plan("bench", 170, 25),
+            Plan("graphs", 110, 25),
             Plan("preemption", 80, 20),
             Plan("families", 140, 20),
         ),
@@ -45,7 +48,7 @@ PLANS = {
     ),
     "smallest": Size(
         minutes=50,  # minutes of one core, and a machine may be busy with other work
-        plans=tuple(Plan(name, 600, 1) for name in ("machine", "exactness", "bench", "preemption", "families")),
+        plans=tuple(Plan(name, 600, 1) for name in SECTIONS),
         shape="tiny",
         batches=(1, 2),
         prompt_tokens=32,

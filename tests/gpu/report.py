@@ -21,7 +21,7 @@ def line(name: str, section: Found) -> str:
 def table(found: Found) -> str:
     """All of it, for people; whatever a section did not come to is left out."""
     lines = [f"device: {found['sections'].get('machine', {}).get('device', found['asked_device'])} ({found['size']})"]
-    for part in (_machine, _sections, _exactness, _bench, _preemption, _families):
+    for part in (_machine, _sections, _exactness, _bench, _graphs, _preemption, _families):
         try:
             lines += part(found["sections"])
         except Exception as error:  # what is in the JSON must not be lost for a table
@@ -43,7 +43,7 @@ def _sections(sections: Found) -> list[str]:
 
 
 def _exactness(sections: Found) -> list[str]:
-    rows = sections.get("exactness", {}).get("drafters", ())
+    rows = [row for name in ("exactness", "graphs") for row in sections.get(name, {}).get("drafters", ())]
     lines = ["", _row("tokens unlike plain decoding", "dtype", "share")] if rows else []
     return lines + [_row(row["drafter"], row["dtype"], f"{row['tokens_that_differ']:.2%}") for row in rows]
 
@@ -59,6 +59,11 @@ def _preemption(sections: Found) -> list[str]:
 def _families(sections: Found) -> list[str]:
     words, found = ("works", "refused", "WRONG", "CRASHES"), sections.get("families", {})
     return ["", "families: " + ", ".join(f"{found.get(word, 0)} {word}" for word in words)] if found else []
+
+
+def _graphs(sections: Found) -> list[str]:
+    lines = _bench({"bench": sections.get("graphs", {})})
+    return ["", "The same with passes as CUDA graphs:", *lines[1:]] if lines else []
 
 
 def _bench(sections: Found) -> list[str]:

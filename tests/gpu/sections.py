@@ -39,6 +39,7 @@ SECTIONS: dict[str, Callable[[Section], None]] = {
     "machine": machine.check,
     "exactness": exactness.check,
     "bench": bench.check,
+    "graphs": bench.check_graphs,
     "preemption": preemption.check,
     "families": families.check,
 }

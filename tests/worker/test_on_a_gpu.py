@@ -15,6 +15,7 @@ from tests.gpu.sections import Section
 from tests.worker.pretended import pretended
 from worker_service.bench import floor
 from worker_service.engine.drafting.drafter import NoDrafter
+from worker_service.engine.graphs import Graphs, Repeated
 from worker_service.engine.length_head import LengthHead, LengthHeadConfig, LengthProbe
 from worker_service.engine.types import Admission, Limits, Row, Run, Sampling
 
@@ -23,12 +24,14 @@ GREEDY = Sampling()
 MACHINE = floor.Machine(1e12, 1e14)
 
 
-CHECKS = [exactness.check, bench.check, preemption.check, families.check]
+CHECKS = [exactness.check, bench.check, bench.check_graphs, preemption.check, families.check]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=["exact", "bench", "preempt", "families"])
+@pytest.mark.parametrize("check", CHECKS, ids=["exact", "bench", "graphs", "preempt", "families"])
+@patch.object(floor, "measure", lambda *_: MACHINE)
+@patch.object(Graphs, "kind", Repeated)  # there is nothing that could record one
 def test_a_section_of_the_gpu_check_runs_and_finds_nothing_wrong(check: Any) -> None:
-    with pretended() as device, patch.object(floor, "measure", lambda *_: MACHINE):
+    with pretended() as device:
         section = Section("cuda:0", SMALLEST, 3600, lambda found: None)
         check(section)
     assert section.found["wrong"] == []

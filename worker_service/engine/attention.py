@@ -84,13 +84,13 @@ def paged_attention(
 ) -> PagedAttention:
     """Attention with memory for `blocks` blocks of `block_tokens` tokens each.
 
-    `shapes`: of each layer; `longest`: tokens of a text. `kind`: auto (the native kernels on a CPU, else torch), torch
-    or flashinfer. Raises NotImplementedError.
+    `shapes`: of each layer; `longest`: tokens of a text. `kind`: auto (the native kernels on a CPU, else torch), torch,
+    flashinfer, or graphs: torch, with a block more for tokens that are padding. Raises NotImplementedError.
     """
     if kind == "auto" and device.type == "cpu" and NativeAttention.supports(shapes, block_tokens, dtype):
         return NativeAttention(shapes, longest, blocks, block_tokens, dtype)
     ragged = RaggedAttention(block_tokens, device, dtype) if kind == "flashinfer" else None
-    return TorchAttention(shapes, longest, blocks, block_tokens, device, dtype, ragged)
+    return TorchAttention(shapes, longest, blocks + (kind == "graphs"), block_tokens, device, dtype, ragged)
 
 
 def _memory(shape: AttentionShape, blocks: int, block_tokens: int) -> tuple[int, int, int, int]:
@@ -197,6 +197,22 @@ class TorchAttention(PagedAttention):
         self._new_blocks, self._new_offsets, *others = sent_together(everything, self._device)
         self._groups = [_Group(others[3 * i : 3 * i + 3], self._block_tokens) for i in range(len(groups))]
         return others[3 * len(groups) :]
+
+    def begin_padded(
+        self,
+        blocks: torch.Tensor,
+        offsets: torch.Tensor,
+        positions: torch.Tensor,
+        tables: torch.Tensor,
+        requests: int,
+    ) -> torch.Tensor:
+        """As `begin`, of numbers that are on the device: as many tokens and blocks for each request. Returns the
+        numbers of all tokens."""
+        self._new_blocks, self._new_offsets = blocks, offsets
+        every = torch.arange(len(blocks), device=self._device)
+        numbers = [x.view(requests, -1) for x in (every, positions, tables)]
+        self._groups = [_Group(numbers, self._block_tokens)]
+        return every
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, options: Options

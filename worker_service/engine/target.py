@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from worker_service.engine.attention import PagedAttention, QueryRange, paged_attention
+from worker_service.engine.attention import PagedAttention, QueryRange, TorchAttention, paged_attention
 from worker_service.engine.clock import Clock
 from worker_service.engine.cut import NoHead, layer_list, own_layers
 from worker_service.engine.decoder import NativeDecoder
+from worker_service.engine.graphs import Graphs, PaddedRound, Results, Size
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.output_head import float32_head
 from worker_service.engine.packed import PackedLinear
@@ -60,6 +61,7 @@ class Target:
         self._model = model
         self._attention: PagedAttention | None = None
         self._decoder: NativeDecoder | None = None
+        self._graphs: Graphs | None = None
         self._given: list[torch.Tensor] = []  # of this pass, by layers that are exposed
         self._shares = shares
         self._saved: dict[str, list[torch.Tensor]] = {}  # copies of KV in the host's memory
@@ -87,6 +89,8 @@ class Target:
             self._decoder = NativeDecoder(self._model, self._attention)
         else:
             self._model.set_attn_implementation(self._attention.name)
+        if attention == "graphs":
+            self._graphs = Graphs(self._padded, block_tokens, spare=blocks, device=self.device)
         return BlockPool(blocks, block_tokens)
 
     def expose(self, layers: Sequence[int]) -> None:
@@ -128,12 +132,23 @@ class Target:
         self, input_ids: Sequence[int], positions: Sequence[int], wanted: Sequence[int], ranges: Sequence[QueryRange]
     ) -> Passed:
         clock = Clock(self.device) if self.device.type == "cuda" else None
-        self._given.clear()
-        logits, hidden = self._pass(*self._memory.begin(ranges, (input_ids, positions, wanted)))
-        states = torch.cat(self._given, -1) if self._given else None
+        results = self._graphs.run(input_ids, wanted, ranges) if self._graphs else None
+        if results is None:
+            results = self._results(*self._memory.begin(ranges, (input_ids, positions, wanted)))
         if clock:
             clock.stop()
-        return Passed(logits.float(), hidden, states, clock)
+        return Passed(*results, clock)
+
+    def _padded(self, given: PaddedRound, size: Size) -> Results:
+        """What a graph records."""
+        assert isinstance(self._memory, TorchAttention)
+        every = self._memory.begin_padded(given.blocks, given.offsets, given.positions, given.tables, size.requests)
+        return self._results(given.ids, given.positions, every)
+
+    def _results(self, input_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> Results:
+        self._given.clear()
+        logits, hidden = self._pass(input_ids, positions, wanted)
+        return logits.float(), hidden, torch.cat(self._given, -1) if self._given else None
 
     def wait(self) -> None:
         """Until the device has done all that it was given."""

@@ -29,15 +29,17 @@ class ModelDrafter(Drafter):
     shared as the target's is (kv.py).
     """
 
-    def __init__(self, model: Any, *, context_tokens: int, blocks: int, block_tokens: int) -> None:
+    def __init__(
+        self, model: Any, *, context_tokens: int, blocks: int, block_tokens: int, attention: str = "auto"
+    ) -> None:
         """`model`: a causal LM of the transformers library, in eval mode, that reads and writes the target's tokens.
 
         A request that outgrows `context_tokens` goes on without drafts. `blocks` of `block_tokens` tokens are the KV
-        memory.
+        memory. `attention`: the kind of paged_attention.
         """
         self._model = Target(model)
         self._context_tokens = min(context_tokens, longest_text(model.config))
-        self._pool = self._model.new_pool(blocks, block_tokens)
+        self._pool = self._model.new_pool(blocks, block_tokens, attention)
         self._states: dict[str, _State] = {}  # the one used last is last
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
