@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from uuid import uuid4
 
 import structlog
 
@@ -77,6 +78,7 @@ class Leader:
         self.over = asyncio.Event()  # it leads no longer: all of its streams end
         self.epoch = 0
         self._highest_epoch = 0  # that any worker has obeyed
+        self._attempt = uuid4().hex  # to lead; the same until one is answered
         self.turns = Turns()  # of the event loop
         self.sessions, self.outboxes, self.counters = Sessions(), Outboxes(), Counters()
         self.timelines = Timelines(tracing)
@@ -119,7 +121,8 @@ class Leader:
         """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable, and may then be called
         again; Fenced if the pulse is no longer what was `seen`."""
         before = await self._store.pulse() if seen is None else seen
-        self.epoch = await self._store.lead(max(int(self.clock() * 1000), least_epoch), seen)
+        self.epoch = await self._store.lead(max(int(self.clock() * 1000), least_epoch), seen, self._attempt)
+        self._attempt = uuid4().hex
         self.workers.epoch = self.epoch
         # Its commits begin now: without them a standby would take over while we still read.
         self.persisting = asyncio.create_task(self.persister.run(self.epoch, before), name="persister")

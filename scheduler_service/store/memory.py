@@ -16,15 +16,19 @@ class MemoryStore:
         state: its contents are replaced, never changed."""
         self._epoch = 0
         self._commit: int | None = None
+        self._led: tuple[int, str | None] = (0, None)  # the epoch that `lead` gave last, and to which attempt
         self._requests: dict[str, Stored | Unreadable] = {}
         self._ends: dict[str, float] = {}  # when each ended request expires, by `clock`
         self._learned: bytes | None = None
         self._keep_s, self._clock = keep_s, clock
 
-    async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
+    async def lead(self, now_ms: int, seen: Pulse | None = None, attempt: str | None = None) -> int:
+        if attempt is not None and (self._epoch, attempt) == self._led:
+            return self._epoch
         if seen is not None and seen != await self.pulse():
             raise Fenced("another leader has taken over")
         self._epoch, self._commit = max(self._epoch + 1, now_ms), 0
+        self._led = self._epoch, attempt
         return self._epoch
 
     async def pulse(self) -> Pulse:

@@ -121,9 +121,12 @@ class Pulse(NamedTuple):
 class Store(Protocol):
     """Every method raises StoreUnavailable. Every method that writes raises Fenced."""
 
-    async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
+    async def lead(self, now_ms: int, seen: Pulse | None = None, attempt: str | None = None) -> int:
         """Take over. Returns the new epoch, max(stored + 1, now_ms); earlier leaders are fenced from now on. Raises
-        Fenced and changes nothing if `seen` is given and is no longer the pulse."""
+        Fenced and changes nothing if `seen` is given and is no longer the pulse.
+
+        A call whose answer was lost is repeated under its `attempt`, a name that no other call has. It changes nothing
+        more, and returns the same epoch, unless another leader has taken over since."""
 
     async def pulse(self) -> Pulse: ...
 

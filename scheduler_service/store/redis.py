@@ -4,6 +4,7 @@ write is a script that checks who leads (scripts.py); what a request's fields me
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 import msgpack
 from redis.commands.core import AsyncScript
@@ -94,13 +95,14 @@ class RedisStore:
         self._index, self._read = script(scripts.INDEX), script(scripts.READ)
         self._set_aside, self._save_learned = script(scripts.SET_ASIDE), script(scripts.SAVE_LEARNED)
 
-    async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
+    async def lead(self, now_ms: int, seen: Pulse | None = None, attempt: str | None = None) -> int:
         if self._by_sentinels and await connection.has_moved(self._redis):
             # Nobody commits there any more. A leader that began on it would rewrite, on the new primary, what it read.
             await connection.reconnect(self._redis)
             raise StoreUnavailable("another server is the primary now")
         unchanged = [] if seen is None else [seen.epoch, "" if seen.commit is None else seen.commit]
-        return int(await self._guarded(self._lead(keys=[self.keys.leader], args=[now_ms, *unchanged])))
+        args = [now_ms, attempt or uuid4().hex, *unchanged]
+        return int(await self._guarded(self._lead(keys=[self.keys.leader], args=args)))
 
     async def pulse(self) -> Pulse:
         leader = self.keys.leader

@@ -10,15 +10,18 @@ from importlib.resources import files
 COMMIT = files(__package__).joinpath("commit.lua").read_text()
 COMMIT_NOTHING = f"#!lua flags=allow-oom\n{COMMIT}"  # a commit without writes: only the leader's own fields change
 
-# KEYS: leader. ARGV: time in ms; if only an unchanged pulse may be followed: its epoch, and its commit or ''.
+# KEYS: leader. ARGV: time in ms; the attempt; if only an unchanged pulse may be followed: its epoch, and its commit
+# or ''.
+# An attempt is kept with the epoch that it got, since code from before there were attempts takes over without one.
 LEAD = """#!lua flags=allow-oom
-local stored = redis.pcall('HMGET', KEYS[1], 'epoch', 'commit')
+local stored = redis.pcall('HMGET', KEYS[1], 'epoch', 'commit', 'attempt')
 if stored.err then return redis.error_reply(stored.err .. ': ' .. KEYS[1]) end
-if ARGV[2] and (ARGV[2] ~= (stored[1] or '0') or ARGV[3] ~= (stored[2] or '')) then
+if stored[1] and stored[3] == stored[1] .. ' ' .. ARGV[2] then return stored[1] end -- repeated, its answer was lost
+if ARGV[3] and (ARGV[3] ~= (stored[1] or '0') or ARGV[4] ~= (stored[2] or '')) then
   return redis.error_reply('FENCED another leader has taken over')
 end
 local epoch = string.format('%.0f', math.max(tonumber(stored[1] or '0') + 1, tonumber(ARGV[1])))
-redis.call('HSET', KEYS[1], 'epoch', epoch, 'commit', 0)
+redis.call('HSET', KEYS[1], 'epoch', epoch, 'commit', 0, 'attempt', epoch .. ' ' .. ARGV[2])
 return epoch
 """
 

@@ -11,7 +11,7 @@ from scheduler_service.__main__ import LeaderSlot, hold
 from scheduler_service.config import Settings
 from scheduler_service.standby import wait_to_lead
 from scheduler_service.store import Fenced, MemoryStore, Pulse, StoreUnavailable
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 LEASE_S = 0.1
 
@@ -72,7 +72,7 @@ class TooLate(MemoryStore):
         await asyncio.sleep(0)
         return Pulse(7, None)
 
-    async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
+    async def lead(self, now_ms: int, seen: Pulse | None = None, attempt: str | None = None) -> int:
         self.races += 1
         if self.races > 3:
             self.enough.set()
@@ -98,3 +98,41 @@ async def test_a_standby_that_comes_too_late_leaves_no_event_log_open(tmp_path: 
     holding.cancel()
     await asyncio.wait([holding])
     assert writers() <= before + 1  # that of the race under way
+
+
+class LosesAnswers(MemoryStore):
+    """What it does is done, but the answers to the first two calls of `lead` never come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.led: list[int] = []
+
+    async def lead(self, now_ms: int, seen: Pulse | None = None, attempt: str | None = None) -> int:
+        self.led.append(await super().lead(now_ms, seen, attempt))
+        if len(self.led) <= 2:
+            raise StoreUnavailable("the answer was lost")
+        return self.led[-1]
+
+
+class AnyServer:
+    """In place of the server."""
+
+    async def set_ready(self, ready: bool) -> None:
+        pass
+
+
+@pytest.mark.parametrize("standby", [False, True])
+async def test_a_leader_whose_answer_to_lead_was_lost_asks_again_and_leads(standby: bool) -> None:
+    store, slot = LosesAnswers(), LeaderSlot()
+    settings = Settings(_cli_parse_args=False, standby=standby, lease_s=0.3)  # type: ignore[call-arg]
+    holding = asyncio.create_task(hold(settings, store, AnyServer(), slot))  # type: ignore[arg-type]
+
+    async def leads() -> bool:
+        return slot.leader is not None
+
+    await until(leads)
+    assert slot.leader is not None
+    assert store.led == 3 * [slot.leader.epoch]  # nobody was fenced, and no lease had to run out
+    holding.cancel()
+    await asyncio.wait([holding])
+    await slot.leader.close()

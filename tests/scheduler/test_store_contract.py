@@ -179,6 +179,25 @@ async def test_a_write_whose_past_is_not_there_writes_nothing_of_its_commit(stor
 
 async def test_a_commit_after_one_that_is_not_there_writes_nothing(store: Store) -> None:
     reign = await created(store, "a")
+async def test_who_repeats_an_attempt_to_lead_finds_out_that_it_leads(store: Store) -> None:
+    before = await store.pulse()
+    epoch = await store.lead(1000, before, "one")  # and the answer is lost
+    assert await store.lead(1001, before, "one") == epoch
+    assert await store.pulse() == Pulse(epoch, 0)
+    assert await store.commit(epoch, 1, []) == []
+    assert await store.lead(1002, before, "one") == epoch  # the first call, which arrives late
+    assert await store.pulse() == Pulse(epoch, 1)
+
+
+async def test_an_attempt_to_lead_that_is_repeated_after_another_leads_is_fenced(store: Store) -> None:
+    before = await store.pulse()
+    epoch = await store.lead(1000, before, "one")
+    other = await store.lead(1000, Pulse(epoch, 0), "two")
+    with pytest.raises(Fenced):
+        await store.lead(1001, before, "one")
+    assert await store.pulse() == Pulse(other, 0)
+
+
     reign.number += 1
     with pytest.raises(LostWrites):
         await reign.commit(tokens("a", 0, 10))

@@ -127,8 +127,8 @@ class StorePort:
         except TimeoutError as error:
             raise StoreUnavailable("timed out") from error
 
-    async def lead(self, now_ms: int, seen: Pulse | None = None) -> int:
-        epoch: int = await self._ask("lead", now_ms, seen)
+    async def lead(self, now_ms: int, seen: Pulse | None = None, attempt: str | None = None) -> int:
+        epoch: int = await self._ask("lead", now_ms, seen, attempt)
         return epoch
 
     async def pulse(self) -> Pulse:
