@@ -43,7 +43,8 @@ class Entry:
     prefill_counted: int = 0  # the same of `prefill_owed`
     perceptible: bool = False
     overdue: bool = False  # overtaken as often as the policy allows
-    live_per_slot: float = 0.0  # requests that were live when it came, for each slot; inf: memory was short
+    live_per_slot: float = 0.0  # requests that were live when it came, for each slot
+    memory_short: bool = False  # when it came
     last_token_s: float = -inf  # when it last got tokens, as far as this scheduler knows
     due: bool = False  # it has begun, and paused for as long as the policy allows
     preemptions: int = 0

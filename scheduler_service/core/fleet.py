@@ -58,7 +58,8 @@ class Fleet:
         entry.tenant = self.tenants.find(entry.request.tenant)
         entry.of_class = self.classes.account(entry.request.klass)
         entry.draft_len = self.draft_len
-        entry.live_per_slot = len(self.entries) / max(1, self.slots) if self._roomy(entry) else math.inf
+        entry.live_per_slot = len(self.entries) / max(1, self.slots)
+        entry.memory_short = not self._roomy(entry)
         self._expect(entry)
         if self.policy.perceptive and not entry.perceptible:
             entry.perceptible = self.policy.perceives(entry)

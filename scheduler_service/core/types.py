@@ -315,7 +315,11 @@ class View(Protocol):
 
     @property
     def live_per_slot(self) -> float:
-        """Requests that were live when it came, for each slot; infinite where memory was short."""
+        """Requests that were live when it came, for each slot."""
+
+    @property
+    def memory_short(self) -> bool:
+        """Whether the worker that it was offered to first had too little free memory to begin it early."""
 
     @property
     def usual_accepted(self) -> float:

@@ -63,6 +63,7 @@ class Seen:
     prior_accepted: float = 2.0
     usual_accepted: float = 2.0
     live_per_slot: float = 0.0
+    memory_short: bool = False
     hidden_s: float = 0.0
     since: int = 0
     resume_s: float = 0.0

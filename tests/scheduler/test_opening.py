@@ -93,7 +93,8 @@ def test_where_memory_is_short_a_first_token_is_worth_nothing() -> None:
     for number, (id, free) in enumerate((("a", 10), ("b", 6), ("c", 5))):
         one.fleet.workers["w"].free_blocks = free
         one.observe(Submitted(request(id, max_tokens=20)), float(number))
-    assert [math.isinf(entry.live_per_slot) for entry in one.fleet.entries.values()] == [False, False, True]
+    assert [entry.memory_short for entry in one.fleet.entries.values()] == [False, False, True]
+    assert key("first-token", memory_short=True) == key("mean", memory_short=True)
 
 
 @pytest.mark.parametrize("opening", ["-1", "soon", "nan", "1001"])

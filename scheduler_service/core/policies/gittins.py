@@ -77,7 +77,8 @@ class Gittins(Policy):
         resume_s = view.resume_s
         own_s = round_s - view.hidden_s
         remaining_s = tokens / per_round * own_s + resume_s
-        if not emitted and (first_token := worth(self.opening)) and view.live_per_slot <= self.most_open:
+        may_open = not view.memory_short and view.live_per_slot <= self.most_open
+        if not emitted and may_open and (first_token := worth(self.opening)):
             before = resume_s / own_s * per_round
             tokens = opening_tokens(length, view.remaining_tokens, before, per_round, first_token)
             remaining_s = tokens / per_round * own_s
