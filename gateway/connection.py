@@ -54,6 +54,7 @@ class Connection:
         """`schedulers`: HOST:PORT of each. `queue_size`: messages that may wait to be sent. `wants_load`: to be told
         how long a new request would wait."""
         self._metadata = (*version.METADATA, *([(version.LOAD_KEY, "1")] if wants_load else ()))
+        self.has_model = ""  # the digest of the model that this gateway has; the scheduler then need not send it
         self._schedulers, self._tls = deque(schedulers), tls
         self._queue_size = queue_size
         self._rpc_timeout_s = rpc_timeout_s
@@ -166,7 +167,7 @@ class Connection:
 
     async def _converse(self, scheduler: str, stub: Stub) -> None:
         self._stuck.clear()
-        call = stub.Link(metadata=self._metadata)
+        call = stub.Link(metadata=(*self._metadata, *([(version.MODEL_KEY, self.has_model)] if self.has_model else ())))
         try:
             try:
                 async with asyncio.timeout(GREETING_TIMEOUT_S):

@@ -272,11 +272,11 @@ class Link:
         if serving.HasField("model") and (self.model is None or self.model.info != serving.model):
             try:
                 self.model = await asyncio.to_thread(TextModel, serving.model)
+                self._log.info("model", name=self.model.name, fingerprint=self.model.fingerprint)
             except ValueError as error:
                 self._log.error("model_unusable", reason=str(error))
                 self.model = None
-            else:
-                self._log.info("model", name=self.model.name, fingerprint=self.model.fingerprint)
+            self.scheduler.has_model = self.model.digest if self.model else ""
         if serving.HasField("load"):
             self._load, self._sent = serving.load, 0
         await self._set_ready(serving.ready and self.model is not None)

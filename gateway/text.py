@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from gateway.detokenizer import Detokenizer, byte_table
 from protos.link.v1 import common_pb2
+from protos.models import digest
 
 
 class BadChat(ValueError):
@@ -27,7 +28,7 @@ class TextModel:
     meanwhile. It is loaded once for each `info`, before the gateway is ready."""
 
     def __init__(self, info: common_pb2.ModelInfo) -> None:
-        self.info = info
+        self.info, self.digest = info, digest(info)
         self.name = info.name
         self.fingerprint = info.fingerprint
         self.context_tokens = info.context_tokens

@@ -16,6 +16,7 @@ LEAST = 2  # a peer whose newest version is older is refused
 KEY = "laps-sd-protocol"  # metadata of a gateway's link: LEAST-CURRENT
 
 LOAD_KEY = "laps-sd-load"  # metadata of a gateway's link: it chooses between cells, and is told their load
+MODEL_KEY = "laps-sd-model"  # the same: the digest (protos/models.py) of the model that it has, so need not be sent
 METADATA = ((KEY, f"{LEAST}-{CURRENT}"),)
 
 

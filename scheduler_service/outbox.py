@@ -6,6 +6,7 @@ from collections import deque
 from protos.errors import RequestError
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
+from protos.models import digest
 from scheduler_service.store.rounds import LoggedRound
 
 MAX_PENDING = 16_384  # items for one gateway; one that reads more slowly is cut off, and follows again by offset
@@ -16,14 +17,15 @@ ITEM_BYTES = 4096  # of log-probabilities: more count as several items
 class GatewayOutbox:
     """The messages for one gateway. Everything that one step brings goes into one message."""
 
-    def __init__(self, wants_load: bool = False) -> None:
+    def __init__(self, wants_load: bool = False, has_model: str = "") -> None:
+        """`has_model`: the digest of the model that the gateway has."""
         self.wants_load = wants_load
         self._load = pb.Load()  # that it was told last
         self._counted = False  # requests of this gateway were taken or refused since then
         self.follows: set[str] = set()  # requests whose output goes to this gateway
         self.gone = False  # nobody takes from it any more
         self._model: common_pb.ModelInfo | None = None
-        self._sent: object = None  # what tells the model that the gateway has been sent from others
+        self._sent = has_model  # the digest of the model that the gateway was sent, or has
         self._messages = deque([pb.ToGateway()])  # the last one grows
         self._items = 0  # in the last message
         self._pending = 0
@@ -86,8 +88,7 @@ class GatewayOutbox:
         model = self._model
         if model is None or not message.serving.ready:
             return None
-        told = model.fingerprint, model.context_tokens, dict(model.refused), list(model.caveats)
-        if self._sent == told:
+        if self._sent == (told := digest(model)):
             return None
         self._sent = told
         return model

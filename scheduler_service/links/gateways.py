@@ -41,7 +41,8 @@ class GatewayLink(rpc.GatewayLinkServicer):
         except RequestError as error:
             await abort(context, error)
             return
-        outbox = GatewayOutbox(wants_load=version.LOAD_KEY in dict(context.invocation_metadata() or ()))
+        said = dict(context.invocation_metadata() or ())
+        outbox = GatewayOutbox(wants_load=version.LOAD_KEY in said, has_model=str(said.get(version.MODEL_KEY, "")))
         look_ups: asyncio.Queue[pb.Follow] = asyncio.Queue(MAX_LOOK_UPS)
         leader.requests.link(outbox)
         self._log.info("gateway_linked")

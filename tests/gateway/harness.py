@@ -79,6 +79,7 @@ class Link:
 
     def __init__(self, context: Any) -> None:
         self._context = context
+        self.metadata = dict(context.invocation_metadata())
         self._writing = asyncio.Lock()  # grpc takes one write at a time, and the link's beats come when they like
         self.received: asyncio.Queue[pb.FromGateway] = asyncio.Queue()
         self.cut = asyncio.Event()

@@ -16,9 +16,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gateway.feed import BEYOND
 from laps_sd.client import AsyncClient
 from laps_sd.client.base import SERVICE
+from protos import version
 from protos.errors import BadInput, Lost, NotServing
 from protos.idempotence import same
 from protos.link.v1 import gateway_link_pb2 as pb
+from protos.models import digest
 from protos.v1 import types_pb2
 from tests.gateway.harness import TOKENIZER, WAIT_S, Scheduler, ending, gateway, ids, model_info, stack
 from tests.gateway.test_stream import begin, finish
@@ -46,6 +48,17 @@ async def test_a_restarted_scheduler_is_followed_by_offset_and_the_client_sees_n
         await link.delta(submit, 0, tokens[:3])  # a round that was seen before
         await link.delta(submit, 3, tokens[3:], ending=ending())
         assert (await finish(task)).token_ids == tokens
+
+
+async def test_a_new_link_says_which_model_the_gateway_has_so_that_it_need_not_be_sent() -> None:
+    async with stack() as (scheduler, link, client):
+        assert version.MODEL_KEY not in link.metadata
+        sent = scheduler.serving.model
+        scheduler.serving = pb.Serving(ready=True)
+        link.cut.set()
+        link = await scheduler.link()
+        assert link.metadata[version.MODEL_KEY] == digest(sent)
+        await client.ready(WAIT_S)
 
 
 async def test_a_scheduler_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from protos.errors import QueueFull
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.v1 import inference_pb2 as inference_pb
+from protos.models import digest
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import insight
 from scheduler_service.config import Settings
@@ -77,6 +78,15 @@ def test_a_gateway_gets_the_model_once() -> None:
 
 
 def test_to_end_a_request_only_the_worker_that_has_it_is_woken() -> None:
+def test_a_gateway_that_says_which_model_it_has_is_not_sent_it_again() -> None:
+    message = gateway_pb.ToGateway(serving=gateway_pb.Serving(ready=True))
+    other = common_pb.ModelInfo(fingerprint=MODEL.fingerprint, context_tokens=MODEL.context_tokens + 1)
+    for model, sent in ((MODEL, False), (other, True)):
+        outbox = GatewayOutbox(has_model=digest(MODEL))
+        outbox.serving(model)
+        assert (outbox.unsent_model(message) is not None) == sent
+
+
     sessions = Sessions()
     first, second = (WorkerSession(name, name, sent={}) for name in ("first", "second"))
     for session in (first, second):
