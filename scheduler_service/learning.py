@@ -101,7 +101,8 @@ class Learning:
     async def _refit(self, predictor: OnlinePredictor) -> None:
         cold = not predictor.status.warm
         try:
-            predictor.install(await self._trainer.fit(predictor.begin_refit()))
+            for _ in predictor.installing(await self._trainer.fit(predictor.begin_refit())):
+                await asyncio.sleep(0)
         except TrainingFailed as error:
             self._log.warning("training_failed", reason=str(error), finished=predictor.status.finished)
             return

@@ -28,7 +28,8 @@ class Trainer:
         try:
             async with asyncio.timeout(self._deadline_s):
                 payload = await asyncio.to_thread(lambda: pack(Window.of(snapshot).arrays()))
-                return Model.of_arrays(unpack(await self._exchange(payload)))
+                fitted = await self._exchange(payload)
+                return await asyncio.to_thread(lambda: Model.of_arrays(unpack(fitted)))
         except (*UNREADABLE, OSError, EOFError) as error:  # a timeout is an OSError; an answer cut short an EOFError
             await self.close()
             raise TrainingFailed(str(error) or type(error).__name__) from error

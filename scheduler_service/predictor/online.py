@@ -1,13 +1,15 @@
 """The predictor that learns from the service's own finished requests. When and where it is refitted is its shell's."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from scheduler_service.core.beliefs import Expected
 from scheduler_service.predictor.model import Calibration, Model
 from scheduler_service.predictor.port import Features, Status
 from scheduler_service.predictor.window import WINDOW, Example, Row, Snapshot, Window, hashed
 
+TESTED_AT_ONCE = 64  # requests
 LEAST_NEW, MOST_NEW = 32, 256  # finished requests between two refits: a tenth of those seen, within these
 
 
@@ -70,12 +72,20 @@ class OnlinePredictor:
 
     def install(self, model: Model) -> None:
         """Use it from now on. What finished while it was fitted is its first test."""
-        self._model = model
+        for _ in self.installing(model):
+            pass
+
+    def installing(self, model: Model) -> Iterator[None]:
+        """As `install`, in steps of TESTED_AT_ONCE requests. The model before is used until the last step is done."""
+        calibration, tested = Calibration(model.surprises.tolist()), model.finished
+        while newer := min(self._finished - tested, len(self._examples)):
+            start = len(self._examples) - newer
+            for example in list(islice(self._examples, start, start + TESTED_AT_ONCE)):
+                calibration.observe(model.surprise(example), cut=example.cut)
+            tested = self._finished - max(newer - TESTED_AT_ONCE, 0)
+            yield
+        self._model, self._calibration = model, calibration
         self._version += 1
-        self._calibration = Calibration(model.surprises.tolist())
-        newer = min(self._finished - model.finished, len(self._examples))
-        for example in list(self._examples)[len(self._examples) - newer :]:
-            self._calibration.observe(model.surprise(example), cut=example.cut)
 
     def refit(self) -> None:
         from scheduler_service.predictor.fit import fit

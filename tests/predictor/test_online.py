@@ -1,6 +1,7 @@
 """The online predictor: what it learns, how sure it is, and when it says nothing."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -8,7 +9,8 @@ import pytest
 
 from scheduler_service.core.beliefs import Expected
 from scheduler_service.predictor.features import of_category, of_prompt
-from scheduler_service.predictor.online import LEAST_NEW, OnlinePredictor
+from scheduler_service.predictor.model import SURPRISES
+from scheduler_service.predictor.online import LEAST_NEW, TESTED_AT_ONCE, OnlinePredictor
 from scheduler_service.predictor.window import WINDOW
 from tests.predictor.builders import KINDS, Draw, Stream, all_alike, by_kind, skewed, some_prompt
 
@@ -168,3 +170,20 @@ def test_a_long_prompt_is_looked_at_from_both_ends_alone() -> None:
     assert {"token 0", "token 99999", "first 0 0", "last 0 99999"} <= features.keys()
     assert len(features) < 300
     assert all(math.isfinite(value) for value in features.values())
+
+
+def test_a_new_model_is_tested_in_steps_on_what_finished_meanwhile_and_the_old_one_serves_until_then() -> None:
+    stream = Stream(1).run(600, by_kind)
+    predictor = stream.predictor
+    model, version, finished = predictor.model, predictor.status.version, predictor.status.finished
+    assert model is not None
+    older = replace(model, finished=finished - 2 * TESTED_AT_ONCE)
+    before, steps = predictor.surprises, 0
+    for _ in predictor.installing(older):
+        steps += 1
+        assert (predictor.status.version, predictor.surprises) == (version, before)
+        if steps == 1:  # one more finishes while the model is tested
+            predictor.observe(of_category("short", 100, 2), 20, 0, 0)
+    assert steps == 3
+    assert predictor.status.version == version + 1
+    assert len(predictor.surprises) == min(len(model.surprises) + 2 * TESTED_AT_ONCE + 1, SURPRISES)
