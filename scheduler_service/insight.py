@@ -133,12 +133,15 @@ def _priorities(fleet: Fleet) -> list[status_pb.PriorityStatus]:
     ]
 
 
-def live_status(leader: Leader, id: str) -> status_pb.RequestStatus | None:
+async def live_status(leader: Leader, id: str) -> status_pb.RequestStatus | None:
     """Why am I waiting? None if the request is not live."""
     fleet = leader.core.fleet
     if id not in fleet.entries:
         return None
     place = outlook.position(fleet, id)
+    await asyncio.sleep(0)  # its place, and how long it waits, are each looked up among all requests
+    if id not in fleet.entries:
+        return None
     return _live_status(leader, id, place, *outlook.waits_behind_s(fleet, [_ahead(fleet, id, place)]))
 
 
@@ -163,7 +166,7 @@ async def list_requests(leader: Leader, request: inference_pb.ListRequestsReques
     for number, id in enumerate(islice(outlook.in_order(leader.core.fleet), skipped + size + 1)):
         if number >= skipped:
             ids.append(id)
-        elif number % COUNTED_AT_ONCE == 0:
+        if number % COUNTED_AT_ONCE == 0:  # the first one costs most: those that have begun are sorted
             await asyncio.sleep(0)
     if len(ids) > size:
         page.next_page_token = str(skipped + size)

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 
+from scheduler_service.core import fair_ranking
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.ranking import Key
@@ -16,8 +17,8 @@ AT_LEAST = 0.5  # of a wait as it is estimated
 def in_order(fleet: Fleet) -> Iterator[str]:
     """The ids of the live requests: those that run or are paused, then those that wait, each by claim. If the fleet
     changes meanwhile, some may be missing and some come twice."""
-    begun = [entry for entry in fleet.entries.values() if entry.state is not State.WAITING]
-    yield from [entry.request.id for entry in sorted(begun, key=lambda entry: entry.key)]
+    begun = [entry.key for entry in fleet.entries.values() if entry.state is not State.WAITING]
+    yield from [key[-1] for key in fair_ranking.in_order(begun)]
     for key in heapq.merge(*fleet.rankings()):
         entry = fleet.entries.get(key[-1])
         if entry is not None and entry.state is State.WAITING:

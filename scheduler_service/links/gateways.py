@@ -66,7 +66,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
     ) -> inference_pb.GetRequestResponse:
         async def status(leader: Leader) -> inference_pb.GetRequestResponse:
             async with self._pace.one():
-                live = insight.live_status(leader, request.request_id)
+                live = await insight.live_status(leader, request.request_id)
             status = live or await insight.stored_status(leader, request.request_id)
             return inference_pb.GetRequestResponse(request=status)
 
