@@ -11,8 +11,8 @@ import gc
 import sys
 from collections.abc import Callable
 
-EVERY_S = 0.02  # in so long a busy loop makes some thousand objects; a search among them takes well under 1 ms
-LOOK_EVERY = 250  # searches of new objects, after which a search of all is considered
+EVERY_S = 0.005  # in a turn or two a busy loop makes some thousand objects; a search of them takes well under 1 ms
+LOOK_EVERY = 1000  # searches of new objects, after which a search of all is considered
 SLACK = 1_000_000  # blocks of memory, some 100 MB, that may pile up beside as many as the last search of all left
 
 

@@ -37,7 +37,7 @@ from scheduler_service.learning import Learning
 from scheduler_service.ledger import Ledger
 from scheduler_service.other_model import OtherModel
 from scheduler_service.outbox import Outboxes
-from scheduler_service.pace import Turns
+from scheduler_service.pace import UNITS, Turns
 from scheduler_service.persister import Persister
 from scheduler_service.recovery import Recovery
 from scheduler_service.requests import Requests
@@ -79,7 +79,7 @@ class Leader:
         self.epoch = 0
         self._highest_epoch = 0  # that any worker has obeyed
         self._attempt = uuid4().hex  # to lead; the same until one is answered
-        self.turns = Turns()  # of the event loop
+        self.turns = Turns(UNITS)  # of the event loop
         self.sessions, self.outboxes, self.counters = Sessions(), Outboxes(), Counters()
         self.timelines = Timelines(tracing)
         self.learning = Learning(settings.predictor, self.core, store, trainer)

@@ -1,5 +1,4 @@
-"""How long work holds the event loop. Of reports, commands and submissions a few are handled in one of its turns: fewer
-where each takes long.
+"""How long work holds the event loop. In one of its turns reports, commands and submissions get so many units of work.
 Questions are answered one at a time, and all of them together take a fifth of its time at most."""
 
 import asyncio
@@ -12,8 +11,10 @@ from protos.errors import QueueFull
 PAUSE = 4.0  # times what the last answer took
 MAX_PAUSE_S = 1.0
 MAX_WAITING = 64
-IN_A_TURN = 4  # reports, commands and submissions, at most
-LONG_S = 0.003  # in a turn that has taken so long none is begun any more
+# Of work in a turn: a unit is what a row of a report costs, some 50 microseconds.
+UNITS = 48
+SUBMISSION = 4
+MESSAGES = 4  # to gateways, in a turn
 
 
 class Pace:
@@ -41,43 +42,42 @@ class Pace:
 
 
 class Turns:
-    """Lets IN_A_TURN pieces of work be done in one turn of the event loop, or fewer if they take long, after which the
-    loop looks at its sockets. Others wait for a later turn, in their order."""
+    """Lets so many units of work be done in one turn of the event loop, after which the loop looks at its sockets. Work
+    for which there is no room waits for a later turn; first come, first served."""
 
-    def __init__(self) -> None:
-        self._left = IN_A_TURN
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._late: list[asyncio.Future[None]] = []  # their turn had taken long before they came
-        self._ends_at: float | None = None  # of this turn, by the loop's clock; None: no piece has begun
+    def __init__(self, units: int) -> None:
+        self._units = units
+        self._left = units  # in this turn
+        self._granted = 0  # in the next turn, to work that has waited
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._called = False  # `_begin` will be, in the next turn
 
-    async def room(self) -> None:
-        """Returns when one piece of work may be done, which has to follow at once."""
+    async def room(self, units: int = 1) -> None:
+        """Returns when so much work may be done, which has to follow at once. More than a turn has gets one alone."""
+        units = min(units, self._units)
         loop = asyncio.get_running_loop()
-        if self._left == IN_A_TURN:
-            loop.call_soon(self._begin)  # called in the next turn
-        if self._left and self._is_early(loop.time()):
-            self._left -= 1
-            return
-        self._waiting.append(turn := loop.create_future())
-        await turn
-        while not self._is_early(loop.time()):
-            self._late.append(turn := loop.create_future())
+        if not self._called:
+            self._called = True
+            loop.call_soon(self._begin)
+        if not self._waiting and units <= self._left:
+            self._left -= units
+        else:
+            self._waiting.append((units, turn := loop.create_future()))
             await turn
 
-    def _is_early(self, now: float) -> bool:
-        if self._ends_at is None:
-            self._ends_at = now + LONG_S
-            return True
-        return now <= self._ends_at
-
     def _begin(self) -> None:
-        """A turn has begun. Those that may go on now do so in the next one."""
-        self._left, self._ends_at = IN_A_TURN, None
-        self._waiting.extendleft(reversed(self._late))
-        self._late.clear()
-        while self._waiting and self._left:
-            if not (turn := self._waiting.popleft()).done():  # else its task was cancelled
+        """A turn has begun, in which the work goes on that the last call has let in."""
+        self._left, self._granted = self._units - self._granted, 0
+        while self._waiting and self._granted + self._waiting[0][0] <= self._units:
+            units, turn = self._waiting.popleft()
+            if not turn.done():  # else its task was cancelled
                 turn.set_result(None)
-                self._left -= 1
-        if self._left < IN_A_TURN:
+                self._granted += units
+        self._called = self._granted > 0 or self._left < self._units
+        if self._called:
             asyncio.get_running_loop().call_soon(self._begin)
+
+
+def of_command(listed: int) -> int:
+    """The units that a plan and its command cost. `listed`: requests of the command before it."""
+    return 4 + listed // 3

@@ -16,7 +16,7 @@ from protos.v1 import status_pb2 as status_pb
 from scheduler_service import insight
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.pace import Pace, Turns
+from scheduler_service.pace import MESSAGES, SUBMISSION, Pace, Turns
 from scheduler_service.store import StoreUnavailable
 
 Answer = TypeVar("Answer")
@@ -31,7 +31,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
         """`leads` returns the leader, or raises NotServing if nobody leads in this process."""
         self._leads = leads
         self._pace = Pace()
-        self._turns = Turns()  # for messages to gateways: with many of them, what several steps brought goes out in one
+        self._turns = Turns(MESSAGES)  # what comes while a message waits for its turn goes out in it
         self._log = structlog.get_logger()
 
     async def Link(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
@@ -124,7 +124,7 @@ async def _read(
     while isinstance(message := await stream.read(), pb.FromGateway):
         match message.WhichOneof("kind"):
             case "submit":
-                await leader.turns.room()
+                await leader.turns.room(SUBMISSION)
                 try:
                     await leader.requests.submit(message.submit, outbox)
                 except StoreUnavailable as error:

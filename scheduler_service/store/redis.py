@@ -37,6 +37,7 @@ DEMOTED = ("READONLY", "MASTERDOWN")  # of these, those that another server woul
 # with the pause in between it is less than the least `lease_s` that anybody should use.
 REPLICAS_MS = 250
 MAX_READS = 64  # at once; more wait. The client library has 100 connections, and a commit must always find one
+ENCODED_AT_ONCE = 64  # writes of a commit, until other tasks run
 ASK_SENTINELS_S = 0.5  # between two looks at whether another server is the primary now
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}  # to call `Verdict` costs ten times as much
 
@@ -123,7 +124,12 @@ class RedisStore:
     async def _write(
         self, epoch: int, number: int, follows: int | str, writes: Sequence[Write], before: Pulse | None = None
     ) -> list[Verdict]:
-        changed = msgpack.packb([_change(write) for write in writes], use_bin_type=False)
+        changes = []
+        for write in writes:
+            changes.append(_change(write))
+            if len(changes) % ENCODED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        changed = msgpack.packb(changes, use_bin_type=False)
         keys = [self.keys.leader, self.keys.with_kv, *self.keys.queues]
         args = [epoch, number, follows, self._keep_s, fields.LEVELS, self.keys.request(""), self.keys.log(""), changed]
         if before is not None:

@@ -1,6 +1,7 @@
 """Nothing that a peer asks holds the scheduler's event loop: counted in what is done between two turns of the loop."""
 
 import asyncio
+from itertools import chain
 from math import inf
 
 import pytest
@@ -8,15 +9,15 @@ import pytest
 from protos.errors import QueueFull
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
-from protos.v1 import inference_pb2 as inference_pb
 from protos.models import digest
+from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import insight
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.links.gateways import GatewayLink
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.pace import IN_A_TURN, MAX_WAITING, Pace, Turns
+from scheduler_service.pace import MAX_WAITING, MESSAGES, Pace, Turns
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.store import MemoryStore, Stored, StoreUnavailable
 from tests.scheduler.builders import FakeWorker
@@ -77,7 +78,6 @@ def test_a_gateway_gets_the_model_once() -> None:
     ]
 
 
-def test_to_end_a_request_only_the_worker_that_has_it_is_woken() -> None:
 def test_a_gateway_that_says_which_model_it_has_is_not_sent_it_again() -> None:
     message = gateway_pb.ToGateway(serving=gateway_pb.Serving(ready=True))
     other = common_pb.ModelInfo(fingerprint=MODEL.fingerprint, context_tokens=MODEL.context_tokens + 1)
@@ -87,6 +87,7 @@ def test_a_gateway_that_says_which_model_it_has_is_not_sent_it_again() -> None:
         assert (outbox.unsent_model(message) is not None) == sent
 
 
+def test_to_end_a_request_only_the_worker_that_has_it_is_woken() -> None:
     sessions = Sessions()
     first, second = (WorkerSession(name, name, sent={}) for name in ("first", "second"))
     for session in (first, second):
@@ -134,22 +135,37 @@ async def test_a_request_ends_if_its_gateway_is_lost_and_none_asks_for_it() -> N
         await worker.close()
 
 
-async def test_a_turn_of_the_loop_holds_few_reports() -> None:
-    turns, in_this_turn, most, done = Turns(), 0, 0, []
+async def counted_by_turn(turns: Turns, pieces: list[int]) -> list[list[int]]:
+    """Those of the pieces of work (units of each) that were done in each turn of the loop, all asked for at once."""
+    done: list[list[int]] = [[]]
 
-    async def report(number: int) -> None:
-        nonlocal in_this_turn, most
-        await turns.room()
-        in_this_turn += 1
-        most = max(most, in_this_turn)
-        done.append(number)
+    async def work(units: int) -> None:
+        await turns.room(units)
+        done[-1].append(units)
 
-    reports = asyncio.gather(*(report(number) for number in range(5 * IN_A_TURN)))
-    while not reports.done():
-        in_this_turn = 0
+    working = asyncio.gather(*map(work, pieces))
+    while not working.done():
+        done.append([])
         await asyncio.sleep(0)
-    assert done == list(range(5 * IN_A_TURN))
-    assert most <= IN_A_TURN
+    return [each for each in done if each]
+
+
+@pytest.mark.parametrize("pieces", [[1] * 40, [3, 2] * 10, [8] * 5, [7, 2, 7, 2]])
+async def test_a_turn_of_the_loop_holds_so_many_units_of_work(pieces: list[int]) -> None:
+    done = await counted_by_turn(Turns(8), pieces)
+    assert max(map(sum, done)) <= 8
+    assert list(chain.from_iterable(done)) == pieces
+
+
+async def test_work_of_more_units_than_a_turn_has_gets_a_turn_alone() -> None:
+    assert await counted_by_turn(Turns(8), [1, 200, 1, 1]) == [[1], [200], [1, 1]]
+
+
+async def test_work_is_done_at_once_where_there_is_room() -> None:
+    turns = Turns(8)
+    room = turns.room(8)
+    with pytest.raises(StopIteration):
+        room.send(None)
 
 
 async def test_a_turn_of_the_loop_holds_few_messages_to_gateways() -> None:
@@ -161,7 +177,7 @@ async def test_a_turn_of_the_loop_holds_few_messages_to_gateways() -> None:
         nonlocal heard
         heard += 1
 
-    gateways = 5 * IN_A_TURN
+    gateways = 5 * MESSAGES
     streams = [Stream(hear) for _ in range(gateways)]
     links = [asyncio.create_task(link.Link(stream, stream)) for stream in streams]
     counted = [0]
@@ -171,39 +187,20 @@ async def test_a_turn_of_the_loop_holds_few_messages_to_gateways() -> None:
         counted.append(heard - before)
         if heard:
             leader.outboxes.announce(None)
-    assert max(counted) <= IN_A_TURN
+    assert max(counted) <= MESSAGES
     assert heard == gateways
     for task in links:
         task.cancel()
     await asyncio.gather(*links, return_exceptions=True)
 
 
-async def test_where_each_takes_long_a_turn_holds_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_service.pace.LONG_S", -1.0)  # whatever was done took longer
-    turns, done = Turns(), 0
-
-    async def report() -> None:
-        nonlocal done
-        await turns.room()
-        done += 1
-
-    reports = asyncio.gather(*(report() for _ in range(2 * IN_A_TURN)))
-    counted = []
-    while not reports.done():
-        before = done
-        await asyncio.sleep(0)
-        counted.append(done - before)
-    assert done == 2 * IN_A_TURN
-    assert max(counted) <= 1
-
-
 async def test_who_is_cancelled_while_it_waits_for_its_turn_keeps_nobody_waiting() -> None:
-    turns = Turns()
-    waiting = [asyncio.create_task(turns.room()) for _ in range(3 * IN_A_TURN)]
+    turns = Turns(4)
+    waiting = [asyncio.create_task(turns.room()) for _ in range(12)]
     await asyncio.sleep(0)
-    for task in waiting[IN_A_TURN : 2 * IN_A_TURN]:
+    for task in waiting[4:8]:
         task.cancel()
-    await asyncio.gather(*waiting[2 * IN_A_TURN :])
+    await asyncio.gather(*waiting[8:])
 
 
 async def test_a_deep_page_lets_others_run_while_it_passes_over_requests(monkeypatch: pytest.MonkeyPatch) -> None:

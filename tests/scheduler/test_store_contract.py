@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import pytest
 import redis.asyncio as aioredis
@@ -93,6 +94,10 @@ async def live_ids(store: Store) -> list[str]:
     return [*index.with_kv, *index.waiting]
 
 
+class Encoded(Exception):
+    """All writes of a commit are encoded; nothing is sent."""
+
+
 async def output(store: Store, id: str = "a") -> list[int]:
     stored = await store.get(id)
     assert isinstance(stored, Stored)
@@ -117,6 +122,23 @@ async def test_hundreds_of_reads_at_once_are_answered_and_hold_up_no_commit(stor
     await asyncio.sleep(0)
     assert await store.commit(epoch, 1, [submission("a")]) == [Verdict.APPLIED]
     await asyncio.gather(*reading)
+
+
+async def test_a_commit_of_many_writes_lets_others_run_while_it_is_encoded(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_service.store.redis.ENCODED_AT_ONCE", 8)
+    store, turns = RedisStore(redis_url, namespace=namespace), 0
+    epoch = await store.lead(1)
+    with mock.patch("scheduler_service.store.redis.msgpack.packb", side_effect=Encoded):
+        committing = asyncio.create_task(store.commit(epoch, 1, [submission(f"r{n}") for n in range(64)]))
+        while not committing.done():
+            await asyncio.sleep(0)
+            turns += 1
+    await asyncio.wait([committing])
+    assert isinstance(committing.exception(), Encoded)
+    assert turns >= 64 // 8
+    await store.close()
 
 
 async def test_an_unknown_request_is_none(store: Store) -> None:
@@ -157,6 +179,25 @@ async def test_of_two_that_saw_the_same_pulse_one_leads(store: Store) -> None:
             await store.lead(5000, before)
 
 
+async def test_who_repeats_an_attempt_to_lead_finds_out_that_it_leads(store: Store) -> None:
+    before = await store.pulse()
+    epoch = await store.lead(1000, before, "one")  # and the answer is lost
+    assert await store.lead(1001, before, "one") == epoch
+    assert await store.pulse() == Pulse(epoch, 0)
+    assert await store.commit(epoch, 1, []) == []
+    assert await store.lead(1002, before, "one") == epoch  # the first call, which arrives late
+    assert await store.pulse() == Pulse(epoch, 1)
+
+
+async def test_an_attempt_to_lead_that_is_repeated_after_another_leads_is_fenced(store: Store) -> None:
+    before = await store.pulse()
+    epoch = await store.lead(1000, before, "one")
+    other = await store.lead(1000, Pulse(epoch, 0), "two")
+    with pytest.raises(Fenced):
+        await store.lead(1001, before, "one")
+    assert await store.pulse() == Pulse(other, 0)
+
+
 async def test_a_round_that_changes_nothing_else_is_told_by_its_tokens(store: Store) -> None:
     reign = await created(store, "a")
     runs = tokens("a", 0, 10, 11, state=State.RUNNING)
@@ -179,25 +220,6 @@ async def test_a_write_whose_past_is_not_there_writes_nothing_of_its_commit(stor
 
 async def test_a_commit_after_one_that_is_not_there_writes_nothing(store: Store) -> None:
     reign = await created(store, "a")
-async def test_who_repeats_an_attempt_to_lead_finds_out_that_it_leads(store: Store) -> None:
-    before = await store.pulse()
-    epoch = await store.lead(1000, before, "one")  # and the answer is lost
-    assert await store.lead(1001, before, "one") == epoch
-    assert await store.pulse() == Pulse(epoch, 0)
-    assert await store.commit(epoch, 1, []) == []
-    assert await store.lead(1002, before, "one") == epoch  # the first call, which arrives late
-    assert await store.pulse() == Pulse(epoch, 1)
-
-
-async def test_an_attempt_to_lead_that_is_repeated_after_another_leads_is_fenced(store: Store) -> None:
-    before = await store.pulse()
-    epoch = await store.lead(1000, before, "one")
-    other = await store.lead(1000, Pulse(epoch, 0), "two")
-    with pytest.raises(Fenced):
-        await store.lead(1001, before, "one")
-    assert await store.pulse() == Pulse(other, 0)
-
-
     reign.number += 1
     with pytest.raises(LostWrites):
         await reign.commit(tokens("a", 0, 10))
