@@ -1,19 +1,23 @@
 """Requests of several classes and tenants in one order, though these change places. No account lives here.
 
 A key holds the class and the tenant as such, and compares as they stand now. So the keys of each class and tenant are a
-ranking of their own, a group, which nobody else's virtual time can put out of order. The order of all is kept in plain
-numbers beside them: whole where keys are few, else its front, as far as it was asked for.
+ranking of their own, a group, which nobody else's virtual time can put out of order. Where groups are few they follow
+one another as they stand, and those that stand equal are merged. Else the order of all is kept in plain numbers beside
+them: whole where keys are few, else its front, as far as it was asked for.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from scheduler_service.core.ranking import Changes, Key, Ranking
 
-GROUP = slice(1, 3)  # of a key: class and tenant
+GROUP = slice(0, 3)  # of a key: whether those that have begun go before it, class and tenant
+CLAIM = itemgetter(slice(3, None))  # of a key: all that is compared within a group
+FEW_GROUPS = 4
 FEW = 512  # keys, whose whole order is kept
 LEAST_FRONT = 64  # keys
 
@@ -28,7 +32,18 @@ class FairRanking:
     virtual time may have grown, so that the head stands too far in front.
     """
 
-    __slots__ = ("_changes", "_front", "_front_at", "_groups", "_head", "_heads", "_length", "_stale", "_whole")
+    __slots__ = (
+        "_changes",
+        "_equal",
+        "_front",
+        "_front_at",
+        "_groups",
+        "_head",
+        "_heads",
+        "_length",
+        "_stale",
+        "_whole",
+    )
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
@@ -40,14 +55,19 @@ class FairRanking:
         self._head: dict[Key, Key] = {}  # of each group, as it stands in `_heads`
         self._heads: dict[Any, Ranking] = {}  # by class
         self._stale: set[Key] = set()
+        # Of few groups, for those that stood equal at some time: the claims of all their keys, in order, with the keys.
+        self._equal: dict[frozenset[Key], list[tuple[Key, Key]]] = {}
 
     def add(self, key: Key) -> None:
         name = key[GROUP]
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = Ranking()
+            self._equal.clear()
         group.add(key)
         self._length += 1
+        if self._length > FEW:
+            self._equal.clear()
         self._changed(name, None, key)
 
     def remove(self, key: Key) -> None:
@@ -58,11 +78,14 @@ class FairRanking:
         self._length -= 1
         if not len(group):
             del self._groups[name]
+            if len(self._groups) <= FEW_GROUPS:
+                self._front = None
+            self._equal.clear()
         self._changed(name, key, None)
 
     def move(self, old: Key, new: Key) -> None:
         """`new` for `old`, of the same request. Raises KeyError if `old` is not there."""
-        if old[1] is new[1] and old[2] is new[2]:
+        if old[0] == new[0] and old[1] is new[1] and old[2] is new[2]:
             name = new[GROUP]
             self._groups[name].move(old, new)
             self._changed(name, old, new)
@@ -72,6 +95,12 @@ class FairRanking:
 
     def _changed(self, name: Key, old: Key | None, new: Key | None) -> None:
         """A key of that class and tenant."""
+        for names, claims in self._equal.items():
+            if name in names:
+                if old is not None:
+                    del claims[bisect_left(claims, (CLAIM(old),))]
+                if new is not None:
+                    insort(claims, (CLAIM(new), new))
         if self._heads:
             self._stale.add(name)
         if self._front is None or (front := self._ordered_front()) is None:
@@ -106,6 +135,8 @@ class FairRanking:
         """The key that so many others go before; None if there are not as many."""
         if len(self._groups) == 1:
             return next(iter(self._groups.values())).at(place)
+        if len(self._groups) <= FEW_GROUPS:
+            return next(self._of_few_groups(place), None)
         front = self._best(place + 1)
         return front[place][-1] if place < len(front) else None
 
@@ -113,6 +144,8 @@ class FairRanking:
         """The best `count`, or all if there are fewer."""
         if len(self._groups) == 1:
             return next(iter(self._groups.values())).first(count)
+        if len(self._groups) <= FEW_GROUPS:
+            return list(islice(self._of_few_groups(0), count))
         return [plain[-1] for plain in self._best(count)[:count]]
 
     def _with_best_heads(self, count: int) -> Iterable[Ranking]:
@@ -126,13 +159,13 @@ class FairRanking:
             for name in self._stale:
                 self._renew_head(name)
             best = [head for heads in self._heads.values() for head in heads.first(count)]
-            self._stale = {head[-1] for head in best if head[1] != head[-1][1].grain}
+            self._stale = {head[-1] for head in best if head[1] != head[-1][2].grain}
             if not self._stale:
                 return [self._groups[head[-1]] for head in best]
 
     def _renew_head(self, name: Key) -> None:
         """Of the group of that class and tenant."""
-        klass, tenant = name
+        _, klass, tenant = name
         heads = self._heads.setdefault(klass, Ranking())
         if (old := self._head.pop(name, None)) is not None:
             heads.remove(old)
@@ -146,12 +179,35 @@ class FairRanking:
         if len(self._groups) == 1:
             yield from next(iter(self._groups.values())).beyond(count)
             return
+        if len(self._groups) <= FEW_GROUPS:
+            yield from self._of_few_groups(count)
+            return
         front = self._best(count + 1)
         for plain in front[count:]:
             yield plain[-1]
         if len(front) < self._length:
             for plain in islice(_merged(self._groups.values()), len(front), None):
                 yield plain[-1]
+
+    def _of_few_groups(self, count: int) -> Iterator[Key]:
+        """All but the best `count`, in order."""
+        for _, standing in groupby(sorted(self._groups, key=_standing), _standing):
+            names = list(standing)
+            groups = [self._groups[name] for name in names]
+            length = sum(map(len, groups))
+            if count >= length:
+                count -= length
+                continue
+            if len(names) == 1:
+                yield from groups[0].beyond(count)
+            elif length > FEW:
+                yield from islice(merge(*groups, key=CLAIM), count, None)
+            else:
+                claims = self._equal.get(equal := frozenset(names))
+                if claims is None:
+                    claims = self._equal[equal] = sorted((CLAIM(key), key) for group in groups for key in group)
+                yield from [key for _, key in islice(claims, count, None)]
+            count = 0
 
     def before(self, key: Key) -> int:
         """How many go before `key`."""
@@ -163,7 +219,7 @@ class FairRanking:
     def __reversed__(self) -> Iterator[Key]:
         if len(self._groups) == 1:
             yield from reversed(next(iter(self._groups.values())))
-        elif self._length <= FEW:
+        elif self._length <= FEW and len(self._groups) > FEW_GROUPS:
             for plain in reversed(self._best(self._length)):
                 yield plain[-1]
         else:
@@ -178,7 +234,12 @@ def in_order(keys: list[Key]) -> list[Key]:
     return sorted(keys, key=_plain if len({key[2] for key in keys}) > 1 else None)
 
 
-def _merged(groups: Iterable[Ranking]) -> Iterator[Key]:
+def merged(rankings: Iterable[FairRanking]) -> Iterator[Key]:
+    """All of them in one order."""
+    return map(itemgetter(-1), _merged(rankings))
+
+
+def _merged(groups: Iterable[Iterable[Key]]) -> Iterator[Key]:
     """Plain, in one order: that of classes and tenants as they stand now."""
     return merge(*(map(_plain, group) for group in groups))
 
@@ -186,3 +247,8 @@ def _merged(groups: Iterable[Ranking]) -> Iterator[Key]:
 def _plain(key: Key) -> Key:
     """What `key` is compared by, in numbers, and the key."""
     return (key[0], not key[1].due, key[1].klass, key[2].grain, key[3:], key)
+
+
+def _standing(name: Key) -> Key:
+    """Where a group stands among the others, in numbers."""
+    return (name[0], not name[1].due, name[1].klass, name[2].grain)

@@ -183,12 +183,13 @@ def places(keys: Iterable[Key]) -> list[Key]:
     return [(*key[:2], key[2].grain, key[3]) for key in keys]
 
 
+@pytest.mark.parametrize("few_groups", [0, 4, 99])
 @pytest.mark.parametrize("few", [0, 6, 99])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_ranking_is_in_order_however_virtual_times_move(few: int, seed: int) -> None:
+def test_a_ranking_is_in_order_however_virtual_times_move(few: int, few_groups: int, seed: int) -> None:
     """Asked for fewer keys than there are tenants, or for few of many, it does not look at all of them; nobody can
     tell."""
-    with mock.patch.multiple(fair_ranking, FEW=few, LEAST_FRONT=1):
+    with mock.patch.multiple(fair_ranking, FEW=few, FEW_GROUPS=few_groups, LEAST_FRONT=1):
         in_order_after(operations(Random(seed)))
 
 
