@@ -31,6 +31,7 @@ from scheduler_service.session import WorkerSession
 MOST_LISTED = 256  # requests of a page, and tenants in Stats, so that the cost of an answer stays bounded
 PAGE = 50  # requests of a page where the caller does not say
 COUNTED_AT_ONCE = 256  # live requests, until other tasks run
+PASSED_AT_ONCE = 64  # the same, of those that the pages before have listed: they are put in order
 MOST_ROUNDS = 64  # of a request's last ones, that are told
 LISTED_AT_ONCE = 8  # the same; where each of these stands has to be looked up among all others
 
@@ -166,7 +167,7 @@ async def list_requests(leader: Leader, request: inference_pb.ListRequestsReques
     for number, id in enumerate(islice(outlook.in_order(leader.core.fleet), skipped + size + 1)):
         if number >= skipped:
             ids.append(id)
-        if number % COUNTED_AT_ONCE == 0:  # the first one costs most: those that have begun are sorted
+        if number % PASSED_AT_ONCE == 0:  # the first one costs most: those that have begun are sorted
             await asyncio.sleep(0)
     if len(ids) > size:
         page.next_page_token = str(skipped + size)

@@ -1,6 +1,5 @@
 """Where live requests stand and how long they still wait, for people and for deadlines. Decides and changes nothing."""
 
-import heapq
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 
@@ -19,7 +18,7 @@ def in_order(fleet: Fleet) -> Iterator[str]:
     changes meanwhile, some may be missing and some come twice."""
     begun = [entry.key for entry in fleet.entries.values() if entry.state is not State.WAITING]
     yield from [key[-1] for key in fair_ranking.in_order(begun)]
-    for key in heapq.merge(*fleet.rankings()):
+    for key in fair_ranking.merged(fleet.rankings()):
         entry = fleet.entries.get(key[-1])
         if entry is not None and entry.state is State.WAITING:
             yield entry.request.id
@@ -54,7 +53,7 @@ def _waits_s(fleet: Fleet, ahead: Sequence[int], most: int) -> list[float]:
     slots = fleet.slots
     if not slots:
         return [0.0] * len(ahead)
-    first = islice(heapq.merge(*fleet.rankings()), min(max(ahead, default=0), most))
+    first = islice(fair_ranking.merged(fleet.rankings()), min(max(ahead, default=0), most))
     work_s = list(accumulate((remaining_s(fleet, key[-1]) for key in first), initial=0.0))
     sample = len(work_s) - 1  # less than were asked for if requests have ended since their places were looked up
     return [n * work_s[min(n, sample)] / min(n, sample) / slots if sample and n >= slots else 0.0 for n in ahead]
