@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
-from itertools import islice
 from math import inf
 
 from google.protobuf.duration_pb2 import Duration
@@ -31,7 +30,6 @@ from scheduler_service.session import WorkerSession
 MOST_LISTED = 256  # requests of a page, and tenants in Stats, so that the cost of an answer stays bounded
 PAGE = 50  # requests of a page where the caller does not say
 COUNTED_AT_ONCE = 256  # live requests, until other tasks run
-PASSED_AT_ONCE = 64  # the same, of those that the pages before have listed: they are put in order
 MOST_ROUNDS = 64  # of a request's last ones, that are told
 LISTED_AT_ONCE = 8  # the same; where each of these stands has to be looked up among all others
 
@@ -164,11 +162,13 @@ async def list_requests(leader: Leader, request: inference_pb.ListRequestsReques
     size, skipped = min(request.page_size or PAGE, MOST_LISTED), int(request.page_token or 0)
     page = inference_pb.ListRequestsResponse(read_time=timestamp(leader.clock()))
     ids: list[str] = []
-    for number, id in enumerate(islice(outlook.in_order(leader.core.fleet), skipped + size + 1)):
-        if number >= skipped:
-            ids.append(id)
-        if number % PASSED_AT_ONCE == 0:  # the first one costs most: those that have begun are sorted
-            await asyncio.sleep(0)
+    passed = 0
+    for some in outlook.in_order(leader.core.fleet, COUNTED_AT_ONCE):
+        ids += some[max(0, skipped - passed) :]
+        passed += len(some)
+        if len(ids) > size:
+            break
+        await asyncio.sleep(0)
     if len(ids) > size:
         page.next_page_token = str(skipped + size)
     await _fill(leader, page, ids[:size], min(request.recent_rounds, MOST_ROUNDS))

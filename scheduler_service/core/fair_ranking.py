@@ -234,8 +234,8 @@ def in_order(keys: list[Key]) -> list[Key]:
     return sorted(keys, key=_plain if len({key[2] for key in keys}) > 1 else None)
 
 
-def merged(rankings: Iterable[FairRanking]) -> Iterator[Key]:
-    """All of them in one order."""
+def merged(rankings: Iterable[Iterable[Key]]) -> Iterator[Key]:
+    """Several that are in order, in one order."""
     return map(itemgetter(-1), _merged(rankings))
 
 

@@ -13,15 +13,21 @@ FEW = 64  # the same where every submission may ask
 AT_LEAST = 0.5  # of a wait as it is estimated
 
 
-def in_order(fleet: Fleet) -> Iterator[str]:
-    """The ids of the live requests: those that run or are paused, then those that wait, each by claim. If the fleet
-    changes meanwhile, some may be missing and some come twice."""
-    begun = [entry.key for entry in fleet.entries.values() if entry.state is not State.WAITING]
-    yield from [key[-1] for key in fair_ranking.in_order(begun)]
-    for key in fair_ranking.merged(fleet.rankings()):
-        entry = fleet.entries.get(key[-1])
-        if entry is not None and entry.state is State.WAITING:
-            yield entry.request.id
+def in_order(fleet: Fleet, at_once: int) -> Iterator[list[str]]:
+    """The ids of the live requests: those that run or are paused, then those that wait, each by claim. They come in
+    pieces, some empty, and for each no more than `at_once` requests are looked at. If the fleet changes meanwhile, some
+    may be missing and some come twice."""
+    entries, begun = iter(list(fleet.entries.values())), []
+    while some := list(islice(entries, at_once)):
+        begun.append(fair_ranking.in_order([one.key for one in some if one.key and one.state is not State.WAITING]))
+        yield []
+    ordered = fair_ranking.merged(begun)
+    while keys := list(islice(ordered, at_once)):
+        yield [key[-1] for key in keys]
+    ordered = fair_ranking.merged(fleet.rankings())
+    while keys := list(islice(ordered, at_once)):
+        found = (fleet.entries.get(key[-1]) for key in keys)
+        yield [one.request.id for one in found if one is not None and one.state is State.WAITING]
 
 
 def position(fleet: Fleet, id: str) -> int:

@@ -208,7 +208,7 @@ async def test_a_deep_page_lets_others_run_while_it_passes_over_requests(monkeyp
     leader = Leader(settings, MemoryStore())
     ids = [f"{number}" for number in range(64)]
     FakeWorker(leader.core, dict.fromkeys(ids, 10)).submit(*ids)
-    monkeypatch.setattr(insight, "PASSED_AT_ONCE", 8)
+    monkeypatch.setattr(insight, "COUNTED_AT_ONCE", 8)
     asked = inference_pb.ListRequestsRequest(page_size=4, page_token="56")
     answer = asyncio.create_task(insight.list_requests(leader, asked))
     turns = 0

@@ -1,7 +1,7 @@
 """All names of the core that the golden scenarios use. When the core renames something, only this file follows."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from scheduler_service.core import outlook, placement
 from scheduler_service.core.core import Core
@@ -65,7 +65,7 @@ def standing(core: Core, ids: Sequence[str]) -> Line:
         [outlook.position(core.fleet, id) for id in ids],
         [core.fleet.entries[id].predicted_tokens for id in ids],
         [round(outlook.remaining_s(core.fleet, id), 9) for id in ids],
-        list(islice(outlook.in_order(core.fleet), 8)),
+        list(islice(chain.from_iterable(outlook.in_order(core.fleet, 8)), 8)),
     )
 
 
