@@ -17,6 +17,7 @@ FIGURES = {
     "chunks_per_s": ("chunks relayed each second", "{:,.0f}", ""),
     "gateway_busy": ("the gateway's share of a core meanwhile", "{:.0%}", ""),
     "chunks_per_cpu_s": ("chunks relayed for each second of CPU", "{:,.0f}", "20,000"),
+    "cpu_ms_per_request": ("CPU of a request for one token, beside that", "{:.1f} ms", ""),
     "bytes_per_stream": ("memory of an open stream", "{:,.0f} bytes", "under 102,400 bytes"),
     "whole": ("answers that came whole, of those open at once", "{:,}", "all"),
     "problems": ("errors", "{:,}", "0"),

@@ -43,40 +43,61 @@ class Load:
 
 async def measure(load: Load, model: Path) -> dict[str, Any]:
     """Raises ConnectionError, or a group with GaveUp."""
-    async with gateway_of_stub(load.rounds_per_s, load.tokens_per_round, load.many, model) as (port, gateway):
+    most = 2 * max(load.streams, load.many)
+    async with gateway_of_stub(load.rounds_per_s, load.tokens_per_round, most, model) as (port, gateway):
         streams = await open_streams(port, load.streams, ENDLESS)
         await asyncio.sleep(SETTLE_S)
-        busy = await _under_load(load, port, gateway, streams)
+        relayed = await _relayed(load, gateway, streams)
+        asked = await _asked(load, port, gateway, streams, relayed["chunks_per_cpu_s"])
+        problems = asked["problems"] + sum(bool(each.problem) for each in streams)
         _hang_up(streams)
-    async with gateway_of_stub(1.0, load.tokens_per_round, load.many, model, hold=load.many) as (port, gateway):
-        return busy | await _many(load, port, gateway)
+    async with gateway_of_stub(1.0, load.tokens_per_round, most, model, hold=load.many) as (port, gateway):
+        return {"streams": load.streams} | relayed | asked | {"problems": problems} | await _many(load, port, gateway)
 
 
-async def _under_load(load: Load, port: int, gateway: psutil.Process, streams: Sequence[Reader]) -> dict[str, Any]:
-    """The streams are read while further requests, one after the other, ask for a single token."""
-    begun_s, used, events = time.perf_counter(), used_s(gateway), sum(each.events for each in streams)
+async def _relayed(load: Load, gateway: psutil.Process, streams: Sequence[Reader]) -> dict[str, Any]:
+    """The streams are read, and nobody asks for anything: a request costs as much as many chunks."""
+    begun_s, used, events = time.perf_counter(), used_s(gateway), _events(streams)
+    await asyncio.sleep(load.seconds)
+    wall_s, cpu_s = time.perf_counter() - begun_s, used_s(gateway) - used
+    relayed = _events(streams) - events
+    return {
+        "chunks_per_s": relayed / wall_s,
+        "gateway_busy": cpu_s / wall_s,
+        "chunks_per_cpu_s": relayed / cpu_s if cpu_s else 0.0,
+    }
+
+
+async def _asked(
+    load: Load, port: int, gateway: psutil.Process, streams: Sequence[Reader], chunks_per_cpu_s: float
+) -> dict[str, Any]:
+    """The streams are read on while requests, one after the other, ask for a single token."""
+    until_s, used, events = time.perf_counter() + load.seconds, used_s(gateway), _events(streams)
     ttfts_s, problems = [], 0
-    while time.perf_counter() < begun_s + load.seconds:
+    while time.perf_counter() < until_s:
         probe = await connect(port, 1)
         probe.ask()
         await asyncio.wait_for(probe.over, UP_S)
-        problems += bool(probe.problem)
-        ttfts_s.append(probe.ttft_s)
+        if probe.problem:
+            problems += 1
+        else:
+            ttfts_s.append(probe.ttft_s)
         await asyncio.sleep(PROBE_EVERY_S)
-    wall_s = time.perf_counter() - begun_s
-    relayed = sum(each.events for each in streams) - events
-    cpu_s = used_s(gateway) - used
+    if len(ttfts_s) < 2:
+        raise ConnectionError(f"{problems} requests failed beside the streams, {len(ttfts_s)} did not")
+    for_chunks_s = (_events(streams) - events) / chunks_per_cpu_s if chunks_per_cpu_s else 0.0
     percentiles = quantiles(ttfts_s, n=100)
     return {
-        "streams": load.streams,
         "probes": len(ttfts_s),
         "added_ttft_p50_ms": percentiles[49] * 1000,
         "added_ttft_p99_ms": percentiles[98] * 1000,
-        "chunks_per_s": relayed / wall_s,
-        "gateway_busy": cpu_s / wall_s,
-        "chunks_per_cpu_s": relayed / cpu_s,
-        "problems": problems + sum(bool(each.problem) for each in streams),
+        "cpu_ms_per_request": (used_s(gateway) - used - for_chunks_s) / len(ttfts_s) * 1000,
+        "problems": problems,
     }
+
+
+def _events(streams: Sequence[Reader]) -> int:
+    return sum(each.events for each in streams)
 
 
 async def _many(load: Load, port: int, gateway: psutil.Process) -> dict[str, Any]:
@@ -101,10 +122,10 @@ def _hang_up(readers: Sequence[Reader]) -> None:
 
 @asynccontextmanager
 async def gateway_of_stub(
-    rounds_per_s: float, tokens_per_round: int, many: int, model: Path, hold: int = 0
+    rounds_per_s: float, tokens_per_round: int, most: int, model: Path, hold: int = 0
 ) -> AsyncIterator[tuple[int, psutil.Process]]:
-    """A gateway of the stub, ready: its HTTP port and its process. `hold`: no stream gets a second round before so many
-    are open."""
+    """A gateway of the stub, ready: its HTTP port and its process. `most`: requests that may be live. `hold`: no stream
+    gets a second round before so many are open."""
     grpc_port, http_port = claim_ports(0, 0)
     stub = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "laps_sd.gatewaybench.stub", "--model", str(model)),
@@ -117,7 +138,7 @@ async def gateway_of_stub(
         if not re.fullmatch(rb"\d+\n", said):
             raise ConnectionError("the stub of a scheduler did not start")
         flags = ["--host", HOST, "--grpc-port", str(grpc_port), "--http-port", str(http_port), "--log-level", "warning"]
-        flags += ["--scheduler", address(HOST, int(said)), "--max-requests", str(2 * many), "--drain-s", "0"]
+        flags += ["--scheduler", address(HOST, int(said)), "--max-requests", str(most), "--drain-s", "0"]
         command = Command("gateway", [sys.executable, "-P", "-m", "gateway", *flags])
         async with children(command) as (child,):
             await serving(address(HOST, grpc_port), SERVICE)

@@ -10,10 +10,11 @@ from tests.gateway.harness import TOKENIZER
 
 async def test_every_figure_is_measured_and_every_answer_comes_whole(tmp_path: Path) -> None:
     TOKENIZER.save(str(tmp_path / "tokenizer.json"))
-    load = Load(streams=3, rounds_per_s=50, tokens_per_round=2, many=5, many_s=2, seconds=0.5)
+    load = Load(streams=11, rounds_per_s=50, tokens_per_round=2, many=5, many_s=2, seconds=0.5)
     figures = await measure(load, tmp_path)
     assert figures["added_ttft_p50_ms"] > 0
     assert figures["chunks_per_cpu_s"] > 0
+    assert figures["probes"] > 1
     assert (figures["open_at_once"], figures["whole"], figures["problems"]) == (5, 5, 0)
 
 
