@@ -17,14 +17,14 @@ _FINAL = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH, types_pb
 
 @dataclass(slots=True)
 class Answer:
-    """`started` is on the monotonic clock, in seconds; `ttft_s` is the time from there to the first token. `ttft` gets
-    that, and `itl` the times between later tokens."""
+    """`started` is on the monotonic clock, in seconds. `ttft` gets the time from there to the first token, and `itl`
+    the times between later tokens."""
 
     ttft: Distribution
     itl: Distribution
     started: float = field(default_factory=time.monotonic)
-    ttft_s: float | None = None
-    last: float = 0.0  # when tokens came, on the same clock
+    first_s: float | None = None  # when tokens came, on the same clock
+    last_s: float = 0.0
     tokens: int = 0
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)  # by drafted and accepted tokens
     ending: gateway_link_pb2.Ending | None = None
@@ -33,12 +33,12 @@ class Answer:
         """Raises DeadlinePassed or Failed if the batch ends the request in a way that is a status, no answer."""
         if batch.tokens:
             now = time.monotonic()
-            if self.ttft_s is None:
-                self.ttft_s = now - self.started
-                self.ttft.observe(self.ttft_s)
+            if self.first_s is None:
+                self.first_s = now
+                self.ttft.observe(now - self.started)
             else:
-                self.itl.observe(now - self.last)
-            self.last = now
+                self.itl.observe(now - self.last_s)
+            self.last_s = now
         self.tokens += len(batch.tokens)
         for _, drafted, accepted in batch.rounds:
             self.rounds[drafted, accepted] += 1
@@ -51,6 +51,11 @@ class Answer:
             raise Failed(batch.ending.message or "the worker could not run the request")
         if batch.ending.finish_reason not in _FINAL:
             raise Failed("the request ended in a way that is unknown here")
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to the first token."""
+        return None if self.first_s is None else self.first_s - self.started
 
     @property
     def finish_reason(self) -> str:

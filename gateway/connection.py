@@ -5,6 +5,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -23,6 +24,7 @@ BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 0.3
 START_S = 10.0  # services that start together find each other within this; a gateway that starts alone says so then
 GREETING_TIMEOUT_S = 5.0  # until the scheduler's first message
+LOOKS = 10  # for a silence that is too long, in the time of one: it is noticed a tenth later at most
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 Answer = TypeVar("Answer")
@@ -63,6 +65,7 @@ class Connection:
         self._upward: Upward | None = None  # messages to be sent; None: not connected
         self._was_up = self._told = False  # ever; of this outage
         self._stuck = asyncio.Event()  # more messages than may wait
+        self._waits_since = inf  # on the event loop's clock: since then a read waits for the scheduler
         self._log = structlog.get_logger()
 
     def move(self, schedulers: Sequence[str]) -> None:
@@ -167,6 +170,7 @@ class Connection:
 
     async def _converse(self, scheduler: str, stub: Stub) -> None:
         self._stuck.clear()
+        self._waits_since = inf
         call = stub.Link(metadata=(*self._metadata, *([(version.MODEL_KEY, self.has_model)] if self.has_model else ())))
         try:
             try:
@@ -181,10 +185,10 @@ class Connection:
             self._log.info("scheduler_linked", scheduler=scheduler)
             await self._on_up()
             await self._on_message(message)
-            # A read fails so, a write after the end, a silence.
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            # A read fails so, and a write after the end.
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 upward = self._upward
-                await first_of(lambda: self._read(call), lambda: _write(call, upward), self._stuck.wait)
+                await first_of(lambda: self._read(call), lambda: _write(call, upward), self._stuck.wait, self._silence)
         finally:
             call.cancel()
             if self._upward is not None:
@@ -194,12 +198,22 @@ class Connection:
                 await self._on_down()
 
     async def _read(self, call: Call) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            async with asyncio.timeout(SILENT_S):
-                message = await call.read()
+            self._waits_since = loop.time()
+            message = await call.read()
             if not isinstance(message, gateway_link_pb2.ToGateway):
                 return  # the scheduler hung up
+            self._waits_since = inf
             await self._on_message(message)
+
+    async def _silence(self) -> None:
+        """Return once a read has waited too long. A timeout around each read would cost as much as relaying a row."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SILENT_S / LOOKS)
+            if loop.time() >= self._waits_since + SILENT_S:
+                return
 
 
 async def _dialled(link: grpc.aio.Channel) -> None:

@@ -57,11 +57,20 @@ class BytesText:
     """By the bytes of each token: a tenth of the time that the library takes."""
 
     def __init__(self, table: ByteTable) -> None:
-        self._table = table
+        self._bytes_of = table.__getitem__
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._whole = True  # the text ends with a whole character: the decoder withholds nothing
 
     def add(self, token_ids: Sequence[int]) -> str:
-        return self._decoder.decode(b"".join(map(self._table.__getitem__, token_ids)))
+        data = b"".join(map(self._bytes_of, token_ids))
+        if self._whole:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._whole = not self._decoder.getstate()[0]
+        return text
 
     def rest(self) -> str:
         return self._decoder.decode(b"", True)

@@ -138,12 +138,13 @@ class Feed:
         return messages
 
     def _keep(self, new: Sequence[int], delta: pb.Delta) -> None:
-        self._batch.tokens.extend(new)
+        batch = self._batch
+        batch.tokens += new
+        batch.rounds.append(Round(len(new), delta.drafted, delta.accepted))
         if delta.HasField("logprobs"):
-            self._batch.logprobs.extend(delta.logprobs.tokens[self.received - delta.start :])
+            batch.logprobs += delta.logprobs.tokens[self.received - delta.start :]
         if self.about_prompt and not self.received:
-            self._batch.prompt = delta.logprobs
-        self._batch.rounds.append(Round(len(new), delta.drafted, delta.accepted))
+            batch.prompt = delta.logprobs
         self.received += len(new)
         self._tell()
 

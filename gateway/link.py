@@ -17,7 +17,8 @@ from protos.tls import Tls
 from protos.v1 import types_pb2
 
 QUEUE_PER_REQUEST = 4  # messages that may wait to be sent, for each live request
-AT_ONCE = 16  # streams that are handled in one turn of the event loop: each wakes a call that makes text of tokens
+AT_ONCE = 32  # streams that are handled in one turn of the event loop: each wakes a call that makes text of tokens
+NOBODY: Sequence[Feed] = ()  # reads a request that is not live here
 DELTAS_AT_ONCE = 256  # the same for deltas, which may all be of one stream
 
 
@@ -223,7 +224,7 @@ class Link:
     async def _receive(self, message: gateway_link_pb2.ToGateway) -> None:
         if message.HasField("serving"):
             await self._serve(message.serving)
-        told, last = 0, ""
+        told, last = 0, NOBODY
         for request_id in message.accepted:
             for feed in self.feeds.get(request_id, []).copy():
                 self._tell(feed, Event.ACCEPT)
@@ -233,11 +234,11 @@ class Link:
                 self._refuse(feed, refusal)
             told = await _pause(told + 1)
         for count, delta in enumerate(message.deltas, 1):
-            request_id = delta.request_id
-            if request_id != last:
+            feeds = self.feeds.get(delta.request_id, NOBODY)
+            if feeds is not last:
                 self._hand_over(last)
-                told, last = told + 1, request_id
-            for feed in tuple(self.feeds.get(request_id, ())):
+                told, last = told + 1, feeds
+            for feed in tuple(feeds):
                 self._put(feed, delta)
             if told >= AT_ONCE or count % DELTAS_AT_ONCE == 0:
                 self._hand_over(last)
@@ -248,11 +249,13 @@ class Link:
         if messages := feed.put(delta):
             self._log.warning("delta_gap", request_id=delta.request_id, at=feed.received, got=delta.start)
             self._say(feed, messages)
-        self._forget_if_over(feed)
+        if not feed.life.live:
+            self._forget_if_over(feed)
 
-    def _hand_over(self, request_id: str) -> None:
-        for feed in tuple(self.feeds.get(request_id, ())):
-            self._say(feed, feed.hand_over())
+    def _hand_over(self, feeds: Sequence[Feed]) -> None:
+        for feed in tuple(feeds):
+            if messages := feed.hand_over():
+                self._say(feed, messages)
 
     def _refuse(self, feed: Feed, refusal: gateway_link_pb2.Refusal) -> None:
         error = from_code(refusal.code, refusal.message, round(refusal.retry_after_s * 1000))

@@ -113,12 +113,15 @@ class Stream:
         its client reads; the iteration does not see it, and waits on. It sees the last chunk, very long ones, and those
         that tell of the prompt."""
 
+        add, push = self.answer.add, self._detokenizer.push
+
         def take(batch: Batch) -> bool:
             long = len(batch.tokens) > TOKENS_AT_ONCE or batch.prompt is not None
             if batch.start < self._offset or long or not ready():
                 return False
-            self.answer.add(batch)
-            write(self._chunk(batch, self._detokenizer.push(batch.tokens)))
+            add(batch)
+            text = push(batch.tokens)
+            write(Chunk(self.request_id, text, batch.tokens, batch.start, batch.rounds, batch.logprobs))
             return True
 
         self._feed.taker = take

@@ -57,7 +57,7 @@ class Answer:
 
     def usage(self) -> dict[str, Any]:
         """The details are OpenAI's names for drafts that were accepted, and that were not."""
-        output = sum(choice.tokens for choice in self.choices)
+        output = sum(choice.figures.tokens for choice in self.choices)
         made = [choice.speculation() for choice in self.choices]
         accepted, drafted = sum(each.accepted for each in made), sum(each.drafted for each in made)
         return {
@@ -72,19 +72,20 @@ class Answer:
 
     def metrics(self) -> dict[str, Any]:
         """Under vLLM's names. Of several choices: the first token of any, the longest time, the sum of counts."""
-        begun = [choice for choice in self.choices if choice.first_s is not None]
-        first_s = min((choice.first_s for choice in begun if choice.first_s is not None), default=time.monotonic())
-        last_s = max((choice.last_s for choice in begun), default=first_s)
-        gaps = [(choice.last_s - choice.first_s, choice.tokens - 1) for choice in begun if choice.first_s is not None]
-        between = sum(count for _, count in gaps)
+        figures = [choice.figures for choice in self.choices]
+        begun = [(each.first_s, each.last_s, each.tokens) for each in figures if each.first_s is not None]
+        first_s = min((first for first, _, _ in begun), default=time.monotonic())
+        last_s = max((last for _, last, _ in begun), default=first_s)
+        generating_s = sum(last - first for first, last, _ in begun)
+        between = sum(tokens - 1 for _, _, tokens in begun)
         queues = [seconds(choice.final.queue_time) for choice in self.choices if choice.final is not None]
         spent = last_s - self.started
         return {
             "time_to_first_token_ms": _ms(first_s - self.started),
             "generation_time_ms": _ms(last_s - first_s),
             "queue_time_ms": _ms(max(queues, default=0.0)),
-            "mean_itl_ms": _ms(sum(gap for gap, _ in gaps) / between) if between else None,
-            "tokens_per_second": round(sum(choice.tokens for choice in self.choices) / spent, 3) if spent > 0 else None,
+            "mean_itl_ms": _ms(generating_s / between) if between else None,
+            "tokens_per_second": round(sum(each.tokens for each in figures) / spent, 3) if spent > 0 else None,
             "speculative_decoding": self._speculation(),
         }
 

@@ -1,11 +1,10 @@
 """One choice of an answer while it comes: its text, its log-probabilities, its call of a function, and what it counts.
 Pure: it gets chunks, and words what is said of them."""
 
-import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.answer import Answer
 from gateway.chunk import Chunk
 from gateway.openai import logprobs
 from gateway.openai.token_bytes import TokenBytes
@@ -40,14 +39,16 @@ class Speculation:
 
 
 class Choice:
-    """`index`: its place in the answer. `echo`: what goes before its text. `may`: what it may call. `prompt_apart`: the
-    prompt's log-probabilities are told by themselves, in `of_prompt`, not before the answer's."""
+    """`index`: its place in the answer. `figures`: of its stream, which counts before a chunk comes here. `echo`: what
+    goes before its text. `may`: what it may call. `prompt_apart`: the prompt's log-probabilities are told by
+    themselves, in `of_prompt`, not before the answer's."""
 
     def __init__(
         self,
         index: int,
         request_id: str,
         *,
+        figures: Answer,
         chat: bool,
         of: TokenBytes,
         echo: str = "",
@@ -59,10 +60,7 @@ class Choice:
         self._apart = prompt_apart
         self._before: dict[str, Any] | None = None  # log-probabilities that go before the answer's
         self.final: Final | None = None
-        self.tokens = 0
-        self._rounds: Counter[tuple[int, int]] = Counter()  # by drafted and accepted tokens
-        self.first_s: float | None = None
-        self.last_s = 0.0
+        self.figures = figures
         self._request_id, self._chat, self._of = request_id, chat, of
         self._text = [echo] if echo else []
         self._unsaid = echo  # goes with the first event
@@ -82,13 +80,13 @@ class Choice:
 
     def take(self, chunk: Chunk) -> None:
         """Of a plain answer. Raises Cancelled."""
-        self._count(chunk)
+        self._end(chunk)
         self._text.append(chunk.text)
         self._keep(self._said_logprobs(chunk))
 
     def events(self, chunk: Chunk) -> list[dict[str, Any]]:
         """The entries of `choices` that a stream says of it. Raises Cancelled."""
-        self._count(chunk)
+        self._end(chunk)
         said = []
         if chunk.token_ids or chunk.text or self._unsaid or chunk.prompt_token_ids:
             text, self._unsaid = self._unsaid + chunk.text, ""
@@ -103,11 +101,8 @@ class Choice:
         return said
 
     def adds_text(self, chunk: Chunk) -> bool:
-        """Whether a stream says nothing of it but its text, as `text_entry` has it. If so it is counted."""
-        if not self._begun or self._calling is not None or chunk.logprobs or chunk.final is not None:
-            return False
-        self._count(chunk)
-        return True
+        """Whether a stream says nothing of it but its text, as `text_entry` has it."""
+        return self._begun and self._calling is None and not chunk.logprobs and chunk.final is None
 
     def text_entry(self) -> dict[str, Any]:
         """An entry of a stream, behind its first, that adds an empty text."""
@@ -186,30 +181,16 @@ class Choice:
             if values is not None:
                 self._logprobs[name].extend(values)
 
-    def _count(self, chunk: Chunk) -> None:
-        if chunk.token_ids:
-            self.last_s = time.monotonic()
-            self.first_s = self.first_s or self.last_s
-        self.tokens += len(chunk.token_ids)
-        for _, drafted, accepted in chunk.rounds:
-            self._rounds[drafted, accepted] += 1
+    def _end(self, chunk: Chunk) -> None:
         if chunk.final is not None:
             if chunk.final.finish_reason not in _REASONS:
                 raise Cancelled("the request was cancelled")
-            self.final, self.tokens = chunk.final, chunk.final.usage.completion_tokens
+            self.final = chunk.final
 
     def speculation(self) -> Speculation:
-        """The outcome of its drafts. A resumed stream saw the rounds of only a part of the answer, but its end tells of
-        all."""
+        """The outcome of its drafts."""
         made = Speculation(histogram=[])
-        for (drafted, accepted), count in self._rounds.items():
+        for (drafted, accepted), count in self.figures.rounds.items():
             if drafted:
                 made.add(drafted, min(accepted, MOST_ACCEPTED), count)
-        if self.final is not None:
-            told = self.final.spec_decode
-            made.steps, made.drafted, made.accepted = (
-                told.num_drafts,
-                told.num_draft_tokens,
-                told.num_accepted_tokens,
-            )
         return made

@@ -18,7 +18,7 @@ class Frames:
         self._answer, self._choice = answer, answer.choices[index]
 
     def frame(self, chunk: Chunk, id: int | None = None) -> bytes | None:
-        """The event of a chunk, counted; None: it says more than text, or comes first. Raises Cancelled."""
+        """The event of a chunk; None: it says more than text, or comes first."""
         if not self._choice.adds_text(chunk):
             return None
         before, after = self._around

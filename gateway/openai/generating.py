@@ -97,6 +97,7 @@ class Generating:
             Choice(
                 index,
                 stream.request_id,
+                figures=stream.answer,
                 chat=asked.chat,
                 of=token_bytes.of_model(model),
                 echo=echoes[index] if echoes else "",

@@ -60,26 +60,26 @@ class Events:
     ) -> None:
         """Write the events that `said` makes of each chunk, until the stream ends. Before that `tell_prompt` gets, in a
         thread, the one that tells of the prompt. Raises RequestError."""
-        stream.write_at_once(self._ready, lambda chunk: self._put(said(chunk)))
+
+        def write(chunk: Chunk) -> None:
+            if events := said(chunk):
+                assert self._body is not None
+                self._body.write(events)
+                self._written_s = self._loop.time()
+
+        stream.write_at_once(self._ready, write)
         async for chunk in stream:
             if tell_prompt is not None and chunk.prompt_token_ids:
                 await asyncio.to_thread(tell_prompt, chunk)
-            events = said(chunk)
             if self._ready():
-                self._put(events)
+                write(chunk)
             else:
                 async with stream.writing(chunk):
-                    await self.write(events)
+                    await self.write(said(chunk))
 
     def _ready(self) -> bool:
         """Whether events can be written without waiting."""
         return self._headed and self._body is not None and not self._body.waits
-
-    def _put(self, events: bytes) -> None:
-        if events:
-            assert self._body is not None
-            self._body.write(events)
-            self._written_s = self._loop.time()
 
     async def write(self, events: bytes, *, more: bool = True) -> None:
         """Returns once the transport has taken them. `more`: these are not the last ones."""

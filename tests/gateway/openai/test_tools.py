@@ -10,6 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from gateway.chunk import Chunk
+from gateway.metrics import Metrics
 from gateway.openai import formats, request, tools
 from gateway.openai.choice import Choice
 from gateway.openai.fields import Chat
@@ -47,7 +48,8 @@ def body(**fields: Any) -> Chat:
 
 
 def choice(**fields: Any) -> Choice:
-    return Choice(0, "r", chat=True, of=SimpleNamespace(), may=tools.callable_in(body(**fields)))  # type: ignore[arg-type]
+    figures, may = Metrics().answer(), tools.callable_in(body(**fields))
+    return Choice(0, "r", figures=figures, chat=True, of=SimpleNamespace(), may=may)  # type: ignore[arg-type]
 
 
 def chunks(text: str, reason: int = STOP, *, cut: int = 1) -> list[Chunk]:
