@@ -106,10 +106,16 @@ class Advice:
         if self.ordering is not None:
             self.ordering.submitted(request, now)
 
-    def cancelled(self, id: str, now: float) -> None:
-        self.watch.gone(id)
+    def cancelled(self, id: str, now: float, *, stopped: bool) -> None:
+        """`stopped`: it has stop strings, so if it has any text it came to one of them, rather than that its client
+        left."""
+        live = self.watch.gone(id)
         if self.ordering is not None:
             self.ordering.cancelled(id, now)
+        if stopped and live is not None and live.emitted:
+            self.watch.ended(live, now)
+            self._lesson(live)
+            self._finished(live, now)
 
     def step(self, done: StepDone, now: float) -> None:
         """A step is over."""
@@ -120,6 +126,8 @@ class Advice:
             self.ordering.step(done, seconds, now)
         ended = self.watch.step(done, now)
         for live in ended:
+            if self.ordering is None and live.emitted:  # else the core has learned this
+                self._lesson(live)
             self._finished(live, now)
         self._fetch()
         if self._settings.compare:
@@ -144,16 +152,15 @@ class Advice:
         if self._cost_steps == KNOWN_STEPS:
             self.ordering.recost(_of_core(self._costs.profile))
 
+    def _lesson(self, live: Live) -> None:
+        """For all later requests."""
+        learning = self.learning
+        learning.length.observe(live.emitted, live.request.predicted_tokens, cut=live.cut)
+        learning.acceptance.observe(Acceptance(len(live.rounds), live.drafted, live.accepted, live.rejected))
+
     def _finished(self, live: Live, now: float) -> None:
         self.status.finished += 1
-        cut = live.emitted >= live.request.max_tokens
-        learning = self.learning
-        if self.ordering is None and live.emitted:  # else the core has done this
-            hint = live.request.predicted_tokens
-            learning.length.observe(live.emitted, hint, cut=cut)
-            rejected = live.rejected
-            learning.acceptance.observe(Acceptance(len(live.rounds), live.drafted, live.accepted, rejected))
-        learning.finished(live.row, live.emitted, live.drafted, live.accepted, cut=cut, now=now)
+        self.learning.finished(live.row, live.emitted, live.drafted, live.accepted, cut=live.cut, now=now)
 
     def _fetch(self) -> None:
         for name, value, error in self._background.results():

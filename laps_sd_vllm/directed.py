@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.request import Request, RequestStatus
 
@@ -44,6 +45,11 @@ class Directed(Reporting):
         self._dropping = self._scheduling = False
 
     # ---- what may be asked ----
+
+    @property
+    def draining(self) -> bool:
+        """Whether vLLM was told to begin no request (its call /pause)."""
+        return bool(self.pause_state != PauseState.UNPAUSED)
 
     def runnable(self, id: str, prefill_tokens: int = NO_LIMIT) -> bool:
         """Whether it would run if it were chosen, memory permitting."""
@@ -216,9 +222,11 @@ class Directed(Reporting):
             self._evicted.append(id)
 
     def get_request_counts(self) -> tuple[int, int]:
-        """Running and waiting ones; paused ones wait. vLLM's gauges are made of this."""
+        """Running and waiting ones; paused ones wait. vLLM's gauges are made of this, and while it begins no request
+        (`draining`) it also tells from it whether all have ended, so paused ones run then."""
         running, waiting = super().get_request_counts()
-        paused = (self._safely(self._count_paused) or 0) if not self._scheduling else 0
+        as_usual = not self._scheduling and not self.draining
+        paused = (self._safely(self._count_paused) or 0) if as_usual else 0
         return running - paused, waiting + paused
 
     def _count_paused(self) -> int:

@@ -151,6 +151,10 @@ class Ordering:
 
     # ---- what to do ----
 
+    def again(self) -> None:
+        """Somebody else decided meanwhile: the next plan is made whatever has happened."""
+        self._changed = True
+
     def plan(self) -> tuple[tuple[str, ...], Desired] | None:
         """Requests that must give their KV back, and the order from now on. None: as before."""
         if not self._changed:

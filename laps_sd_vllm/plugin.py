@@ -15,9 +15,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.request import Request
 
 from laps_sd_vllm import settings, status
-from laps_sd_vllm.advice import Advice, Place
+from laps_sd_vllm.advice import Advice
+from laps_sd_vllm.advice import Place as Capacity
 from laps_sd_vllm.asked import asked
-from laps_sd_vllm.directed import Directed, StepDone
+from laps_sd_vllm.directed import Desired, Directed, Place, StepDone
 from laps_sd_vllm.versions import Unsupported
 
 GROUPS = 16  # kinds of KV blocks
@@ -53,7 +54,7 @@ class LapsSd(Directed):
         self.on_step = self._step_done
         logger.info("LAPS-SD: mode %s, policy %s", self.settings.mode, self.advice.status.policy)
 
-    def _place(self) -> Place:
+    def _place(self) -> Capacity:
         """The capacity to be shared. With several kinds of KV blocks a block counts as one of each."""
         rows = self._limits[0]
         asked_for = self.settings.slots
@@ -61,7 +62,7 @@ class LapsSd(Directed):
             raise Unsupported(f"{settings.KEY}.slots is {asked_for}, and --max-num-seqs {rows}")
         # The V2 runner keeps a row for each paused request.
         slots = asked_for or (max(1, rows * 3 // 4) if self.use_v2_model_runner and self.obeys else rows)
-        return Place(
+        return Capacity(
             slots=slots,
             blocks=max(1, self.blocks // self._groups),
             block_tokens=self.block_size,
@@ -122,9 +123,11 @@ class LapsSd(Directed):
         return ended
 
     def _gone(self, ended: Iterable[Request]) -> None:
+        """vLLM's front end looks for stop strings, and aborts what has come to one as if its client had left."""
         now = time.time()
         for request in ended:
-            self.advice.cancelled(request.request_id, now)
+            params = request.sampling_params
+            self.advice.cancelled(request.request_id, now, stopped=bool(params and params.stop))
 
     def _step_done(self, done: StepDone) -> None:
         done.free_blocks //= self._groups
@@ -141,6 +144,8 @@ class LapsSd(Directed):
     # ---- what is decided ----
 
     def _prepare(self) -> tuple[Any, Any] | None:
+        if self.draining:
+            return self._drain()
         began = time.thread_time()  # not the clock: on a busy machine everything is late
         made = self.advice.plan()
         if made is not None:
@@ -151,6 +156,14 @@ class LapsSd(Directed):
         if self._stuck >= STUCK_STEPS:
             self._make_room()
         return super()._prepare() if not self.fallen else None
+
+    def _drain(self) -> tuple[Any, Any] | None:
+        """All that have begun run to their end."""
+        if self.advice.ordering is None:
+            return None
+        self.advice.ordering.again()
+        self.desired = Desired([Place(each.request_id) for each in self.running], self._limits[0])
+        return super()._prepare()
 
     def _in_time(self, seconds: float) -> None:
         limit_s = self.settings.plan_limit_ms / 1e3

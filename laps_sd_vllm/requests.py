@@ -31,6 +31,11 @@ class Live:
     last_s: float = 0.0  # when it got tokens last; 0: not yet
     pause_s: float = 0.0  # the longest time between two deliveries
 
+    @property
+    def cut(self) -> bool:
+        """Whether its bound ended it."""
+        return self.emitted >= self.request.max_tokens
+
     def ran(self, row: StepRow, now: float) -> None:
         new = len(row.tokens)
         if not new:

@@ -55,14 +55,18 @@ class Watch:
                 live.ran(row, now)
                 if row.status is not None:
                     ended.append(self.live.pop(row.request_id))
-        for live in ended:
-            self._recent.add(live, now)
-        self._new += len(ended)
+        for each in ended:
+            self.ended(each, now)
         return ended
 
-    def gone(self, id: str) -> None:
-        """It was aborted."""
-        self.live.pop(id, None)
+    def ended(self, live: Live, now: float) -> None:
+        """It counts as one that ran to its end."""
+        self._recent.add(live, now)
+        self._new += 1
+
+    def gone(self, id: str) -> Live | None:
+        """It was aborted. What is known of it."""
+        return self.live.pop(id, None)
 
     def compare(
         self, cost: CostProfile, now: float, clock: Callable[[], float], tell: Callable[[Comparison], None]

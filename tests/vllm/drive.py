@@ -69,8 +69,8 @@ def add(
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
-    given = {"temperature": 0.0, "ignore_eos": True} | sampling
-    params = SamplingParams(max_tokens=max_tokens, detokenize=False, **given)
+    given = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | sampling
+    params = SamplingParams(max_tokens=max_tokens, **given)
     request = EngineCoreRequest(
         request_id=id,
         prompt_token_ids=list(prompt),
