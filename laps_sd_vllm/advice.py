@@ -91,6 +91,8 @@ class Advice:
         self._last_done, self._status_at, self._steps, self._closed = 0.0, 0.0, 0, False
         self._failed: dict[str, str] = {}  # by job: what was said of it last
         statuses.clean(status_file.parent)
+        with suppress(OSError):  # of a server that was killed, whose process had this number
+            status_file.unlink()
 
     def _say(self, line: str) -> None:
         self._log(f"LAPS-SD: {line}")

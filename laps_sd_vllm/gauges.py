@@ -7,13 +7,13 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 from vllm import envs
+from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from laps_sd_vllm import status
 
 READ_EVERY_S = 1.0
 LABELS = ("model_name", "engine")
-ORDERS = "laps_sd_vllm.LapsSdScheduler"
 FIGURES = {
     "mean_s": (
         "laps_sd_latency_mean_seconds",
@@ -35,6 +35,8 @@ COUNTERS = {
     "late_plans": "Plans that took longer than plan_limit_ms",
     "bad_hints": "Requests with laps_sd_* arguments that are none",
 }
+
+logger = init_logger(f"vllm.{__name__}")
 
 
 def _made(kind: Any, names: dict[str, str]) -> dict[str, Any]:
@@ -62,13 +64,13 @@ class Metrics:
 
 
 class Gauges(StatLoggerBase):  # type: ignore[misc]
-    """Of one engine process."""
+    """Of one engine process. An error of its own ends the figures, and not the server: vLLM calls it where it hands out
+    the answers."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        self._ours = vllm_config.scheduler_config.scheduler_cls == ORDERS
-        self._file = status.file_of(status.folder(Path(envs.VLLM_CACHE_ROOT)), vllm_config.instance_id, engine_index)
-        model = vllm_config.model_config
-        self._labels = [str(model.served_model_name or model.model), str(engine_index)]
+        scheduler = vllm_config.scheduler_config.scheduler_cls
+        self._ours = isinstance(scheduler, str) and scheduler.startswith(f"{__package__}.")
+        self._config, self._engine = vllm_config, engine_index
         self._counted = dict.fromkeys(COUNTERS, 0.0)
         self._read_at = 0.0
 
@@ -81,14 +83,20 @@ class Gauges(StatLoggerBase):  # type: ignore[misc]
         now = time.monotonic()
         if self._ours and now - self._read_at >= READ_EVERY_S:
             self._read_at = now
-            if (told := status.read(self._file)) is not None:
-                self._tell(told)
+            try:
+                told = status.read(status.find(status.folder(Path(envs.VLLM_CACHE_ROOT)), self._engine))
+                if told is not None:
+                    self._tell(told)
+            except Exception as error:
+                self._ours = False
+                logger.error("LAPS-SD: /metrics shows its figures no more: %s: %s", type(error).__name__, error)
 
     def log_engine_initialized(self) -> None:
         pass
 
     def _tell(self, told: dict[str, Any]) -> None:
-        metrics, labels = Metrics.of_this_process(), self._labels
+        metrics, model = Metrics.of_this_process(), self._config.model_config
+        labels = [str(model.served_model_name or model.model), str(self._engine)]
         gauges = {
             "ordering": float(told["mode"] == "order" and not told["fallbacks"]),
             "compared_requests": told["compared"],
@@ -98,8 +106,10 @@ class Gauges(StatLoggerBase):  # type: ignore[misc]
         for name, value in gauges.items():
             metrics.gauges[name].labels(*labels).set(value)
         counters = {name: told["planning_s" if name == "planning_seconds" else name] for name in COUNTERS}
+        # Of several processes that serve HTTP, /metrics adds the counters up.
+        first = getattr(self._config.parallel_config, "_api_process_rank", 0) <= 0
         for name, value in counters.items():
-            metrics.counters[name].labels(*labels).inc(max(0.0, value - self._counted[name]))
+            metrics.counters[name].labels(*labels).inc(max(0.0, value - self._counted[name]) if first else 0.0)
             self._counted[name] = value
         for policy, figures in told["policies"].items():
             for key, value in figures.items():

@@ -47,7 +47,7 @@ class LapsSd(Directed):
             self.settings,
             self._place(),
             learned=self._learned(folder, rank),
-            status_file=status.file_of(status.folder(Path(envs.VLLM_CACHE_ROOT)), vllm_config.instance_id, rank),
+            status_file=status.written(status.folder(Path(envs.VLLM_CACHE_ROOT)), rank),
             blocks_of=self.held_blocks,
             say=logger.info,
         )

@@ -2,6 +2,8 @@
 whole or not at all; it holds figures, and nothing of anybody's text."""
 
 import json
+import multiprocessing
+import os
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -44,9 +46,21 @@ def folder(cache: Path) -> Path:
     return cache / "laps-sd" / "status"
 
 
-def file_of(folder: Path, instance: str, rank: int) -> Path:
-    """Of that server's engine process number `rank`."""
-    return folder / f"{instance}-{rank}.json"
+def written(folder: Path, rank: int) -> Path:
+    """The file of this engine process, number `rank`, named by the process that started it: of several that serve HTTP
+    each has an instance's name of its own, and so has each engine of a data-parallel server."""
+    return folder / f"{_started_by()}-{rank}.json"
+
+
+def find(folder: Path, rank: int) -> Path:
+    """The same file, for a process that serves HTTP: it started the engine, or the same process started both."""
+    own, other = (folder / f"{process}-{rank}.json" for process in (os.getpid(), _started_by()))
+    return own if own.exists() else other
+
+
+def _started_by() -> int:
+    parent = multiprocessing.parent_process()
+    return os.getpid() if parent is None or parent.pid is None else parent.pid
 
 
 def read(file: Path) -> dict[str, Any] | None:

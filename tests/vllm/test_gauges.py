@@ -21,14 +21,14 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(envs, "VLLM_CACHE_ROOT", str(tmp_path))
     monkeypatch.setattr(gauges, "READ_EVERY_S", 0.0)
     return SimpleNamespace(
-        scheduler_config=SimpleNamespace(scheduler_cls=gauges.ORDERS),
-        instance_id="x",
+        scheduler_config=SimpleNamespace(scheduler_cls="laps_sd_vllm.LapsSdScheduler"),
+        parallel_config=SimpleNamespace(_api_process_rank=0),
         model_config=SimpleNamespace(served_model_name="m", model="m"),
     )
 
 
 def file() -> Path:
-    return status.file_of(status.folder(Path(envs.VLLM_CACHE_ROOT)), "x", 0)
+    return status.written(status.folder(Path(envs.VLLM_CACHE_ROOT)), 0)
 
 
 def test_what_an_engine_process_wrote_is_shown(config: Any) -> None:
@@ -58,3 +58,26 @@ def test_a_file_that_is_not_there_or_of_another_version_shows_nothing(config: An
     file().parent.mkdir(parents=True)
     file().write_text('{"schema": 99}')
     logger.log()
+
+
+@pytest.mark.parametrize("told", ['{"schema": 1}', '{"schema": 1, "mode": "order", "fallbacks": "many"}'])
+def test_a_file_that_is_nonsense_ends_the_figures_and_not_the_server(config: Any, told: str) -> None:
+    logger = gauges.Gauges(config)
+    file().parent.mkdir(parents=True)
+    file().write_text(told)
+    logger.record(None, None)
+    assert not logger._ours
+
+
+def test_of_several_processes_that_serve_http_one_counts(config: Any) -> None:
+    before = REGISTRY.get_sample_value("laps_sd_plans_total", LABELS) or 0.0
+    for rank in (0, 1):
+        config.parallel_config._api_process_rank = rank
+        status.Status("order", "gittins", plans=7).write(file())
+        gauges.Gauges(config).log()
+    assert REGISTRY.get_sample_value("laps_sd_plans_total", LABELS) == before + 7
+
+
+def test_a_server_without_laps_sd_shows_none(config: Any) -> None:
+    config.scheduler_config.scheduler_cls = None
+    assert not gauges.Gauges(config)._ours

@@ -1,0 +1,43 @@
+"""The processes that serve HTTP find what the engines' processes write, whoever started whom. vLLM is not needed for
+that."""
+
+import multiprocessing
+from pathlib import Path
+
+from laps_sd_vllm import status
+from laps_sd_vllm.status import Status
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def an_engine(folder: Path) -> None:
+    Status("order", "gittins", plans=7).write(status.written(folder, 3))
+
+
+def serves_http(folder: Path) -> None:
+    told = status.read(status.find(folder, 3))
+    assert told is not None
+    assert told["plans"] == 7
+
+
+def started(work: object, folder: Path) -> int | None:
+    process = SPAWN.Process(target=work, args=(folder,))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def test_an_engine_is_found_by_the_process_that_started_it(tmp_path: Path) -> None:
+    assert started(an_engine, tmp_path) == 0
+    serves_http(tmp_path)
+
+
+def test_an_engine_is_found_by_another_child_of_the_process_that_started_it(tmp_path: Path) -> None:
+    """--api-server-count 2"""
+    assert started(an_engine, tmp_path) == 0
+    assert started(serves_http, tmp_path) == 0
+
+
+def test_an_engine_in_the_same_process_is_found(tmp_path: Path) -> None:
+    an_engine(tmp_path)
+    serves_http(tmp_path)
