@@ -117,6 +117,28 @@ def test_where_vllm_takes_memory_by_itself_every_text_is_whole(way: Way, did: Co
     whole(core, free)
 
 
+def test_when_all_that_is_cached_is_given_up_every_text_is_whole() -> None:
+    """vLLM does that where somebody changes the weights: it evicts whoever runs, paused ones too."""
+    core = plugin(WAYS[0])
+    free = core.scheduler.free_blocks
+    jobs = {f"r{number}": ([600 + number] * 40, 60 if number < 3 else 6) for number in range(9)}
+    texts: dict[str, list[int]] = {id: [] for id in jobs}
+    todo = list(jobs)
+    while not paused(core):
+        if todo:
+            add(core, id := todo.pop(0), *jobs[id])
+        for id, (tokens, _) in step(core).items():
+            texts[id] += tokens
+    for id in todo:
+        add(core, id, *jobs[id])
+    assert core.reset_prefix_cache(reset_running_requests=True)
+    assert core.scheduler.free_blocks == free
+    for id, tokens in run_all(core).items():
+        texts[id] += tokens
+    assert texts == {id: continued(*job) for id, job in jobs.items()}
+    whole(core, free)
+
+
 @pytest.mark.parametrize("mode", ["observe", "order"])
 @pytest.mark.parametrize(("stop", "lessons"), [(["\n"], 1), (None, 0)])
 def test_what_came_to_a_stop_string_teaches_its_length(mode: str, stop: list[str] | None, lessons: int) -> None:
