@@ -1,6 +1,6 @@
 """`vllm serve` as docs/how-to/vllm.md has it, on the real model: a server that watches, then one that orders. Each
-answers a load, shows its figures in /metrics, and ends when it is told to. It runs in our environment, beside
-vLLM's."""
+answers a load, and what clients may ask beside; shows its figures in /metrics, and ends when it is told to. It runs in
+our environment, beside vLLM's."""
 
 import asyncio
 import json
@@ -31,6 +31,17 @@ pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytes
 SLOTS, READY_S, ANSWER_S = 2, 900.0, 600.0
 LOAD = [{"prompt": f"Tell me about number {n}.", "output_tokens": 6 if n % 3 else 40} for n in range(12)]
 PROMPTS = [(f"Repeat: {word}, {word}, {word},", most) for word, most in zip("abcd", (40, 24, 8, 8), strict=True)]
+COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+WRONG = {"laps_sd_tokens": "many", "laps_sd_class": ["batch"], "laps_sd_tenant": 7}
+ODD: list[dict[str, Any]] = [
+    {"prompt": "One, two, three, four, five,", "max_tokens": 40, "stop": ["nine"]},
+    {"prompt": "The colours of the flag are", "max_tokens": 20, "logprobs": 2},
+    {"prompt": "My favourite colour as JSON:", "max_tokens": 40, "structured_outputs": {"json": COLOUR}},
+    {"prompt": "Go on: a, b, c,", "max_tokens": 16, "vllm_xargs": WRONG},
+    {"prompt": "Go on: 1, 2, 3,", "max_tokens": 16, "priority": -5},
+    {"prompt": "Go on: 3, 2, 1,", "max_tokens": 16, "priority": 7, "vllm_xargs": {"laps_sd_tokens": 16}},
+]
+SEVERAL = {"prompt": "Name a fruit:", "max_tokens": 12, "n": 3, "temperature": 0.8, "seed": 1}
 FIGURES = ("laps_sd_latency_mean_seconds", "laps_sd_latency_p99_seconds", "laps_sd_longest_pause_seconds")
 
 
@@ -77,12 +88,45 @@ class Server:
         told: dict[str, Any] = json.loads((folder / "load.json").read_text())
         return told
 
-    async def answer(self, **body: Any) -> str:
+    async def choices(self, **body: Any) -> list[dict[str, Any]]:
         async with httpx2.AsyncClient(timeout=ANSWER_S) as http:
-            asked = {"model": "m", "temperature": 0.0, "ignore_eos": True} | body
+            asked = {"model": "m", "temperature": 0.0, "ignore_eos": "structured_outputs" not in body} | body
             answer = await http.post(f"{self.url}/v1/completions", json=asked)
         assert answer.status_code == 200, answer.text
-        return str(answer.json()["choices"][0]["text"])
+        choices: list[dict[str, Any]] = answer.json()["choices"]
+        return choices
+
+    async def answer(self, **body: Any) -> str:
+        return str((await self.choices(**body))[0]["text"])
+
+    async def odd(self) -> list[str]:
+        """The answers to ODD, all at once, beside requests whose clients leave while they run and while they wait."""
+        leaving = [asyncio.create_task(self.answer(prompt=f"Count from {n}:", max_tokens=400)) for n in range(4)]
+
+        async def under_way() -> bool:
+            told = await self.metrics()
+            return told["vllm:num_requests_running"] + told["vllm:num_requests_waiting"] == len(leaving)
+
+        await until(under_way, ANSWER_S)
+        asked = [asyncio.create_task(self.choices(**body)) for body in (*ODD, SEVERAL)]
+        for task in leaving:
+            task.cancel()
+        *answers, several = await asyncio.gather(*asked)
+        assert len(several) == SEVERAL["n"]
+        told = [choice["text"] for (choice,) in answers]
+        assert "nine" not in told[0]
+        assert json.loads(told[2])["colour"] in ("red", "blue")
+        logprobs = answers[1][0]["logprobs"]
+        assert "".join(logprobs["tokens"]) == told[1]
+        assert len(logprobs["token_logprobs"]) == ODD[1]["max_tokens"]
+
+        async def at_rest() -> bool:
+            told = await self.metrics()
+            return told["vllm:num_requests_running"] == told["vllm:num_requests_waiting"] == 0
+
+        await until(at_rest, ANSWER_S)
+        assert (await self.metrics())["laps_sd_fallbacks_total"] == 0
+        return told
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +190,7 @@ async def test_it_watches_then_orders_and_metrics_tell(python: Path, tmp_path: P
             assert not watching.done() or watching.cancelled()
             _ours(mode, first, last)
             _vllms(server.seen, last)
+            texts[mode] += await server.odd()
         assert "LAPS-SD: mean, p99 and longest pause in seconds" in (folder / "serve.log").read_text()
         assert len(list((folder / "laps-sd").glob("*.learned"))) == 1
     assert texts["order"] == texts["observe"]
