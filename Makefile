@@ -48,9 +48,12 @@ FIRST ?= 0
 # Of test-vllm: a folder with the Python sources of another vLLM, to run the toy executor on (pip download vllm==0.33.0
 # --no-deps, then unzip the wheel there).
 VLLM_SOURCES ?=
-VLLM_ENV := build/vllm-env
+VLLM_ENV ?= build/vllm-env
+# Of vllm-figures: it begins no run after so many, and goes on there the next time.
+FIGURES_MINUTES ?= 25
 IN_VLLM := PYTHONPATH=. $(VLLM_ENV)/bin/python
-VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore
+# The time that an engine may take to start on a busy machine is in it.
+VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore --timeout 1800
 
 .PHONY: demo demo-picture test test-apart test-cells test-compare test-containers test-doors test-elastic test-engine test-failover test-families \
     test-faults test-k8s test-stores test-vllm vllm-figures vllm-steps gpu-check sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
@@ -74,8 +77,8 @@ help:
 	@echo "make test-k8s  the manifests for Kubernetes: rendered by kubectl and validated (half a minute; no cluster)"
 	@echo "make test-containers  images built, the stack run in them, each container killed in mid-stream (docker or podman)"
 	@echo "make test-vllm  the plug-in for vLLM, in an environment of its own (made once: 3.4 GB; then ten minutes)"
-	@echo "make vllm-figures  vLLM's own order beside ours on the real model (ten hours of an idle machine; QUICK=1: 75 minutes)"
-	@echo "make vllm-steps  the same counted in steps on the toy executor, which no busy machine disturbs (20 minutes of one core)"
+	@echo "make vllm-figures  vLLM's own order beside ours on the real model, the most telling first (25 minutes of an idle machine, then it goes on)"
+	@echo "make vllm-steps  the same counted in steps on the toy executor, which no busy machine disturbs (40 minutes of one core; it goes on)"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
@@ -189,7 +192,7 @@ test-vllm: env
 vllm-figures: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m tests.vllm.environment $(VLLM_ENV)
-	$(IN_VLLM) -m tests.vllm.compare $(if $(QUICK),--quick) --json docs/benchmarks/vllm.json
+	$(IN_VLLM) -m tests.vllm.compare --minutes $(FIGURES_MINUTES)
 
 vllm-steps: env
 	$(BIN)/python -m tests.vllm.environment $(VLLM_ENV)

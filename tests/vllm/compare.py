@@ -1,230 +1,244 @@
-"""vLLM's own order beside ours on the real model: the same prompts at the same times, in turn, each in an engine of its
-own. It needs an idle machine, for some ten hours; with `--quick` for about 75 minutes; `--smoke` only shows that it
-runs. No assertions live here.
+"""vLLM's own order beside LAPS-SD on the real model, in seconds: the same requests at the same times, in turn, on one
+engine that is loaded once. It needs an idle machine, and makes the most telling runs first.
 
-Two ways to queue: few slots, or little KV memory. Both orders run at the `max_num_seqs` at which vLLM's own makes most
-tokens a second in that cell, and a load is a share of these. `python -m tests.vllm.compare --json FILE`.
+`python -m tests.vllm.compare --minutes 25` in vLLM's environment. Each run is one line of `runs.jsonl` in `--folder`,
+and is not made again: broken off, or out of time, it goes on where it was. After each run `compare_page.py` makes the
+page anew. `--smoke` makes a little of everything, and leaves the page alone. No assertions of tests live here.
 """
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import fsum
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from scheduler_service.sim.results import interval_95, percentile
-from tests.vllm.drive import MODEL, add, make_core, run_all, step
+from laps_sd import own_prompts
+from tests.vllm.compare_page import Key, Lines, section, summary, told, write_page
+from tests.vllm.drive import MODEL
+from tests.vllm.turns import BLOCK, ROWS, Asked, Cell, Run, Served, Turns
 
-SLOTS = (2, 4, 8, 16, 32)
-BLOCKS = (4, 6, 8)  # times the blocks of the longest request
-TRIED = (*SLOTS, 64)  # max_num_seqs
-LOADS = (0.7, 0.9, 1.1)
-QUICK = ("KV of 4 long requests", "2 slots", "32 slots")  # where memory is short, slots are few, slots are plenty
-QUICK_S = 960.0  # of the runs of one of them
-BATCHES = (1, 8, 16)  # of the comparison of a plug-in that only watches
-BLOCK, CONTEXT, MOST = 32, 1024, 512  # tokens
-ORDER = {"mode": "order", "learned": False, "compare": False}
-WATCH = {"mode": "observe", "learned": False, "compare": False}
-PLUGIN = "laps_sd_vllm.LapsSdScheduler"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """`seqs`: vLLM's --max-num-seqs. `blocks`: of KV; None: as many as are needed."""
-
-    name: str
-    seqs: int
-    blocks: int | None = None
-
-    def engine(self, asked: dict[str, Any] | None) -> Any:
-        """The plug-in, or without settings vLLM's own scheduler."""
-        speculation = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
-        return make_core(
-            PLUGIN if asked else None, additional_config={"laps_sd": asked} if asked else {}, dtype="bfloat16",
-            max_num_seqs=self.seqs, max_model_len=CONTEXT, block_size=BLOCK, speculative_config=speculation,
-            blocks=self.blocks or (CONTEXT // BLOCK) * 2 * self.seqs + 1, max_num_batched_tokens=2048,
-        )  # fmt: skip
-
-
-@dataclass
-class Served:
-    arrival: float
-    got: list[float] = field(default_factory=list)  # when tokens came
-    tokens: int = 0
-
-
-def prompts(count: int, seed: int) -> list[list[int]]:
-    """Questions about paragraphs, in the model's own form of a chat; they end where the model ends them."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    paragraphs = (Path(__file__).parents[1] / "paragraphs.txt").read_text().split("\n\n")
-    asks = ("Summarise this in one sentence:", "Explain this to a child:", "Name three words of this:", "Go on:")
-    rng, ids = random.Random(seed), []
-    for _ in range(count):
-        words = f"{rng.choice(asks)} {rng.choice(paragraphs)[: rng.choice((80, 200, 400))]}"
-        turn = [{"role": "user", "content": words}]
-        ids.append(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False))
-    return ids
-
-
-def serve(core: Any, asked: list[list[int]], at: list[float], number: int, most: int) -> dict[str, float]:
-    """Figures in seconds: each prompt comes so long after the beginning."""
-    served: dict[str, Served] = {}
-    begun, coming = time.time(), list(zip(at, asked, strict=True))[::-1]
-    while coming or core.scheduler.has_requests() or core.batch_queue:
-        now = time.time()
-        while coming and begun + coming[-1][0] <= now:
-            after, prompt = coming.pop()
-            id = f"c{number}-{len(coming)}"
-            served[id] = Served(begun + after)
-            add(core, id, prompt, most, arrival=begun + after, ignore_eos=False, stop_token_ids=[2])
-        if not core.scheduler.has_requests() and not core.batch_queue:
-            time.sleep(max(0.0, begun + coming[-1][0] - time.time()))
-            continue
-        for id, (tokens, _) in step(core).items():
-            if tokens:
-                served[id].got.append(time.time())
-                served[id].tokens += len(tokens)
-    core.scheduler.reset_prefix_cache()
-    return figures(list(served.values()), begun)
-
-
-def figures(served: list[Served], begun: float) -> dict[str, float]:
-    ended = [each for each in served if each.got]
-    latencies = sorted(each.got[-1] - each.arrival for each in ended)
-    firsts = sorted(each.got[0] - each.arrival for each in ended)
-    pauses = sorted(max((b - a for a, b in zip(each.got, each.got[1:], strict=False)), default=0.0) for each in ended)
-    last = max(each.got[-1] for each in ended)
-    return {
-        "mean_s": fsum(latencies) / len(latencies),
-        "p99_s": percentile(latencies, 0.99),
-        "p99_first_token_s": percentile(firsts, 0.99),
-        "p99_longest_pause_s": percentile(pauses, 0.99),
-        "tokens_per_s": sum(each.tokens for each in ended) / (last - begun),
-        "tokens": sum(each.tokens for each in ended),
-    }
-
-
-def cells() -> list[Cell]:
-    longest = -(-CONTEXT // BLOCK)
-    few = [Cell(f"{slots} slots", slots) for slots in SLOTS]
-    return [*few, *(Cell(f"KV of {times} long requests", 64, times * longest + 1) for times in BLOCKS)]
+MOST_PROMPT, MOST = 64, 256  # tokens of a request
+LONGEST = -(-(MOST_PROMPT + MOST) // BLOCK)  # its blocks
+PLENTY = ROWS * LONGEST + 1
+FOLDER = Path("build/vllm-figures")
+KINDS: dict[str, dict[str, Any] | None] = {"stock": None, "observe": {"mode": "observe"}, "order": {"mode": "order"}}
 
 
 @dataclass(frozen=True)
 class Size:
-    """`requests` of a run; None: as many as fill QUICK_S. `most`: output tokens."""
+    """`rounds`: of bursts, each of `burst` requests a place. `requests`: of a run at a load, of which there are
+    `repetitions`. `most`: output tokens."""
 
-    loads: tuple[float, ...] = LOADS
-    requests: int | None = 400
+    tried: tuple[int, ...] = (8, 16, 32, 64)  # max_num_seqs
+    watched: tuple[int, ...] = (1, 8, 16)
+    burst: int = 3
+    rounds: int = 5
+    requests: int = 400
     repetitions: int = 3
-    tried: tuple[int, ...] = TRIED
     most: int = MOST
+    loads: tuple[float, ...] = (0.7, 1.1)  # beside 0.9
+    others: bool = True  # cells
 
 
-def search(core: Any, cell: Cell, size: Size, write: Any) -> int:
-    """The max_num_seqs at which vLLM's own order makes most tokens a second; the engine keeps it."""
-    rates = {}
-    for seqs in [each for each in size.tried if each <= cell.seqs]:
-        core.scheduler.max_num_running_reqs = core.scheduler.max_num_active_reqs = seqs
-        asked = prompts(2 * seqs + 4, 1)
-        rates[seqs] = serve(core, asked, [0.0] * len(asked), 5000 + seqs, size.most)["tokens_per_s"]
-    best = max(rates, key=rates.__getitem__)
-    core.scheduler.max_num_running_reqs = core.scheduler.max_num_active_reqs = best
-    write({"cell": cell.name, "what": "tokens_per_s by max_num_seqs", "stock": rates, "best": best})
-    return best
+SMOKE = Size((2, 4), (1,), 2, 2, 8, 1, 8, (), others=False)
 
 
-def one_cell(cell: Cell, size: Size, write: Any) -> None:
-    stock = cell.engine(None)
-    best = search(stock, cell, size, write)
-    kinds = {"stock": stock, "LAPS-SD": cell.engine({**ORDER, "slots": best})}
-    burst = prompts(3 * best + 4, 1)
-    tried: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-    for turn in range(2):
-        for kind in list(kinds)[:: 1 if turn else -1]:
-            tried[kind].append(serve(kinds[kind], burst, [0.0] * len(burst), 10 + turn, size.most))
-    saturated = {kind: max(each["tokens_per_s"] for each in runs) for kind, runs in tried.items()}
-    mean_tokens = tried["stock"][0]["tokens"] / len(burst)
-    write({"cell": cell.name, "what": "saturated tokens_per_s", **saturated, "mean_tokens": mean_tokens})
-    for load in size.loads:
-        told: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-        rate = load * saturated["stock"] / mean_tokens
-        requests = size.requests or max(8, int(rate * QUICK_S / (2 * size.repetitions)))
-        for repetition in range(size.repetitions):
-            rng = random.Random(100 + repetition)
-            at, now = [], 0.0
-            for _ in range(requests):
-                now += rng.expovariate(rate)
-                at.append(now)
-            texts = prompts(requests, repetition)
-            for kind in list(kinds)[:: 1 if repetition % 2 else -1]:
-                told[kind].append(serve(kinds[kind], texts, at, 1000 + repetition, size.most))
-        for figure in ("mean_s", "p99_s", "p99_first_token_s", "p99_longest_pause_s", "tokens_per_s"):
-            pairs = zip(told["LAPS-SD"], told["stock"], strict=True)
-            ratio, half = interval_95([ours[figure] / max(1e-9, theirs[figure]) for ours, theirs in pairs])
-            line = {kind: interval_95([each[figure] for each in runs])[0] for kind, runs in told.items()}
-            about = {"cell": cell.name, "load": load, "requests": requests, "what": figure}
-            write({**about, **line, "ratio": ratio, "half": half})
-    for core in kinds.values():
-        core.shutdown()
+class OutOfTime(Exception):
+    """The next run is left to the next time."""
 
 
-def watching(batches: tuple[int, ...], size: Size, write: Any) -> None:
-    """Tokens a second of a plug-in that only watches, beside vLLM without it."""
-    cell = Cell("watching", max(batches))
-    kinds = {"stock": cell.engine(None), "observe": cell.engine(WATCH)}
-    for batch in batches:
-        rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-        asked = prompts(batch, 7)
-        for repetition in range(size.repetitions + 1):
-            for kind in list(kinds)[:: 1 if repetition % 2 else -1]:
-                core, begun = kinds[kind], time.perf_counter()
-                for number, prompt in enumerate(asked):
-                    add(core, f"w{batch}-{repetition}-{number}", prompt, min(64, size.most))
-                tokens = sum(map(len, run_all(core).values()))
-                core.scheduler.reset_prefix_cache()
-                if repetition:  # the first one warms up
-                    rates[kind].append(tokens / (time.perf_counter() - begun))
-        pairs = zip(rates["observe"], rates["stock"], strict=True)
-        ratio, half = interval_95([ours / theirs for ours, theirs in pairs])
-        write({"cell": f"batch {batch}", "what": "tokens_per_s, watching", "ratio": ratio, "half": half})
+@dataclass
+class Runs:
+    """What was run, in the file; what is there is not run again."""
+
+    file: Path
+    until: float  # of time.monotonic
+    tell: Callable[[Lines], None]
+    lines: Lines = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        if self.file.exists():
+            whole = [line for line in self.file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            self.file.write_text("".join(whole))  # without one that was cut short
+            self.lines = {Key(*key): value for key, value in map(json.loads, whole)}
+
+    def of(self, key: Key, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Raises OutOfTime."""
+        if key not in self.lines:
+            if time.monotonic() > self.until:
+                raise OutOfTime
+            self.lines[key] = make()
+            with self.file.open("a") as file:
+                file.write(json.dumps([key, self.lines[key]]) + "\n")
+            print(f"{time.strftime('%H:%M:%S')} {key}: {told(self.lines[key])}", flush=True)
+            self.tell(self.lines)
+        return self.lines[key]
 
 
-def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="vLLM's own order beside ours on the real model")
-    parser.add_argument("--quick", action="store_true", help="three cells at one load, in about 75 minutes")
-    parser.add_argument("--smoke", action="store_true", help="a little of everything: shows that it runs")
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="one line a figure is added to this file")
+@cache
+def _tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(MODEL)
+
+
+@cache
+def _prompts() -> list[list[int]]:
+    """The project's own, in the model's form of a chat."""
+    turns = [[{"role": "user", "content": text}] for _, text in own_prompts.texts()]
+    given = {"add_generation_prompt": True, "return_dict": False}
+    ids = [_tokenizer().apply_chat_template(turn, **given) for turn in turns]
+    return [each for each in ids if len(each) <= MOST_PROMPT]
+
+
+def requests(count: int, seed: int, most: int) -> list[Asked]:
+    """The model ends them, or the bound that their client set."""
+    rng = random.Random(seed)
+    return [Asked(rng.choice(_prompts()), min(rng.choice(own_prompts.BOUNDS), most)) for _ in range(count)]
+
+
+def whole(count: int, seed: int, most: int) -> list[Asked]:
+    """Of fixed lengths, from 7 tokens on: every order makes the same tokens."""
+    rng = random.Random(seed)
+    lengths = [round(math.exp(rng.uniform(math.log(7), math.log(max(8, most // 2))))) for _ in range(count)]
+    return [Asked(rng.choice(_prompts()), length, True) for length in lengths]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All parts, the most telling first."""
+
+    size: Size
+    runs: Runs
+    turns: Turns
+    folder: Path
+
+    def everything(self) -> None:
+        """Raises OutOfTime."""
+        size = self.size
+        short, few = Cell("KV of 4 long requests", ROWS, 4 * LONGEST + 1), Cell("4 slots", 4, PLENTY)
+        self.saturation()
+        for cell in (short, few):
+            self.load(cell, 0.9, 0)
+        self.watching()
+        for number, cell in product(range(1, size.repetitions), (short, few)):
+            self.load(cell, 0.9, number)
+        for load, cell, number in product(size.loads, (short, few), range(size.repetitions)):
+            self.load(cell, load, number)
+        others = [Cell(f"{slots} slots", slots, PLENTY) for slots in (2, 16, 8, 32)]
+        others += [Cell(f"KV of {times} long requests", ROWS, times * LONGEST + 1) for times in (8, 6)]
+        for cell, number in product(others if size.others else (), range(size.repetitions)):
+            self.load(cell, 0.9, number)
+
+    def saturation(self) -> None:
+        """All at once, at the max_num_seqs at which vLLM's own order makes most tokens a second."""
+        tried = self.size.tried
+        rates = {seqs: self._burst(Key("best", seqs, "stock"), seqs, max(tried)) for seqs in tried}
+        best = max(rates, key=rates.__getitem__)
+        for number in range(self.size.rounds):
+            for kind in _turned(list(KINDS), number):
+                self._burst(Key("saturation", best, kind, number=number), best, best)
+
+    def watching(self) -> None:
+        for seqs, number in product(self.size.watched, range(self.size.rounds)):
+            for kind in _turned(["stock", "observe"], number):
+                self._burst(Key("watching", seqs, kind, number=number), seqs, max(4, seqs))
+
+    def _burst(self, key: Key, seqs: int, places: int) -> float:
+        """Tokens a second."""
+        asked = whole(self.size.burst * places, 7, self.size.most)
+
+        def make() -> dict[str, Any]:
+            run = self._serve(Cell("", seqs, PLENTY), key.kind, asked, [0.0] * len(asked), learned=False)
+            tokens, seconds = sum(each.tokens for each in run.served), max(each.last for each in run.served)
+            return {"tokens_per_s": tokens / seconds, **_fell(run)}
+
+        return float(self.runs.of(key, make)["tokens_per_s"])
+
+    def load(self, cell: Cell, load: float, number: int) -> None:
+        """Requests that come at random, at that share of the rate at which vLLM's own order serves them."""
+        rate = load * self._rate(cell)
+        rng, at = random.Random(100 + number), [0.0]
+        while len(at) < self.size.requests:
+            at.append(at[-1] + rng.expovariate(rate))
+        asked = requests(len(at), 100 + number, self.size.most)
+        for kind in _turned(["stock", "order"], number):
+
+            def make(kind: str = kind) -> dict[str, Any]:
+                run = self._serve(cell, kind, asked, at)
+                return _seen(run.served) | _fell(run)
+
+            self.runs.of(Key(cell.name, cell.seqs, kind, load, number), make)
+
+    def _rate(self, cell: Cell) -> float:
+        """Requests a second, of a burst as long as somebody waits in it."""
+        asked = requests(max(self.size.requests // 4, 8), 99, self.size.most)
+        rates = {}
+        for kind in ("order", "stock"):  # the one learns from it
+
+            def make(kind: str = kind) -> dict[str, Any]:
+                return {"requests_per_s": _rate_of(self._serve(cell, kind, asked, [0.0] * len(asked)).served)}
+
+            rates[kind] = self.runs.of(Key(cell.name, cell.seqs, kind), make)["requests_per_s"]
+        return float(rates["stock"])
+
+    def _serve(
+        self, cell: Cell, kind: str, asked: Sequence[Asked], at: Sequence[float], *, learned: bool = True
+    ) -> Run:
+        ours = KINDS[kind]
+        if ours is not None:
+            file = self.folder / f"{cell.name}.learned"
+            ours = ours | {"compare": False, "learned": str(file) if learned else False}
+        return self.turns.serve(cell, ours, asked, at)
+
+
+def _rate_of(served: list[Served]) -> float:
+    """Requests a second of a burst. Its last ones run by themselves, so it is that until all have begun."""
+    whole = len(served) / max(each.last for each in served)
+    begun = max(each.first for each in served)
+    done = sum(min(1.0, (begun - each.first) / max(1e-9, each.last - each.first)) * each.tokens for each in served)
+    return max(whole, done / begun * len(served) / sum(each.tokens for each in served))
+
+
+def _seen(served: list[Served]) -> dict[str, Any]:
+    fields = ("arrival", "first", "last", "pause", "tokens")
+    return {name: [round(getattr(each, name), 4) for each in served] for name in fields}
+
+
+def _fell(run: Run) -> dict[str, Any]:
+    return {"fell_back": run.fell_back} if run.fell_back else {}
+
+
+def _turned(kinds: list[str], number: int) -> Iterator[str]:
+    """Another one begins each time."""
+    first = number % len(kinds)
+    yield from kinds[first:] + kinds[:first]
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="vLLM's own order beside LAPS-SD on the real model, in seconds")
+    parser.add_argument("--minutes", type=float, default=25.0, help="after these no run is begun (25)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"of the runs ({FOLDER})")
+    parser.add_argument("--smoke", action="store_true", help="a little of everything, which proves nothing")
     given = parser.parse_args(words)
-    if given.requests < 8 or given.repetitions < 1:
-        parser.error("--requests must be at least 8, --repetitions at least 1")
-
-    def write(line: dict[str, Any]) -> None:
-        print(json.dumps(line), flush=True)
-        if given.json is not None:
-            given.json.parent.mkdir(parents=True, exist_ok=True)
-            with given.json.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-
-    size = Size(requests=given.requests, repetitions=given.repetitions)
-    if given.quick:
-        size = Size((0.9,), None, given.repetitions)
-    if given.smoke:
-        size = Size((0.9,), 8, 2, TRIED[:2], 8)
-    watching(BATCHES[:1] if given.smoke else BATCHES, size, write)
-    named = QUICK[:2] if given.smoke else QUICK
-    for cell in cells():
-        if cell.name in named or not (given.quick or given.smoke):
-            one_cell(cell, size, write)
+    folder = given.folder / "smoke" if given.smoke else given.folder
+    tell = (lambda lines: None) if given.smoke else write_page
+    runs = Runs(folder / "runs.jsonl", time.monotonic() + 60 * given.minutes, tell)
+    try:
+        Compared(SMOKE if given.smoke else Size(), runs, Turns(PLENTY), folder).everything()
+    except OutOfTime:
+        print("out of time; the same command goes on from here")
+    print(section(summary(runs.lines)))
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

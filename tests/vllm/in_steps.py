@@ -1,7 +1,8 @@
 """vLLM's own order beside ours, counted in steps: vLLM's engine, scheduler and memory on the toy executor, under a
 clock that a step takes one further. There is no model and no wall clock, so a busy machine changes nothing.
 
-`python -m tests.vllm.in_steps --json FILE` in vLLM's environment; `in_steps_page.py` makes the page of the file.
+`python -m tests.vllm.in_steps --json FILE` in vLLM's environment; `in_steps_page.py` makes the page of the file. Rows
+that are in the file are not made again: broken off, it goes on where it was.
 A step counts one, however many requests are in it: what a step costs is left to `compare.py`.
 """
 
@@ -35,6 +36,7 @@ LONGEST = -(-(MOST_PROMPT + MOST) // BLOCK)  # its blocks
 MEDIANS, SPREAD = (12, 40, 150, 400), 0.5  # of output tokens, by kind of prompt; log-normal
 COUNTED, BURST, SEEDS = 100, 120, 4  # requests of a run; of one that measures saturation; runs
 KNOWN = ("learned", "bounded", "nothing")  # of lengths: by the predictor; max_tokens is the length; neither
+AT_ALL_LOADS = ("2 slots", "8 slots", "32 slots", "KV of 4 long requests", "KV of 8 long requests")
 
 
 @dataclass(frozen=True)
@@ -175,9 +177,23 @@ def burst(cell: Cell, seqs: int, ours: str | None) -> Run:
     return run(cell, seqs, ours, requests(BURST, 999), [0.0] * BURST)
 
 
-def best(cell: Cell) -> dict[int, Run]:
-    """A burst in vLLM's own order at each max_num_seqs that is tried."""
-    return {seqs: burst(cell, seqs, None) for seqs in ([cell.slots] if cell.slots is not None else TRIED)}
+def about_cell(cell: Cell, seeds: int) -> dict[str, Any]:
+    """What all rows of the cell say: which max_num_seqs is vLLM's best, of bursts in its own order."""
+    tried = {seqs: burst(cell, seqs, None) for seqs in ([cell.slots] if cell.slots is not None else TRIED)}
+    seqs = max(tried, key=lambda each: tried[each].waiting)
+    bursts = {"stock": tried[seqs].all, "ours": burst(cell, seqs, "learned").all}
+    row = {**asdict(cell), "seqs": seqs, "tried": {each: told.waiting for each, told in tried.items()}}
+    return row | {"burst": bursts, "requests": COUNTED * seeds, "seeds": seeds}
+
+
+def shared(row: dict[str, Any]) -> dict[str, Any]:
+    """The same of a row that is there."""
+    return {name: row[name] for name in ("name", "slots", "blocks", "seqs", "tried", "burst", "requests", "seeds")}
+
+
+def in_order(row: dict[str, Any]) -> tuple[int, float, int]:
+    """Of the table: as the cells are listed, at load 0.9 first."""
+    return [cell.name for cell in CELLS].index(row["name"]), abs(row["load"] - 0.9), KNOWN.index(row["known"])
 
 
 def one(cell: Cell, seqs: int, rate: float, known: str, seeds: int) -> dict[str, Any]:
@@ -207,8 +223,9 @@ def _mean(runs: list[dict[str, float]], name: str) -> float:
 
 def wanted(cell: Cell) -> list[tuple[float, str]]:
     """Loads, and what is known of lengths."""
-    more = cell.name in ("2 slots", "KV of 4 long requests")
-    return [(0.9, "learned")] + [(0.9, "bounded"), (0.9, "nothing")] * more
+    more = [(0.9, "bounded"), (0.9, "nothing")] * (cell.name in ("2 slots", "KV of 4 long requests"))
+    loads = [(0.7, "learned"), (1.1, "learned")] * (cell.name in AT_ALL_LOADS)
+    return [(0.9, "learned"), *more, *loads]
 
 
 def main(words: list[str]) -> None:
@@ -223,21 +240,21 @@ def main(words: list[str]) -> None:
     advice.Background = AtOnce  # type: ignore[misc]
     learning._fit = lambda known: fit(Window.of(known))
     rows: list[dict[str, Any]] = []
+    if given.json is not None and given.json.exists():
+        rows = json.loads(given.json.read_text())
     for cell in CELLS:
-        if not cell.name.startswith(given.cells):
+        there = [row for row in rows if (row["name"], row["seeds"]) == (cell.name, given.seeds)]
+        missing = [each for each in wanted(cell) if each not in [(row["load"], row["known"]) for row in there]]
+        if not missing or not cell.name.startswith(given.cells):
             continue
-        tried = best(cell)
-        seqs = max(tried, key=lambda each: tried[each].waiting)
-        bursts = {"stock": tried[seqs].all, "ours": burst(cell, seqs, "learned").all}
-        mean = fsum(each.length for each in requests(BURST, 999)) / BURST
-        for load, known in wanted(cell):
-            row = {**asdict(cell), "seqs": seqs, "tried": {each: told.waiting for each, told in tried.items()}}
-            row |= {"burst": bursts, "load": load, "known": known, "requests": COUNTED * given.seeds}
-            row["seeds"] = given.seeds
-            rows.append(row | one(cell, seqs, load * tried[seqs].waiting / mean, known, given.seeds))
-            print(json.dumps(rows[-1]), flush=True)
+        about = shared(there[0]) if there else about_cell(cell, given.seeds)
+        rate = max(about["tried"].values()) * BURST / fsum(each.length for each in requests(BURST, 999))
+        for load, known in missing:
+            row = about | {"load": load, "known": known} | one(cell, about["seqs"], load * rate, known, given.seeds)
+            print(json.dumps(row), flush=True)
+            rows.append(row)
             if given.json is not None:
-                given.json.write_text(json.dumps(rows, indent=1) + "\n")
+                given.json.write_text(json.dumps(sorted(rows, key=in_order), indent=1) + "\n")
 
 
 if __name__ == "__main__":

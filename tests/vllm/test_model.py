@@ -15,7 +15,7 @@ from tests.vllm.drive import MODEL, add, make_core, run_all, step
 
 pytestmark = [
     pytest.mark.vllm_model,
-    pytest.mark.timeout(3600),
+    pytest.mark.timeout(14_400),
     pytest.mark.skipif(not MODEL.exists(), reason="the model is not there: laps-sd pull smollm2-135m"),
 ]
 

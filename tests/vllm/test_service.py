@@ -26,7 +26,7 @@ from tests.waiting import until
 from worker_service.pull import resolve
 from worker_service.vllm_engine.promises import LOGIT_BIAS, STRUCTURE
 
-pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(7200)]
 
 PYTHON = Path(os.environ["LAPS_SD_TESTS_VLLM_PYTHON"])
 MODEL = resolve("smollm2-135m")
@@ -78,7 +78,7 @@ async def stack(undisturbed: list[list[int]], tmp_path_factory: pytest.TempPathF
     flags = ["--engine", "vllm", "--vllm-python", str(PYTHON), "--vllm-args", ARGS, "--kv-tokens", "4096"]
     flags += ["--workers", "2", "--slots", "2", "--policy", "las"]
     folder = tmp_path_factory.mktemp("stack")
-    async with running_stack(MODEL, folder, *flags, device=None, ready_s=600) as running:
+    async with running_stack(MODEL, folder, *flags, device=None, ready_s=3000) as running:
         yield running
 
 

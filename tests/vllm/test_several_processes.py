@@ -18,7 +18,7 @@ from tests.vllm.test_service import MODEL, MODULE, PROMPTS, PYTHON, encoded
 from tests.vllm.test_service import undisturbed as undisturbed
 from tests.waiting import until
 
-pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(7200)]
 
 
 RANKS = 3  # as many as the model has heads of keys and values
@@ -28,7 +28,7 @@ async def test_texts_are_the_same_and_no_process_is_left(undisturbed: list[list[
     args = {"enforce_eager": True, "max_model_len": 1024, "tensor_parallel_size": RANKS}
     flags = ["--engine", "vllm", "--vllm-python", str(PYTHON), "--vllm-args", json.dumps(args), "--kv-tokens", "4096"]
     flags += ["--slots", "2", "--policy", "las"]
-    async with running_stack(MODEL, tmp_path, *flags, device=None, ready_s=900) as stack:
+    async with running_stack(MODEL, tmp_path, *flags, device=None, ready_s=3000) as stack:
         async with AsyncClient(stack.grpc) as client:
             asked = [
                 client.complete(tokens=encoded(prompt), max_tokens=most, temperature=0) for prompt, most in PROMPTS[4:9]

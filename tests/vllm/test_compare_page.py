@@ -1,0 +1,61 @@
+"""The table in seconds is made of the runs that there are, and says what they say. vLLM is not needed for that."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.vllm.compare_page import FIGURES, PAGE, Key, Lines, section, summary
+
+NONE = summary({})
+
+
+def served(latency_s: float, count: int = 40) -> dict[str, Any]:
+    """Answers of ten tokens, all after so long."""
+    at = [float(number) for number in range(count)]
+    last = [each + latency_s for each in at]
+    return {"arrival": at, "first": last, "last": last, "pause": [0.0] * count, "tokens": [10] * count}
+
+
+def loads(stock: float, order: float) -> Lines:
+    return {Key("4 slots", 4, "stock", 0.9): served(stock), Key("4 slots", 4, "order", 0.9): served(order)}
+
+
+def test_the_page_is_made_of_the_figures() -> None:
+    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else NONE
+    assert section(figures) in PAGE.read_text()
+
+
+def test_where_every_answer_takes_half_as_long_the_ratio_is_a_half() -> None:
+    (cell,) = summary(loads(4.0, 2.0))["loads"]
+    assert (cell["requests"], cell["runs"]) == (40, 1)
+    assert cell["figures"]["mean s"] == {"stock": 4.0, "ours": 2.0, "ratio": pytest.approx([0.5, 0.5, 0.5])}
+
+
+def test_good_answers_begin_within_a_second() -> None:
+    (cell,) = summary(loads(1.5, 0.5))["loads"]
+    good = cell["figures"]["good answers %"]
+    assert (good["stock"], good["ours"], good["ratio"]) == (0.0, 100.0, None)
+
+
+def test_a_run_whose_partner_is_missing_says_nothing() -> None:
+    lines = loads(4.0, 2.0)
+    del lines[Key("4 slots", 4, "order", 0.9)]
+    assert section(summary(lines)) == section(NONE) == "Not measured yet.\n"
+
+
+def test_bursts_are_compared_round_by_round() -> None:
+    """The machine got slower from round to round; the ratio did not."""
+    lines: Lines = {}
+    for number, rate in enumerate((100.0, 50.0, 25.0)):
+        lines[Key("saturation", 32, "stock", number=number)] = {"tokens_per_s": rate}
+        lines[Key("saturation", 32, "order", number=number)] = {"tokens_per_s": 0.9 * rate}
+    (burst,) = summary(lines)["bursts"]
+    assert burst["ratio"] == pytest.approx([0.9, 0.9, 0.9])
+    assert "|tokens/s, ordering|58|52|0.900 (0.900 to 0.900)|" in section(summary(lines))
+
+
+def test_a_run_in_which_laps_sd_fell_back_is_told() -> None:
+    lines = loads(4.0, 2.0)
+    lines[Key("4 slots", 4, "order", 0.9)]["fell_back"] = "3 plans in a row took over 5 ms"
+    assert "LAPS-SD left the order to vLLM in a run: 3 plans in a row took over 5 ms." in section(summary(lines))
