@@ -19,7 +19,7 @@ from protos.v1 import types_pb2
 
 MOST_UNREAD = 1024  # tokens
 BEYOND = 2**32 - 1  # an offset behind the end of every answer: a follow from there brings the end alone
-JUMPS_OF_A_FOLLOW = 2  # what comes jumps ahead to another stream's answer, and from its end on to the newest tokens
+JUMPS_OF_A_FOLLOW = 2  # a follow's answer begins ahead of where other streams are; new tokens begin ahead of its end
 
 
 @dataclass(slots=True)
@@ -55,8 +55,9 @@ class Batch:
 class Feed:
     """`on` and `put` return the messages that are to be sent to the scheduler, in order.
 
-    The buffer holds `most` tokens, and a follow asks for as many. What comes after that is dropped; once the client has
-    taken the buffer, the output is followed from `received` on. So a client that does not read costs little memory.
+    The buffer holds `most` tokens, and a follow asks for as many. Tokens that come while it is full are dropped. Once
+    the client has read the buffer, the scheduler is asked for them again, from `received` on. So a client that does not
+    read costs little memory.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Feed:
         self.life = Life.ACCEPTED if accepted else Life.SUBMITTED
         self.flow = Flow.FLOWING
         self.received = 0  # output tokens so far; a follow goes on from here
-        self.stray_jumps = 0  # that the answers to follows of other streams of this request may still cause
+        self.stray_jumps = 0  # how often tokens may yet come ahead because another stream of this request followed it
         # Whether something is asked of the prompt: it comes with the first token.
         self.about_prompt = submit.sampling.HasField("prompt_logprobs") or submit.sampling.embedding
         self._most = most
@@ -149,8 +150,9 @@ class Feed:
         self._tell()
 
     def _jump(self, start: int, end: int) -> tuple[Act, ...]:
-        """Tokens from `start` to `end` came, and those before `start` have not. While a follow is under way that is no
-        wonder for tokens that go on where the last ones ended, and for what other streams of the request asked for."""
+        """Tokens from `start` to `end` came, but those from `received` to `start` did not. While a follow is under way
+        that is expected of new tokens, which continue the last ones that came ahead, and of answers to other streams of
+        this request. Otherwise the tokens in between are lost."""
         expected = self.flow is not Flow.FILLING or self._ahead in (None, start)
         if not expected and self.stray_jumps:
             self.stray_jumps -= 1

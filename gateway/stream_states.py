@@ -48,7 +48,7 @@ class Event(StrEnum):
     CANCEL = "cancel"
     HANG_UP = "hang_up"  # the stream is over, and the request is to be cancelled
     DETACH = "detach"  # the stream is over, and the request is to run on
-    STEP_ASIDE = "step_aside"  # the stream is over, and nobody cares: others read the request, or it has ended
+    STEP_ASIDE = "step_aside"  # the stream is over, and nothing is asked: others read the request, or it has ended
     # From the gateway.
     LINK = "link"  # the scheduler must hear of this stream: the stream is new, or the link, or it was refused for now
     GIVE_UP = "give_up"  # the client is told to try again; the request itself runs on
@@ -56,7 +56,7 @@ class Event(StrEnum):
 
 class Flow(StrEnum):
     FLOWING = "flowing"  # what comes continues the buffer
-    FILLING = "filling"  # a follow is under way: what comes ahead of its answer is dropped, for the answer repeats it
+    FILLING = "filling"  # a follow is under way: tokens further on are dropped, since its answer repeats them
     BEHIND = "behind"  # the buffer is full: what comes is dropped, and followed again once the client has read
     BEHIND_ENDED = "behind_ended"  # the same, and the end was among what was dropped
     LOST = "lost"  # the answer to a follow left tokens out; the client is told so after the buffer
@@ -67,8 +67,8 @@ class Step(StrEnum):
     # A delta arrives.
     NEXT = "next"  # tokens that continue the buffer
     FILL = "fill"  # the same; with them the buffer is full, or the follow has brought as many as it asked for
-    AHEAD = "ahead"  # tokens beyond those: some are missing, or a follow's answer is still to come
-    MISS = "miss"  # tokens beyond those, where only the answer to the follow could come
+    AHEAD = "ahead"  # tokens that leave a gap: those in between are missing, or a follow's answer will bring them
+    MISS = "miss"  # tokens that leave a gap, though only the answer to the follow could come: it has left tokens out
     END = "end"
     END_AHEAD = "end_ahead"  # an end behind tokens that are still missing
     # The gateway asks.

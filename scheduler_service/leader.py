@@ -158,7 +158,7 @@ class Leader:
             self.durable.restore(found)
             self.workers.call_for(id)
             self._other_model.restored(id, found.model)
-        # Whoever had it read may be cancelled: those that followed it early get their answers all the same.
+        # The task that had it read may be cancelled. Gateways that followed the request before get their answers still.
         await asyncio.shield(self.ledger.was_read(id, found))
 
     async def attach(self, hello: worker_pb.Hello) -> WorkerSession:

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.types import Held
 
-PROBATION_ROUNDS = 8  # with output: a worker that dies was no further ahead of its reports (MOST_UNREPORTED there)
+# With output. A worker reports after fewer rounds (MOST_UNREPORTED there), so one that dies of a request has not
+# reported so many rounds of it since.
+PROBATION_ROUNDS = 8
 
 
 class Isolation:
@@ -35,7 +37,8 @@ class Isolation:
         return set(accused)
 
     def acquit(self, held: Iterable[Held]) -> None:
-        """A worker that still has what it had when it was lost had not died: only its link was cut."""
+        """A worker has come back, and still holds these requests under the placements that it had before. So it had not
+        died, only its link was cut, and they are suspects no longer."""
         for one in held:
             entry = self.suspects.get(one.id)
             if entry is not None and entry.suspected == one.placement:
