@@ -12,6 +12,7 @@ import gateway.config
 import scheduler_service.__main__ as scheduler
 from gateway.text import TextModel
 from protos.link.v1 import common_pb2 as common_pb
+from protos.models import digest
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
@@ -38,7 +39,7 @@ class _Words:
 
 class _Text(TextModel):
     def __init__(self, info: common_pb.ModelInfo) -> None:
-        self.info = info
+        self.info, self.digest = info, digest(info)
         self.name, self.fingerprint = info.name, info.fingerprint
         self.context_tokens, self.vocab_size = info.context_tokens, info.vocab_size
         self.refused: dict[str, str] = {}
