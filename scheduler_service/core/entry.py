@@ -238,9 +238,9 @@ class Worker:
         """Slots that its own requests leave free; negative when some of them wait."""
         return self.up.slots - len(self.ranking)
 
-    def blocks_for(self, entry: Entry) -> int:
-        """All of its KV after two more rounds: a plan is one step old when it is carried out."""
+    def blocks_for(self, entry: Entry, rounds: int = 2) -> int:
+        """All of its KV after so many more rounds. Two: a plan is one step old when it is carried out."""
         up = self.up
-        tokens = entry.request.prompt_tokens + entry.emitted + 2 * self.round_tokens
+        tokens = entry.request.prompt_tokens + entry.emitted + rounds * self.round_tokens
         blocks = -(-tokens // up.block_tokens)
         return blocks if blocks < up.blocks else up.blocks

@@ -7,7 +7,7 @@ them: whole where keys are few, else its front, as far as it was asked for.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import merge
 from itertools import chain, groupby, islice
 from operator import itemgetter
@@ -119,6 +119,11 @@ class FairRanking:
             self._front = sorted([_plain(plain[-1]) for plain in self._front]) if self._whole else None
         return self._front
 
+    @property
+    def groups(self) -> Collection[Key]:
+        """The name of each, which ends with class and tenant."""
+        return self._groups.keys()
+
     def _best(self, count: int) -> list[Key]:
         """A front of at least `count` keys, or all if there are fewer."""
         front = self._ordered_front()
@@ -133,6 +138,8 @@ class FairRanking:
 
     def at(self, place: int) -> Key | None:
         """The key that so many others go before; None if there are not as many."""
+        if place >= self._length:
+            return None
         if len(self._groups) == 1:
             return next(iter(self._groups.values())).at(place)
         if len(self._groups) <= FEW_GROUPS:
@@ -142,6 +149,8 @@ class FairRanking:
 
     def first(self, count: int) -> list[Key]:
         """The best `count`, or all if there are fewer."""
+        if not self._groups:
+            return []
         if len(self._groups) == 1:
             return next(iter(self._groups.values())).first(count)
         if len(self._groups) <= FEW_GROUPS:
@@ -176,6 +185,8 @@ class FairRanking:
 
     def beyond(self, count: int) -> Iterator[Key]:
         """All but the best `count`, in order."""
+        if count >= self._length:
+            return
         if len(self._groups) == 1:
             yield from next(iter(self._groups.values())).beyond(count)
             return

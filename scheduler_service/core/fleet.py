@@ -128,7 +128,11 @@ class Fleet:
 
     def believed_rounds(self, entry: Entry) -> int:
         """That it still needs, by what is believed of its length given that it did not end yet."""
-        return math.ceil(entry.remaining_tokens / self.known.tokens_per_round)
+        return self.rounds_for(entry.remaining_tokens)
+
+    def rounds_for(self, tokens: float) -> int:
+        """As many as finished requests had for so much output."""
+        return math.ceil(tokens / self.known.tokens_per_round)
 
     # ---- workers ----
 

@@ -27,6 +27,8 @@ def fit(
     patient = patient and not quarantined
     slots = worker.up.slots
     free = worker.free_blocks
+    if sum([_need(worker, entry) for entry in chosen]) <= free:
+        return list(chosen), {}
     homed: list[Entry] | None = None  # lowest claim first; looked up only when memory is short
     kept: list[Entry] = []
     evict: dict[Entry, int] = {}

@@ -75,16 +75,20 @@ class Load:
         """Compare clock and costs over a round between two reports, if no slot was vacant."""
         slots, cost = worker.up.slots, worker.up.cost
         running = len(worker.running) if step.partial else sum([not row.skipped for row in step.rounds])
-        full = running >= slots
-        if full and worker.full_at is not None:
-            decoding = sum([len(row.each) or 1 for row in step.rounds if row.new])
-            prefilled = sum([row.prefilled for row in step.rounds])
-            elapsed_s = max(0.0, now - worker.full_at)
-            fade = 0.5 ** (elapsed_s / HALF_LIFE_S)
-            nominal_s = decoding * cost.round_s(draft_len, slots) / slots + prefilled * cost.prefill_token_s
-            self._nominal_s = self._nominal_s * fade + nominal_s
-            self._elapsed_s = self._elapsed_s * fade + elapsed_s
-        worker.full_at = now if full else None
+        if running < slots:
+            worker.full_at = None
+            return
+        ends = step.ended_s or (now,)
+        decoding = sum([len(row.each) or 1 for row in step.rounds if row.new]) / len(ends)
+        prefilled = sum([row.prefilled for row in step.rounds]) / len(ends)
+        nominal_s = decoding * cost.round_s(draft_len, slots) / slots + prefilled * cost.prefill_token_s
+        for ended_s in ends:
+            if worker.full_at is not None:
+                elapsed_s = max(0.0, ended_s - worker.full_at)
+                fade = 0.5 ** (elapsed_s / HALF_LIFE_S)
+                self._nominal_s = self._nominal_s * fade + nominal_s
+                self._elapsed_s = self._elapsed_s * fade + elapsed_s
+            worker.full_at = ended_s
 
     @property
     def speed(self) -> float:

@@ -21,9 +21,11 @@ overdue until it ends, so the bound makes no requests take each other's place ag
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from math import inf
+from math import ceil, inf
 
 from scheduler_service.core.types import Request, RequestClass
+
+MANY = 1 << 30  # rounds: no bound
 
 
 class Overtaking:
@@ -74,6 +76,12 @@ class Overtaking:
         if len(self._due[klass]) > 2 * len(self._remaining) + 64:  # ended ones would stay until they are due
             self._due[klass] = [one for one in self._due[klass] if one[1] in self._remaining]
             heapq.heapify(self._due[klass])
+
+    def rounds_until_due(self, klass: RequestClass, running: int) -> int:
+        """In how many rounds of so many requests of the class, and of no other, certainly nobody becomes overdue."""
+        heap = self._due[klass]
+        left = (heap[0][0] - self._served[klass]) / running if heap else inf
+        return ceil(left) - 1 if left < inf else MANY
 
     def overdue(self) -> Iterator[str]:
         """The live requests that have become so since this was asked last."""

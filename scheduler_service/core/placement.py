@@ -24,7 +24,7 @@ def choose(fleet: Fleet, name: str) -> list[Entry]:
     worker = fleet.workers[name]
     chosen: list[Entry] = []
     slots = worker.up.slots
-    for key in _best(fleet, worker, _most_listed(fleet, worker)):
+    for key in _best(fleet, worker, most_listed(fleet, worker)):
         entry = fleet.entries[key[-1]]
         if entry.home is None:
             fleet.place(entry, name)
@@ -86,7 +86,7 @@ def called_for(fleet: Fleet, id: str) -> str | None:
     if (name := hungriest(fleet)) is None:
         return None
     worker = fleet.workers[name]
-    spared = len(worker.ranking) >= _most_listed(fleet, worker)
+    spared = len(worker.ranking) >= most_listed(fleet, worker)
     last = worker.ranking.at(worker.up.slots - 1) if spared else None  # of those that run next
     return None if last is not None and last < fleet.entries[id].key else name
 
@@ -102,7 +102,8 @@ def idle_beside_work(fleet: Fleet) -> str | None:
     return name if offered or claimable(fleet, name, []) else None
 
 
-def _most_listed(fleet: Fleet, worker: Worker) -> int:
+def most_listed(fleet: Fleet, worker: Worker) -> int:
+    """Requests in a plan of this worker."""
     slots = worker.up.slots
     spares = max(SPARES, slots // FEW_PLANS_SPARES if fleet.few_plans else 0)
     if fleet.ready_first:  # as many again, while the drafts of the others are made
@@ -113,9 +114,14 @@ def _most_listed(fleet: Fleet, worker: Worker) -> int:
 def _best(fleet: Fleet, worker: Worker, limit: int) -> list[Key]:
     """The best of what the worker has and of what has no worker. Suspects are left out: they run apart."""
     suspects = fleet.isolation.suspects
-    offered = [] if worker.draining else _first(fleet, worker, fleet.unplaced, limit + len(suspects))
-    best = in_order(_first(fleet, worker, worker.ranking, limit + len(suspects)) + offered)
-    return [key for key in best if key[-1] not in suspects][:limit] if suspects else best[:limit]
+    own = _first(fleet, worker, worker.ranking, limit + len(suspects))
+    offered: list[Key] = []
+    if not worker.draining:
+        best = None if suspects or len(own) < limit else fleet.unplaced.at(0)
+        if suspects or len(own) < limit or (best is not None and best < own[-1]):  # mostly nobody can get in
+            offered = _first(fleet, worker, fleet.unplaced, limit + len(suspects))
+    keys = in_order(own + offered) if offered else own
+    return [key for key in keys if key[-1] not in suspects][:limit] if suspects else keys[:limit]
 
 
 def _first(fleet: Fleet, worker: Worker, ranking: FairRanking, limit: int) -> list[Key]:

@@ -64,6 +64,10 @@ class Ranking:
         index = bisect_left(chunk, old)
         if index == len(chunk) or chunk[index] != old:
             raise KeyError(old)
+        # Mostly it keeps its place: two comparisons show that, where finding another takes several.
+        if index + 1 < len(chunk) and new < chunk[index + 1] and (chunk[index - 1] < new if index else not at):
+            chunk[index] = new
+            return
         after_chunk_before = not at or self._lasts[at - 1] < new
         if after_chunk_before and (at == len(self._lasts) - 1 or new < self._lasts[at]):
             del chunk[index]

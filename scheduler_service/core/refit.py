@@ -44,8 +44,15 @@ class Refit:
             self._known = known
             self._remaining = len(self._ids)
 
+    @property
+    def pending(self) -> bool:
+        """Whether any request gets a new claim with the next plan."""
+        return self._remaining > 0
+
     def due(self) -> list[str]:
         """The next requests that get a new claim."""
+        if not self._remaining:
+            return []
         ids = list(islice(self._ids, min(AT_ONCE, self._remaining)))
         self._remaining -= len(ids)
         for id in ids:

@@ -26,7 +26,7 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     if not step.partial:
         stopped |= unreported
     if fleet.overtaking:
-        served = [(entry.request, entry.rounds_counted, len(row.each) or 1) for entry, row in ran.values()]
+        served = [(entry.request, _counted(fleet, entry, row), len(row.each) or 1) for entry, row in ran.values()]
         fleet.overtaking.served(served, [fleet.entries[id].request for id in beside])
     charge(fleet.classes, ran.values(), known.round_s / known.slots, known.cost.prefill_token_s)
     went_on: list[str] = []
@@ -80,6 +80,14 @@ def _ran(fleet: Fleet, step: StepDone) -> tuple[Ran, set[str], set[str]]:
     return ran, skipped, deferred
 
 
+def _counted(fleet: Fleet, entry: Entry, row: Round) -> int:
+    """Rounds that it was believed to need still when the last round of this row began."""
+    if not row.each:
+        return entry.rounds_counted
+    emitted = row.start + row.new - row.each[-1][0]
+    return fleet.rounds_for(entry.forecast.remaining(emitted - entry.since))
+
+
 def _serve(fleet: Fleet, entry: Entry, row: Round, began: float, now: float) -> None:
     """The request got this round."""
     known, policy = fleet.known, fleet.policy
@@ -99,11 +107,11 @@ def _serve(fleet: Fleet, entry: Entry, row: Round, began: float, now: float) -> 
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         batch_s = row.prefilled * known.cost.prefill_token_s * known.slots
         entry.kv_s += batch_s + (0 if row.new else known.round_s)
-    else:
-        entry.served_s += known.round_s * (len(row.each) or 1)
     perceptive = policy.perceptive
     each = row.each or ((row.new, row.drafted, row.accepted),)
     for number, (new, drafted, accepted) in enumerate(each, 1):
+        if not row.prefilled:
+            entry.served_s += known.round_s
         if new and entry.probation:
             fleet.isolation.served(entry)
         if drafted or (new and not row.prefilled):

@@ -24,6 +24,9 @@ class Oracle(Policy):
         left = self.rounds(view.request.id) - view.acceptance.rounds
         return Claim(1, 0, left * round_s + (view.prefill_s if not view.acceptance.rounds else 0.0))
 
+    def worst(self, view: View, round_s: float, rounds: int, tokens: int) -> Claim | None:
+        return self.claim(view, round_s)  # it only gets nearer to its end
+
 
 SIMULATED = ("oracle", "nudge")  # policies that no service can have
 

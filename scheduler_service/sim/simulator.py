@@ -8,6 +8,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from scheduler_service.core import placement
 from scheduler_service.core.core import Core
@@ -100,6 +101,10 @@ class Simulation:
         self._workers = {name: kind(name, self.core, self._jobs, fleet) for name in names}
         for name in names:
             self.core.observe(fleet.worker_up(name), 0.0)
+        # Rounds may be simulated at once where nobody sees the plans between them.
+        self._may_stretch = (
+            fleet.workers == 1 and not fleet.plan_lag and not fleet.apart and fleet.draft_len is not None
+        )
         self._idle = set(names)
         self._ends: list[tuple[float, str, StepDone]] = []  # a heap: one entry for each busy worker
         self._last_s: dict[str, float] = {}  # when a live request last delivered tokens
@@ -139,9 +144,10 @@ class Simulation:
                     self._begin(name, now)  # by the plan that stands: the answer to this report comes too late
                     self._answer(name, now)
             if not self._fleet.plan_lag:
+                next_arrival = arrivals[self._arrived].arrival_s if self._arrived < len(arrivals) else float("inf")
                 for name in sorted(self._idle) if len(self._idle) > 1 else tuple(self._idle):
                     self._plan(name)
-                    self._begin(name, now)
+                    self._begin(name, now, min(next_arrival, until_s))
 
     def _submit(self, job: Job, now: float) -> None:
         """With plan lag, as live: the worker that it concerns gets a new plan at once."""
@@ -177,20 +183,26 @@ class Simulation:
             return []
         return [other for other, worker in self._workers.items() if other != name and worker.knows(moved)]
 
-    def _begin(self, name: str, now: float) -> None:
-        """The worker's next round, if its plan has something to run."""
-        if (step := self._workers[name].step(now)) is not None:
+    def _begin(self, name: str, now: float, alone_until_s: float = 0.0) -> None:
+        """The worker's next round, if its plan has something to run; or several, if nothing else happens until then."""
+        worker = self._workers[name]
+        step = worker.stretch(now, alone_until_s) if self._may_stretch else None
+        if (step := step or worker.step(now)) is not None:
             self._idle.remove(name)
-            heapq.heappush(self._ends, (now + step.duration_s, name, step))
+            ended_s = step.ended_s[-1] if step.ended_s else now + step.duration_s
+            heapq.heappush(self._ends, (ended_s, name, step))
 
     def _step_done(self, step: StepDone, now: float) -> None:
         effects = self.core.observe(step, now)
         if (cost := self._workers[step.worker].cost_told()) is not None:
             self.core.observe(CostChanged(step.worker, cost), now)
-        counted = {id for effect in effects for id in counted_ids(effect)}
-        for row in step.rounds:
-            if row.id in counted:
-                self._served(row, now)
+        if step.ended_s:
+            self._stretched(step)
+        else:
+            counted = {id for effect in effects for id in counted_ids(effect)}
+            for row in step.rounds:
+                if row.id in counted:
+                    self._served(row, now)
         for effect in effects:
             if isinstance(effect, Ended):
                 self._ended(effect, now)
@@ -210,6 +222,20 @@ class Simulation:
                 self.trace.gaps_s.append(gap_s)
                 if gap_s > self._longest_s[row.id]:
                     self._longest_s[row.id] = gap_s
+
+    def _stretched(self, step: StepDone) -> None:
+        """Several rounds of requests that all had tokens in the round before, and have some in each of these."""
+        for row in step.rounds:
+            self.trace.drafts += sum(each[1] > 0 for each in row.each)
+        self.trace.rounds += len(step.rounds) * len(step.ended_s)
+        last_s = self._last_s[step.rounds[0].id]
+        gaps_s = [after - before for before, after in pairwise((last_s, *step.ended_s))]
+        for gap_s in gaps_s:
+            self.trace.gaps_s.extend([gap_s] * len(step.rounds))
+        longest_s = max(gaps_s)
+        for row in step.rounds:
+            self._last_s[row.id] = step.ended_s[-1]
+            self._longest_s[row.id] = max(self._longest_s[row.id], longest_s)
 
     def _ended(self, ended: Ended, now: float) -> None:
         id = ended.record.request.id

@@ -1,13 +1,20 @@
 """Policies: who goes before whom, and which settings they take."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from scheduler_service.core.beliefs import Acceptance
-from scheduler_service.core.policies import Claim, Policy, make_policy, policy_name
+from scheduler_service.core.beliefs import Acceptance, Length
+from scheduler_service.core.entry import Entry
+from scheduler_service.core.known import Known
+from scheduler_service.core.policies import Claim, Las, Policy, make_policy, policy_name
 from scheduler_service.core.types import Submitted, View
 from tests.scheduler.builders import Seen, core, request
+
+Drawn = tuple[int, int, int]  # of a round: new, drafted, accepted
 
 
 def view(**changes: object) -> View:
@@ -198,3 +205,49 @@ def test_a_policy_may_be_a_class_from_elsewhere(name: str, settings: list[str], 
         policy = make_policy(name, settings)
         assert policy_name(policy) == name
         assert claim(policy, view(request=request("a", 5.0, prompt=10_000))) == (1, 0, 35.0)
+
+
+ROUND = st.integers(0, 4).flatmap(lambda drafted: st.integers(0, drafted).map(lambda n: (n + 1, drafted, n)))
+TELLING = ["srpt-length", "las:quantum-rounds=3", "mlfq", "gsa", "gittins", "gittins:blind=true:ageing=0.5", "laps-sd"]
+TELLING += ["laps-sd:key=remaining:destination=remaining", "laps-sd:destination=stay", "laps-sd:reading=adapted"]
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(TELLING),
+    st.lists(ROUND, min_size=1, max_size=40),
+    st.lists(ROUND, min_size=1, max_size=40),
+    st.builds(Length, st.floats(1.0, 7.0), st.floats(0.1, 2.0)),
+    st.integers(1, 300),
+    st.booleans(),
+)
+def test_no_claim_of_the_next_rounds_goes_behind_the_worst_that_was_told(
+    text: str, before: list[Drawn], after: list[Drawn], length: Length, hint: int, perceptible: bool
+) -> None:
+    name, *own = text.split(":")
+    policy = make_policy(name, own)
+    entry = Entry(request("a", arrival=5.0, max_tokens=500, predicted_tokens=hint), Known(4))
+    entry.prefill_owed, entry.perceptible = 0, perceptible or (policy.perceptive and "adapted" in text)
+    entry.expect(length)
+
+    def run(rounds: list[Drawn]) -> Iterator[Claim]:
+        for new, drafted, accepted in rounds:
+            entry.emitted += new
+            entry.acceptance = entry.acceptance.after(drafted, accepted, new)
+            entry.remaining_tokens = entry.forecast.remaining(entry.emitted)
+            entry.perceptible |= policy.perceptive and policy.perceives(entry)
+            yield policy.claim(entry, entry.known.round_s)
+
+    list(run(before))
+    worst = policy.worst(entry, entry.known.round_s, len(after), 5 * len(after))
+    assert worst is not None
+    assert all(claim <= worst for claim in run(after))
+
+
+def test_a_policy_that_claims_otherwise_than_the_one_it_is_derived_from_tells_no_worst_claim() -> None:
+    class Reversed(Las):
+        def claim(self, view: View, round_s: float) -> Claim:
+            return Claim(1, 0, -view.attained_s)
+
+    assert Las().worst(view(), 1.0, 3, 15) == (1, 0, 3.0)
+    assert Reversed().worst(view(), 1.0, 3, 15) is None

@@ -14,6 +14,9 @@ class Claim(NamedTuple):
     key: float  # within the tier
 
 
+SURELY = 1 + 1e-9  # times a sum of seconds is no less than the same seconds added up in another order
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Settings are the fields of the dataclass. A claim changes only when the view does."""
@@ -22,6 +25,12 @@ class Policy:
     learns: ClassVar[bool] = False  # whether claims depend on what finished requests teach
     perceptive: ClassVar[bool] = False  # whether it tells requests that are perceptible from others
     asks: ClassVar[bool] = True  # whether claims depend on what is predicted of a request
+
+    def __init_subclass__(cls) -> None:
+        """What a policy knows of its `worst` claims holds no longer for one that is derived from it and claims
+        otherwise."""
+        if "claim" in cls.__dict__ and "worst" not in cls.__dict__:
+            cls.worst = Policy.worst  # type: ignore[method-assign]
 
     @property
     def levels(self) -> int:
@@ -48,6 +57,11 @@ class Policy:
         """Whether the request becomes perceptible now; a perceptive policy is asked when it comes and after each of
         its rounds, until it says yes once."""
         return False
+
+    def worst(self, view: View, round_s: float, rounds: int, tokens: int) -> Claim | None:
+        """A claim that none of this running request goes behind, after any of the next `rounds` rounds, which bring it
+        at most so many tokens. None: that is not known, and it is asked for its claim after each round."""
+        return None
 
     def claim(self, view: View, round_s: float) -> Claim:
         """`round_s`: nominal seconds of a round, of a full batch at the reference draft length."""

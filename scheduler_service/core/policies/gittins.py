@@ -85,6 +85,18 @@ class Gittins(Policy):
         # All wait at the same pace: that it arrived early weighs as much, and need not be told anew every second.
         return Claim(1, 0, remaining_s + self.ageing * view.request.arrival)
 
+    def worst(self, view: View, round_s: float, rounds: int, tokens: int) -> Claim | None:
+        """As if it had the worst rank of all ages that it may reach, and none of its drafts were accepted."""
+        seen, weight = view.acceptance, self.acceptance_rounds
+        per_round = (seen.accepted + weight * view.prior_accepted) / (seen.rounds + rounds + weight)
+        per_round = 1 + (view.usual_accepted if self.blind else per_round)
+        median, age = math.exp(view.length.location), view.emitted - view.since
+        if not age:
+            return None
+        left = median * worst_rank(age / median, (age + tokens) / median, view.length.spread)
+        remaining_s = left / per_round * (round_s - view.hidden_s) + view.resume_s
+        return Claim(1, 0, remaining_s + self.ageing * view.request.arrival)
+
 
 def rank(age: float, spread: float) -> float:
     """Least expected work per completion of a log-normal size with median 1 that did not end by `age`; in medians.
@@ -99,6 +111,14 @@ def rank(age: float, spread: float) -> float:
     if cell >= AGES:
         return steps[-1] * age / math.exp(REACH * spread)  # so late what is left grows with the age
     return steps[int(cell)]
+
+
+def worst_rank(youngest: float, oldest: float, spread: float) -> float:
+    """The highest rank of all ages from `youngest`, above 0, to `oldest`."""
+    cells = [(math.log(age) / spread + REACH) * AGES / (2 * REACH) for age in (youngest, oldest)]
+    first, last = (int(max(0.0, min(cell, AGES - 1))) for cell in cells)
+    within = max(_table_for(spread)[first : last + 1])
+    return max(rank(youngest, spread), within, rank(oldest, spread))
 
 
 @lru_cache(maxsize=4096)

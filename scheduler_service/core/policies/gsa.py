@@ -33,5 +33,8 @@ class Gsa(Policy):
         return self.phases
 
     def claim(self, view: View, round_s: float) -> Claim:
-        phase = 1 + (view.emitted // self.first_phase_tokens).bit_length()
+        return self.worst(view, round_s, 0, 0)
+
+    def worst(self, view: View, round_s: float, rounds: int, tokens: int) -> Claim:
+        phase = 1 + ((view.emitted + tokens) // self.first_phase_tokens).bit_length()
         return Claim(min(phase, self.phases), 0, view.request.arrival)

@@ -16,7 +16,7 @@ from math import inf, sqrt
 from typing import ClassVar
 
 from scheduler_service.core.beliefs import MAX_WINDOW
-from scheduler_service.core.policies.base import Claim, Policy, check_overtaking, check_pause
+from scheduler_service.core.policies.base import SURELY, Claim, Policy, check_overtaking, check_pause
 from scheduler_service.core.types import View
 
 FIRST_QUEUE = {"paper": 10, "adapted": 20}  # rounds, by reading
@@ -105,6 +105,31 @@ class LapsSd(Policy):
         remaining_s = max(0.0, total_s - (view.attained_s - view.acceptance.rounds * view.hidden_s))
         placed_by = {"estimate": total_s, "remaining": remaining_s, "stay": view.attained_s}[self.destination]
         return Claim(self._level(placed_by, round_s), 0, total_s if self.key == "total" else remaining_s)
+
+    def worst(self, view: View, round_s: float, rounds: int, tokens: int) -> Claim | None:
+        """As if no draft were accepted any more: of what may come of it as it is, and of what if it is perceptible. The
+        adapted reading asks for the output after each round whether it is that."""
+        adapted, seen, emitted = self.reading == "adapted", view.acceptance, view.emitted + tokens
+        if adapted and not view.perceptible:
+            return None
+        weight = self.expected_rounds if adapted else 0.0
+        per_round = (seen.accepted + weight * view.prior_accepted) / (seen.rounds + rounds + weight)
+        round_tokens = 1 + (view.usual_accepted if self.blind else per_round)
+        own_s = round_s - view.hidden_s
+        attained_s = (view.attained_s + rounds * round_s) * SURELY
+        if adapted:
+            left = max(view.predicted_tokens - view.emitted, self.length_margin * emitted, 1.0)
+            key = placed_by = left / round_tokens * own_s + view.resume_s
+        else:
+            total = max(view.predicted_tokens, emitted * (1 + self.length_margin))
+            total_s = total / round_tokens * own_s + view.prefill_s
+            remaining_s = max(0.0, total_s - (view.attained_s - seen.rounds * view.hidden_s))
+            placed_by = {"estimate": total_s, "remaining": remaining_s, "stay": attained_s}[self.destination]
+            key = total_s if self.key == "total" else remaining_s
+        perceptible = Claim(self._level(placed_by, round_s), 0, key)
+        if view.perceptible:
+            return perceptible
+        return max(perceptible, Claim(self._level(attained_s, round_s), 1, view.request.arrival))
 
     def _estimate(self, view: View, round_s: float) -> float:
         """T = L / (n A + 1) rounds of n T_SSM + T_LLM seconds each (LAPS-SD), and the prompt's prefill. n A is what was

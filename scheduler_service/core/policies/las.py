@@ -8,7 +8,7 @@ rounds, and the one that runs keeps its place within a quantum.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduler_service.core.policies.base import Claim, Policy
+from scheduler_service.core.policies.base import SURELY, Claim, Policy
 from scheduler_service.core.types import View
 
 
@@ -24,6 +24,11 @@ class Las(Policy):
             raise ValueError("policy-set: quantum_rounds must be at least 1")
 
     def claim(self, view: View, round_s: float) -> Claim:
-        quantum_s = self.quantum_rounds * round_s
+        return self._claim(view.attained_s, round_s)
+
+    def worst(self, view: View, round_s: float, rounds: int, tokens: int) -> Claim | None:
+        return self._claim((view.attained_s + rounds * round_s) * SURELY, round_s)
+
+    def _claim(self, attained_s: float, round_s: float) -> Claim:
         # Attained service is a sum of floats: one just short of a quantum's edge is at the edge.
-        return Claim(1, 0, (view.attained_s / quantum_s + 1e-9) // 1)
+        return Claim(1, 0, (attained_s / (self.quantum_rounds * round_s) + 1e-9) // 1)

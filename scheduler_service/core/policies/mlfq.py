@@ -8,7 +8,7 @@ time), and KV is offloaded or dropped by the core's budget, not ahead of need.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduler_service.core.policies.base import Claim, Policy
+from scheduler_service.core.policies.base import SURELY, Claim, Policy
 from scheduler_service.core.types import View
 
 
@@ -33,11 +33,17 @@ class Mlfq(Policy):
         return self.queues
 
     def claim(self, view: View, round_s: float) -> Claim:
+        return self._claim(view, view.attained_s, round_s)
+
+    def worst(self, view: View, round_s: float, rounds: int, tokens: int) -> Claim | None:
+        return self._claim(view, (view.attained_s + rounds * round_s) * SURELY, round_s)
+
+    def _claim(self, view: View, attained_s: float, round_s: float) -> Claim:
         quantum_s = self.first_quantum_rounds * round_s
         level = 1
         while quantum_s < view.prefill_s and level < self.queues:
             level, quantum_s = level + 1, 2 * quantum_s
-        rest_s = view.attained_s
+        rest_s = attained_s
         while rest_s >= quantum_s and level < self.queues:
             rest_s -= quantum_s
             level, quantum_s = level + 1, 2 * quantum_s

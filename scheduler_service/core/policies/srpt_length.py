@@ -25,3 +25,7 @@ class SrptLength(Policy):
     def claim(self, view: View, round_s: float) -> Claim:
         total = max(view.predicted_tokens, view.emitted * (1 + self.length_margin))
         return Claim(1, 0, total - view.emitted)
+
+    def worst(self, view: View, round_s: float, rounds: int, tokens: int) -> Claim | None:
+        emitted = view.emitted + tokens
+        return Claim(1, 0, max(view.predicted_tokens - view.emitted, emitted * (1 + self.length_margin) - emitted))
