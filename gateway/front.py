@@ -206,11 +206,11 @@ class Front:
     def _count_stalled(self, more: int) -> None:
         self._stalled += more
 
-    async def encode(self, request: inference_pb2.GenerateRequest) -> list[int]:
-        """The token ids that the model would get. Raises BadInput, NotServing."""
-        return await validate.encode_input(
-            request, self.model(request.model), self._settings.max_input_bytes, self._encoders_of_caller()
-        )
+    async def encode(self, request: inference_pb2.GenerateRequest, *, special: bool = True) -> list[int]:
+        """The token ids that the model would get; `special`: a text with those that the tokenizer adds. Raises
+        BadInput, NotServing."""
+        most_bytes, encoders = self._settings.max_input_bytes, self._encoders_of_caller()
+        return await validate.encode_input(request, self.model(request.model), most_bytes, encoders, special=special)
 
     def _encoders_of_caller(self) -> asyncio.Semaphore:
         return self._encoders.setdefault(caller.get().tenant, asyncio.Semaphore(ENCODERS))

@@ -15,9 +15,17 @@ from gateway.detokenizer import Detokenizer, byte_table
 from protos.link.v1 import common_pb2
 from protos.models import digest
 
+# What templates know beside what is set here, and what asks for something else than a variable.
+_OURS = frozenset({"tools", "documents", "continue_final_message", "chat_template", "tokenize"})
+_END = "\ue000here it goes on\ue000"  # behind the text of a message that goes on: templates may strip spaces
+
 
 class BadChat(ValueError):
     """Messages that cannot be rendered: there is no chat template, or it refuses them."""
+
+
+class BadVariables(ValueError):
+    """Variables for the chat template that a client may not set."""
 
 
 class TextModel:
@@ -48,19 +56,39 @@ class TextModel:
         self._tokenizer.no_padding()
         self._bytes = byte_table(self._tokenizer)
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """Token ids of a raw prompt, with the special tokens that the tokenizer's post-processing adds."""
-        return self._encode(prompt, add_special_tokens=True)
+    def encode_prompt(self, prompt: str, *, special: bool = True) -> list[int]:
+        """Token ids of a raw prompt. `special`: with the special tokens that the tokenizer's post-processing adds."""
+        return self._encode(prompt, add_special_tokens=special)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        generation_prompt: bool = True,
+        continues: bool = False,
+    ) -> list[int]:
         """Token ids up to where the assistant's answer begins. The template writes its own special tokens, so none are
-        added. Raises BadChat."""
+        added. `variables`: further ones for the template. `continues`: up to the end of the last message's text.
+        Raises BadChat, BadVariables."""
         if self._template is None:
             raise BadChat(f"the model {self.name} has no chat template; send a prompt")
+        ours = {"messages": messages, "add_generation_prompt": generation_prompt, **self._special_tokens}
+        if taken := sorted(
+            (variables or {}).keys() & (ours.keys() | _OURS | self._template.environment.globals.keys())
+        ):
+            raise BadVariables(f"the service itself sets {', '.join(taken)}")
+        if continues:
+            *before, last = messages
+            ours["messages"] = [*before, {**last, "content": last["content"] + _END}]
         try:
-            text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            text = self._template.render({**(variables or {}), **ours})
         except Exception as error:  # a template is a program: whatever it raises is its refusal
             raise BadChat(f"the model's template refuses the messages: {error}") from error
+        if continues:
+            text, end, _ = text.rpartition(_END)
+            if not end:
+                raise BadChat("the model's template does not show the last message as it is, so it cannot go on")
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -6,9 +6,12 @@ import hashlib
 import time
 import uuid
 from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import from_json
 
 from gateway.structure import Structures
-from gateway.text import BadChat, TextModel
+from gateway.text import BadChat, BadVariables, TextModel
 from protos.errors import BadInput, ContextExceeded
 from protos.idempotence import ID_RULE, REQUEST_ID
 from protos.link.v1 import common_pb2, gateway_link_pb2
@@ -16,6 +19,7 @@ from protos.v1 import inference_pb2, types_pb2
 
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 1024  # of a chat; an empty message costs work too
+MAX_VARIABLES_BYTES = 8192  # of JSON, for a chat template
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
 MAX_BIASES = 300
@@ -129,9 +133,15 @@ def _check_logits(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
 
 
 async def encode_input(
-    request: inference_pb2.GenerateRequest, model: TextModel, max_bytes: int, encoders: asyncio.Semaphore
+    request: inference_pb2.GenerateRequest,
+    model: TextModel,
+    max_bytes: int,
+    encoders: asyncio.Semaphore,
+    *,
+    special: bool = True,
 ) -> list[int]:
-    """The prompt's token ids. A long input is encoded in a thread, so that no stream waits for it. Raises BadInput."""
+    """The prompt's token ids; `special`: a text's with those that the tokenizer adds. A long input is encoded in a
+    thread, so that no stream waits for it. Raises BadInput."""
     field = request.WhichOneof("input")
     if field is None:
         raise BadInput("input", "give one of prompt, chat and tokens")
@@ -143,8 +153,8 @@ async def encode_input(
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
     if size > THREAD_ABOVE_BYTES or len(request.chat.messages) > THREAD_ABOVE_MESSAGES:
-        return await _encode_in_thread(request, model, encoders)
-    return _encode(request, model)
+        return await _encode_in_thread(request, model, encoders, special)
+    return _encode(request, model, special)
 
 
 def _known(ids: Sequence[int], vocab_size: int) -> list[int]:
@@ -171,11 +181,11 @@ def check_scores(request: inference_pb2.GenerateRequest, tokens: int) -> None:
 
 
 async def _encode_in_thread(
-    request: inference_pb2.GenerateRequest, model: TextModel, encoders: asyncio.Semaphore
+    request: inference_pb2.GenerateRequest, model: TextModel, encoders: asyncio.Semaphore, special: bool
 ) -> list[int]:
     """The encoder stays taken until its thread ends: nothing stops a thread, a client that hangs up neither."""
     await encoders.acquire()
-    encoding = asyncio.get_running_loop().run_in_executor(None, _encode, request, model)
+    encoding = asyncio.get_running_loop().run_in_executor(None, _encode, request, model, special)
 
     def over(encoded: asyncio.Future[list[int]]) -> None:
         encoders.release()
@@ -185,11 +195,11 @@ async def _encode_in_thread(
     return await asyncio.shield(encoding)
 
 
-def _encode(request: inference_pb2.GenerateRequest, model: TextModel) -> list[int]:
+def _encode(request: inference_pb2.GenerateRequest, model: TextModel, special: bool) -> list[int]:
     if request.WhichOneof("input") == "prompt":
         if not request.prompt:
             raise BadInput("prompt", "must not be empty")
-        return model.encode_prompt(request.prompt)
+        return model.encode_prompt(request.prompt, special=special)
     messages = [{"role": message.role, "content": message.content} for message in request.chat.messages]
     if not messages:
         raise BadInput("chat", "must have at least one message")
@@ -197,10 +207,31 @@ def _encode(request: inference_pb2.GenerateRequest, model: TextModel) -> list[in
         if message["role"] not in ROLES:
             role = message["role"][:32]
             raise BadInput("chat", f"messages[{number}]: unknown role {role!r}; known are {', '.join(ROLES)}")
+    chat = request.chat
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise BadInput("chat.continue_final_message", "not together with add_generation_prompt")
+    asks = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not chat.continue_final_message
     try:
-        return model.encode_chat(messages)
+        return model.encode_chat(
+            messages, _variables(chat), generation_prompt=asks, continues=chat.continue_final_message
+        )
+    except BadVariables as error:
+        raise BadInput("chat.template_kwargs", str(error)) from error
     except BadChat as error:
         raise BadInput("chat", str(error)) from error
+
+
+def _variables(chat: inference_pb2.Chat) -> dict[str, Any]:
+    """Those that the client has for the template. Raises BadInput."""
+    if len(chat.template_kwargs.encode()) > MAX_VARIABLES_BYTES:
+        raise BadInput("chat.template_kwargs", f"more than {MAX_VARIABLES_BYTES} bytes")
+    try:
+        variables = from_json(chat.template_kwargs or "{}", allow_inf_nan=False)
+    except ValueError:
+        variables = None
+    if not isinstance(variables, dict):
+        raise BadInput("chat.template_kwargs", "must be a JSON object")
+    return variables
 
 
 def limits(

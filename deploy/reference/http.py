@@ -80,7 +80,8 @@ def refused_responses() -> str:
 
 
 def accepted() -> str:
-    return ", ".join(map(code, sorted(tables.ACCEPTED))) + "\n"
+    anywhere, further = (", ".join(map(code, sorted(names))) for names in (tables.ACCEPTED, tables.ACCEPTED_RESPONSES))
+    return f"{anywhere}; by `/v1/responses` also {further}\n"
 
 
 def statuses() -> str:

@@ -170,7 +170,17 @@ class AllowedTools(Body):
     allowed_tools: Allowed
 
 
-class Chat(Generation):
+class Rendered(Body):
+    """How the model's chat template is rendered, under vLLM's names."""
+
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="further variables of the model's chat template, such as enable_thinking; at most 8192 bytes"
+    )
+    add_generation_prompt: bool | None = Field(None, description="true, unless the final message goes on")
+    continue_final_message: bool = Field(False, description="the answer goes on with the last message's text")
+
+
+class Chat(Generation, Rendered):
     """POST /v1/chat/completions. Without max_tokens the answer may fill what is left of the context."""
 
     messages: Annotated[Items[Message], Field(min_length=1)]
@@ -190,12 +200,15 @@ class Completion(Generation):
     echo: bool = Field(False, description="the prompt goes before the answer; with logprobs, its own are told, too")
 
 
-class Tokenize(Body):
+class Tokenize(Rendered):
     """POST /tokenize: prompt or messages."""
 
     model: str
     prompt: str | None = None
     messages: Items[Message] | None = None
+    tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] = Field([], description="with messages")
+    add_special_tokens: bool = Field(True, description="with prompt: those that the tokenizer adds")
+    return_token_strs: bool = Field(False, description="the tokens are told as text, too")
 
 
 class Detokenize(Body):

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from gateway.http.errors import Unsupported
 from gateway.openai.fields import Body, Chat, Completion, Generation
-from gateway.openai.refused import ACCEPTED, REFUSED, REFUSED_RESPONSES
+from gateway.openai.refused import ACCEPTED, ACCEPTED_RESPONSES, REFUSED, REFUSED_RESPONSES
 from gateway.openai.response_fields import Responses
 from protos.errors import BadInput
 
@@ -19,13 +19,16 @@ SomeBody = TypeVar("SomeBody", bound=Body)
 ANSWERING: tuple[type[Body], ...] = (Chat, Completion, Responses)
 BOM = b"\xef\xbb\xbf"  # some programs begin every UTF-8 text with it
 # Fields that would change what any endpoint computes.
-EVERYWHERE: Mapping[str, tuple[Any, ...]] = {
-    name: REFUSED[name] for name in ("adapter_id", "lora_name", "lora_path", "lora_request", "truncate_prompt_tokens")
-}
+_EVERYWHERE = (
+    "adapter_id", "chat_template", "documents", "lora_name", "lora_path", "lora_request", "truncate_prompt_tokens",
+)  # fmt: skip
+EVERYWHERE: Mapping[str, tuple[Any, ...]] = {name: REFUSED[name] for name in _EVERYWHERE}
 _WHOLE = "nothing is kept here: send the whole conversation as `input`"
 HINTS = {  # by the field's name, or how it begins
     "max_output_tokens": "send `max_completion_tokens`",
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), "send `max_output_tokens`"),
+    "chat_template": "a template is a program: the model's own is used, with `chat_template_kwargs`",
+    "documents": "write them into a message",
     "conversation": _WHOLE,
     **dict.fromkeys(("function", "functions"), "send `tools`"),
     **dict.fromkeys(("ebnf", "grammar", "guided", "json", "regex"), "send `structured_outputs`"),
@@ -52,7 +55,7 @@ def parse(kind: type[SomeBody], raw: bytes) -> SomeBody:
 
 def unknown(body: Body) -> list[str]:
     """Fields that nobody here knows, and that are ignored."""
-    known = ACCEPTED | _refused(type(body)).keys() | ({"store"} if isinstance(body, Responses) else set())
+    known = _accepted(type(body)) | _refused(type(body)).keys()
     return [name for name in body.model_extra or () if name not in known]
 
 
@@ -67,8 +70,14 @@ def _refused(kind: type[Body]) -> Mapping[str, tuple[Any, ...]]:
         for name, field in _fields(other).items():
             refused[name] = (*refused.get(name, ()), field.default)
     refused |= {"tool_choice": ("none", "auto")}  # without tools
+    refused |= {"add_special_tokens": (kind is Completion,)}  # a template writes its own
     refused |= REFUSED if issubclass(kind, Generation) else REFUSED_RESPONSES
-    return {name: values for name, values in refused.items() if name not in _fields(kind)}
+    taken = _fields(kind).keys() | _accepted(kind)
+    return {name: values for name, values in refused.items() if name not in taken}
+
+
+def _accepted(kind: type[Body]) -> frozenset[str]:
+    return ACCEPTED | ACCEPTED_RESPONSES if kind is Responses else ACCEPTED
 
 
 def _refuse(kind: type[Body], given: dict[str, Any]) -> None:

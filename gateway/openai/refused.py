@@ -8,15 +8,11 @@ from typing import Any, Final
 # Fields that would change the answer, each with the values that ask for nothing.
 REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "adapter_id": (),  # of a LoRA adapter, as other servers call it; so do the two beginning with lora
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (),
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
     "best_of": (),  # or the same as `n`
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
     "ebnf": (),  # SGLang's, as `regex`; `grammar` and `json_schema` are llama.cpp's
     "function_call": (),
@@ -57,12 +53,9 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
 REFUSED_RESPONSES: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "conversation": (),
-    "include": ([], ["reasoning.encrypted_content"]),  # there is no reasoning apart from the answer
-    "max_tool_calls": (),
     "previous_response_id": (),
     "prompt": (),
     "service_tier": ("auto", "default"),
-    "stream_options": ({}, {"include_obfuscation": False}),
     "top_logprobs": (0,),
     "truncation": ("disabled", "auto"),  # what does not fit is refused, never cut
 }
@@ -73,10 +66,20 @@ ACCEPTED: Final = frozenset(
         "metadata",
         "parallel_tool_calls",  # an answer has one call at most
         "prompt_cache_key",
+        "prompt_cache_retention",
         "reasoning",
         "reasoning_effort",
         "safety_identifier",
         "user",
         "verbosity",
+    }
+)
+
+# The same, of the Responses API alone.
+ACCEPTED_RESPONSES: Final = frozenset(
+    {
+        "max_tool_calls",  # of tools that the service runs itself: there are none
+        "store",  # nothing is kept for long, whatever it says
+        "stream_options",
     }
 )

@@ -2,12 +2,13 @@
 nothing is encoded and nothing is sent here."""
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.http.errors import Unsupported
 from gateway.openai import formats, tools
-from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message, Part
+from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message, Part, Rendered
 from protos.errors import BadInput
 from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
 from protos.v1 import types_pb2
@@ -20,6 +21,12 @@ CLASSES = {
     "interactive": types_pb2.PRIORITY_INTERACTIVE,
     "default": types_pb2.PRIORITY_DEFAULT,
     "batch": types_pb2.PRIORITY_BATCH,
+}
+# HTTP's names of gRPC's fields of a conversation.
+CHAT_NAMES = {
+    "chat": "messages",
+    "chat.template_kwargs": "chat_template_kwargs",
+    "chat.continue_final_message": "continue_final_message",
 }
 DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_DISCONNECT_DETACH}
 
@@ -53,7 +60,8 @@ class Asked:
 
     def renamed(self, error: BadInput) -> BadInput:
         """The same error, in the names of this door."""
-        return type(error)(self.names.get(error.field.partition(".")[0], error.field), error.problem)
+        name = self.names.get(error.field) or self.names.get(error.field.partition(".")[0], error.field)
+        return type(error)(name, error.problem)
 
 
 def of_chat(body: Chat, request_id: str) -> Asked:
@@ -61,7 +69,7 @@ def of_chat(body: Chat, request_id: str) -> Asked:
     if body.top_logprobs is not None and not body.logprobs:
         raise BadInput("top_logprobs", "needs logprobs")
     may = tools.callable_in(body)
-    chat = Messages(messages=messages(body.messages, tools.told(may)))
+    chat = conversation(body, messages(body.messages, tools.told(may)))
     return _asked(
         body,
         request_id,
@@ -153,7 +161,7 @@ def _asked(
         timeout_s=body.timeout_s,
         detached=body.on_disconnect == "detach",
         names={
-            "chat": "messages",
+            **CHAT_NAMES,
             "tokens": "prompt",
             "input": "prompt",
             "max_tokens": first,
@@ -178,6 +186,16 @@ def id_of(answer: int, request_id: str) -> str:
 def _max_tokens(body: Generation, *, chat: bool) -> int | None:
     given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return given if given is not None or chat else COMPLETION_TOKENS
+
+
+def conversation(how: Rendered, said: Sequence[ChatMessage]) -> Messages:
+    variables = json.dumps(how.chat_template_kwargs, ensure_ascii=False) if how.chat_template_kwargs else ""
+    return Messages(
+        messages=said,
+        template_kwargs=variables,
+        add_generation_prompt=how.add_generation_prompt,
+        continue_final_message=how.continue_final_message,
+    )
 
 
 def messages(given: Sequence[Message], told: str = "") -> list[ChatMessage]:

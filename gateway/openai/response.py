@@ -13,6 +13,8 @@ from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Final
 
 _STATUS = {types_pb2.FINISH_REASON_STOP: "completed", types_pb2.FINISH_REASON_LENGTH: "incomplete"}
+# Of what has no effect. The service tier is not: an answer says which one it had.
+TOLD_BACK = ("prompt_cache_key", "reasoning", "safety_identifier", "truncation", "user")
 Event = tuple[str, dict[str, Any]]  # its type, and what it says
 
 
@@ -153,6 +155,7 @@ class Response:
     def _object(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self._body
         said = body.model_dump(by_alias=True, exclude_none=True, include={"text", "tools", "tool_choice"})
+        told_back = {name: value for name, value in (body.model_extra or {}).items() if name in TOLD_BACK}
         return {
             "id": f"resp_{self._id}",
             "object": "response",
@@ -164,7 +167,10 @@ class Response:
             "max_output_tokens": body.max_output_tokens,
             "model": body.model,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "background": False,
+            "max_tool_calls": None,
+            "metadata": body.metadata,
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,
@@ -172,9 +178,10 @@ class Response:
             "tool_choice": said.get("tool_choice", "auto"),
             "tools": [{"parameters": None, "strict": None} | tool for tool in said["tools"]],
             "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_logprobs": 0,
             "truncation": "disabled",
             "usage": None,
-        }
+        } | told_back
 
 
 def _part(text: str) -> dict[str, Any]:

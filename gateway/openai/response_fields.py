@@ -4,7 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.openai.fields import MAX_TOOLS, Body, Count, Items, Name, Own, Part
+from gateway.openai.fields import MAX_TOOLS, Body, Count, Items, Name, Own, Part, Rendered
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 
 
 class TextFormat(Body):
@@ -55,7 +59,7 @@ class AllowedFunctions(Body):
     tools: Annotated[Items[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-class Responses(Own):
+class Responses(Own, Rendered):
     """POST /v1/responses, without any state on the server."""
 
     model: str
@@ -69,4 +73,7 @@ class Responses(Own):
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = Field(
         None, description="auto, the default with tools: words, a call, or both"
     )
+    include: Items[str] = Field([], description="parts that an answer here never has; others are refused")
+    parallel_tool_calls: bool = Field(True, description="without effect: an answer has one call at most")
+    metadata: Metadata = Field({}, description="told back; at most 16 pairs, of 64 and 512 characters")
     stream: bool = False

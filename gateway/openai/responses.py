@@ -18,12 +18,26 @@ from gateway.openai.response_fields import (
 )
 from protos.errors import BadInput
 
+# Parts of an answer that one may ask for, and that no answer here has.
+_NO_PARTS = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
 _TEXTS = ("input_text", "output_text")
 
 
 def asked(body: Responses, request_id: str) -> request.Asked:
     """`request_id`: the id, unless the body has one. The body names no items of earlier answers any more (kept.py).
     Raises BadInput."""
+    if not _NO_PARTS.issuperset(body.include):
+        raise Unsupported("include", "not supported: no answer here has such a part")
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     if isinstance(body.input, str):
         messages.append({"role": "user", "content": body.input})
@@ -42,6 +56,9 @@ def asked(body: Responses, request_id: str) -> request.Asked:
         "response_format": _format(format) if format else None,
         "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools)],
         "tool_choice": _choice(body.tool_choice),
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
         "request_id": body.request_id,
         "class": body.class_,
         "predicted_tokens": body.predicted_tokens,

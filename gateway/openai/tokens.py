@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 from gateway.front import Front
-from gateway.openai import request
+from gateway.openai import request, tools
 from gateway.openai.fields import Detokenize, Tokenize
 from gateway.text import TextModel
 from protos.errors import BadInput
-from protos.v1.inference_pb2 import Chat, GenerateRequest
+from protos.v1.inference_pb2 import GenerateRequest
 
 
 async def tokenize(front: Front, body: Tokenize, model: TextModel) -> dict[str, Any]:
@@ -17,12 +17,16 @@ async def tokenize(front: Front, body: Tokenize, model: TextModel) -> dict[str, 
         raise BadInput("prompt", "give either prompt or messages")
     asked = GenerateRequest(prompt=body.prompt or "", model=model.name)
     if body.messages is not None:
-        asked.chat.CopyFrom(Chat(messages=request.messages(body.messages)))
+        told = tools.told(tools.MayCall(tuple(tool.function for tool in body.tools)))
+        asked.chat.CopyFrom(request.conversation(body, request.messages(body.messages, told)))
     try:
-        tokens = await front.encode(asked)
+        tokens = await front.encode(asked, special=body.add_special_tokens)
     except BadInput as error:
-        raise BadInput("prompt" if body.messages is None else "messages", error.problem) from None
-    return {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
+        raise BadInput(request.CHAT_NAMES.get(error.field, "prompt"), error.problem) from None
+    said = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
+    if body.return_token_strs:
+        said["token_strs"] = await asyncio.to_thread(lambda: list(map(model.tokenizer.id_to_token, tokens)))
+    return said
 
 
 async def detokenize(model: TextModel, body: Detokenize) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from gateway.detokenizer import ByteTable, Detokenizer, StopCutter, byte_table
-from gateway.text import BadChat, TextModel
+from gateway.text import BadChat, BadVariables, TextModel
 from tests.gateway.harness import TOKENIZER, ids, model_info
 
 MODEL = TextModel(model_info())
@@ -148,3 +148,45 @@ def test_a_tokenizer_that_does_more_than_join_bytes_is_left_to_the_library() -> 
     tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     assert byte_table(tokenizer) is None
+
+
+SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The "}]
+THINKING = "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %} no thoughts{% endif %}"
+
+
+def test_a_client_sets_a_variable_of_the_template() -> None:
+    model = TextModel(model_info(template=THINKING))
+    assert model.encode_chat(SAID) == ids("hi")
+    assert model.encode_chat(SAID, {"enable_thinking": False}) == ids("hi no thoughts")
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "raise_exception", "range"]
+)
+def test_a_client_does_not_set_what_the_service_sets(name: str) -> None:
+    with pytest.raises(BadVariables, match=f"^the service itself sets {name}$"):
+        MODEL.encode_chat(SAID, {name: "a", "own": 1})
+
+
+def test_a_variable_may_have_any_name_and_a_template_may_stumble_over_it() -> None:
+    assert MODEL.encode_chat(SAID, {"self": 1, "loop": 2, "__class__": 3, "": 4, "a b": 5}) == MODEL.encode_chat(SAID)
+    model = TextModel(model_info(template="{{ 'a' * times }}"))
+    with pytest.raises(BadChat, match="template refuses"):
+        model.encode_chat(SAID, {"times": {}})
+
+
+def test_the_text_ends_before_the_answer_begins_if_that_is_asked() -> None:
+    assert MODEL.encode_chat(SAID[:1], generation_prompt=False) == ids("<bos>user: hi\n")
+
+
+def test_the_last_message_goes_on_with_its_spaces() -> None:
+    going_on = MODEL.encode_chat(SAID, generation_prompt=False, continues=True)
+    assert TOKENIZER.decode(going_on, skip_special_tokens=False) == "<bos>user: hi\n<bos>assistant: The "
+    trimming = TextModel(model_info(template="{% for m in messages %}{{ m.content | trim }}.{% endfor %}"))
+    assert TOKENIZER.decode(trimming.encode_chat(SAID, generation_prompt=False, continues=True)) == "hi.The "
+
+
+def test_a_template_that_hides_the_last_message_cannot_go_on() -> None:
+    model = TextModel(model_info(template="{{ messages[0].content }}"))
+    with pytest.raises(BadChat, match="so it cannot go on"):
+        model.encode_chat(SAID, generation_prompt=False, continues=True)

@@ -111,6 +111,12 @@ async def test_a_late_error_is_an_event() -> None:
         ("text", {"format": {"type": "json_schema"}}, "text.format.schema", "invalid_value"),
         ("text", {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}, "text", "invalid_value"),
         ("temperature", 9, "temperature", "invalid_value"),
+        ("include", ["message.output_text.logprobs"], "include", "unsupported_parameter"),
+        ("metadata", {"a": 1}, "metadata", "invalid_value"),
+        ("metadata", {"a": "x" * 513}, "metadata", "invalid_value"),
+        ("metadata", {"a" * 65: "x"}, "metadata", "invalid_value"),
+        ("metadata", {str(i): "x" for i in range(17)}, "metadata", "invalid_value"),
+        ("parallel_tool_calls", "yes", "parallel_tool_calls", "invalid_value"),
     ],
 )
 async def test_what_needs_state_or_is_wrong_is_named(field: str, value: object, param: str, code: str) -> None:
@@ -122,7 +128,18 @@ async def test_what_needs_state_or_is_wrong_is_named(field: str, value: object, 
 async def test_what_asks_for_nothing_is_taken() -> None:
     async with door() as at:
         body = ASK | {"store": True, "tools": [], "truncation": "auto", "metadata": {}, "user": "me"}
-        body |= {"include": ["reasoning.encrypted_content"], "stream_options": {"include_obfuscation": False}}
+        body |= {"include": ["reasoning.encrypted_content"], "stream_options": {"include_obfuscation": True}}
+        body |= {"max_tool_calls": 3, "prompt_cache_retention": "24h"}
         task = at.asked(body, "/v1/responses")
         await at.say(await at.link.accept(), "a")
         assert (await task).json()["store"] is False
+
+
+async def test_what_has_no_effect_is_told_back() -> None:
+    told: Any = {"metadata": {"team": "a"}, "user": "me", "safety_identifier": "s", "prompt_cache_key": "k"}
+    told |= {"reasoning": {"effort": "low"}, "truncation": "auto", "parallel_tool_calls": False}
+    async with asking() as (at, client):
+        verbosity: Any = {"verbosity": "low"}
+        said = (await answer(at, client.responses.create(**ASK, **told, text=verbosity), "a")).to_dict()
+        assert {name: said[name] for name in told} == told
+        assert said["text"] == {"format": {"type": "text"}, "verbosity": "low"}
