@@ -81,7 +81,9 @@ class Own(Body):
     request_id: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="an id of the client's own; X-Request-Id does the same"
     )
-    class_: Literal["interactive", "default", "batch"] = Field("default", alias="class", description="how urgent it is")
+    class_: Literal["interactive", "default", "batch"] = Field(
+        "default", alias="class", description="how urgent it is; the header X-SMG-Priority does the same"
+    )
     predicted_tokens: Positive | None = Field(None, description="the client's guess of the answer's length in tokens")
     timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="the answer must be whole by then")
     on_disconnect: Literal["cancel", "detach"] = Field("cancel", description="detach: it runs on, and can be resumed")

@@ -13,7 +13,15 @@ from protos.v1 import types_pb2
 from protos.v1.status_pb2 import RequestState, RequestStatus
 
 LAST_EVENT_ID = "last-event-id"
+# The header by which gateways of others (smg) say how urgent a request is, and our classes by its values.
+PRIORITY = "x-smg-priority"
+_CLASSES = {"system": "interactive", "interactive": "interactive", "bulk": "batch"}
 _ANSWER = re.compile(r"^(chatcmpl|cmpl|resp)[-_](?=.)")  # what the ids of answers have before the request's id
+
+
+def class_of(header: str) -> str:
+    """The class that the header asks for: as there, what it does not know is the default."""
+    return _CLASSES.get(header.strip().lower(), "default")
 
 
 def of_answer(id: str) -> str:

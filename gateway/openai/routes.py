@@ -19,7 +19,7 @@ from gateway.keys import Right
 from gateway.metrics import Metrics
 from gateway.openai import kept, openapi, own, request, responses, tokens
 from gateway.openai.embeddings import Embedding
-from gateway.openai.fields import Body, Chat, Completion, Detokenize, Tokenize
+from gateway.openai.fields import Body, Chat, Completion, Detokenize, Own, Tokenize
 from gateway.openai.generating import Generating, generated, resumed
 from gateway.openai.inputs import Embeddings
 from gateway.openai.parse import parse, unknown
@@ -163,6 +163,8 @@ class Doors:
         body = parse(kind, raw) if len(raw) <= THREAD_ABOVE_BYTES else await asyncio.to_thread(parse, kind, raw)
         if ignored := unknown(body):
             self._metrics.ignored_fields[asked.url.path] += len(ignored)
+        if own.PRIORITY in asked.headers and isinstance(body, Own) and "class_" not in body.model_fields_set:
+            return body.model_copy(update={"class_": own.class_of(asked.headers[own.PRIORITY])})
         return body
 
     def _model(self, name: str, *, ready: bool = False) -> TextModel:

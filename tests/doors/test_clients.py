@@ -25,3 +25,7 @@ async def test_langchain(run: Run) -> None:
 
 async def test_pydantic_ai(run: Run) -> None:
     await run("pydantic_ai_client.py", "pydantic-ai-slim[openai]==2.68.*")
+
+
+async def test_openai_agents(run: Run) -> None:
+    await run("agents_client.py", "openai-agents==0.24.*")

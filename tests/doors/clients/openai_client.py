@@ -66,6 +66,15 @@ def structured(client: openai.OpenAI) -> None:
     assert bool(free.message.content) or free.finish_reason == "tool_calls"
 
 
+def embedded(client: openai.OpenAI) -> None:
+    """The package asks for base64 by default, and makes numbers of it."""
+    one, other, again = client.embeddings.create(model=MODEL, input=["the sky", "a fox", "the sky"]).data
+    assert one.embedding == again.embedding != other.embedding
+    plain = client.embeddings.create(model=MODEL, input="the sky", encoding_format="float")
+    assert max(abs(a - b) for a, b in zip(plain.data[0].embedding, one.embedding, strict=True)) < 1e-5
+    assert plain.usage.prompt_tokens > 0
+
+
 def errors(client: openai.OpenAI) -> None:
     for wrong, kind in (
         ({"temperature": 9}, openai.BadRequestError),
@@ -98,5 +107,6 @@ async def many() -> None:
 with openai.OpenAI(base_url=URL) as client:
     synchronous(client)
     structured(client)
+    embedded(client)
     errors(client)
 asyncio.run(many())

@@ -3,10 +3,11 @@
 import asyncio
 import json
 
+import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from laps_sd.client import AsyncClient
-from protos.v1 import status_pb2
+from protos.v1 import status_pb2, types_pb2
 from tests.gateway.harness import TOKENIZER, WAIT_S, ending, ids
 from tests.gateway.openai.harness import CHAT, Door, door, events
 
@@ -160,3 +161,21 @@ async def test_a_bad_offset_is_named() -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "offset")
         answer = await at.http.get("/v1/requests/r/stream", headers={"last-event-id": "x"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "last-event-id")
+
+
+@pytest.mark.parametrize(
+    ("header", "fields", "priority"),
+    [
+        ("bulk", {}, types_pb2.PRIORITY_BATCH),
+        ("Interactive", {}, types_pb2.PRIORITY_INTERACTIVE),
+        ("system", {}, types_pb2.PRIORITY_INTERACTIVE),
+        ("default", {}, types_pb2.PRIORITY_DEFAULT),
+        ("unheard of", {}, types_pb2.PRIORITY_DEFAULT),
+        ("bulk", {"class": "interactive"}, types_pb2.PRIORITY_INTERACTIVE),
+        ("bulk", {"class": "default"}, types_pb2.PRIORITY_DEFAULT),
+    ],
+)
+async def test_a_gateway_before_ours_may_say_the_class(header: str, fields: dict[str, str], priority: int) -> None:
+    async with door() as at:
+        answer, submit = await at.answered(CHAT | fields, headers={"X-SMG-Priority": header})
+        assert (answer.status_code, submit.priority) == (200, priority)
