@@ -77,7 +77,11 @@ def a_step(random: Random, vocabulary: int, requests: int) -> tuple[torch.Tensor
             logits[random.randrange(n), random.randrange(vocabulary)] = random.choice([math.nan, math.inf])
         tokens = [random.randrange(vocabulary) for _ in range(random.randint(1, 12))]
         limits = Limits(99, min_tokens=random.choice([0, 0, 3]), ignore_eos=random.random() < 0.3)
-        allowed = np.packbits(np.random.default_rng(n).random((n, vocabulary)) < 0.7, axis=1, bitorder="little")
+        allowed = np.packbits(
+            np.random.default_rng(n).random((n, vocabulary)) < random.choice([0, 0.005, 0.7, 0.99]),
+            axis=1,
+            bitorder="little",
+        )
         one = LogitsContext(
             tokens,
             [random.randrange(vocabulary) for _ in range(n - 1)],
@@ -102,7 +106,9 @@ def same(one: Sequence[Drawn], other: Sequence[Drawn]) -> bool:
 
 
 @settings(max_examples=150, deadline=None)
-@given(random=st.randoms(use_true_random=False), vocabulary=st.integers(3, 70), requests=st.integers(1, 6))
+@given(
+    random=st.randoms(use_true_random=False), vocabulary=st.integers(3, 70) | st.just(2000), requests=st.integers(1, 6)
+)
 def test_a_step_draws_what_each_request_would_alone(random: Random, vocabulary: int, requests: int) -> None:
     logits, asked = a_step(random, vocabulary, requests)
     sizes = [len(each.drafts) + 1 for each in asked]

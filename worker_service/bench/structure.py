@@ -74,7 +74,9 @@ def main() -> None:
         stopwatch.watch(owner, name)
     for name in ("forced", "prune", "push"):
         stopwatch.watch(Matcher, name)
-    stopwatch.watch(hooks, "follow_structure")
+    for name in ("follow_structure", "few_allowed", "is_allowed"):
+        stopwatch.watch(hooks, name)
+    hooks.HOOKS = (hooks.follow_structure, *hooks.HOOKS[1:])
     stopwatch.watch(MaskMaker, "_masks", waits=False)
     model = load(str(resolve(options.model)))
     engine = Engine(
@@ -85,7 +87,7 @@ def main() -> None:
         blocks=BLOCKS,
         block_tokens=BLOCK_TOKENS,
         drafter=make_drafter("default", model, blocks=BLOCKS, block_tokens=BLOCK_TOKENS),
-        hooks=(hooks.follow_structure, *hooks.HOOKS[1:]),
+        hooks=hooks.HOOKS,
     )
     messages = [{"role": "user", "content": "Describe eight cities as JSON."}]
     prompt = list(model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True).input_ids)

@@ -64,6 +64,23 @@ def _cut_with_numpy(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor
     return logits
 
 
+def few_allowed(allowed: torch.Tensor, vocabulary: int) -> torch.Tensor | None:
+    """The tokens that a mask, uint8 [bytes] on a CPU, allows: int64, in order. None if they may be many. A twentieth of
+    the bytes then says all, and of the logits only these tokens' are read."""
+    bits = allowed.numpy()
+    places = np.flatnonzero(bits != 0)
+    if len(places) > len(bits) // 16:
+        return None
+    within, bit = np.nonzero(np.unpackbits(bits[places, None], axis=1, bitorder="little"))
+    tokens = places[within] * 8 + bit
+    return torch.from_numpy(tokens[tokens < vocabulary])
+
+
+def is_allowed(allowed: torch.Tensor, token: int) -> bool:
+    """By a mask, uint8 [bytes]."""
+    return bool(int(allowed[token >> 3]) >> (token & 7) & 1)
+
+
 def _scratch(width: int) -> np.ndarray[Any, Any]:
     """[width, 8] of this thread's."""
     if getattr(_kept, "width", None) != width:
@@ -125,5 +142,10 @@ HOOKS: tuple[LogitsHook, ...] = (follow_structure, suppress_eos, bias, penalise)
 
 def untouched(context: LogitsContext) -> bool:
     """Whether none of HOOKS has anything to do."""
+    return context.allowed is None and only_masked(context)
+
+
+def only_masked(context: LogitsContext) -> bool:
+    """Whether none of HOOKS but `follow_structure` has anything to do."""
     waits = context.limits.min_tokens > context.start + context.first and not context.limits.ignore_eos
-    return context.allowed is None and not (waits or context.sampling.logit_bias or _penalises(context.sampling))
+    return not (waits or context.sampling.logit_bias or _penalises(context.sampling))

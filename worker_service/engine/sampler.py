@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from worker_service.engine.hooks import HOOKS, LogitsContext, LogitsHook, untouched
+from worker_service.engine import hooks
+from worker_service.engine.hooks import LogitsContext, LogitsHook
 from worker_service.engine.sampling import agreed, argmax, argmax_rows, draw, draw_rows, logprobs
-from worker_service.engine.types import Logprob
+from worker_service.engine.types import Logprob, Sampling
 from worker_service.engine.upload import sent
 
 _AT_ONCE = 1 << 24  # logits whose distributions are computed together: they take some 30 bytes each
@@ -59,9 +60,21 @@ class Sampler:
             row = logits[j : j + 1]
             if own.logprobs is not None:
                 raw.append(row.log_softmax(-1))  # before the hooks, which may write into the logits
-            if not plain:
-                row = self._hooked(row, asked.row(j))
-            yield argmax(row)[0] if own.temperature == 0 else draw(row[0], own, asked.start + j)
+            if plain:
+                yield _token(row, own, asked.start + j)
+            else:
+                yield self._hooked_token(row, asked.row(j), asked.start + j)
+
+    def _hooked_token(self, row: torch.Tensor, asked: LogitsContext, position: int) -> int | None:
+        """`asked`: of this row alone. Where only a mask counts little of the row may have to be read or written."""
+        own, mask = asked.sampling, asked.allowed
+        if mask is not None and self._hooks == hooks.HOOKS and hooks.only_masked(asked):
+            if (few := hooks.few_allowed(mask[0], row.shape[1])) is not None:
+                chosen = _token(row[:, few], own, position) if len(few) else None
+                return None if chosen is None else int(few[chosen])
+            if own.temperature == 0 and (best := argmax(row)[0]) is not None and hooks.is_allowed(mask[0], best):
+                return best
+        return _token(self._hooked(row, asked), own, position)
 
     def _together(self, logits: torch.Tensor, asked: Sequence[LogitsContext], parts: Sequence[slice]) -> list[Drawn]:
         telling = [(part, each) for part, each in zip(parts, asked, strict=True) if each.sampling.logprobs is not None]
@@ -92,12 +105,17 @@ class Sampler:
 
     def _plain(self, asked: LogitsContext) -> bool:
         """Whether no hook has anything to do. What others than ours do is not known."""
-        return self._hooks == HOOKS and untouched(asked)
+        return self._hooks == hooks.HOOKS and hooks.untouched(asked)
 
     def _hooked(self, logits: torch.Tensor, context: LogitsContext) -> torch.Tensor:
         for hook in self._hooks:
             logits = hook(logits, context)
         return logits
+
+
+def _token(row: torch.Tensor, own: Sampling, position: int) -> int | None:
+    """Of logits [1, vocabulary] on a CPU; None: they are no distribution."""
+    return argmax(row)[0] if own.temperature == 0 else draw(row[0], own, position)
 
 
 def _tokens(logits: torch.Tensor, asked: Sequence[LogitsContext]) -> torch.Tensor:
