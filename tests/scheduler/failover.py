@@ -13,15 +13,17 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import structlog
 import typer
+from grpc.aio import AioRpcError
 
 from protos.errors import RequestError
+from protos.v1.inference_pb2 import StatsRequest
 from scheduler_service.store import RedisStore
 from tests.scheduler.redis_group import Group, Node, redis_group
 from tests.scheduler.takeover import Bench, Listener, benched, submission
@@ -129,12 +131,16 @@ async def until_all_go_on(bench: Bench, listeners: list[Listener], since: float)
 
 
 @asynccontextmanager
-async def explained(group: Group) -> AsyncIterator[None]:
-    """Where something stands still for too long the servers are asked before they end: it may be they."""
+async def explained(group: Group, bench: Bench) -> AsyncIterator[None]:
+    """Where something stands still for too long the servers are asked before they end, for it may be they; then the
+    leader, and what the worker was told last."""
     try:
         yield
     except TimeoutError:
-        print(await group.says(), file=sys.stderr)  # noqa: T201
+        print(await group.says(), bench.talker.says(), sep="\n", file=sys.stderr)  # noqa: T201
+        with suppress(RequestError, AioRpcError, TimeoutError):
+            async with asyncio.timeout(5.0):
+                print(await bench.links[0].scheduler.stats(StatsRequest()), file=sys.stderr)  # noqa: T201
         raise
 
 
@@ -152,7 +158,10 @@ async def measure(failovers: int, replicas: int, minutes: float, logs: Path | No
     with tempfile.TemporaryDirectory() as folder:
         async with redis_group(Path(folder), "failover") as group:
             more = ("--redis-replicas", str(replicas))
-            async with benched(group.url, "failover", 1, *more, lease_s=1.5, logs=logs) as bench, explained(group):
+            async with (
+                benched(group.url, "failover", 1, *more, lease_s=1.5, logs=logs) as bench,
+                explained(group, bench),
+            ):
                 store = RedisStore(group.url, namespace="failover")
                 listeners = await bench.submit(0, prompt=8)
                 bench.run(*listeners)

@@ -69,6 +69,12 @@ class Talker:
         self._schedule = [run.request_id for run in command.schedule][:SLOTS]
         self._seq, self._seen = command.seq, command.seen_step
 
+    def says(self) -> str:
+        """Why it runs, or does not."""
+        if self._report is None:
+            return "the worker has no leader"
+        return f"the worker runs {self._schedule}, {self._step - self._seen} of {self._max_lag} steps ahead"
+
     async def run(self) -> None:
         while True:
             await asyncio.sleep(ROUND_S)
@@ -86,12 +92,12 @@ class Talker:
 class Listener:
     """A client of one running request: every token in order, once."""
 
-    def __init__(self, feed: Feed) -> None:
-        self.feed, self.last_at, self.tokens = feed, 0.0, 0
+    def __init__(self, link: GatewayLink, feed: Feed) -> None:
+        self.link, self.feed, self.last_at, self.tokens = link, feed, 0.0, 0
 
     async def run(self) -> None:
         while True:
-            batch = await self.feed.take()
+            batch = await self.link.take(self.feed)  # which asks for more whenever a follow brought all it was to
             for number, token in enumerate(batch.tokens):
                 assert token == (self.tokens + number) % 1000, "a token is lost or repeated"
             self.tokens += len(batch.tokens)
@@ -131,7 +137,7 @@ class Bench:
             if number % 100 == 99:
                 await feeds[-1].until_accepted()
         await asyncio.gather(*(feed.until_accepted() for feed in feeds))
-        return [Listener(feed) for feed in feeds[:SLOTS]]
+        return [Listener(self.links[0], feed) for feed in feeds[:SLOTS]]
 
     async def kill_leader(self, waiting: int, listeners: list[Listener]) -> tuple[float, float]:
         """Seconds until the first token after it, and until all that wait are read."""
