@@ -52,6 +52,8 @@ def connect(url: str, timeout_s: float, options: Mapping[str, Any]) -> aioredis.
     """
     # The client must not retry: a commit that may have happened is repeated by its owner, under its number.
     own = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0), **options}
+    if not by_sentinels(url) and urlsplit(url).port == 0:
+        raise ValueError("nobody's port")  # the client library would take its default
     client = _of_primary(_parts(url), own) if by_sentinels(url) else aioredis.Redis.from_url(url, **own)
     client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
     return client
@@ -149,9 +151,10 @@ def _parts(url: str) -> _Parts:
     sentinels: list[tuple[str, int]] = []
     for each in listed.split(","):
         parts = urlsplit(f"//{each}")
-        if not parts.hostname:
-            raise ValueError("a Sentinel without a host")
-        if (sentinel := (parts.hostname, parts.port or SENTINEL_PORT)) in sentinels:
+        port = SENTINEL_PORT if parts.port is None else parts.port
+        if not parts.hostname or not port:
+            raise ValueError("a Sentinel without a host, or nobody's port")
+        if (sentinel := (parts.hostname, port)) in sentinels:
             raise ValueError("a Sentinel named twice would count twice in a majority")
         sentinels.append(sentinel)
     if not primary or (database and not database.isdecimal()):
