@@ -22,13 +22,13 @@ UNCHECKED = {
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
     ("monitoring.coreos.com/v1", "PodMonitor"),
 }
-APART = {"gpu", "lws"}, {"keda", "lws"}  # both change the Deployment that the second one takes away
+APART = ({"gpu", "lws"},)  # the former changes the Deployment that the other takes away
 
 
 def choices() -> list[tuple[str, ...]]:
     alone = [(), *((name,) for name in COMPONENTS)]
     pairs = [pair for pair in itertools.combinations(COMPONENTS, 2) if set(pair) not in APART]
-    without = [tuple(name for name in COMPONENTS if name != other) for other in ("lws",)]
+    without = [tuple(name for name in COMPONENTS if name != other) for other in ("gpu", "lws")]
     return [*alone, *pairs, *without]
 
 
@@ -77,6 +77,15 @@ def test_a_misspelt_field_is_not_valid(tmp_path: Path) -> None:
     worker["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         valid(objects)
+
+
+@pytest.mark.parametrize(("components", "kind"), [(("keda",), "Deployment"), (("keda", "lws"), "LeaderWorkerSet")])
+def test_what_keda_scales_is_there(components: tuple[str, ...], kind: str, tmp_path: Path) -> None:
+    objects = rendered(tmp_path, components)
+    scaled = next(each for each in objects if each["kind"] == "ScaledObject")["spec"]["scaleTargetRef"]
+    version = scaled.get("apiVersion", "apps/v1")
+    assert scaled.get("kind", "Deployment") == kind  # KEDA's default
+    assert (version, kind, scaled["name"]) in {(o["apiVersion"], o["kind"], o["metadata"]["name"]) for o in objects}
 
 
 def test_a_pair_is_two_schedulers_that_everybody_knows(tmp_path: Path) -> None:
