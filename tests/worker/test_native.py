@@ -20,7 +20,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an image that carries a file for every kind of processor."""
     monkeypatch.setenv(CARRIED_VARIABLE, str(tmp_path))
     monkeypatch.setattr(kernel_files, "_compiler", lambda: "c++")
-    monkeypatch.setattr(kernel_files, "_compile", lambda cxx, flags, file: file.write_text(" ".join(flags)))
+    monkeypatch.setattr(kernel_files, "_compile", lambda cxx, flags, file, timeout_s: file.write_text(" ".join(flags)))
     kernel_files.compile_all(tmp_path)
     return tmp_path
 

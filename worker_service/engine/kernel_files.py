@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,8 @@ _FLAGS = (
     *("-O3", "-fopenmp", "-fPIC", "-shared", "-std=c++17", "-ffp-contract=fast", "-Wno-psabi", "-Wl,-rpath,$ORIGIN"),
 )
 _NATIVE = ("-march=native",)
-_COMPILE_TIMEOUT_S = 120.0
+_COMPILE_TIMEOUT_S = 120.0  # a worker that starts waits no longer
+_IMAGE_TIMEOUT_S = 3600.0  # the build of an image does, on a machine that does much else
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,12 @@ def compile_all(folder: Path) -> list[Path]:
     """Files for every kind of processor of this machine's architecture, whichever this machine has. Raises as
     `library`."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for kind in KINDS.get(platform.machine(), ()):
-        files.append(folder / _name(kind))
-        _compile(_compiler(), kind.flags, files[-1])
-    return files
+    files = {folder / _name(kind): kind.flags for kind in KINDS.get(platform.machine(), ())}
+    with ThreadPoolExecutor() as pool:
+        made = [pool.submit(_compile, _compiler(), flags, file, _IMAGE_TIMEOUT_S) for file, flags in files.items()]
+    for each in made:
+        each.result()
+    return list(files)
 
 
 def processor() -> str:
@@ -120,12 +123,12 @@ def _compiled() -> Path:
     return file
 
 
-def _compile(cxx: str, flags: Sequence[str], file: Path) -> None:
+def _compile(cxx: str, flags: Sequence[str], file: Path, timeout_s: float = _COMPILE_TIMEOUT_S) -> None:
     """The file appears whole: two workers may start at once."""
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
         command = [cxx, *_FLAGS, *flags, str(_SOURCES / "kernels.cpp"), "-o", str(made)]
-        subprocess.run(command, capture_output=True, timeout=_COMPILE_TIMEOUT_S, check=True)
+        subprocess.run(command, capture_output=True, timeout=timeout_s, check=True)
         made.replace(file)
 
 
