@@ -2,6 +2,7 @@
 service, which is up at once."""
 
 import asyncio
+import gc
 import os
 import sys
 from types import ModuleType
@@ -17,8 +18,12 @@ from worker_service.service import Loaded, serve
 
 
 def _own_engine() -> ModuleType:
-    from worker_service import own_engine
-
+    gc.disable()  # a fifth of these imports would be searches for garbage, and modules are none
+    try:
+        from worker_service import own_engine
+    finally:
+        gc.freeze()
+        gc.enable()
     return own_engine
 
 

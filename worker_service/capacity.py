@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 
 from worker_service.engine.drafting.eagle import parse_config
 from worker_service.engine.few_bits import BITS
@@ -16,6 +15,7 @@ from worker_service.engine.shape import attention_shapes, kv_values_per_token, l
 from worker_service.engine.types import Place
 from worker_service.engine.warm_up import WARM_UP_TOKENS
 from worker_service.gguf_groups import stored_bytes
+from worker_service.light_models import light_config
 from worker_service.model_files import CONFIG, GGUF, ModelError, TooLittleMemoryError, is_eagle
 
 _GIB = 2**30
@@ -43,6 +43,8 @@ def read_config(folder: Path, shares: int = 1, place: Place = _WHOLE) -> Any:
     Raises ModelError, also for an architecture that the engine cannot serve, or not on `shares` devices together, or
     not over as many stages as `place` says.
     """
+    from transformers import AutoConfig  # takes a second
+
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         model = model_class(config)
@@ -56,6 +58,8 @@ def read_config(folder: Path, shares: int = 1, place: Place = _WHOLE) -> Any:
 def model_class(config: Any) -> Any:
     """The class of transformers that computes text by this configuration, perhaps that of a model that also sees.
     Raises KeyError."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
     kinds = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
     found = next((kind[type(config)] for kind in kinds if type(config) in kind), None)
     if found is None:
@@ -116,7 +120,8 @@ def check_memory(
     split, `place`: the stage whose layers are loaded; `weights`: their kind, as in small_weights.py. On a system that
     does not tell what is free nothing is refused.
     """
-    config = read_config(folder, shares, place)
+    whole = shares == place.size == 1
+    config = (whole and light_config(folder)) or read_config(folder, shares, place)
     shapes = attention_shapes(config, shares)
     own = place.layers(len(shapes))
     held = _held(folder, config, device, dtype, weights, own, others=place.number == 0) // shares
@@ -147,6 +152,8 @@ def drafter_memory(folder: Path, dtype: torch.dtype) -> DrafterMemory:
     said when it is loaded."""
     try:
         raw = json.loads((folder / CONFIG).read_text())
+        from transformers import AutoConfig
+
         eagle = is_eagle(folder)
         config = parse_config(raw).layer if eagle else AutoConfig.from_pretrained(folder, local_files_only=True)
         shapes = attention_shapes(config)

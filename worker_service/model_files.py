@@ -10,6 +10,7 @@ MARKER = "laps-sd.json"  # in each converted model: {"name", "sha256" of its GGU
 CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer.json", "adapter_config.json"
 GGUF = "model.gguf"  # what a converted model was converted from
 WEIGHTS, SHARDS_INDEX = "model.safetensors", "model.safetensors.index.json"
+_KNOWN_KINDS = ("llama", "mistral", "qwen2", "qwen3")  # of causal LMs; transformers is asked about any other
 
 
 class ModelError(Exception):
@@ -147,7 +148,8 @@ def _kind(path: Path) -> object:
 
 
 def _check_kind(kind: object, name: str) -> None:
-    # This import takes a second: it is made only for a model that somebody brings.
+    if kind in _KNOWN_KINDS:  # the import below takes a second
+        return
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LMS
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
 

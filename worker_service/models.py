@@ -1,4 +1,7 @@
-"""Models in memory: weights, tokenizer, and what the service must know of them. They are fetched by pull.py."""
+"""Models in memory: weights, tokenizer, and what the service must know of them. They are fetched by pull.py.
+
+The transformers library is imported by whoever needs it: that takes a worker 2 to 3 of its 7 CPU seconds to ready.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
-from transformers.distributed import DistributedConfig
-from transformers.utils import logging
 
 from worker_service.capacity import model_class, read_config, summary
 from worker_service.engine.cut import cut
+from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.parallel import Ranks
 from worker_service.engine.shape import text_config
 from worker_service.engine.types import Place
 from worker_service.identity import fingerprint, model_name
+from worker_service.light_models import eos_ids, light_config, light_tokenizer, light_weights
 from worker_service.model_files import ModelError, check_directory
 from worker_service.small_weights import check_weights_kind, load_small
 
@@ -60,6 +62,9 @@ def load(
     config = read_config(folder, ranks.size, place)
     if weights != "auto":
         check_weights_kind(weights, folder, config, where, ranks.size * place.size)
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -87,6 +92,26 @@ def load(
     )
 
 
+def load_light(folder: Path, dtype: torch.dtype, block_tokens: int) -> LoadedModel | None:
+    """A plain model that the native decoder computes whole, on the CPU, read without transformers; None: `load` it."""
+    config = light_config(folder)
+    if config is None or not NativeDecoder.takes(config, block_tokens, dtype):
+        return None
+    tokenizer, model = light_tokenizer(folder), light_weights(folder, config, dtype)
+    if tokenizer is None or model is None:
+        return None
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=model_name(folder),
+        fingerprint=fingerprint(folder),
+        context_tokens=config.max_position_embeddings,
+        eos_ids=eos_ids(folder, config, tokenizer),
+        device=model.device,
+        dtype=dtype,
+    )
+
+
 def _whole(folder: Path, config: Any, dtype: torch.dtype, ranks: Ranks, place: Place) -> Any:
     kind = model_class(config) if place.size == 1 else cut(model_class(config), place)
     plan = {"distributed_config": _shares(folder, config, ranks.size)} if ranks.size > 1 else {}
@@ -102,8 +127,10 @@ def _method(quantisation: Any) -> str:
     return str(getattr(given.get("quant_method"), "value", given.get("quant_method")))
 
 
-def _shares(folder: Path, config: Any, ranks: int) -> DistributedConfig:
+def _shares(folder: Path, config: Any, ranks: int) -> Any:
     """How transformers splits this model over `ranks` devices. Raises ModelError if it cannot."""
+    from transformers.distributed import DistributedConfig
+
     plan = config.base_model_tp_plan or {}
     if not any(name.endswith(".k_proj") and style == "colwise" for name, style in plan.items()):
         raise ModelError(f"{folder}: transformers has no plan to split the heads of a {config.model_type} model")

@@ -20,7 +20,7 @@ from worker_service.engine.target import Sharers
 from worker_service.engine.warm_up import WARM_UP_TOKENS
 from worker_service.identity import fingerprint
 from worker_service.model_files import ModelError, TooLittleMemoryError, check_directory
-from worker_service.models import LoadedModel, choose_device, choose_dtype, load
+from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_light
 from worker_service.pace import Pace, PacedRunner
 from worker_service.probes import make_probe
 from worker_service.pull import find
@@ -96,6 +96,9 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
     )
     if place.size > 1:
         return load(str(folder), str(device), settings.dtype, place=place)
+    plain = settings.weights == settings.attention == "auto" and device.type == "cpu" and ranks.size == 1
+    if plain and (light := load_light(folder, dtype, settings.block_tokens)):
+        return light
     return load(str(folder), settings.device, settings.dtype, ranks, weights=settings.weights)
 
 

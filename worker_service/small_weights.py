@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import safe_open
-from transformers import GenerationConfig
 
 from worker_service.capacity import model_class
 from worker_service.engine import native
@@ -52,6 +51,8 @@ def load_small(folder: Path, config: Any, weights: str, dtype: torch.dtype) -> A
     source = _stored(folder / GGUF, model) if weights == "stored" else _quantised(folder, model, _BITS[weights])
     _fill(model, source, folder)
     if (folder / "generation_config.json").is_file():
+        from transformers import GenerationConfig
+
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model
 

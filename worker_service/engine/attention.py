@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from worker_service.engine import native
 from worker_service.engine.block_plan import BlockPlan
@@ -28,7 +27,7 @@ _handles = itertools.count()
 
 
 class PagedAttention(ABC):
-    """Keys and values of all requests of one model. `name` is its attention function in transformers' registry."""
+    """Keys and values of all requests of one model."""
 
     def __init__(self, data: Sequence[torch.Tensor], longest: int) -> None:
         """`data`: of each layer [2 (key, value), blocks, kv heads, block_tokens * dim]. `longest`: tokens of a text."""
@@ -36,10 +35,16 @@ class PagedAttention(ABC):
         self.longest = longest
         self.first = 0  # number of the layer that `data` begins with: a process may have some of a model's layers
         self.asked: Mapping[int, LayerAsks] = {}  # by the model, of each layer
-        handle = next(_handles)
-        _instances[handle] = self
-        self.name = f"laps_sd_{handle}"
-        AttentionInterface.register(self.name, _attention_function(handle))
+        self._handle = next(_handles)
+        _instances[self._handle] = self
+
+    def take_over(self, model: Any) -> None:
+        """From now on every pass of this model of transformers attends here."""
+        from transformers import AttentionInterface  # takes seconds, and not every model is one of its own
+
+        name = f"laps_sd_{self._handle}"
+        AttentionInterface.register(name, _attention_function(self._handle))
+        model.set_attn_implementation(name)
 
     @abstractmethod
     def begin(self, ranges: Sequence[QueryRange], also: Sequence[Sequence[int]] = ()) -> list[torch.Tensor]:

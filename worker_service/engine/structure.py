@@ -12,7 +12,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -158,23 +158,30 @@ class Structures:
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
         """`tokenizer`: of the tokenizers library. `vocab_size`: the width of logits, which may exceed its tokens."""
-        self._vocab_size, self._eos_ids = vocab_size, eos_ids
-        size = max(vocab_size, tokenizer.get_vocab_size())
-        self._words = -(-size // 32)
-        # It takes as long as a tenth of all that is done before a worker serves, and no request may ever ask for it.
-        self._tokenizer = beside(partial(_tokenizer, tokenizer, size, sorted(eos_ids)))
+        self._vocab_size, self._eos_ids, self._model_tokenizer = vocab_size, eos_ids, tokenizer
+        self._words = -(-self._width // 32)
         self._maker = MaskMaker(self._words)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
+    @property
+    def _width(self) -> int:
+        return max(self._vocab_size, int(self._model_tokenizer.get_vocab_size()))
+
+    @cached_property
+    def _tokenizer(self) -> "Future[LLTokenizer]":
+        """Begun with the first grammar: it takes a tenth of all that is done before a worker serves, would disturb the
+        measurement of what steps cost, and no request may ever ask for it."""
+        return beside(partial(_tokenizer, self._model_tokenizer, self._width, sorted(self._eos_ids)))
+
     def matcher(self, grammar: str, output: Sequence[int]) -> Matcher:
         """Begin to compile, and to follow the tokens that exist."""
-        return Matcher(beside(partial(self._build, grammar, list(output))), self._eos_ids)
+        return Matcher(beside(partial(self._build, self._tokenizer, grammar, list(output))), self._eos_ids)
 
-    def _build(self, grammar: str, output: list[int]) -> "LLMatcher":
+    def _build(self, made: "Future[LLTokenizer]", grammar: str, output: list[int]) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
         try:
-            tokenizer = self._tokenizer.result(COMPILE_S)
+            tokenizer = made.result(COMPILE_S)
         except Exception as error:  # of a kind that llguidance does not know: all other requests are served
             raise StructureError(f"llguidance cannot use this model's tokenizer: {error}") from None
         limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)

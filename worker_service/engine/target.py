@@ -44,7 +44,8 @@ class Passed(NamedTuple):
 
 
 class Target:
-    """A causal LM of the transformers library whose attention supports the attention interface registry.
+    """A causal LM of the transformers library whose attention supports the attention interface registry, or a Llama of
+    llama.py that decoder.py takes.
 
     What it computes is the module's own forward pass; models that decoder.py knows go through that.
     """
@@ -88,7 +89,7 @@ class Target:
         if self._shares == 1 and NativeDecoder.supports(self._model, self._attention):
             self._decoder = NativeDecoder(self._model, self._attention)
         else:
-            self._model.set_attn_implementation(self._attention.name)
+            self._attention.take_over(self._model)
         if attention == "graphs":
             self._graphs = Graphs(self._padded, block_tokens, spare=blocks, device=self.device)
         return BlockPool(blocks, block_tokens)

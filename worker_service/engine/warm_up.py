@@ -11,7 +11,7 @@ from worker_service.engine.types import Admission, CostProfile, Limits, Run, Sam
 _PROMPT = 64
 WARM_UP_TOKENS = 3 * _PROMPT  # of each request: its prompt and what its rounds emit at most
 _DRAFTS = 4
-_REPETITIONS = 5
+_REPETITIONS = 3
 _OFFLOADED = 8  # blocks copied at a time
 _LIMITS = Limits(max_tokens=1 << 20, ignore_eos=True)
 

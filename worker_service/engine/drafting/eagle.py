@@ -9,14 +9,17 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import Linear, ModuleDict, RMSNorm
 from torch.nn.functional import silu
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from worker_service.engine.llama import turned
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _OLD_WEIGHTS = "pytorch_model.bin"
@@ -31,7 +34,7 @@ class EagleConfig:
     """What config.json says. `raw` is all of it."""
 
     raw: Mapping[str, Any]
-    layer: LlamaConfig  # of the head's one layer
+    layer: "LlamaConfig"  # of the head's one layer
     target_hidden_size: int
     target_layers: tuple[int, ...] | None  # whose inputs it reads, see Target.expose; None: see `layers_of`
     draft_tokens: int
@@ -51,6 +54,8 @@ def parse_config(raw: Mapping[str, Any]) -> EagleConfig:
     own = raw.get("transformer_layer_config") or raw  # the former in those of speculators
     nested = raw.get("eagle_config") or {}
     try:
+        from transformers import LlamaConfig  # takes seconds: no worker without such a head waits for it
+
         layer = LlamaConfig(**{name: value for name, value in own.items() if name != "architectures"})
         # The nested field counts a layer by what leaves it, the other by what enters it.
         layers = raw.get("eagle_aux_hidden_state_layer_ids")
@@ -118,6 +123,8 @@ class EagleHead(torch.nn.Module):
         self.register_buffer("d2t", torch.zeros(config.draft_tokens, dtype=torch.long))
         self.register_buffer("t2d", torch.zeros(layer.vocab_size, dtype=torch.bool))
         self.embed_tokens = torch.nn.Embedding(layer.vocab_size, d) if embeddings else None
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
         self._rotary = LlamaRotaryEmbedding(layer)
 
     @property
@@ -138,7 +145,7 @@ class EagleHead(torch.nn.Module):
         both = torch.cat([layer["input_layernorm"](embeds), normed], -1)
         q, k, v = (attention[f"{name}_proj"](both).unflatten(-1, (-1, self._dim)) for name in "qkv")
         cosine, sine = self._rotary(hidden, positions[None])
-        q, k = apply_rotary_pos_emb(q, k, cosine[0], sine[0], unsqueeze_dim=1)
+        q, k = (turned(each, cosine[0, :, None], sine[0, :, None]) for each in (q, k))
         hidden = normed if self.config.norm_before_residual else hidden
         hidden = hidden + attention["o_proj"](attend(q, k, v).flatten(1))
         normed = layer["post_attention_layernorm"](hidden)

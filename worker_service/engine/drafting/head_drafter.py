@@ -34,8 +34,9 @@ class HeadDrafter(Drafter):
         at least `sure`. Another one is made as long as that probability is at least `hopeful` for some request: else
         its work would likely be for nothing. Raises ValueError if the head's tokens are not among the target's.
         """
-        if not all(0 <= token < len(embeddings) for token in head.draft_ids.tolist()):
-            raise ValueError(f"its tokens are not among the {len(embeddings)} of the target")
+        count = len(embeddings)
+        if not all(0 <= token < count for token in head.draft_ids.tolist()):
+            raise ValueError(f"its tokens are not among the {count} of the target")
         head = copy.deepcopy(head).to(embeddings.device, embeddings.dtype).requires_grad_(False)
         kind = NativeChain if NativeChain.supports(head, embeddings) else TorchChain
         self._chains: Chain = kind(head, embeddings, output_rows[head.draft_ids].to(embeddings.dtype))

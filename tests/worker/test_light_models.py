@@ -1,0 +1,100 @@
+"""Plain models of the Llama family are read without the transformers library, as it reads them; others by it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_model import make_tiny_model
+from worker_service.engine import native
+from worker_service.light_models import light_config, light_tokenizer
+from worker_service.model_files import ModelError
+from worker_service.models import load, load_light
+
+pytestmark = pytest.mark.skipif(native.kernels() is None, reason="only the native decoder takes light models")
+BLOCK_TOKENS = 64
+
+LOADED = """
+import sys
+from pathlib import Path
+import torch
+from worker_service.config import Settings
+from worker_service.own_engine import build_engine, load_share
+settings = Settings(model=sys.argv[1], scheduler="127.0.0.1:1", kv_tokens=512, device="cpu", threads=1)
+build_engine(settings, load_share(settings, None), 512)
+print(*sorted({"transformers", "scipy", "sympy", "sklearn", "torch._dynamo"} & sys.modules.keys()))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path / "tiny")
+
+
+def change(file: Path, **fields: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def test_a_worker_that_loads_such_a_model_and_checks_its_engine_imports_no_library_of_models(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED, str(folder)], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def test_what_is_read_is_what_transformers_reads(folder: Path) -> None:
+    light, whole = load_light(folder, torch.float32, BLOCK_TOKENS), load(str(folder), "cpu", "float32")
+    assert light is not None
+    same = ("name", "fingerprint", "context_tokens", "eos_ids", "device", "dtype")
+    assert [getattr(light, name) for name in same] == [getattr(whole, name) for name in same]
+    ids = torch.arange(40)[None]
+    with torch.inference_mode():
+        logits = [each.model(ids, use_cache=False).logits for each in (light, whole)]
+    assert torch.equal(*logits)
+
+
+def test_its_tokenizer_is_that_of_transformers(folder: Path) -> None:
+    light, whole = light_tokenizer(folder), load(str(folder), "cpu", "float32").tokenizer
+    assert light is not None
+    assert light.backend_tokenizer.to_str() == whole.backend_tokenizer.to_str()
+    same = ("special_tokens_map", "eos_token_id", "chat_template")
+    assert [getattr(light, name) for name in same] == [getattr(whole, name) for name in same]
+    assert light.get_vocab() == whole.get_vocab()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "qwen3"},
+        {"attention_bias": True},
+        {"hidden_act": "gelu"},
+        {"sliding_window": 64},
+        {"quantization_config": {"bits": 4}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}},
+        {"num_key_value_heads": 3},
+        {"hidden_size": "64"},
+        {"rms_norm_eps": None},
+    ],
+)
+def test_what_is_not_known_of_a_configuration_is_left_to_transformers(folder: Path, fields: dict[str, object]) -> None:
+    assert light_config(folder) is not None
+    change(folder / "config.json", **fields)
+    assert light_config(folder) is None
+
+
+def test_so_is_a_tokenizer_of_which_more_is_said(folder: Path) -> None:
+    change(folder / "tokenizer_config.json", add_prefix_space=True)
+    assert light_tokenizer(folder) is None
+    assert load_light(folder, torch.float32, BLOCK_TOKENS) is None
+
+
+def test_weights_that_are_not_there_are_named_by_who_loads_whole_models(folder: Path) -> None:
+    change(folder / "config.json", num_hidden_layers=3)
+    assert load_light(folder, torch.float32, BLOCK_TOKENS) is None
+    with pytest.raises(ModelError, match=r"the first is model\.layers\.2"):
+        load(str(folder), "cpu", "float32")
+
+
+def test_layers_that_the_native_decoder_does_not_take_are_left_to_transformers(folder: Path) -> None:
+    assert load_light(folder, torch.float32, block_tokens=24) is None

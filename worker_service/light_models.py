@@ -1,0 +1,137 @@
+"""Plain models of the Llama family, read without the transformers library: their configuration, tokenizer and weights.
+Whatever in their files is not known here has models.py load them, which also says what is wrong with them.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+
+from worker_service.engine.llama import Llama, LlamaConfig
+from worker_service.model_files import CONFIG, TOKENIZER, WEIGHTS, ModelError, shards
+
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+          "max_position_embeddings")  # fmt: skip
+# What a configuration may say beside its sizes: these values, or anything where it changes nothing that is computed.
+_ONLY = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "attention_bias": False,
+    "mlp_bias": False, "rope_scaling": None, "rope_interleaved": False, "pretraining_tp": 1,
+}  # fmt: skip
+_ANY = {
+    "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_parameters", "tie_word_embeddings",
+    "eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id", "dtype", "torch_dtype", "attention_dropout",
+    "initializer_range", "is_llama_config", "transformers_version", "transformers.js_config", "use_cache",
+    "_name_or_path", "_model_name_or_path",
+}  # fmt: skip
+_ROPE = {"rope_theta", "rope_type"}
+# Of a tokenizer: transformers takes tokenizer.json of these classes as it is, if no more is said than this.
+_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+_SAID = {"tokenizer_class", "backend", "is_local", "local_files_only", "model_max_length",
+         "clean_up_tokenization_spaces", *_SPECIAL}  # fmt: skip
+
+
+class LightTokenizer:
+    """A tokenizer of the tokenizers library, with what the service asks of one of transformers."""
+
+    is_fast = True
+
+    def __init__(self, backend: Tokenizer, special: dict[str, str], chat_template: str | None) -> None:
+        self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, special, chat_template
+
+    @property
+    def eos_token_id(self) -> int | None:
+        token: int | None = self.backend_tokenizer.token_to_id(self.special_tokens_map.get("eos_token", ""))
+        return token
+
+    def get_vocab(self) -> dict[str, int]:
+        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
+        return vocabulary
+
+
+def light_config(folder: Path) -> LlamaConfig | None:
+    """None: it is no plain model of the Llama family."""
+    said = _read(folder / CONFIG)
+    if not _ONLY.items() >= {name: value for name, value in said.items() if name not in {*_ANY, *_SIZES}}.items():
+        return None
+    rope = said.get("rope_parameters") or {"rope_theta": said.get("rope_theta"), "rope_type": "default"}
+    heads = said.get("num_attention_heads")
+    if not isinstance(rope, dict) or set(rope) != _ROPE or rope["rope_type"] != "default" or "model_type" not in said:
+        return None
+    ints: dict[str, Any] = {name: said.get(name) for name in _SIZES}
+    ints["num_key_value_heads"] = kv_heads = said.get("num_key_value_heads") or heads
+    numbers: dict[str, Any] = {"rms_norm_eps": said.get("rms_norm_eps"), "rope_theta": rope["rope_theta"]}
+    if not all(type(each) is int and each > 0 for each in ints.values()) or ints["num_attention_heads"] % kv_heads:
+        return None
+    dim = said.get("head_dim") or ints["hidden_size"] // ints["num_attention_heads"]
+    if not all(type(each) in (int, float) and each > 0 for each in (*numbers.values(), dim)):
+        return None
+    tied, eos = said.get("tie_word_embeddings", False), said.get("eos_token_id")
+    if type(tied) is not bool:
+        return None
+    return LlamaConfig(**ints, **numbers, head_dim=dim, tie_word_embeddings=tied, eos_token_id=eos)
+
+
+def light_tokenizer(folder: Path) -> LightTokenizer | None:
+    """None: only transformers knows what it makes of its files."""
+    said, template = _read(folder / "tokenizer_config.json"), folder / "chat_template.jinja"
+    if said.get("tokenizer_class") not in _CLASSES or not set(said) <= _SAID:
+        return None
+    special = {name: said[name] for name in _SPECIAL if name in said}
+    if not all(isinstance(token, str) for token in special.values()) or (folder / "special_tokens_map.json").exists():
+        return None
+    try:
+        backend = Tokenizer.from_file(str(folder / TOKENIZER))
+    except Exception:  # the library raises nothing more exact
+        return None
+    if any(backend.token_to_id(token) is None for token in special.values()):  # transformers would add them
+        return None
+    return LightTokenizer(backend, special, template.read_text() if template.is_file() else None)
+
+
+def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype) -> Llama | None:
+    """The model on the CPU, in eval mode. None: its weights are not what the configuration says."""
+    model = Llama(config)
+    wanted = set(model.state_dict())
+    if config.tie_word_embeddings:
+        wanted.discard("lm_head.weight")
+    try:
+        weights = dict(_tensors(folder, wanted))  # mapped into memory, not read yet
+        for name in weights.keys() - model.matrices:
+            weights[name] = weights[name].to(dtype, copy=True)
+        if config.tie_word_embeddings:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        model.load_state_dict(weights, assign=True)
+    except (OSError, SafetensorError, ModelError, RuntimeError, KeyError):
+        return None
+    return model.requires_grad_(False).eval()
+
+
+def eos_ids(folder: Path, config: LlamaConfig, tokenizer: LightTokenizer) -> frozenset[int]:
+    """The ids that end an output."""
+    generation = _read(folder / "generation_config.json").get("eos_token_id")
+    ids: set[int] = set()
+    for found in (generation, config.eos_token_id, tokenizer.eos_token_id):
+        ids.update(found if isinstance(found, list) else [] if found is None else [found])
+    return frozenset(ids)
+
+
+def _tensors(folder: Path, wanted: set[str]) -> Iterator[tuple[str, Any]]:
+    files = [WEIGHTS] if (folder / WEIGHTS).is_file() else shards(folder)
+    for file in files:
+        with safe_open(folder / file, "pt") as opened:
+            for name in wanted.intersection(opened.keys()):
+                yield name, opened.get_tensor(name)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Empty where there is no such file, or no table in it."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
