@@ -209,7 +209,7 @@ async def test_a_tenants_long_inputs_are_encoded_in_turn_and_nobody_elses_wait_f
     encoding: list[str] = []
     release = threading.Event()
 
-    def encode(model: TextModel, prompt: str) -> list[int]:
+    def encode(model: TextModel, prompt: str, **_: bool) -> list[int]:
         encoding.append(prompt[0])
         if prompt[0] == "s":
             release.wait(WAIT_S)

@@ -109,7 +109,7 @@ async def test_reflection_can_be_switched_off(reflection: bool) -> None:
 
 
 async def test_what_breaks_is_logged_without_the_clients_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(model: TextModel, prompt: str) -> list[int]:
+    def broken(model: TextModel, prompt: str, **_: bool) -> list[int]:
         raise RuntimeError(f"cannot encode {prompt!r}")
 
     monkeypatch.setattr(TextModel, "encode_prompt", broken)

@@ -46,7 +46,7 @@ class _Text(TextModel):
         self._bytes = None
         self._tokenizer = _Words()
 
-    def encode_prompt(self, prompt: str) -> list[int]:
+    def encode_prompt(self, prompt: str, *, special: bool = True) -> list[int]:
         return [int(word) for word in prompt.split()]
 
 
