@@ -171,7 +171,7 @@ async def test_what_vllm_cannot_do_is_refused_with_the_name_of_the_field(
 async def test_http_refuses_too_and_tells_what_is_not_promised(stack: Stack) -> None:
     async with httpx2.AsyncClient(base_url=f"http://{stack.http}", timeout=60) as http:
         (card,) = (await http.get("/v1/models")).json()["data"]
-        assert set(card["refused_fields"]) == {"logit_bias", "structure"}
+        assert set(card["refused_fields"]) == {"logit_bias", "structure", "embedding", "prompt_logprobs"}
         assert any("seed" in each for each in card["caveats"])
         body = {"model": card["id"], "prompt": "a", "response_format": {"type": "json_object"}}
         answer = await http.post("/v1/completions", json=body)
