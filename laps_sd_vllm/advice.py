@@ -132,7 +132,7 @@ class Advice:
                 self._lesson(live)
             self._finished(live, now)
         self._fetch()
-        if self._settings.compare:
+        if self._settings.compare and self._cost_steps >= KNOWN_STEPS:  # else it would be of an assumed machine
             self.watch.compare(_of_core(self._costs.profile), now, monotonic, self._compared)
         if ended and not self.watch.live:  # no step may follow for long, so this is not left to the next one
             self._background.start("status at rest", self._write_status)

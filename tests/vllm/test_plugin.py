@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, monkeypatc
 
 
 def test_other_policies_are_tried_on_the_last_minutes(did: Counter[str]) -> None:
-    core = plugin(compare=True, compare_every_s=3600)
+    core = plugin(arguments={"max_num_seqs": 2}, compare=True, compare_every_s=3600)
     serve(core, did, 12)
     told = core.scheduler.advice
     told._background.close(120)
@@ -241,6 +241,15 @@ def test_other_policies_are_tried_on_the_last_minutes(did: Counter[str]) -> None
     core.scheduler.shutdown()
     told._write_status()  # of a comparison that takes longer
     assert not told._file.exists()
+
+
+def test_nothing_is_compared_before_the_costs_of_steps_are_known(did: Counter[str]) -> None:
+    """They are assumed at first: of a machine that may be a hundred times faster than this one."""
+    core = plugin(compare=True, compare_every_s=1)
+    serve(core, did, 12)
+    assert 8 < core.scheduler.advice._cost_steps < advice.KNOWN_STEPS
+    assert "compare" not in core.scheduler.advice._background._under_way
+    assert core.scheduler.advice.status.compared == 0
 
 
 def test_once_nothing_runs_the_status_tells_of_all(did: Counter[str]) -> None:

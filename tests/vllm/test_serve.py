@@ -29,7 +29,7 @@ from worker_service.pull import resolve
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(14_400)]
 
 SLOTS, READY_S, ANSWER_S = 2, 3000.0, 1800.0  # of a machine that has much else to do
-LOAD = [{"prompt": f"Tell me about number {n}.", "output_tokens": 6 if n % 3 else 40} for n in range(12)]
+LOAD = [{"prompt": f"Tell me about number {n}.", "output_tokens": 6 if n % 3 else 90} for n in range(12)]
 PROMPTS = [(f"Repeat: {word}, {word}, {word},", most) for word, most in zip("abcd", (40, 24, 8, 8), strict=True)]
 COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
 WRONG = {"laps_sd_tokens": "many", "laps_sd_class": ["batch"], "laps_sd_tenant": 7}
