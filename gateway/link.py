@@ -37,8 +37,7 @@ class Link:
         on_ready: Callable[[], Awaitable[None]],
         wants_load: bool = False,
     ) -> None:
-        """`on_ready` is called when the scheduler becomes ready, is no longer, or can no longer be reached.
-        `wants_load`: as in Connection."""
+        """`on_ready` is called when the scheduler becomes ready, or no longer is. `wants_load`: as in Connection."""
         self.ready = False
         self.model: TextModel | None = None
         # The live streams, by request. A request has several if it was resumed here, or submitted here again.
@@ -196,8 +195,7 @@ class Link:
         if follows:
             for feed in feeds:
                 self._expect_jumps(feed)
-            follows_message = gateway_link_pb2.Follows(follow=follows)
-            self.scheduler.send(gateway_link_pb2.FromGateway(follows=follows_message))
+            self.scheduler.send(gateway_link_pb2.FromGateway(follows=gateway_link_pb2.Follows(follow=follows)))
         for message in said:
             if not message.HasField("follow"):
                 self.scheduler.send(message)
@@ -260,8 +258,7 @@ class Link:
     def _refuse(self, feed: Feed, refusal: gateway_link_pb2.Refusal) -> None:
         error = from_code(refusal.code, refusal.message, round(refusal.retry_after_s * 1000))
         loop = asyncio.get_running_loop()
-        older_than_link = feed.link_number < self._link_number
-        if older_than_link and isinstance(error, NotServing) and loop.time() < self._patient_until:
+        if feed.link_number < self._link_number and isinstance(error, NotServing) and loop.time() < self._patient_until:
             # A scheduler that has just started may still wait for its workers, or for its store.
             loop.call_later(max(refusal.retry_after_s, BACKOFF_MIN_S), self._ask_again, feed)
         elif feed.life.accepted and isinstance(error, DuplicateRequest):
