@@ -98,6 +98,9 @@ class Settings(CommonSettings):
         None, description="more, offloaded to the host's memory; default: as kv_tokens on a GPU, else 0"
     )
     block_tokens: int = Field(64, ge=1, description="tokens in a block of KV")
+    max_prefill: int = Field(
+        1024, ge=1, description="most tokens of prompts in one step; where a GPU's KV is sized, so are this and --slots"
+    )
     attention: Literal["auto", "torch", "flashinfer", "graphs"] = Field(
         "auto",
         description="auto: native kernels on a CPU, else torch; on a GPU also flashinfer, or graphs: torch, with short "

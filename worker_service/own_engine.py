@@ -184,6 +184,7 @@ def build_engine(settings: Settings, model: LoadedModel, context_tokens: int, gr
             blocks=settings.blocks,
             block_tokens=settings.block_tokens,
             host_blocks=settings.host_blocks(model.device.type),
+            max_prefill=settings.max_prefill,
             max_draft=settings.most_drafts,
             drafter=make_drafter(
                 settings.drafter,

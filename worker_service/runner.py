@@ -73,7 +73,7 @@ class Runner:
 
     def __init__(self, engine: EnginePort, slots: int, threads: int) -> None:
         """`slots`: requests that run in one step. `threads`: of torch in the model's thread; 0: all cores."""
-        self._engine, self._slots, self._threads = engine, slots, threads
+        self._engine, self.slots, self._threads = engine, slots, threads
         self._wake = threading.Condition()
         self._pending: deque[Command] = deque()  # not yet applied, oldest first
         self._session: _Session | None = None
@@ -154,13 +154,13 @@ class Runner:
             self.warmed.set_exception(failure or RuntimeError("stopped"))
 
     def _measure(self) -> CostProfile:
-        return measure(self._engine, self._slots)
+        return measure(self._engine, self.slots)
 
     def _run(self) -> None:
         ended = perf_counter()
         while (step := self._next_step(ended)) is not None:
             schedule = step.command.schedule
-            runs = schedule[: self._slots]
+            runs = schedule[: self.slots]
             drafts, prefill = [run.draft_len for run in runs], sum(run.prefill_tokens for run in runs)
             self.task = Task(self.cost.step_s(drafts, prefill))
             result, ended = self._step(schedule, step.begun)
@@ -168,7 +168,7 @@ class Runner:
 
     def _step(self, schedule: Sequence[Run], begun: float) -> tuple[StepResult, float]:
         """Run a step that began at `begun`: its result, and when it ended."""
-        return self._engine.step(schedule, self._slots), perf_counter()
+        return self._engine.step(schedule, self.slots), perf_counter()
 
     def _done(self, step: _Step, result: StepResult, ended: float) -> None:
         session, took_s = step.session, ended - step.begun

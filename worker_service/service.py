@@ -142,7 +142,7 @@ async def _work(
             hello=worker_link_pb2.Hello(
                 worker_id=settings.worker_id,
                 model=of_model(loaded.model, loaded.context_tokens(), engine.vocab_size),
-                slots=settings.slots,
+                slots=runner.slots,
                 blocks=engine.blocks,
                 block_tokens=engine.block_tokens,
                 host_blocks=engine.host_blocks,

@@ -47,6 +47,30 @@ def test_kv_gets_what_the_largest_step_leaves() -> None:
     assert found.kv_tokens == found.host_kv_tokens == left // (A_TOKEN + GATHERED + 64)
 
 
+def test_slots_and_prefill_are_the_largest_whose_step_is_no_burden() -> None:
+    """Of what the weights leave it may take a tenth. The smallest sizes are taken in any case."""
+    for step, expected in ((50 * MIB, (64, 4096)), (100 * MIB, (4, 1024))):
+        with a_gpu(free=600 * MIB, step=step) as model:
+            found = sized(Settings(model="m"), model)
+            assert (found.slots, found.max_prefill) == expected
+            told = sized(Settings(model="m", slots=3), model)
+            assert (told.slots, told.max_prefill) == (3, expected[1])
+
+
+def test_a_step_that_finds_no_memory_is_tried_smaller() -> None:
+    rehearsed, real = [], sizing._rehearsed
+
+    def tight(settings: Settings, model: LoadedModel) -> int:
+        rehearsed.append(settings.slots)
+        if settings.slots > 16:
+            raise torch.OutOfMemoryError("no room")
+        return real(settings, model)
+
+    with a_gpu(free=600 * MIB, step=MIB) as model, patch.object(sizing, "_rehearsed", tight):
+        assert sized(Settings(model="m"), model).slots == 16
+    assert rehearsed == [64, 32, 16]
+
+
 def test_the_host_gives_half_of_its_memory_at_most_unless_it_is_said() -> None:
     with a_gpu(free=600 * MIB, step=0, host=2000 * A_TOKEN) as model:
         assert sized(Settings(model="m"), model).host_kv_tokens == 1000
