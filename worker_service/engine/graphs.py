@@ -26,7 +26,7 @@ Work = Callable[[], Results]
 
 class CudaGraph:
     """Work that is recorded: `replay` does it again on what is in the same memory by then, and its results lie where
-    they lay before. Graphs share the memory between their operations, so results count until the next replay."""
+    they lay before. Graphs share the memory between their operations."""
 
     _pool: Any = None
 
@@ -48,17 +48,15 @@ class CudaGraph:
 
 
 class Repeated:
-    """The same of a device without graphs, for tests: the work is done anew, and results are written over."""
+    """The same of a device without graphs, for tests: the work is done anew."""
 
     def __init__(self, work: Work, device: torch.device) -> None:
-        self._work, self._results = work, work()
+        self._work = work
+        work()
 
     def replay(self) -> Results:
         """As of a graph."""
-        for kept, new in zip(self._results, self._work(), strict=True):
-            if kept is not None and new is not None:
-                kept.copy_(new)
-        return self._results
+        return self._work()
 
 
 class Size(NamedTuple):
@@ -127,6 +125,7 @@ class Graphs:
         """`compute`: the pass of a round whose numbers are on the device; of no other memory may it take its input.
         `spare`: the block of KV that no request has."""
         self._compute, self._block_tokens, self._spare, self._device = compute, block_tokens, spare, device
+        self._rows: list[torch.Tensor] = []  # where every graph writes its results: they count until the next one does
         # The buffer of each size, its part `places`, and the graph that reads it.
         self._known: OrderedDict[Size, tuple[torch.Tensor, torch.Tensor, CudaGraph | Repeated]] = OrderedDict()
 
@@ -142,9 +141,19 @@ class Graphs:
             self._known[size][0].copy_(numbers)
         else:
             parts = PaddedRound(*torch.split(numbers, [len(part) for part in round_]))
-            self._known[size] = numbers, parts.places, self.kind(lambda: self._compute(parts, size), self._device)
+            graph = self.kind(lambda: self._kept(self._compute(parts, size)), self._device)
+            self._known[size] = numbers, parts.places, graph
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
         _, places, graph = self._known[size]
         logits, hidden, states = graph.replay()
         return logits[chosen], hidden[chosen], None if states is None else states[places[: len(ids)]]
+
+    def _kept(self, given: Results) -> Results:
+        """A copy in the memory that all graphs share for it: logits of many sizes would take gigabytes."""
+        if not self._rows:
+            self._rows = [x.new_empty(MOST_TOKENS, x.shape[1]) for x in given if x is not None]
+        logits, hidden, *states = (
+            rows[: len(x)].copy_(x) for x, rows in zip(filter(torch.is_tensor, given), self._rows, strict=True)
+        )
+        return logits, hidden, states[0] if states else None
