@@ -7,7 +7,7 @@ counted. So a machine without a GPU can tell whether the engine's path for one i
 import ctypes
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -55,6 +55,8 @@ class OnDevice(torch.Tensor):
     def tolist(self) -> Any:
         self.device_.counts["waits"] += 1
         return self.inner.tolist()
+
+    def record_stream(self, _: object) -> None: ...
 
     def numpy(self, **_: Any) -> Any:
         raise TypeError("can't convert a CUDA tensor to numpy")
@@ -107,22 +109,24 @@ class Device(TorchDispatchMode):
     def _copy(self, func: Any, args: Any, kwargs: Any, goes_there: bool) -> Any:
         if func is aten.copy_.default:
             to, source = args[0], args[1]
-            self._count(isinstance(source, OnDevice), isinstance(to, OnDevice), args[2:] or kwargs.get("non_blocking"))
+            unawaited = bool(args[2:] and args[2]) or kwargs.get("non_blocking")  # to the host: into pinned memory
+            self._count(isinstance(source, OnDevice), isinstance(to, OnDevice), not unawaited)
             func(_inner(to), _inner(source))
             return to
-        self._count(isinstance(args[0], OnDevice), goes_there, kwargs.get("non_blocking"))
+        source = isinstance(args[0], OnDevice)
+        self._count(source, goes_there, source or not kwargs.get("non_blocking"))
         if "device" in kwargs or goes_there:
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("non_blocking", None)
         result = func(_inner(args[0]), **kwargs)
         return OnDevice(result, self) if goes_there else result
 
-    def _count(self, source: bool, target: bool, non_blocking: Any) -> None:
+    def _count(self, source: bool, target: bool, waits: bool) -> None:
         """A copy to the device waits, too, unless told not to: it goes the way of all that was launched before."""
         self.counts["operations"] += source or target
         if source != target:
             self.counts["to host" if source else "to device"] += 1
-            self.counts["waits"] += source or not non_blocking
+            self.counts["waits"] += waits
 
     def _check(self, func: Any, args: Any, tensors: list[torch.Tensor]) -> None:
         here = [x for x in tensors if _plain(x) and x.dim() > 0]
@@ -177,9 +181,23 @@ def pretended() -> Iterator[Device]:
         def elapsed_time(self, later: "Event") -> float:
             return 1e3 * (later.at - self.at)
 
+    class Stream:
+        """Work on it is done at once."""
+
+        def __init__(self, *_: object) -> None: ...
+
+        def wait_stream(self, other: object) -> None: ...
+
+        def record_event(self) -> Event:
+            event = Event()
+            event.record(self)
+            return event
+
     answers = {
         "Event": Event,
-        "current_stream": lambda *_: None,
+        "Stream": Stream,
+        "stream": lambda _: nullcontext(),
+        "current_stream": Stream,
         "is_available": lambda: True,
         "_lazy_init": lambda: None,
         "synchronize": wait,

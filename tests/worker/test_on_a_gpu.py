@@ -84,6 +84,22 @@ def test_a_drafter_on_the_device_waits_once_for_each_position(kind: str) -> None
     assert device.counts["waits"] == 3 + 1
 
 
+def test_copies_to_the_host_beside_passes_are_waited_for_by_nobody() -> None:
+    """The same copies without a stream of their own wait once for each layer. What comes back is looked at by the
+    section `graphs` above."""
+    cuda, waits = torch.device("cuda", 0), {}
+    for attention in ("torch", "graphs"):
+        with pretended() as device, patch.object(Graphs, "kind", Repeated):
+            engine = exactness.engine_on(cuda, torch.float32, NoDrafter(), attention)
+            engine.admit(Admission("long", 1, list(range(40)), 40, GREEDY, Limits(9)))
+            engine.step([Run("long", 0, 64)], 1)
+            device.counts.clear()
+            engine.offload("long")
+            assert engine.held()[0].offloaded == 3
+            waits[attention] = device.counts["waits"]
+    assert waits == {"torch": 3, "graphs": 0}
+
+
 def test_a_step_that_draws_nothing_waits_once_too() -> None:
     """So that what it takes is known."""
     with pretended() as device:

@@ -21,7 +21,7 @@ from worker_service.engine.block_plan import QueryRange as QueryRange
 from worker_service.engine.probe import LayerAsks, Options, check_options
 from worker_service.engine.ragged import RaggedAttention
 from worker_service.engine.shape import AttentionShape
-from worker_service.engine.upload import sent_together
+from worker_service.engine.upload import Leaving, sent, sent_together
 
 _handles = itertools.count()
 
@@ -35,6 +35,7 @@ class PagedAttention(ABC):
         self.longest = longest
         self.first = 0  # number of the layer that `data` begins with: a process may have some of a model's layers
         self.asked: Mapping[int, LayerAsks] = {}  # by the model, of each layer
+        self._leaving: Leaving | None = None  # None: the copies of `save` are waited for
         self._handle = next(_handles)
         _instances[self._handle] = self
 
@@ -62,15 +63,16 @@ class PagedAttention(ABC):
 
     def save(self, table: Sequence[int]) -> list[torch.Tensor]:
         """A copy of these blocks in the host's memory, of each layer [2, blocks, ...]; pinned, if a GPU reads it."""
-        saved = []
-        for layer in self._data:  # one at a time: the device's memory is short just now
-            two, _, *block = layer.shape
-            own = torch.empty(two, len(table), *block, dtype=layer.dtype, pin_memory=layer.is_cuda)
-            saved.append(own.copy_(layer[:, list(table)]))
-        return saved
+        blocks = sent(torch.tensor(list(table), dtype=torch.long), self._data[0].device)
+        parts = (layer[:, blocks] for layer in self._data)  # one at a time: the device's memory is short just now
+        if self._leaving:
+            return self._leaving.take(parts)
+        return [torch.empty(own.shape, dtype=own.dtype, pin_memory=own.is_cuda).copy_(own) for own in parts]
 
     def restore(self, table: Sequence[int], saved: Sequence[torch.Tensor], first: int = 0) -> None:
         """Write what `save` returned into these blocks, from its block number `first` on."""
+        if self._leaving:
+            self._leaving.wait()
         for own, layer in zip(saved, self._data, strict=True):
             layer[:, list(table)] = own[:, first : first + len(table)].to(layer.device)
 
@@ -90,12 +92,15 @@ def paged_attention(
     """Attention with memory for `blocks` blocks of `block_tokens` tokens each.
 
     `shapes`: of each layer; `longest`: tokens of a text. `kind`: auto (the native kernels on a CPU, else torch), torch,
-    flashinfer, or graphs: torch, with a block more for tokens that are padding. Raises NotImplementedError.
+    flashinfer, or graphs: torch, with a block more for tokens that are padding, and copies to the host beside passes.
+    Raises NotImplementedError.
     """
     if kind == "auto" and device.type == "cpu" and NativeAttention.supports(shapes, block_tokens, dtype):
         return NativeAttention(shapes, longest, blocks, block_tokens, dtype)
     ragged = RaggedAttention(block_tokens, device, dtype) if kind == "flashinfer" else None
-    return TorchAttention(shapes, longest, blocks + (kind == "graphs"), block_tokens, device, dtype, ragged)
+    made = TorchAttention(shapes, longest, blocks + (kind == "graphs"), block_tokens, device, dtype, ragged)
+    made._leaving = Leaving(device) if kind == "graphs" and device.type == "cuda" else None
+    return made
 
 
 def _memory(shape: AttentionShape, blocks: int, block_tokens: int) -> tuple[int, int, int, int]:
@@ -204,12 +209,7 @@ class TorchAttention(PagedAttention):
         return others[3 * len(groups) :]
 
     def begin_padded(
-        self,
-        blocks: torch.Tensor,
-        offsets: torch.Tensor,
-        positions: torch.Tensor,
-        tables: torch.Tensor,
-        requests: int,
+        self, blocks: torch.Tensor, offsets: torch.Tensor, positions: torch.Tensor, tables: torch.Tensor, requests: int
     ) -> torch.Tensor:
         """As `begin`, of numbers that are on the device: as many tokens and blocks for each request. Returns the
         numbers of all tokens."""

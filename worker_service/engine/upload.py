@@ -1,6 +1,7 @@
-"""Numbers on their way to the model's device, such that nobody waits for it."""
+"""Numbers on their way to the model's device and KV on its way from there, such that nobody waits for it."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,3 +27,31 @@ def sent_together(arrays: Sequence[Any], device: torch.device) -> list[torch.Ten
     np.concatenate([array.ravel() for array in known], out=whole.numpy())
     there = whole.to(device, non_blocking=True).long()
     return [there[a:b].view(array.shape) for (a, b), array in zip(pairwise(ends), known, strict=True)]
+
+
+_UNDER_WAY = 4  # copies at most, each of which keeps its source in the device's memory
+
+
+class Leaving:
+    """Copies to the host's memory on a stream of a GPU's own, beside passes. No GPU has run this yet."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def take(self, parts: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each part a pinned copy, which is whole after `wait`. Parts may be given up at once."""
+        taken, ends = [], deque[torch.cuda.Event]()
+        for part in parts:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            taken.append(torch.empty(part.shape, dtype=part.dtype, pin_memory=True))
+            with torch.cuda.stream(self._stream):
+                taken[-1].copy_(part, non_blocking=True)
+            part.record_stream(self._stream)
+            ends.append(self._stream.record_event())
+            if len(ends) > _UNDER_WAY:
+                ends.popleft().synchronize()
+        return taken
+
+    def wait(self) -> None:
+        """What is launched from now on comes after all copies. Nobody waits here."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
