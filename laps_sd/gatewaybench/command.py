@@ -2,8 +2,9 @@
 
 import json
 import platform
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +25,12 @@ FIGURES = {
 }
 
 
+def told(figures: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each figure: a terminal breaks lines between words, however narrow it is."""
+    for name, (what, form, goal) in FIGURES.items():
+        yield f"{what}: {form.format(figures[name])}" + (f" (goal: {goal})" if goal else "")
+
+
 def gateway(
     streams: Annotated[int, typer.Option(min=1, help="Open while first tokens are timed.")] = 200,
     rounds_per_s: Annotated[float, typer.Option(min=0.1, help="Of each stream.")] = 20.0,
@@ -38,8 +45,6 @@ def gateway(
     """What the gateway costs over HTTP, between a scheduler and clients that cost next to nothing."""
     import asyncio  # `--help` needs none of these
 
-    from rich.table import Table
-
     from laps_sd.gatewaybench.measure import Load, measure
     from laps_sd.supervise import GaveUp
     from worker_service.pull import pull
@@ -50,10 +55,8 @@ def gateway(
     except* (ConnectionError, GaveUp, TimeoutError) as errors:
         typer.echo(f"laps-sd: {errors.exceptions[0]}", err=True)
         raise typer.Exit(1) from None
-    table = Table("", "figure", "goal")
-    for name, (what, form, goal) in FIGURES.items():
-        table.add_row(what, form.format(figures[name]), goal)
-    terminal.console().print(table)
+    for line in told(figures):
+        terminal.console().print(line, highlight=False)
     if json_file is not None:
         record = {**figures, "rounds_per_s": rounds_per_s, "tokens_per_round": tokens_per_round}
         json_file.write_text(json.dumps({**record, "python": platform.python_version()}, indent=2) + "\n")

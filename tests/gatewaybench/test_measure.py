@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+from laps_sd.gatewaybench.command import FIGURES, told
 from laps_sd.gatewaybench.load import Reader
 from laps_sd.gatewaybench.measure import Load, measure
 from tests.gateway.harness import TOKENIZER
@@ -14,6 +15,7 @@ async def test_every_figure_is_measured_and_every_answer_comes_whole(tmp_path: P
     figures = await measure(load, tmp_path)
     assert figures["added_ttft_p50_ms"] > 0
     assert figures["chunks_per_cpu_s"] > 0
+    assert len(list(told(figures))) == len(FIGURES)
     assert figures["probes"] > 1
     assert (figures["open_at_once"], figures["whole"], figures["problems"]) == (5, 5, 0)
 
