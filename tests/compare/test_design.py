@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from laps_sd import own_prompts as own
 from laps_sd.compare.design import BASE, Cell, Drawn, Run, check_load, due, runs
 from laps_sd.compare.prompts import KINDS, own_prompts
 from tests.compare.builders import SETTINGS
+from tests.prompts import templates, two_hundred
 
 POLICIES = ["fcfs", "las", "laps-sd", "gittins"]
 
@@ -75,3 +77,8 @@ def test_a_load_is_a_share_of_the_capacity(text: str) -> None:
 
 def test_loads_have_one_spelling() -> None:
     assert [check_load(text) for text in ("0.850", ".7", "burst")] == ["0.85", "0.7", "burst"]
+
+
+def test_prompts_that_heads_may_learn_from_share_no_template_with_those_they_are_tested_on() -> None:
+    assert not templates() & {*own._CHAT, *own._CODE, *own._REASONING}
+    assert not set(two_hundred()) & {text for _, text in own.texts()}
