@@ -175,8 +175,8 @@ class SimWorker:
             rows = [row[: lengths[0] - 1] for row in rows]
         ended_s: list[float] = []
         for rounds in zip(*rows, strict=False):  # until the first of them ends
-            drafted, verified = max(each[1] for each in rounds), sum(each[1] + 1 for each in rounds)
-            step_s = self._fleet.costs.step_s(drafted, len(runs), verified, 0, 0)
+            drafted = [each[1] for each in rounds]
+            step_s = self._fleet.costs.step_s(max(drafted), len(runs), sum(drafted) + len(runs), 0, 0)
             if now + step_s >= before_s:
                 break
             now += step_s
