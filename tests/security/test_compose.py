@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, CliApp
 
 from gateway.config import Settings as GatewaySettings
 from gateway.keys import Right, new_key
+from laps_sd.authority import PURPOSES
 from scheduler_service.config import Settings as SchedulerSettings
 from worker_service.config import Settings as WorkerSettings
 
@@ -40,7 +41,7 @@ def test_a_container_cannot_take_the_machine(name: str) -> None:
     service = SERVICES[name]
     assert service["pids_limit"] == 512
     assert re.fullmatch(r"\$\{\w+:-\d+g\}", service["mem_limit"])
-    assert all(re.fullmatch(r"/tmp:size=.*\w\}?", mount) for mount in service["tmpfs"])
+    assert all(re.fullmatch(r"/[\w/]+:size=.*\w\}?", mount) for mount in service["tmpfs"])
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -52,6 +53,12 @@ def test_a_health_check_needs_no_package_and_asks_a_port_that_is_told_of(name: s
     port = target.removeprefix("127.0.0.1:")
     told = [f"--health-port={port}" in service["command"], service["environment"].get("LAPS_SD_WORKER_HEALTH_PORT")]
     assert told in ([True, None], [False, port])
+
+
+def test_every_folder_of_certificates_can_be_written_where_they_are_made() -> None:
+    service = SERVICES["certs"]
+    writable = {word.split(":")[1] for word in service["volumes"]} | {word.split(":")[0] for word in service["tmpfs"]}
+    assert {f"/certs/{name}" for name in ("ca", *PURPOSES)} <= writable
 
 
 def test_bases_are_pinned_alike_wherever_they_are_named() -> None:
