@@ -2,7 +2,6 @@
 runs in the model's thread, without a thread or an event loop of its own, for those would hold up the model."""
 
 import json
-import math
 import select
 import socket
 import subprocess
@@ -18,8 +17,10 @@ from worker_service.engine.drafting.remote_drafter import Drafts, Gone, News, Re
 
 # Read at a time, for that is time of the model: a drafter that says more than an honest one ever would loses it.
 _PACKETS, _CHAINS = 32, 1024
-_PER_ROW = 24  # chains that may come for each row that was told; an honest drafter has fewer
+_PER_ROW = 64  # chains that may come for each row that was told; an honest drafter has fewer
 RESTART_S = 5.0  # between two starts of the process
+END_S = 5.0  # that the process may take to end
+_MOST_S = 3600.0
 FLOODED_S = 60.0  # without one, after a drafter that said far more than it was asked
 
 
@@ -67,7 +68,11 @@ class LinkPost:
             self._socket.close()
             self._socket = None
         if self._process is not None:
-            self._process.wait()
+            try:
+                self._process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def _start(self) -> bool:
         if self.now() < self._start_s:
@@ -138,8 +143,8 @@ class LinkPost:
 
 
 def _seconds(said: float) -> float:
-    """0 of what is none: a drafter may lie."""
-    return said if 0 <= said < math.inf else 0.0
+    """0 of what is none, or beyond all reason: a drafter may lie, and sums of these go to the scheduler."""
+    return said if 0 <= said < _MOST_S else 0.0
 
 
 def _refused(chain: pb.Chain) -> Refused:

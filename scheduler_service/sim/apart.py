@@ -13,9 +13,10 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from scheduler_service.core.draft import REFERENCE
 from scheduler_service.core.policies import make_policy
 from scheduler_service.sim.costs import StepCosts
-from scheduler_service.sim.drafter import Apart
+from scheduler_service.sim.drafter import Apart, fan_of
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate
@@ -33,7 +34,7 @@ PROFILES: Mapping[str, tuple[StepCosts, float]] = {
 }
 MODES: Mapping[str, Mapping[str, Any]] = {
     "waits": {"fan": 0},
-    "guesses": {"fan": 2},
+    "guesses": {"fan": 1},  # or more, as a worker chooses
     "ready-first": {"fan": 0, "ready_first": True},  # beyond a pass it guesses, too, as a worker does
 }
 
@@ -66,6 +67,8 @@ def row(profile: str, batch: int, rtts_ms: Sequence[float], tokens: int) -> dict
             far = rtt_ms > 1e3 * costs.step_s(0, batch, batch, 0, 0)
             fan = MODES["guesses"] if mode == "ready-first" and far else {}
             apart = Apart(rtt_ms, costs.t_draft_ms, chain_ms, 4 * batch, lookup=LOOKUP, **{**settings, **fan})
+            if apart.fan:
+                apart = replace(apart, fan=max(fan_of(apart.supply_ms, chain_ms, batch, REFERENCE), 1))
             jobs = two if apart.ready_first else one
             found[f"{mode} {rtt_ms:g}"] = tokens_per_s(jobs, fleet_of(profile, batch, apart)) / plain
     return found

@@ -68,6 +68,21 @@ _RANGES = (
 )
 
 
+def fan_of(step: float, chain: float, requests: int, need: int) -> int:
+    """How many guesses at each position where a pass may end a drafter has time for, while it drafts `need` tokens for
+    each of so many requests. `step`: what a token of one chain takes, `chain`: what each further chain adds to that.
+
+    Two where all chains together make a step at most five times as long, for the second guess is often the right one;
+    three or four where it stays below one and a half; else 0: the main chain alone. (A worker has the
+    same function: worker_service/engine/drafting/worth.py.)
+    """
+    for fan in (4, 3, 2):
+        further = requests * (1 + (need + 1) * (fan - 1)) - 1
+        if chain * further <= (4.0 if fan == 2 else 0.5) * step:
+            return fan
+    return 0
+
+
 class Truth:
     """Of one job: at which positions of its output the drafter's first guess is wrong, and which guess is right."""
 
@@ -192,9 +207,11 @@ class SimDrafter:
             branch = text.branches.get(wrong)
             if branch is not None and text.truth.guessed(wrong, self.apart.fan) and emitted < text.truth.wrong[wrong]:
                 text.origin, text.main = wrong, branch
+                # It has looked at second guesses along the branch, too.
+                ends = range(emitted + 1, min(wrong + len(branch), emitted + text.length + 1) + 1)
+                text.branches = {position: [] for position in ends}
             else:
-                text.origin, text.main = emitted, []
-            text.branches = {}
+                text.origin, text.main, text.branches = emitted, [], {}
         if text.origin + len(text.main) < emitted:  # the worker is ahead of it
             text.origin, text.main, text.branches = emitted, [], {}
         text.branches = {at: times for at, times in text.branches.items() if at > emitted}

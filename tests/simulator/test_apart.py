@@ -1,5 +1,6 @@
 """The simulator where drafts are made elsewhere: nothing is lost, and hiding brings what it must."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.sim import apart as tables
-from scheduler_service.sim import ready_first
+from scheduler_service.sim import drafter, ready_first
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.drafter import Apart, SimDrafter, Truth
 from scheduler_service.sim.results import summarise
@@ -17,6 +18,7 @@ from scheduler_service.sim.simulator import Trace, simulate
 from scheduler_service.sim.worker import SimFleet
 from tests.simulator.builders import NAMES, job, policy
 from tests.simulator.test_properties import workloads
+from worker_service.engine.drafting.worth import fan_of
 from worker_service.engine.ready_first import ReadyFirst
 
 COSTS = StepCosts(t_draft_ms=200, t_verify_ms=1000, t_verify_slope=0, t_prefill_ms_per_token=0)
@@ -81,6 +83,11 @@ def test_guesses_at_the_outcome_bring_what_a_round_trip_takes() -> None:
     """Two thirds of a pass away: without guesses no draft is there in time, with guesses those of the right one are."""
     ends = [seconds(run(Apart(rtt_ms=700, supply_ms=50, fan=fan, second=0.9))) for fan in (0, 1, 3)]
     assert ends[2] < ends[1] < ends[0]
+
+
+def test_a_worker_and_the_simulator_ask_for_as_many_guesses_at_the_outcome() -> None:
+    for costs in itertools.product([0.5, 2.0], [0.0, 0.01, 0.1, 1.0], [1, 4, 32], [0, 4, 16]):
+        assert drafter.fan_of(*costs) == fan_of(*costs)
 
 
 def test_ready_first_brings_all_drafts_where_nobody_guesses() -> None:

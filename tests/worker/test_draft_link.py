@@ -88,7 +88,7 @@ def test_a_drafter_elsewhere_that_is_no_address_is_refused_in_a_sentence(drafter
 
 
 def test_times_that_are_none_count_for_nothing(stack: ExitStack) -> None:
-    for said, read in ((float("nan"), 0.0), (-1.0, 0.0), (float("inf"), 0.0), (0.25, 0.25)):
+    for said, read in ((float("nan"), 0.0), (-1.0, 0.0), (float("inf"), 0.0), (1e300, 0.0), (0.25, 0.25)):
         address = stack.enter_context(serving(Script(step_s=said)))
         link = post(stack, [address], [], Tls())
         deadline = link.now() + WAIT_S

@@ -11,6 +11,7 @@ from worker_service.engine.drafting.prefix import EMPTY, extended
 from worker_service.engine.drafting.remote import Chain
 from worker_service.engine.drafting.remote_drafter import (
     MESSAGE_TOKENS,
+    WIDE_TOKENS,
     Drafts,
     Gone,
     Refused,
@@ -148,6 +149,9 @@ def test_a_text_that_must_stay_here_from_now_on_is_not_sent_any_further() -> Non
 
 def test_guesses_at_the_outcome_are_asked_for_where_the_drafter_has_time_for_them() -> None:
     for welcome, requests, fan in (
+        (USUAL._replace(widest_fan=4, step_s=0.001, chain_s=0.0), 1, 4),
+        (USUAL._replace(widest_fan=2**32 - 1, step_s=0.001, chain_s=0.0), 1, 4),
+        (USUAL._replace(widest_fan=3, step_s=0.001, chain_s=0.0), 1, 3),
         (USUAL._replace(widest_fan=4, step_s=0.001, chain_s=0.0001), 1, 2),
         (USUAL._replace(widest_fan=4, step_s=0.001, chain_s=0.0001), 20, 0),
         (USUAL._replace(widest_fan=4, step_s=0.001, chain_s=0.001), 1, 0),
@@ -172,7 +176,7 @@ def test_where_others_can_run_until_drafts_are_here_nothing_is_guessed_beyond_th
             table.drafter.late([Ask("a", table.texts["a"], 4)])
         table.step()
         last = table.office.rows()[-1]
-        assert (last.ahead > last.need) == (last.fan == 2) == (guesses or not spare)
+        assert (last.ahead > last.need) == (last.fan > 1) == (guesses or not spare)
 
 
 def test_a_guess_at_the_outcome_serves_where_the_main_chain_was_wrong() -> None:
@@ -198,6 +202,14 @@ def test_a_drafter_that_comes_anew_is_told_everything() -> None:
     table.office.coming = [(0.0, Welcome(64, 16, 10_000, 100))]
     table.step()
     assert [(row.handle, row.start, row.tokens) for row in table.office.sent[sent]] == [(1, 0, [5, 6, 1, 1, 1])]
+
+
+def test_of_a_long_text_no_more_than_two_guesses_at_a_position_are_asked_for() -> None:
+    for length, fan in ((WIDE_TOKENS - 2, 4), (WIDE_TOKENS, 2)):
+        table = Table(Office(), USUAL._replace(widest_fan=4, step_s=0.001))
+        table.admit("a", [5] * length)
+        table.step()
+        assert table.office.rows()[-1].fan == fan
 
 
 def test_what_found_no_room_is_told_later() -> None:

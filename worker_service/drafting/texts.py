@@ -45,12 +45,14 @@ class Guess(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """`goal`: how many tokens it is to have. `at`: those that a branch has in common with the main line."""
+    """`goal`: how many tokens it is to have. `at`: those that a branch has in common with the main line. `others`: what
+    else was likely in place of each of its last tokens."""
 
     tokens: "array[int]"
     kv: KV
     goal: int = 0
     at: int = 0
+    others: list[list[int]] = field(default_factory=list)
     done: bool = False  # a main line that was whole since the last truth: its KV may have gone again
 
     @property
@@ -71,7 +73,6 @@ class Text:
     length: int = 0  # of the truth, which the main line begins with
     digest: int = EMPTY  # of the truth
     wish: Wish = NO_WISH
-    others: list[list[int]] = field(default_factory=list)  # for each guess of the main line, what else was likely
     branches: list[Line] = field(default_factory=list)
     forked: int = 0  # branches begin before this position already
     told: int = 0  # guesses of the main line that its worker was sent
@@ -129,21 +130,22 @@ class Texts:
         text.digest = extended(*((text.digest, new) if start == before else (EMPTY, main.tokens[: text.length])))
         text.main, text.branches = main, kept
         if goes_on:
-            text.others, text.told = text.others[passed:], max(text.told - passed, 0)
+            text.told = max(text.told - passed, 0)
             text.forked = max(text.forked, text.length)
         else:
             told = main is not old and not main.grows  # a branch is told when it is whole
-            text.others, text.told = [[] for _ in range(text.chain)], text.chain if told else 0
-            text.forked = text.length
+            text.told, text.forked = text.chain if told else 0, text.length
+        main.others = main.others[max(len(main.others) - text.chain, 0) :]
         main.kv.publish(main.tokens[: text.length])
 
     def _fork(self, text: Text) -> None:
         """Begin the branches that are wanted where the main line's guesses are known."""
-        wish = text.wish
-        end = text.length + min(wish.need + 1, len(text.others)) if wish.fan > 1 and wish.depth else 0
-        for at in range(text.forked, end):
-            for token in text.others[at - text.length][: wish.fan - 1]:
-                tokens = text.main.tokens[:at] + array("i", [token])
+        wish, main = text.wish, text.main
+        first = len(main.tokens) - len(main.others)
+        end = min(text.length + wish.need + 1, len(main.tokens)) if wish.fan > 1 and wish.depth else 0
+        for at in range(max(text.forked, first), end):
+            for token in main.others[at - first][: wish.fan - 1]:
+                tokens = main.tokens[:at] + array("i", [token])
                 goal = min(at + wish.depth, self._context_tokens)
                 text.branches.append(Line(tokens, KV(self.pool, text.salt), goal, at))
             text.forked = at + 1
@@ -177,8 +179,8 @@ class Texts:
     def grow(self, text: Text, line: Line, likeliest: Sequence[int]) -> Guess | None:
         """A guess of a line was made, `likeliest` first. Returns what is to be told now."""
         line.tokens.append(likeliest[0])
+        line.others.append(list(likeliest[1:]))
         if line is text.main:
-            text.others.append(list(likeliest[1:]))
             self._fork(text)
             return _telling(text)
         if line.grows:

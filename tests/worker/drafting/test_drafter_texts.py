@@ -102,6 +102,18 @@ def test_branches_follow_what_else_was_likely_and_one_that_comes_true_needs_no_p
     assert text(drafting, 1).main.tokens[len(PROMPT) + 2 :].tolist() == greedy([*PROMPT, chain[0], other], 2)
 
 
+def test_a_branch_that_comes_true_branches_where_its_own_guesses_may_be_wrong() -> None:
+    drafting = passes()
+    wish = Wish(need=2, ahead=5, fan=3, depth=3)
+    learn(drafting, 1, 0, PROMPT, wish)
+    all_told(drafting)
+    truth = [*PROMPT, likeliest(PROMPT)[1]]
+    learn(drafting, 1, len(PROMPT), truth[len(PROMPT) :], wish)
+    branches = {(guess.at, guess.tokens[0]) for _, guess in all_told(drafting) if guess.branch}
+    after = truth + greedy(truth, 2)
+    assert branches == {(at, other) for at in range(12, 15) for other in likeliest(after[:at])[1:3]}
+
+
 def test_who_has_no_usable_chain_comes_first_then_the_likeliest_then_branches() -> None:
     drafting = passes(lines=1)
     learn(drafting, 1, 0, [1], Wish(1, 2, fan=2, depth=2, weight=0.5))

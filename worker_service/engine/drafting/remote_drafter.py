@@ -16,14 +16,14 @@ from worker_service.engine.drafting.post import Refused as Refused
 from worker_service.engine.drafting.post import Truth as Truth
 from worker_service.engine.drafting.post import Welcome as Welcome
 from worker_service.engine.drafting.remote import Chain, Chains
-from worker_service.engine.drafting.worth import Worth
+from worker_service.engine.drafting.worth import Worth, fan_of
 from worker_service.engine.types import Elsewhere
 
 MESSAGE_TOKENS = 8192  # told at once; a longer text goes in pieces
+WIDE_TOKENS = 1024  # of a text: of longer ones each further chain takes the drafter longer than it says
 _MESSAGE_ROWS = 1024
 _MOST_LOSSES = 3  # of one request's text; then it rests
 _FIRST_LENGTH = 4  # drafts that a request is taken to want before it has asked
-_DEAREST = 4.0  # times a step of the drafter's, that guesses at the outcome may add to one
 _REST_ROUNDS = 64  # until a request is offered again for which there was no room
 
 
@@ -224,17 +224,17 @@ class RemoteDrafter(Drafter):
             need = min(self._worth.length(request.draft_len) or 1, welcome.longest_chain)
             ahead = need
             if not (self._spare and self._worth.soon(0.0)):  # else another one runs until drafts of the truth are here
-                ahead, fan = min(2 * need + 1, welcome.longest_chain), self._fan(welcome, need)
+                ahead, fan = min(2 * need + 1, welcome.longest_chain), self._fan(welcome, need, request.length)
         salt = b"" if request.told else request.salt
         depth = min(need + 1, welcome.longest_chain) if fan else 0  # the outcome, and what is of use after it
         return Truth(request.handle, request.told, tokens, need, ahead, fan, depth, salt)
 
-    def _fan(self, welcome: Welcome, need: int) -> int:
+    def _fan(self, welcome: Welcome, need: int, length: int) -> int:
         """How many guesses at each position where the pass may end, so that what follows is there whatever it decides.
-        2 where the drafter has time for as many chains; 0: the main chain alone."""
-        chains = max(self._abreast, 1) * (need + 2)
-        dearer = welcome.chain_s * (chains - 1) > _DEAREST * welcome.step_s
-        return 0 if welcome.widest_fan < 2 or dearer else 2
+        0: the main chain alone. `length`: of the text."""
+        most = min(welcome.widest_fan, 2 if length > WIDE_TOKENS else 4)
+        fan = min(fan_of(welcome.step_s, welcome.chain_s, max(self._abreast, 1), need), most)
+        return fan if fan > 1 else 0
 
     def _told(self, id: str, row: Truth) -> None:
         request = self._requests[id]

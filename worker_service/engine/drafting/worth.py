@@ -12,6 +12,21 @@ PASSES = 15  # of which the median counts
 MOST_IN_VAIN = 2  # waits; then none before a chain that fits is there
 
 
+def fan_of(step: float, chain: float, requests: int, need: int) -> int:
+    """How many guesses at each position where a pass may end a drafter has time for, while it drafts `need` tokens for
+    each of so many requests. `step`: what a token of one chain takes, `chain`: what each further chain adds to that.
+
+    Two where all chains together make a step at most five times as long, for the second guess is often the right one;
+    three or four where it stays below one and a half; else 0: the main chain alone. (The simulator has
+    the same function: scheduler_service/sim/drafter.py.)
+    """
+    for fan in (4, 3, 2):
+        further = requests * (1 + (need + 1) * (fan - 1)) - 1
+        if chain * further <= (4.0 if fan == 2 else 0.5) * step:
+            return fan
+    return 0
+
+
 class Worth:
     """Of all chains of one worker's drafter elsewhere."""
 
