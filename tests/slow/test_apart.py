@@ -1,5 +1,6 @@
 """A drafter in a process of its own under a whole stack: killed, stopped, restarted; its links cut, delayed, throttled
-and held; its messages false, lost, repeated and out of order. Every stream is checked. Prints its record."""
+and held; its messages false, lost, repeated and out of order. Every stream is checked. Prints its record. And how far
+away it may be, on a live link."""
 
 import asyncio
 import json
@@ -16,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from laps_sd.supervise import Command
+from scheduler_service.sim.costs import StepCosts
 from tests.chaos.__main__ import OPTIONS, RECOVER_S, TINY_TEXTS
 from tests.chaos.book import Book
 from tests.chaos.cluster import Cluster, Drafter, cluster
@@ -26,6 +28,7 @@ from tests.chaos.strikes import Striker
 from tests.tiny_model import make_tiny_model
 from tests.waiting import until
 from tests.worker.apart import DISORDERS, LIES
+from tests.worker.apart_points import Point, measured, say, slow_engine
 from worker_service.engine.types import Sampling
 
 pytestmark = pytest.mark.timeout(3600)
@@ -137,6 +140,9 @@ async def test_whatever_happens_to_the_drafter_no_token_is_lost_repeated_or_chan
         **tally.longest(),
         "mean_step_ms": round(1e3 * counted["step_seconds_total"] / counted["steps_total"], 1),
         "longest_wait_of_a_step_ms": round(1e3 * counted["step_longest_wait_seconds"], 1),
+        "longest_step_with_its_wait_in_mean_steps": round(
+            1 + counted["step_longest_wait_seconds"] * counted["steps_total"] / counted["step_seconds_total"], 2
+        ),
         "remote_share_before": round(share, 3),
         "violations": tally.violations + left,
         "duration_s": round(time.monotonic() - began),
@@ -146,3 +152,15 @@ async def test_whatever_happens_to_the_drafter_no_token_is_lost_repeated_or_chan
     assert sum(struck.values()) == FAULTS
     assert sum(tally.streams.values()) >= STREAMS
     assert share >= LEAST_SHARE
+
+
+def test_the_further_away_a_drafter_is_the_fewer_rounds_have_its_drafts_and_none_waits_in_vain() -> None:
+    """Passes of 60 ms; texts are compared with those of plain decoding. Prints the simulator's figures beside."""
+    costs, found = StepCosts(0.0, 60.0, 0.02, 0.1, 0.0), []
+    with slow_engine(costs) as engine:
+        for rtt_ms in (0.0, 5.0, 20.0, 30.0, 50.0):
+            found.append(measured(engine, Point("guesses", 1, rtt_ms), costs, 60, 1))
+            say(found)
+    assert found[0]["drafted"] >= LEAST_SHARE
+    assert found[-1]["drafted"] < found[0]["drafted"]
+    assert found[-1]["hidden"] > 0.9  # by then it works with what is there

@@ -6,17 +6,14 @@ link a third one. Ratios are of neighbouring runs: each with the mean of the loo
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from statistics import mean, median, quantiles
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
-from worker_service.draft_post import LinkPost
+from tests.worker.attached import NOBODY, attached, process
 from worker_service.drafters import with_lookup
 from worker_service.engine.drafting.drafter import Ask, Drafter, FirstOf, NoDrafter, Verified
 from worker_service.engine.drafting.ngram import NgramDrafter
@@ -111,28 +108,15 @@ def run(engine: Engine, drafter: Drafter, prompts: Sequence[list[int]], tokens: 
 
 
 @contextmanager
-def apart(kind: type[RemoteDrafter], script: dict[str, Any] | None, texts: Sequence[list[int]]) -> Iterator[Any]:
+def apart(
+    kind: type[RemoteDrafter], script: dict[str, Any] | None, texts: Sequence[list[int]]
+) -> Iterator[RemoteDrafter]:
     """The drafter of the engine, attached to a scripted one in a process; None: to nobody."""
     with ExitStack() as stack:
-        address = "127.0.0.1:1"
+        address = NOBODY
         if script is not None:
-            file = stack.enter_context(tempfile.NamedTemporaryFile("w"))
-            json.dump(texts, file)
-            file.flush()
-            settings = json.dumps({"port": 0, "texts": file.name, **script})
-            command = [sys.executable, "-m", "tests.worker.apart", settings]
-            process = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            )
-            stack.callback(process.kill)
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-        post = LinkPost({"drafters": [address], "names": [], "tls": {}, "worker_id": "bench", "vocabulary": ""})
-        stack.callback(post.close)
-        remote = kind(post, os.urandom(32))
-        while script is not None and remote._welcome is None:
-            remote._read(1.0)
-        yield remote
+            address, _ = stack.enter_context(process("tests.worker.apart", {"port": 0, **script}, texts))
+        yield stack.enter_context(attached(address, kind))
 
 
 def told(name: str, ratios: Sequence[float]) -> str:

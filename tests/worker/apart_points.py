@@ -11,13 +11,11 @@ how long requests took in the mean, of what they take where nobody lets others g
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
@@ -26,11 +24,11 @@ from typing import Any
 from laps_sd.ports import claim_ports
 from scheduler_service.sim.apart import tokens_per_s
 from scheduler_service.sim.costs import StepCosts
-from scheduler_service.sim.drafter import Apart
+from scheduler_service.sim.drafter import Apart, fan_of
 from scheduler_service.sim.worker import SimFleet
 from tests.tiny_model import make_tiny_model
+from tests.worker.attached import attached, process
 from tests.worker.drafting.knowing import Known, job_of
-from worker_service.draft_post import LinkPost
 from worker_service.engine.drafting.drafter import Drafter, NoDrafter
 from worker_service.engine.drafting.remote_drafter import RemoteDrafter
 from worker_service.engine.drafting.shielded import Shielded
@@ -40,7 +38,6 @@ from worker_service.engine.types import Admission, Limits, Run, Sampling
 from worker_service.models import load
 
 DRAFT_LEN = 4
-START_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -133,23 +130,9 @@ def run(
 @contextmanager
 def drafter_of(known: Known, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[RemoteDrafter]:
     """Attached to a process of drafting/knowing.py."""
-    with ExitStack() as stack:
-        file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "texts.json"
-        file.write_text(json.dumps(pairs))
-        told = asdict(replace(known, texts=str(file), port=claim_ports(0)[0]))
-        del told["pairs"]
-        command = [sys.executable, "-m", "tests.worker.drafting.knowing", json.dumps(told)]
-        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        post = LinkPost({"drafters": [address], "names": [], "tls": {}, "worker_id": "points", "vocabulary": ""})
-        stack.callback(post.close)
-        remote = RemoteDrafter(post, os.urandom(32))
-        deadline = time.monotonic() + START_S
-        while remote._welcome is None:
-            assert time.monotonic() < deadline, "the drafter does not come"
-            remote._read(0.2)
+    told = asdict(replace(known, port=claim_ports(0)[0]))
+    del told["pairs"]
+    with process("tests.worker.drafting.knowing", told, pairs) as (address, _), attached(address) as remote:
         yield remote
 
 
@@ -157,10 +140,52 @@ def simulated(point: Point, known: Known, costs: StepCosts, tokens: int) -> floa
     """Tokens a second over those of plain decoding."""
     jobs = [job_of(number, tokens, known.right, DRAFT_LEN) for number in range(point.requests)]
     ready = point.mode == "ready-first"
-    fan = 0 if ready and point.rtt_ms < costs.t_verify_ms else 2
+    guessing = not ready or point.rtt_ms >= costs.t_verify_ms
+    fan = max(fan_of(known.supply_ms, known.chain_ms, point.slots, DRAFT_LEN), 1) if guessing else 0
     apart = Apart(point.rtt_ms, known.supply_ms, known.chain_ms, 64, fan, known.second, ready_first=ready)
     fleet = SimFleet(slots=point.slots, draft_len=DRAFT_LEN, costs=costs, apart=apart)
     return tokens_per_s(jobs, fleet) / tokens_per_s(jobs, replace(fleet, draft_len=0, apart=None))
+
+
+@contextmanager
+def slow_engine(costs: StepCosts) -> Iterator[Engine]:
+    """On a tiny model whose passes take what `costs` say."""
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = load(str(make_tiny_model(Path(folder) / "tiny")), "cpu", "float32")
+        sizes = {"context_tokens": 1024, "blocks": 512, "block_tokens": 16}
+        engine = Engine(tiny.model, tiny.tokenizer, eos_ids=frozenset(), drafter=NoDrafter(), **sizes)  # type: ignore[arg-type]
+        engine.bind_thread(1)
+        engine.target = SlowTarget(engine.target, costs)  # type: ignore[assignment]
+        yield engine
+
+
+def measured(engine: Engine, point: Point, costs: StepCosts, tokens: int, repetitions: int) -> dict[str, Any]:
+    """In turn with plain decoding, whose texts they are."""
+    prompts, ready = [[number, 7, 8, 9] for number in range(point.requests)], point.mode == "ready-first"
+
+    def once(drafter: Drafter, ready_first: bool = False) -> Ran:
+        return run(engine, drafter, prompts, tokens, point.slots, ready_first)
+
+    before = once(NoDrafter())
+    known = Known("", rtt_ms=point.rtt_ms, vocab_size=engine.vocab_size)
+    ratios, runs, ends = [], [], []
+    with drafter_of(known, list(zip(prompts, before.texts, strict=True))) as remote:
+        for _ in range(repetitions):
+            runs.append(once(remote, ready))
+            after = once(NoDrafter())
+            assert runs[-1].texts == after.texts == before.texts
+            ratios.append(2 * runs[-1].tokens_per_s / (before.tokens_per_s + after.tokens_per_s))
+            ends.append(runs[-1].mean_s / once(remote).mean_s if ready else 1.0)
+            before = after
+    drafting_ms = point.rtt_ms + DRAFT_LEN * known.supply_ms
+    x, model = median(ratios), simulated(point, known, costs, tokens)
+    return (
+        asdict(point)
+        | {"measured": x, "least": min(ratios), "most": max(ratios), "simulated": model, "off": x / model - 1}
+        | {"hidden": 1 - 1e3 * mean(ran.waited_s for ran in runs) / drafting_ms}
+        | {"drafted": mean(ran.drafted for ran in runs), "pass_over": max(ran.over for ran in runs)}
+        | ({"mean_end": median(ends)} if ready else {})
+    )
 
 
 def main() -> None:
@@ -172,40 +197,9 @@ def main() -> None:
     asked = parser.parse_args()
     costs = StepCosts(0.0, asked.pass_ms, 0.02, 0.1, 0.0)
     found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        tiny = load(str(make_tiny_model(Path(folder) / "tiny")), "cpu", "float32")
-        sizes = {"context_tokens": 1024, "blocks": 512, "block_tokens": 16}
-        engine = Engine(tiny.model, tiny.tokenizer, eos_ids=frozenset(), drafter=NoDrafter(), **sizes)  # type: ignore[arg-type]
-        engine.bind_thread(1)
-        engine.target = SlowTarget(engine.target, costs)  # type: ignore[assignment]
+    with slow_engine(costs) as engine:
         for point in POINTS:
-            prompts = [list(tiny.tokenizer(f"{number} is the number of this text").input_ids) for number in range(8)]
-            prompts = prompts[: point.requests]
-            ready = point.mode == "ready-first"
-
-            def once(drafter: Drafter, ready_first: bool = False) -> Ran:
-                return run(engine, drafter, prompts, asked.tokens, point.slots, ready_first)  # noqa: B023
-
-            before = once(NoDrafter())
-            known = Known("", rtt_ms=point.rtt_ms, vocab_size=engine.vocab_size)
-            ratios, runs, ends = [], [], []
-            with drafter_of(known, list(zip(prompts, before.texts, strict=True))) as remote:
-                for _ in range(asked.repetitions):
-                    runs.append(once(remote, ready))
-                    after = once(NoDrafter())
-                    assert runs[-1].texts == after.texts == before.texts
-                    ratios.append(2 * runs[-1].tokens_per_s / (before.tokens_per_s + after.tokens_per_s))
-                    ends.append(runs[-1].mean_s / once(remote).mean_s if ready else 1.0)
-                    before = after
-            drafting_ms = point.rtt_ms + DRAFT_LEN * known.supply_ms
-            x, model = median(ratios), simulated(point, known, costs, asked.tokens)
-            found.append(
-                asdict(point)
-                | {"measured": x, "least": min(ratios), "most": max(ratios), "simulated": model, "off": x / model - 1}
-                | {"hidden": 1 - 1e3 * mean(ran.waited_s for ran in runs) / drafting_ms}
-                | {"drafted": mean(ran.drafted for ran in runs), "pass_over": max(ran.over for ran in runs)}
-                | ({"mean_end": median(ends)} if ready else {})
-            )
+            found.append(measured(engine, point, costs, asked.tokens, asked.repetitions))
             say(found)
             if asked.json:
                 asked.json.write_text(json.dumps(found, indent=1) + "\n")

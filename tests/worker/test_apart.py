@@ -3,16 +3,22 @@
 Each test first settles: it waits for each chain, so that its drafts are the remote drafter's. Then it disturbs.
 """
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 
+from laps_sd.ports import claim_ports
+from tests.chaos.proxy import Trouble
 from tests.waiting import WAIT_S
 from tests.worker.apart import DISORDERS, LIES, Script, serving
+from tests.worker.attached import process
 from tests.worker.harness import Driver, Tiny
+from tests.worker.network import Network
 from tests.worker.test_exactness import TEXTS
 from worker_service import draft_post
 from worker_service.draft_post import LinkPost
@@ -96,6 +102,13 @@ class Apart:
         assert share >= LEAST_SHARE
         return share
 
+    def serves_again(self) -> None:
+        """Once all is settled, drafts of the remote drafter are verified."""
+        self.until()
+        before = self.remote.drafted
+        self.step()
+        assert self.remote.drafted > before
+
     def finish(self) -> list[list[int]]:
         while self.driver.live:
             self.step()
@@ -112,6 +125,13 @@ def start(stack: ExitStack, tiny: Tiny, sampling: Sampling, script: Script) -> A
     apart = Apart(tiny, sampling, stack.enter_context(serving(script)))
     stack.callback(apart.post.close)
     return apart
+
+
+def way(stack: ExitStack, script: Script) -> Network:
+    """To a drafter that follows the script."""
+    network = Network(stack.enter_context(serving(script)))
+    stack.callback(network.close)
+    return network
 
 
 Texts = tuple[Sampling, list[list[int]]]
@@ -144,6 +164,71 @@ def test_what_never_came_is_not_waited_for(tiny: Tiny, undisturbed: Texts, stack
     assert apart.remote.drafted == 0
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_may_be_killed_stopped_and_started_again_empty_at_any_round(
+    tiny: Tiny, undisturbed: Texts, stack: ExitStack, seed: int
+) -> None:
+    sampling, texts = undisturbed
+    random, settings = Random(seed), {"port": claim_ports(0)[0]}
+    lives = stack.enter_context(ExitStack())
+    address, drafter = lives.enter_context(process("tests.worker.apart", settings, texts))
+    apart = Apart(tiny, sampling, address)
+    stack.callback(apart.post.close)
+    apart.share(rounds=4)
+    for what in random.sample(["kill", "stop"], 2):
+        drafter.send_signal(signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+        for _ in range(random.randrange(1, 4)):
+            apart.step()
+        if what == "kill":
+            apart.until(settled=False)
+            lives.pop_all().close()
+            _, drafter = lives.enter_context(process("tests.worker.apart", settings, texts))
+        else:
+            drafter.send_signal(signal.SIGCONT)
+        apart.serves_again()
+    assert apart.finish() == texts
+
+
+TROUBLES = {
+    "delayed": Trouble(delay_s=0.02),
+    "throttled": Trouble(bytes_per_s=20_000),
+    "held up": Trouble(holds=frozenset({"up"})),
+    "held down": Trouble(holds=frozenset({"down"})),
+    "held": Trouble(holds=frozenset({"up", "down"})),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_no_trouble_on_the_way_changes_a_token(tiny: Tiny, undisturbed: Texts, stack: ExitStack, trouble: str) -> None:
+    sampling, texts = undisturbed
+    network = way(stack, Script(texts))
+    apart = Apart(tiny, sampling, network.address)
+    stack.callback(apart.post.close)
+    apart.share()
+    with network.troubled(TROUBLES[trouble]):
+        for _ in range(DISTURBED):
+            apart.step()
+        if not TROUBLES[trouble].holds:
+            apart.serves_again()  # slowly
+    apart.serves_again()
+    assert apart.finish() == texts
+
+
+def test_a_way_that_is_cut_is_dialled_again(tiny: Tiny, undisturbed: Texts, stack: ExitStack) -> None:
+    sampling, texts = undisturbed
+    network = way(stack, Script(texts))
+    apart = Apart(tiny, sampling, network.address)
+    stack.callback(apart.post.close)
+    apart.share(rounds=4)
+    for _ in range(2):
+        session = apart.post._session
+        network.cut()
+        apart.step()
+        apart.talk(lambda: apart.post._session > session)  # noqa: B023  # asked now
+        apart.serves_again()
+    assert apart.finish() == texts
+
+
 def test_one_that_comes_back_empty_is_told_all_again(tiny: Tiny, undisturbed: Texts, stack: ExitStack) -> None:
     sampling, texts = undisturbed
     first, second = Script(texts), Script(texts)
@@ -155,10 +240,7 @@ def test_one_that_comes_back_empty_is_told_all_again(tiny: Tiny, undisturbed: Te
     for _ in range(3):
         apart.step()
     stack.enter_context(serving(second, int(address.split(":")[1])))
-    apart.until()
-    before = apart.remote.drafted
-    apart.step()
-    assert apart.remote.drafted > before
+    apart.serves_again()
     assert {row.start for row in second.truths[:REQUESTS]} == {0}
     assert apart.finish() == texts
 

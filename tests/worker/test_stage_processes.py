@@ -23,6 +23,7 @@ from tests.worker.staged import staged_engine
 from worker_service.engine.types import Limits, Sampling
 
 DEADLINE_S = 120.0
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=1, seed=5)  # the latter is what a scripted scheduler asks for
 Start = Callable[..., Worker]
 
 
@@ -66,8 +67,10 @@ async def serving(start: Start, stages: int, *flags: str) -> AsyncIterator[tuple
         await server.stop(0)
 
 
-async def output(attachment: Attachment, name: str, count: int) -> list[int]:
-    await attachment.command([name], [admit(name, max_tokens=count)])
+async def output(attachment: Attachment, name: str, count: int, sampling: Sampling = SAMPLED) -> list[int]:
+    asked = admit(name, max_tokens=count)
+    asked.sampling.temperature = sampling.temperature
+    await attachment.command([name], [asked])
     tokens: list[int] = []
     async with asyncio.timeout(DEADLINE_S):
         while len(tokens) < count:
@@ -78,12 +81,14 @@ async def output(attachment: Attachment, name: str, count: int) -> list[int]:
 async def test_three_stages_serve_the_text_of_one_process_and_all_end_when_one_dies(
     deep: Path, tiny: Tiny, start: Start
 ) -> None:
-    alone = Driver(staged_engine(deep, 1))
-    alone.admit("a", PROMPT, Limits(max_tokens=12, ignore_eos=True), Sampling(temperature=1, seed=5))
+    alone, samplings = Driver(staged_engine(deep, 1)), {"greedy": GREEDY, "sampled": SAMPLED}
+    for name, sampling in samplings.items():
+        alone.admit(name, PROMPT, Limits(max_tokens=12, ignore_eos=True), sampling)
     alone.finish_all()
     async with serving(start, 3) as (workers, attachment):
         assert attachment.hello.max_draft == 16
-        assert await output(attachment, "a", 12) == alone.outputs["a"]
+        for name, sampling in samplings.items():
+            assert await output(attachment, name, 12, sampling) == alone.outputs[name]
         workers[2].kill()  # while nothing is computed
         codes = await asyncio.gather(*(asyncio.to_thread(worker.wait, DEADLINE_S) for worker in workers[:2]))
     assert codes == [1, 1]
