@@ -1,8 +1,8 @@
 """vLLM's own order beside LAPS-SD on the real model, in seconds: the same requests at the same times, in turn, on one
 engine that is loaded once. It needs an idle machine, and makes the most telling runs first.
 
-`python -m tests.vllm.compare --minutes 25` in vLLM's environment. Each run is one line of `runs.jsonl` in `--folder`,
-and is not made again: broken off, or out of time, it goes on where it was. After each run `compare_page.py` makes the
+`python -m tests.vllm.compare --minutes 25` in vLLM's environment. Each run is one line of a file in `--folder`, which is
+named by the code that made it, and is not made again: broken off, or out of time, it goes on where it was. After each run `compare_page.py` makes the
 page anew. `--smoke` makes a little of everything, and leaves the page alone. No assertions of tests live here.
 """
 
@@ -10,16 +10,18 @@ import argparse
 import json
 import math
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from laps_sd import own_prompts
+from scheduler_service.sim.journal import code_digest
 from tests.vllm.compare_page import Key, Lines, section, summary, told, write_page
 from tests.vllm.drive import MODEL
 from tests.vllm.turns import BLOCK, ROWS, Asked, Cell, Run, Served, Turns
@@ -70,10 +72,10 @@ class Runs:
             self.file.write_text("".join(whole))  # without one that was cut short
             self.lines = {Key(*key): value for key, value in map(json.loads, whole)}
 
-    def of(self, key: Key, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Raises OutOfTime."""
+    def of(self, key: Key, make: Callable[[], dict[str, Any]], beside: Sequence[Key] = ()) -> dict[str, Any]:
+        """`beside`: what it is compared with; begun, it is ended even out of time. Raises OutOfTime."""
         if key not in self.lines:
-            if time.monotonic() > self.until:
+            if time.monotonic() > self.until and not any(other in self.lines for other in beside):
                 raise OutOfTime
             self.lines[key] = make()
             with self.file.open("a") as file:
@@ -157,7 +159,8 @@ class Compared:
         asked = whole(self.size.burst * places, 7, self.size.most)
 
         def make() -> dict[str, Any]:
-            run = self._serve(Cell("", seqs, PLENTY), key.kind, asked, [0.0] * len(asked), learned=False)
+            run = self._serve(Cell("", seqs, PLENTY), key.kind, asked, [0.0] * len(asked))
+            assert [each.tokens for each in run.served] == [each.most for each in asked]
             tokens, seconds = sum(each.tokens for each in run.served), max(each.last for each in run.served)
             return {"tokens_per_s": tokens / seconds, **_fell(run)}
 
@@ -166,17 +169,19 @@ class Compared:
     def load(self, cell: Cell, load: float, number: int) -> None:
         """Requests that come at random, at that share of the rate at which vLLM's own order serves them."""
         rate = load * self._rate(cell)
-        rng, at = random.Random(100 + number), [0.0]
+        seed = round(1000 * load) + number  # no run has learned from the requests of another
+        rng, at = random.Random(seed), [0.0]
         while len(at) < self.size.requests:
             at.append(at[-1] + rng.expovariate(rate))
-        asked = requests(len(at), 100 + number, self.size.most)
-        for kind in _turned(["stock", "order"], number):
+        asked = requests(len(at), seed, self.size.most)
+        keys = {kind: Key(cell.name, cell.seqs, kind, load, number) for kind in _turned(["stock", "order"], number)}
+        for kind, key in keys.items():
 
             def make(kind: str = kind) -> dict[str, Any]:
-                run = self._serve(cell, kind, asked, at)
+                run = self._serve(cell, kind, asked, at, learned=self._taught(cell))
                 return _seen(run.served) | _fell(run)
 
-            self.runs.of(Key(cell.name, cell.seqs, kind, load, number), make)
+            self.runs.of(key, make, beside=list(keys.values()))
 
     def _rate(self, cell: Cell) -> float:
         """Requests a second, of a burst as long as somebody waits in it."""
@@ -185,18 +190,28 @@ class Compared:
         for kind in ("order", "stock"):  # the one learns from it
 
             def make(kind: str = kind) -> dict[str, Any]:
-                return {"requests_per_s": _rate_of(self._serve(cell, kind, asked, [0.0] * len(asked)).served)}
+                if kind == "order":
+                    self._lessons(cell).unlink(missing_ok=True)
+                run = self._serve(cell, kind, asked, [0.0] * len(asked), learned=self._lessons(cell))
+                return {"requests_per_s": _rate_of(run.served)}
 
             rates[kind] = self.runs.of(Key(cell.name, cell.seqs, kind), make)["requests_per_s"]
         return float(rates["stock"])
 
+    def _lessons(self, cell: Cell) -> Path:
+        """Of that burst."""
+        return self.folder / f"{cell.name}.learned"
+
+    def _taught(self, cell: Cell) -> Path:
+        """A copy of them, which a run may add to."""
+        return Path(shutil.copyfile(self._lessons(cell), self.folder / "run.learned"))
+
     def _serve(
-        self, cell: Cell, kind: str, asked: Sequence[Asked], at: Sequence[float], *, learned: bool = True
+        self, cell: Cell, kind: str, asked: Sequence[Asked], at: Sequence[float], *, learned: Path | None = None
     ) -> Run:
         ours = KINDS[kind]
         if ours is not None:
-            file = self.folder / f"{cell.name}.learned"
-            ours = ours | {"compare": False, "learned": str(file) if learned else False}
+            ours = ours | {"compare": False, "learned": str(learned) if learned else False}
         return self.turns.serve(cell, ours, asked, at)
 
 
@@ -217,6 +232,13 @@ def _fell(run: Run) -> dict[str, Any]:
     return {"fell_back": run.fell_back} if run.fell_back else {}
 
 
+def _code() -> str:
+    """Of what makes the figures: those of other code are not put beside them."""
+    folders = ("laps_sd_vllm", "scheduler_service/core", "scheduler_service/predictor")
+    files = [Path(__file__), Path(__file__).with_name("turns.py"), Path(__file__).with_name("drive.py")]
+    return code_digest(chain(files, *(Path(folder).rglob("*.py") for folder in folders)))[:8]
+
+
 def _turned(kinds: list[str], number: int) -> Iterator[str]:
     """Another one begins each time."""
     first = number % len(kinds)
@@ -231,7 +253,7 @@ def main(words: list[str]) -> int:
     given = parser.parse_args(words)
     folder = given.folder / "smoke" if given.smoke else given.folder
     tell = (lambda lines: None) if given.smoke else write_page
-    runs = Runs(folder / "runs.jsonl", time.monotonic() + 60 * given.minutes, tell)
+    runs = Runs(folder / f"runs-{_code()}.jsonl", time.monotonic() + 60 * given.minutes, tell)
     try:
         Compared(SMOKE if given.smoke else Size(), runs, Turns(PLENTY), folder).everything()
     except OutOfTime:

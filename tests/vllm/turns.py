@@ -91,7 +91,8 @@ class Turns:
             now = time.time() - began
             while coming < len(asked) and at[coming] <= now:
                 one, when = asked[coming], began + at[coming]
-                add(core, ids[coming], one.prompt, one.most, arrival=when, ignore_eos=one.whole, stop_token_ids=ENDS)
+                ends = [] if one.whole else ENDS  # ignore_eos says nothing of these
+                add(core, ids[coming], one.prompt, one.most, arrival=when, ignore_eos=one.whole, stop_token_ids=ends)
                 coming += 1
             if not scheduler.has_requests():
                 time.sleep(at[coming] - now)
