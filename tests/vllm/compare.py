@@ -1,9 +1,10 @@
 """vLLM's own order beside LAPS-SD on the real model, in seconds: the same requests at the same times, in turn, on one
 engine that is loaded once. It needs an idle machine, and makes the most telling runs first.
 
-`python -m tests.vllm.compare --minutes 25` in vLLM's environment. Each run is one line of a file in `--folder`, which is
-named by the code that made it, and is not made again: broken off, or out of time, it goes on where it was. After each run `compare_page.py` makes the
-page anew. `--smoke` makes a little of everything, and leaves the page alone. No assertions of tests live here.
+`python -m tests.vllm.compare --minutes 25` in vLLM's environment. Each run is one line of a file in `--folder`, which
+is named by the code that made it, and is not made again: broken off, or out of time, it goes on where it was. After
+each run `compare_page.py` makes the page anew. `--smoke` makes a little of everything, and leaves the page alone. No
+assertions of tests live here.
 """
 
 import argparse
