@@ -119,15 +119,16 @@ class LapsSd(Directed):
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         ended = super().finish_requests(request_ids, finished_status)
-        self._safely(self._gone, ended)
+        self._safely(self._gone, ended, request_ids is not None)
         return ended
 
-    def _gone(self, ended: Iterable[Request]) -> None:
-        """vLLM's front end looks for stop strings, and aborts what has come to one as if its client had left."""
+    def _gone(self, ended: Iterable[Request], chosen: bool) -> None:
+        """vLLM's front end looks for stop strings, and aborts what has come to one as if its client had left. `chosen`:
+        these requests, rather than all that there are, as where the server ends."""
         now = time.time()
         for request in ended:
             params = request.sampling_params
-            self.advice.cancelled(request.request_id, now, stopped=bool(params and params.stop))
+            self.advice.cancelled(request.request_id, now, stopped=chosen and bool(params and params.stop))
 
     def _step_done(self, done: StepDone) -> None:
         done.free_blocks //= self._groups

@@ -4,6 +4,7 @@ whole or not at all; it holds figures, and nothing of anybody's text."""
 import json
 import multiprocessing
 import os
+import socket
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -49,13 +50,19 @@ def folder(cache: Path) -> Path:
 def written(folder: Path, rank: int) -> Path:
     """The file of this engine process, number `rank`, named by the process that started it: of several that serve HTTP
     each has an instance's name of its own, and so has each engine of a data-parallel server."""
-    return folder / f"{_started_by()}-{rank}.json"
+    return folder / _name(_started_by(), rank)
 
 
 def find(folder: Path, rank: int) -> Path:
     """The same file, for a process that serves HTTP: it started the engine, or the same process started both."""
-    own, other = (folder / f"{process}-{rank}.json" for process in (os.getpid(), _started_by()))
+    own, other = (folder / _name(process, rank) for process in (os.getpid(), _started_by()))
     return own if own.exists() else other
+
+
+def _name(process: int, rank: int) -> str:
+    """Containers may share vLLM's cache folder, and in each of them the first process is number 1."""
+    numbers = os.stat("/proc/self/ns/pid").st_ino if Path("/proc/self/ns/pid").exists() else 0
+    return f"{socket.gethostname()}-{numbers}-{process}-{rank}.json"
 
 
 def _started_by() -> int:

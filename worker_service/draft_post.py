@@ -17,7 +17,7 @@ from worker_service.engine.drafting.remote_drafter import Drafts, Gone, News, Re
 
 # Read at a time, for that is time of the model: a drafter that says more than an honest one ever would loses it.
 _PACKETS, _CHAINS = 32, 1024
-_PER_ROW = 64  # chains that may come for each row that was told; an honest drafter has fewer
+_PER_ROW = 128  # chains that may come for each row that was told; an honest drafter has fewer
 RESTART_S = 5.0  # between two starts of the process
 END_S = 5.0  # that the process may take to end
 _MOST_S = 3600.0

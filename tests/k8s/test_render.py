@@ -88,6 +88,20 @@ def test_what_keda_scales_is_there(components: tuple[str, ...], kind: str, tmp_p
     assert (version, kind, scaled["name"]) in {(o["apiVersion"], o["kind"], o["metadata"]["name"]) for o in objects}
 
 
+@pytest.mark.parametrize("components", [("keda",), ("keda", "lws")])
+def test_how_many_workers_there_are_is_kedas(components: tuple[str, ...], tmp_path: Path) -> None:
+    """A manifest that is applied again ends none of those that it has started."""
+    for each in rendered(tmp_path, components):
+        if each["kind"] in ("Deployment", "LeaderWorkerSet") and each["metadata"]["name"] == "worker":
+            assert "replicas" not in each["spec"]
+
+
+def test_a_group_of_pods_reaches_names_and_the_scheduler_by_its_own_policy(tmp_path: Path) -> None:
+    policy = next(each for each in rendered(tmp_path, ("lws",)) if each["kind"] == "NetworkPolicy")
+    ports = [port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])]
+    assert ports == [53, 53, 50052]
+
+
 def test_a_pair_is_two_schedulers_that_everybody_knows(tmp_path: Path) -> None:
     objects = rendered(tmp_path, ("pair",))
     scheduler = next(each for each in objects if each["kind"] == "StatefulSet")

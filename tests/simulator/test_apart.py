@@ -90,6 +90,11 @@ def test_a_worker_and_the_simulator_ask_for_as_many_guesses_at_the_outcome() -> 
         assert drafter.fan_of(*costs) == fan_of(*costs)
 
 
+def test_where_further_chains_seem_to_cost_nothing_many_requests_get_fewer_guesses() -> None:
+    assert fan_of(0.001, 0.0, 1, 4) == 4
+    assert fan_of(0.001, 0.0, 64, 8) == 2
+
+
 def test_ready_first_brings_all_drafts_where_nobody_guesses() -> None:
     far = Apart(rtt_ms=300, supply_ms=100, fan=0, wait=False)
     off, on = run(far, jobs=4, slots=2), run(replace(far, ready_first=True), jobs=4, slots=2)

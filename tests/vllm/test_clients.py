@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
 
 from laps_sd_vllm.learning import Learning
 from tests.vllm.drive import add, run_all, step
@@ -151,6 +152,15 @@ def test_what_came_to_a_stop_string_teaches_its_length(mode: str, stop: list[str
     advice = core.scheduler.advice
     assert (advice.status.finished, advice.learning.length.finished) == (lessons, lessons)
     assert len(list(advice.watch._recent)) == lessons
+
+
+def test_what_ends_with_the_server_has_come_to_no_stop_string() -> None:
+    core = plugin(WAYS[0], mode="order")
+    add(core, "a", [700] * 9, 50, stop=["."], detokenize=True)
+    for _ in range(4):
+        step(core)
+    core.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    assert core.scheduler.advice.learning.length.finished == 0
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

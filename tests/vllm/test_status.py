@@ -2,7 +2,10 @@
 that."""
 
 import multiprocessing
+import socket
 from pathlib import Path
+
+import pytest
 
 from laps_sd_vllm import status
 from laps_sd_vllm.status import Status
@@ -41,3 +44,15 @@ def test_an_engine_is_found_by_another_child_of_the_process_that_started_it(tmp_
 def test_an_engine_in_the_same_process_is_found(tmp_path: Path) -> None:
     an_engine(tmp_path)
     serves_http(tmp_path)
+
+
+def test_containers_that_share_a_folder_write_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the first process of each is number 1."""
+    files = set()
+    for host in ("one", "two"):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        files.add(status.written(tmp_path, 0))
+        assert status.find(tmp_path, 0) in files
+    assert len(files) == 2

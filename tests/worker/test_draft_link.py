@@ -17,7 +17,9 @@ from worker_service import draft_post
 from worker_service.config import Settings
 from worker_service.draft_link import DOWN
 from worker_service.draft_post import LinkPost
+from worker_service.drafting.session import LONGEST_CHAIN, WIDEST_FAN
 from worker_service.engine.drafting.post import Drafts, Gone, Truth, Welcome
+from worker_service.engine.drafting.remote import MOST_CHAINS
 
 
 @pytest.fixture
@@ -85,6 +87,12 @@ def test_a_drafter_elsewhere_that_is_no_address_is_refused_in_a_sentence(drafter
     with pytest.raises(ValidationError, match="is not HOST:PORT"):
         Settings(model="m", drafter=drafter)
     assert Settings(model="m", drafter="remote:a:1,b:2").drafter_names == ["drafter"]
+
+
+def test_an_honest_drafter_that_makes_all_the_guesses_it_may_is_heard() -> None:
+    at_once = (LONGEST_CHAIN + 1) * (WIDEST_FAN - 1) + 2
+    assert at_once <= MOST_CHAINS
+    assert at_once <= draft_post._PER_ROW
 
 
 def test_times_that_are_none_count_for_nothing(stack: ExitStack) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from worker_service.engine.drafting.prefix import EMPTY, extended
 
-MOST_CHAINS = 64  # of one request; the oldest goes first
+MOST_CHAINS = 128  # of one request, more than an honest drafter has under way; the oldest goes first
 MOST_TOKENS = 64  # of a chain; what is beyond is not kept
 WINDOW = 64  # positions at the end of the text for which there are digests: an older chain has nothing to say
 
