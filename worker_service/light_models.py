@@ -68,9 +68,9 @@ def light_config(folder: Path) -> LlamaConfig | None:
     if not all(type(each) is int and each > 0 for each in ints.values()) or ints["num_attention_heads"] % kv_heads:
         return None
     dim = said.get("head_dim") or ints["hidden_size"] // ints["num_attention_heads"]
-    if not all(type(each) in (int, float) and each > 0 for each in (*numbers.values(), dim)):
+    if type(dim) is not int or not all(type(each) in (int, float) and each > 0 for each in (dim, *numbers.values())):
         return None
-    tied, eos = said.get("tie_word_embeddings", False), said.get("eos_token_id")
+    tied, eos = said.get("tie_word_embeddings", False), said.get("eos_token_id", 2)  # its default in transformers
     if type(tied) is not bool:
         return None
     return LlamaConfig(**ints, **numbers, head_dim=dim, tie_word_embeddings=tied, eos_token_id=eos)
@@ -88,19 +88,26 @@ def light_tokenizer(folder: Path) -> LightTokenizer | None:
         backend = Tokenizer.from_file(str(folder / TOKENIZER))
     except Exception:  # the library raises nothing more exact
         return None
-    if any(backend.token_to_id(token) is None for token in special.values()):  # transformers would add them
+    added = {each.content for each in backend.get_added_tokens_decoder().values()}
+    if not added.issuperset(special.values()) or (folder / "added_tokens.json").exists():  # transformers would add them
         return None
-    return LightTokenizer(backend, special, template.read_text() if template.is_file() else None)
+    try:
+        return LightTokenizer(backend, special, template.read_text("utf-8") if template.is_file() else None)
+    except ValueError:
+        return None
 
 
 def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype) -> Llama | None:
     """The model on the CPU, in eval mode. None: its weights are not what the configuration says."""
     model = Llama(config)
-    wanted = set(model.state_dict())
-    if config.tie_word_embeddings:
-        wanted.discard("lm_head.weight")
     try:
-        weights = dict(_tensors(folder, wanted))  # mapped into memory, not read yet
+        weights = dict(_tensors(folder, set(model.state_dict())))  # mapped into memory, not read yet
+        head = weights.pop("lm_head.weight", None) if config.tie_word_embeddings else None
+        if head is not None and not torch.equal(head, weights["model.embed_tokens.weight"]):
+            return None  # transformers does not tie them then
+        kinds = {weights[name].dtype for name in weights.keys() & model.matrices}
+        if len(kinds) > 1 or torch.float16 in kinds:  # its own pass computes in the type of the file
+            return None
         for name in weights.keys() - model.matrices:
             weights[name] = weights[name].to(dtype, copy=True)
         if config.tie_word_embeddings:
@@ -131,7 +138,7 @@ def _tensors(folder: Path, wanted: set[str]) -> Iterator[tuple[str, Any]]:
 def _read(file: Path) -> dict[str, Any]:
     """Empty where there is no such file, or no table in it."""
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -61,13 +61,15 @@ def _largest_step(settings: Settings, model: LoadedModel) -> tuple[Settings, int
     for slots, prefill in _SIZES:
         chosen = settings.model_copy(update={"slots": slots, "max_prefill": prefill} | told)
         least = (slots, prefill) == _SIZES[-1]
+        torch.cuda.empty_cache()  # of what the rehearsal before has taken
+        left = torch.cuda.mem_get_info(model.device)[0]
         try:
             taken = _rehearsed(chosen, model)
         except torch.OutOfMemoryError:
             if least:
                 raise
         else:
-            if least or taken <= _STEP * torch.cuda.mem_get_info(model.device)[0]:
+            if least or taken <= _STEP * left:
                 break
     return chosen, taken
 

@@ -188,6 +188,8 @@ def pretended() -> Iterator[Device]:
 
         def wait_stream(self, other: object) -> None: ...
 
+        def synchronize(self) -> None: ...
+
         def record_event(self) -> Event:
             event = Event()
             event.record(self)

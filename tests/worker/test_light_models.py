@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.tiny_model import make_tiny_model
 from worker_service.engine import native
-from worker_service.light_models import light_config, light_tokenizer
+from worker_service.light_models import light_config, light_tokenizer, light_weights
 from worker_service.model_files import ModelError
 from worker_service.models import load, load_light
 
 pytestmark = pytest.mark.skipif(native.kernels() is None, reason="only the native decoder takes light models")
-BLOCK_TOKENS = 64
+BLOCK_TOKENS, EOS = 64, "eos_token_id"
 
 LOADED = """
 import sys
@@ -75,6 +76,7 @@ def test_its_tokenizer_is_that_of_transformers(folder: Path) -> None:
         {"num_key_value_heads": 3},
         {"hidden_size": "64"},
         {"rms_norm_eps": None},
+        {"head_dim": 16.0},
     ],
 )
 def test_what_is_not_known_of_a_configuration_is_left_to_transformers(folder: Path, fields: dict[str, object]) -> None:
@@ -87,6 +89,36 @@ def test_so_is_a_tokenizer_of_which_more_is_said(folder: Path) -> None:
     change(folder / "tokenizer_config.json", add_prefix_space=True)
     assert light_tokenizer(folder) is None
     assert load_light(folder, torch.float32, BLOCK_TOKENS) is None
+
+
+def test_so_are_special_tokens_that_it_would_not_know_as_such(folder: Path) -> None:
+    """transformers adds those that the file has among ordinary ones."""
+    assert light_tokenizer(folder) is not None
+    change(folder / "tokenizer.json", added_tokens=[])
+    assert light_tokenizer(folder) is None
+
+
+def test_a_configuration_without_an_end_of_text_has_that_of_transformers(folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != EOS}))
+    light, whole = load_light(folder, torch.float32, BLOCK_TOKENS), load(str(folder), "cpu", "float32")
+    assert light is not None
+    assert light.eos_ids == whole.eos_ids
+
+
+@pytest.mark.parametrize("changed", ["a head beside the embeddings that it is said to be", "matrices of two types"])
+def test_so_are_weights_that_its_own_pass_would_take_otherwise(folder: Path, changed: str) -> None:
+    config = light_config(folder)
+    assert config is not None
+    assert config.tie_word_embeddings
+    weights = load_file(folder / "model.safetensors")
+    if changed == "matrices of two types":
+        name = next(name for name in weights if name.endswith("up_proj.weight"))
+        weights[name] = weights[name].bfloat16()
+    else:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert light_weights(folder, config, torch.float32) is None
 
 
 def test_weights_that_are_not_there_are_named_by_who_loads_whole_models(folder: Path) -> None:

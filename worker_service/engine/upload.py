@@ -53,5 +53,5 @@ class Leaving:
         return taken
 
     def wait(self) -> None:
-        """What is launched from now on comes after all copies. Nobody waits here."""
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        """Until all copies are whole: the host reads some of what it sends back."""
+        self._stream.synchronize()
