@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def main() -> None:
     """Reads record.json and recordings of docs/benchmarks, or of the folder named as argument; writes arrivals.json."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/benchmarks")
     summary = json.loads((folder / "record.json").read_text())
-    with ProcessPoolExecutor() as processes:
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
         cells = list(other_arrivals(summary, folder / "recordings", processes.map))
     (folder / "arrivals.json").write_text(json.dumps({"draws": len(DRAWS), "cells": cells}, indent=1) + "\n")
 

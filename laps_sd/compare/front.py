@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -103,7 +104,7 @@ def measure(folder: Path, cells: Sequence[str], draws: int, seed: int, processes
     run = {"seed": seed, "code": code_digest(_code())}  # more draws go on from fewer
     with Journal(folder / "front-unfinished.jsonl", run) as journal:
         owed = [unit for unit in units if unit.name not in journal]
-        with ProcessPoolExecutor(processes) as pool:
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
             for unit, figures in zip(owed, pool.map(_measured, owed), strict=True):
                 journal.add(unit.name, {unit.policy: figures})
         figures_of = {unit: journal[unit.name][unit.policy] for unit in units}

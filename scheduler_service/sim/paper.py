@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def reproduce(
     units = [(case, seed) for case in cases(scale) for seed in range(1, scale.seeds + 1)]
     owed = [(case, seed) for case, seed in units if case.unit(seed) not in journal]
     wanted = [replace(case, policies=tuple(p for p in case.policies if only is None or p in only)) for case, _ in owed]
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         measured = pool.map(_measure, wanted, (seed for _, seed in owed))
         shown = track(
             measured, "Simulating", len(units), len(units) - len(owed), console=Console(stderr=True), transient=True

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, pstdev, variance
 from typing import Any
@@ -87,7 +88,7 @@ def measure(requests: int, seeds: int, processes: int) -> list[dict[str, Any]]:
     """A row for each point: its settings, and of each policy a value for each seed. The same for any number of
     `processes`."""
     every = list(points())
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         asked = [(point, requests, seed) for point in every for seed in range(1, seeds + 1)]
         found = list(pool.map(worth, *zip(*asked, strict=True)))
     rows = []

@@ -66,7 +66,7 @@ class Here:
 
     map = staticmethod(map)
 
-    def __init__(self, processes: int) -> None: ...
+    def __init__(self, processes: int, context: object) -> None: ...
 
     def __enter__(self) -> "Here":
         return self
