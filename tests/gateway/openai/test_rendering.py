@@ -12,6 +12,7 @@ from protos.v1 import inference_pb2, inference_pb2_grpc
 from tests.gateway.harness import TOKENIZER, WAIT_S, ids
 from tests.gateway.openai.harness import CHAT, COMPLETION, door
 from tests.gateway.openai.test_tools import WEATHER
+from tests.waiting import until
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -99,6 +100,12 @@ async def test_the_same_request_sent_again_is_the_same_and_with_other_variables_
         other = await at.http.post("/v1/chat/completions", json=CHAT | {"request_id": "r"})
         assert other.status_code == 409
         again = at.asked(body)
+        (link,) = at.gateway.front._cells.links.values()
+
+        async def both() -> bool:
+            return len(link.feeds["r"]) == 2
+
+        await until(both)
         await at.say(submit, "jumps")
         texts = [
             (await asyncio.wait_for(task, WAIT_S)).json()["choices"][0]["message"]["content"] for task in (first, again)

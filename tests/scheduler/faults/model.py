@@ -192,7 +192,7 @@ class VirtualRunner(Runner):
 
     def _ended_step(self, step: Any) -> None:
         self._busy = False
-        self._done(step, self._engine.step(step.command.schedule, self._slots), self._loop.time())
+        self._done(step, self._engine.step(step.command.schedule, self.slots), self._loop.time())
         self._turn()
 
 
