@@ -118,7 +118,7 @@ class Advice:
             self.watch.ended(live, now)
             self._lesson(live)
             self._finished(live, now)
-            self._rest()
+            self._write_at_rest()
 
     def step(self, done: StepDone, now: float) -> None:
         """A step is over."""
@@ -135,13 +135,13 @@ class Advice:
         self._fetch()
         if self._settings.compare and self._cost_steps >= KNOWN_STEPS:  # else it would be of an assumed machine
             self.watch.compare(_of_core(self._costs.profile), now, monotonic, self._compared)
-        if ended and not self.watch.live:
-            self._rest()
-        elif now >= self._status_at and self._background.start("status", self._write_status):
+        if ended:
+            self._write_at_rest()
+        if now >= self._status_at and self._background.start("status", self._write_status):
             self._status_at = now + STATUS_S
 
-    def _rest(self) -> None:
-        """Where nobody is left no step may follow for long, so the status is not left to the next one."""
+    def _write_at_rest(self) -> None:
+        """Where no request is left no step may follow for long, so the status is not left to the next one."""
         if not self.watch.live:
             self._background.start("status at rest", self._write_status)
 

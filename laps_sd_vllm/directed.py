@@ -222,15 +222,15 @@ class Directed(Reporting):
             self._evicted.append(id)
 
     def get_request_counts(self) -> tuple[int, int]:
-        """Running and waiting ones; paused ones wait. vLLM's gauges are made of this, and while it begins no request
-        (`draining`) it also tells from it whether all have ended, so paused ones run then."""
+        """Running and waiting ones; paused ones wait. vLLM's gauges are made of this."""
         running, waiting = super().get_request_counts()
-        as_usual = not self._scheduling and not self.draining
-        paused = (self._safely(self._count_paused) or 0) if as_usual else 0
+        paused = 0 if self._scheduling else self._safely(self._count_paused) or 0
         return running - paused, waiting + paused
 
     def _count_paused(self) -> int:
-        return len(self._paused)
+        """Those that are to count as waiting: none while vLLM begins no request, for then it tells from the running
+        ones whether all have ended."""
+        return 0 if self.draining else len(self._paused)
 
 
 class SyncDirected(Directed):

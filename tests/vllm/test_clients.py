@@ -12,6 +12,7 @@ pytest.importorskip("vllm")
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
+from laps_sd_vllm import status
 from laps_sd_vllm.learning import Learning
 from tests.vllm.drive import add, run_all, step
 from tests.vllm.play import Way, toy_core, ways
@@ -152,6 +153,21 @@ def test_what_came_to_a_stop_string_teaches_its_length(mode: str, stop: list[str
     advice = core.scheduler.advice
     assert (advice.status.finished, advice.learning.length.finished) == (lessons, lessons)
     assert len(list(advice.watch._recent)) == lessons
+
+
+def test_once_the_last_answer_came_to_a_stop_string_the_status_tells_of_it() -> None:
+    """No step may follow for long."""
+    core = plugin(WAYS[0], mode="order")
+    advice = core.scheduler.advice
+    advice._status_at = float("inf")  # it is not written for any other reason
+    add(core, "a", [700] * 9, 50, stop=["."], detokenize=True)
+    for _ in range(4):
+        step(core)
+    core.abort_requests(["a"])
+    advice._background.close(60)
+    written = status.read(advice._file)
+    assert written is not None
+    assert written["finished"] == 1
 
 
 def test_what_ends_with_the_server_has_come_to_no_stop_string() -> None:

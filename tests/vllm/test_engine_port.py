@@ -302,7 +302,7 @@ def test_sizes_are_what_was_asked_for(toy: VllmEngine) -> None:
 
 def test_without_speculation_bias_is_served_and_nothing_is_drafted() -> None:
     of = configured(drafter="none")
-    assert (set(of.model.refused), of.max_draft) == ({"structure"}, 0)
+    assert (set(of.model.refused), of.max_draft) == ({"structure", "embedding", "prompt_logprobs"}, 0)
 
 
 @pytest.mark.parametrize(
