@@ -97,8 +97,7 @@ def load_light(folder: Path, dtype: torch.dtype, block_tokens: int) -> LoadedMod
     config = light_config(folder)
     if config is None or not NativeDecoder.takes(config, block_tokens, dtype):
         return None
-    tokenizer, model = light_tokenizer(folder), light_weights(folder, config, dtype)
-    if tokenizer is None or model is None:
+    if (tokenizer := light_tokenizer(folder)) is None or (model := light_weights(folder, config, dtype)) is None:
         return None
     return LoadedModel(
         model=model,

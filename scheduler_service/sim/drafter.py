@@ -73,9 +73,9 @@ def fan_of(step: float, chain: float, requests: int, need: int) -> int:
     each of so many requests. `step`: what a token of one chain takes, `chain`: what each further chain adds to that.
 
     Two where all chains together make a step at most five times as long, for the second guess is often the right one;
-    three or four where it stays below one and a half; else 0: the main chain alone. A further chain that was measured
-    to take nothing takes a little all the same. (A worker has the
-    same function: worker_service/engine/drafting/worth.py.)
+    three or four where it stays below one and a half; else 0: the main chain alone. A further chain counts as a 256th
+    of a step at least, since one that was measured to take nothing still takes memory and time to look at. A worker
+    has the same function: worker_service/engine/drafting/worth.py.
     """
     for fan in (4, 3, 2):
         further = requests * (1 + (need + 1) * (fan - 1)) - 1
