@@ -110,7 +110,8 @@ class Timelines:
         if phase is timeline.phase:
             return
         if timeline.phase is Phase.QUEUED and record.started is not None:
-            self._enter(id, timeline, Phase.PREFILL, record.started)
+            began = max(record.started, timeline.since)  # by its worker's clock it may have begun before it came
+            self._enter(id, timeline, Phase.PREFILL, began)
             timeline.worker = worker
         if record.emitted and timeline.first_token is None:
             timeline.first_token = now
@@ -137,7 +138,8 @@ class Timelines:
             paused_s = now - self._paused.pop(id)
             timeline.paused_s += paused_s
             timeline.longest_pause_s = max(timeline.longest_pause_s, paused_s)
-        if timeline.parent and self._tracing is not None and now > timeline.since:
+        told = now > timeline.since or timeline.phase is Phase.QUEUED  # each was queued, if for no time at all
+        if timeline.parent and self._tracing is not None and told:
             timeline.spans += 1
             if timeline.spans <= MOST_SPANS:
                 ran = {"laps_sd.worker": timeline.worker} if timeline.phase in (Phase.PREFILL, Phase.RUNNING) else None

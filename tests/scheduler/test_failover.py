@@ -20,7 +20,7 @@ from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.scheduler.redis_group import NAME, Group, Node
 from tests.scheduler.test_redis_loss import output
 from tests.scheduler.test_store_contract import submission, tokens
-from tests.waiting import WAIT_S, until
+from tests.waiting import until
 
 Answer = TypeVar("Answer")
 STOP = types_pb2.FINISH_REASON_STOP
@@ -60,14 +60,24 @@ async def stored(group: Group, replicas: int) -> AsyncIterator[RedisStore]:
 
 async def surely(ask: Callable[[], Awaitable[Answer]]) -> Answer:
     """The answer, however often a busy machine is too late with it."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            try:
-                return await ask()
-            except StoreUnavailable as error:
-                if type(error) is not StoreUnavailable:
-                    raise
-            await asyncio.sleep(0.01)
+    answers: list[Answer] = []
+    why = ""
+
+    async def answered() -> bool:
+        nonlocal why
+        try:
+            answers.append(await ask())
+        except StoreUnavailable as error:
+            if type(error) is not StoreUnavailable:
+                raise
+            why = f"{error}, since {error.__cause__!r}"
+        return bool(answers)
+
+    try:
+        await until(answered)
+    except TimeoutError:
+        raise TimeoutError(why) from None
+    return answers[0]
 
 
 async def primary(group: Group) -> Node:
