@@ -51,7 +51,7 @@ class OpenAI(Target):
             response.raise_for_status()
             models = {model["id"]: model for model in response.json()["data"]}
         except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
-            raise Refused(f"UNAVAILABLE: {self._base}/models: {error or type(error).__name__}") from error
+            raise Refused(f"UNAVAILABLE: {self._base}/models: {str(error) or type(error).__name__}") from error
         if self.server.model not in models:
             raise Refused(f"NOT_FOUND: model {self.server.model!r}; the server has {', '.join(map(str, models))}")
         self.context_tokens = models[self.server.model].get("max_model_len", 0)  # a field of vLLM and some others

@@ -124,7 +124,7 @@ class Sentinels(Sentinel):
         try:
             masters = cast("dict[str, dict[str, Any]]", await client.sentinel_masters())
         except (RedisError, OSError, TimeoutError) as error:
-            return f"{place}: {error or type(error).__name__}"
+            return f"{place}: {str(error) or type(error).__name__}"
         return masters.get(name) or f"{place} knows no {name}"
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import httpx2
 import pytest
 
 from laps_sd.loadtest.openai import OpenAI
@@ -114,6 +115,18 @@ async def test_it_is_ready_if_it_has_the_model() -> None:
         async with OpenAI(Server(at=url, model="other")) as target:
             with pytest.raises(Refused, match="NOT_FOUND: model 'other'; the server has tiny"):
                 await target.ready()
+
+
+async def test_a_server_that_fails_without_a_word_is_told_of_by_the_kind_of_its_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def silent(*_: object, **__: object) -> None:
+        raise httpx2.ReadTimeout("")
+
+    async with OpenAI(Server(at="http://127.0.0.1:1", model="tiny")) as target:
+        monkeypatch.setattr(httpx2.AsyncClient, "get", silent)
+        with pytest.raises(Refused, match="/models: ReadTimeout"):
+            await target.ready()
 
 
 @pytest.mark.parametrize(("at", "words"), [("localhost:8000", "no http"), ("http://example.org", "no key goes there")])

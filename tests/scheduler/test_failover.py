@@ -301,6 +301,17 @@ async def test_one_sentinel_is_enough_if_no_other_answers() -> None:
     assert await asked(Says(1, epoch=0), Says(2, epoch=7), Says(3, epoch=0)) == ("10.0.0.1", 7)
 
 
+async def test_a_sentinel_that_fails_without_a_word_is_told_of_by_the_kind_of_its_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def silent(_: Says) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(Says, "sentinel_masters", silent)
+    with pytest.raises(MasterNotFoundError, match="sentinel:1: TimeoutError"):
+        await asked(Says(1, epoch=7))
+
+
 async def test_without_a_primary_it_is_said_what_each_sentinel_told() -> None:
     with pytest.raises(MasterNotFoundError, match="sentinel:1: unreachable; it is down"):
         await asked(Says(1, epoch=0), Says(2, epoch=7, down=True), Says(3, epoch=7, down=True))

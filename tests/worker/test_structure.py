@@ -199,6 +199,28 @@ def test_a_tokenizer_that_llguidance_cannot_use_refuses_structures_alone(
     assert "cannot use this model's tokenizer: what is this?" in error(answer(tiny, Sampling(grammar=FEW)))
 
 
+def test_only_of_a_large_vocabulary_the_tokenizer_is_made_before_anybody_asks(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made while no other thread runs: for seconds, where there are many tokens."""
+    made = list[int]()
+
+    def counted(*args: Any, n_vocab: int, **options: Any) -> LLTokenizer:
+        made.append(n_vocab)
+        raise ValueError("what is this?")
+
+    monkeypatch.setattr("llguidance.LLTokenizer", counted)
+    tiny.engine()
+    assert made == []
+    monkeypatch.setattr(module, "_LARGE", 10)
+    driver = Driver(tiny.engine())
+    assert len(made) == 1
+    driver.admit("r", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=FEW))
+    driver.finish_all()
+    assert "what is this?" in error(driver)
+    assert len(made) == 1
+
+
 def test_masks_that_fail_end_the_requests_that_wait_for_them(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     def panic(*args: object) -> None:
         raise RuntimeError("panicked")
@@ -220,7 +242,7 @@ def test_a_grammar_on_which_llguidance_never_returns_ends_its_request(
     assert "was not compiled within" in error(answer(tiny, Sampling(grammar=FEW)))
     monkeypatch.setattr(module, "MASKS_S", 0.0)
     monkeypatch.setattr(module.MaskMaker, "_masks", lambda *args: never.wait())
-    assert "the masks of this step failed" in error(answer(tiny, Sampling(grammar=FEW)))
+    assert "the masks of this step failed: TimeoutError" in error(answer(tiny, Sampling(grammar=FEW)))
 
 
 def test_masks_that_come_too_late_write_over_nobody_elses(

@@ -29,6 +29,7 @@ MASKS_S = 5.0  # of one step; llguidance bounds its own work to some 20 ms a mas
 _KEPT = 64  # compiled grammars
 _THREADS = 4  # at most, for the masks of a step
 _LEXER_STATES = 50_000  # at most, of 1 to 2 kB each
+_LARGE = 100_000  # tokens: of more it takes seconds to make llguidance's tokenizer, and no other thread runs meanwhile
 
 
 class StructureError(Exception):
@@ -92,7 +93,12 @@ class Matcher:
         except TimeoutError:
             raise StructureError(f"structure: its grammar was not compiled within {COMPILE_S:g} s") from None
         except BaseException as error:  # a panic of native code is no Exception
-            raise StructureError(f"structure: {error}") from error
+            raise StructureError(f"structure: {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    """Never nothing: that of a time-out has no words."""
+    return str(error) or type(error).__name__
 
 
 class Asked(NamedTuple):
@@ -162,6 +168,8 @@ class Structures:
         self._words = -(-self._width // 32)
         self._maker = MaskMaker(self._words)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        if self._width > _LARGE:
+            self._tokenizer.exception()  # what is wrong with it is told by the first grammar
 
     @property
     def _width(self) -> int:
@@ -169,8 +177,8 @@ class Structures:
 
     @cached_property
     def _tokenizer(self) -> "Future[LLTokenizer]":
-        """Begun with the first grammar: it takes a tenth of all that is done before a worker serves, would disturb the
-        measurement of what steps cost, and no request may ever ask for it."""
+        """Begun with the first grammar, unless the vocabulary is large: it takes a tenth of all that is done before a
+        worker serves, would disturb the measurement of what steps cost, and no request may ever ask for it."""
         return beside(partial(_tokenizer, self._model_tokenizer, self._width, sorted(self._eos_ids)))
 
     def matcher(self, grammar: str, output: Sequence[int]) -> Matcher:
@@ -183,7 +191,7 @@ class Structures:
         try:
             tokenizer = made.result(COMPILE_S)
         except Exception as error:  # of a kind that llguidance does not know: all other requests are served
-            raise StructureError(f"llguidance cannot use this model's tokenizer: {error}") from None
+            raise StructureError(f"llguidance cannot use this model's tokenizer: {_said(error)}") from None
         limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
         known = self._compiled.pop(grammar, None) or LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         self._compiled[grammar] = known
@@ -206,7 +214,7 @@ class Structures:
             # The work may still go on, and write: it keeps what it writes to, and the next steps get another maker.
             self._maker.helper.abandon()
             self._maker = MaskMaker(self._words)
-            problem = StructureError(f"structure: the masks of this step failed: {error or type(error).__name__}")
+            problem = StructureError(f"structure: the masks of this step failed: {_said(error)}")
             return dict.fromkeys(asked, problem)
 
 
