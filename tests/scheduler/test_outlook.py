@@ -9,6 +9,7 @@ from protos.errors import BadInput
 from protos.v1.inference_pb2 import ListRequestsRequest
 from scheduler_service.config import Settings
 from scheduler_service.core.outlook import in_order, remaining_s, waits_behind_s, waits_s
+from scheduler_service.core.types import Cancelled
 from scheduler_service.insight import MOST_LISTED, list_requests
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore
@@ -37,6 +38,23 @@ def test_those_that_have_begun_are_listed_before_those_that_wait() -> None:
 def test_a_paused_request_waits_for_those_before_it() -> None:
     fleet = paused_and_running().core.fleet
     assert waits_s(fleet, ["short", "long"]) == [0, remaining_s(fleet, "short")]
+
+
+@pytest.mark.parametrize("tenants", [2, 4, 6])
+def test_a_page_survives_that_a_tenants_requests_end_while_it_is_put_together(tenants: int) -> None:
+    worker = FakeWorker(core("fcfs"), {})
+    fleet = worker.core.fleet
+    ids = [f"{tenant}-{number}" for tenant in range(tenants) for number in range(4)]
+    for id in ids:
+        worker.submit(id, tenant=id[0])
+        fleet.entries[id].tenant.catch_up(float(id[0]))  # so that they follow one another
+    pieces, listed = in_order(fleet, at_once=2), list[str]()
+    while not listed:
+        listed += next(pieces)
+    for id in ids[-4:]:
+        worker.core.observe(Cancelled(id), 0.0)
+    listed += chain.from_iterable(pieces)
+    assert set(ids[:-4]) <= set(listed)
 
 
 def test_a_place_that_was_looked_up_before_others_ended_is_still_answered() -> None:
