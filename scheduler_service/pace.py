@@ -68,14 +68,14 @@ class Turns:
     def _begin(self) -> None:
         """A turn has begun, in which the work goes on that the last call has let in."""
         self._left, self._granted = self._units - self._granted, 0
+        self._called = bool(self._waiting) or self._left < self._units
+        if self._called:  # first: what is let in now may ask for more as soon as it goes on, and is counted by then
+            asyncio.get_running_loop().call_soon(self._begin)
         while self._waiting and self._granted + self._waiting[0][0] <= self._units:
             units, turn = self._waiting.popleft()
             if not turn.done():  # else its task was cancelled
                 turn.set_result(None)
                 self._granted += units
-        self._called = self._granted > 0 or self._left < self._units
-        if self._called:
-            asyncio.get_running_loop().call_soon(self._begin)
 
 
 def of_command(listed: int) -> int:

@@ -157,6 +157,22 @@ async def test_a_turn_of_the_loop_holds_so_many_units_of_work(pieces: list[int])
     assert list(chain.from_iterable(done)) == pieces
 
 
+async def test_who_asks_for_more_as_soon_as_it_has_had_some_gets_no_second_turn_at_once() -> None:
+    turns, done = Turns(4), [0]
+
+    async def work() -> None:
+        for _ in range(5):
+            await turns.room()
+            done[-1] += 1
+
+    working = asyncio.gather(*(work() for _ in range(4)))
+    while not working.done():
+        done.append(0)
+        await asyncio.sleep(0)
+    assert max(done) == 4
+    assert sum(done) == 20
+
+
 async def test_work_of_more_units_than_a_turn_has_gets_a_turn_alone() -> None:
     assert await counted_by_turn(Turns(8), [1, 200, 1, 1]) == [[1], [200], [1, 1]]
 
