@@ -1,6 +1,7 @@
 """Live requests as the store has them, and the gateways that follow each: what became durable is sent to them.
 
-Nothing is planned here. Whatever goes through many requests or rounds lets other tasks run after every AT_ONCE of them.
+Nothing is planned here. Whatever goes through many requests or rounds lets other tasks run after every AT_ONCE of them;
+what gateways ask for takes its part of a turn of the event loop (pace.py), however many gateways ask at once.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.pace import FOLLOW, REPEATED, UNITS, Turns
 from scheduler_service.round_log import RoundLog
 from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable, Verdict, Write
 from scheduler_service.store.fields import caught_up
@@ -21,7 +23,7 @@ from scheduler_service.store.rounds import LoggedRound, decode
 from scheduler_service.unreadable import Found, checked, lost
 
 ENDED_KEPT_S = 10.0  # longer than the time of which a store that syncs every second can lose the writes
-AT_ONCE = 32  # writes, follows or rounds handled until other tasks run
+AT_ONCE = 32  # writes or rounds handled until other tasks run
 
 
 @dataclass(slots=True)
@@ -52,14 +54,16 @@ class Tracked:
 
 
 class Ledger:
-    """`clock`: seconds. `drop` is told of requests that turn out not to be ours to run."""
+    """`clock`: seconds. `drop` is told of requests that turn out not to be ours to run. `turns`: of the event loop."""
 
-    def __init__(self, store: Store, clock: Callable[[], float], drop: Callable[[str], None]) -> None:
+    def __init__(
+        self, store: Store, clock: Callable[[], float], drop: Callable[[str], None], turns: Turns | None = None
+    ) -> None:
         self.live: dict[str, Tracked] = {}
         self._store, self._clock, self._drop_from_core = store, clock, drop
+        self._turns = turns or Turns(UNITS)
         self._passed_s = 0.0
         self._orphans: dict[str, float] = {}  # live requests that no gateway wants, and since when; the longest first
-        self._handled = 0  # follows and rounds since other tasks could run
         # Follows of requests that recovery is still to read: offset, gateway, most tokens.
         self._early: dict[str, list[tuple[int, GatewayOutbox, int]]] = {}
         self._ended: dict[str, tuple[float, Tracked]] = {}  # and when each ended, the earliest first
@@ -111,6 +115,7 @@ class Ledger:
         """Send everything durable from the offset on, round by round; then join. If there are more than `most` tokens
         it ends there, and the gateway follows again when it has room; 0: no bound. Raises StoreUnavailable if the
         request is not live, and the store has to be asked."""
+        await self._turns.room(FOLLOW)
         found = None if self._known(id) else checked(id, await self._store.get(id))
         await self._answer(id, found, offset, outbox, most)
 
@@ -122,6 +127,7 @@ class Ledger:
     async def was_read(self, id: str, found: Found) -> None:
         """Recovery has read this request: answer those that followed it early."""
         for offset, outbox, most in self._early.pop(id, ()):
+            await self._turns.room(FOLLOW)
             if not outbox.gone:
                 await self._answer(id, found, offset, outbox, most)
 
@@ -147,24 +153,18 @@ class Ledger:
 
     async def _replay(self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int) -> None:
         """Rounds that become durable while it lasts are sent, too, so that none is missing when the gateway joins."""
-        for round in tracked.log.since(offset):
+        for count, round in enumerate(tracked.log.since(offset)):
             if most and round.start >= offset + most:
                 if tracked.ending is None:
                     self._join(id, tracked, outbox, behind=not tracked.followers.get(outbox))
                 return
+            if count % AT_ONCE == 0:
+                await self._turns.room(REPEATED)
             outbox.repeat(id, round)
-            await self._breathe()
         if tracked.ending is not None:
             outbox.ending(id, tracked.record.emitted, tracked.ending)
         else:
             self._join(id, tracked, outbox)  # nothing may wait between the last round and this
-            await self._breathe()
-
-    async def _breathe(self) -> None:
-        """Other tasks run after every AT_ONCE calls."""
-        self._handled += 1
-        if self._handled % AT_ONCE == 0:
-            await asyncio.sleep(0)
 
     # ---- what is known of a request ----
 

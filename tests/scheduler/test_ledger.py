@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,10 +15,13 @@ from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core.lifecycle import State
 from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, Ledger, Tracked
 from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.pace import REPEATED, UNITS
 from scheduler_service.round_log import MARK_EVERY
 from scheduler_service.store import MemoryStore, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode, encode
 from tests.scheduler.test_store_contract import record
+
+LONG = UNITS * AT_ONCE  # rounds: they are repeated in several turns of the event loop
 
 
 class Book(Ledger):
@@ -142,38 +146,41 @@ async def test_to_follow_from_the_end_few_rounds_are_decoded(monkeypatch: pytest
     assert decoded <= MARK_EVERY
 
 
-async def test_while_many_requests_are_followed_others_get_their_turns() -> None:
-    book, outbox = Book(), GatewayOutbox()
-    for number in range(4 * AT_ONCE):
-        await grow(book, f"r{number}", rounds=1)
-    telling = asyncio.create_task(follow_all(book, outbox))
-    turns = set()
+async def test_while_many_gateways_follow_at_once_others_get_their_turns() -> None:
+    """A new leader hears from all of them in the same turn of the event loop."""
+    book, outboxes = Book(), [GatewayOutbox() for _ in range(16)]
+    for number in range(32):
+        await grow(book, f"r{number}", rounds=AT_ONCE)
+    telling = asyncio.gather(*(follow_all(book, outbox) for outbox in outboxes))
+    followed, told = [0], []
     while not telling.done():
         await asyncio.sleep(0)
-        turns.add(len(outbox.follows))
-    assert len(turns) >= 4
-    assert len(outbox.follows) == 4 * AT_ONCE
+        followed.append(sum(len(outbox.follows) for outbox in outboxes))
+        told.append(sum(len(outbox.take().deltas) for outbox in outboxes))
+    assert max(after - before for before, after in pairwise(followed)) <= UNITS
+    assert max(told) <= UNITS * AT_ONCE / REPEATED
+    assert sum(told) == 16 * 32 * AT_ONCE
 
 
 async def follow_all(book: Book, outbox: GatewayOutbox) -> None:
     for id in list(book.live):
-        await book.follow(id, 2, outbox)
+        await book.follow(id, 0, outbox)
 
 
 async def test_what_becomes_durable_while_a_long_output_is_repeated_is_not_missing() -> None:
     book, outbox = Book(), GatewayOutbox()
-    await grow(book, "a", rounds=3 * AT_ONCE)
+    await grow(book, "a", rounds=LONG)
     following = asyncio.create_task(book.follow("a", 0, outbox))
     await asyncio.sleep(0)
-    await book.durable([advance(book.live["a"], 6 * AT_ONCE)])
+    await book.durable([advance(book.live["a"], 2 * LONG)])
     assert not following.done()
     await following
-    assert await heard(outbox) == list(range(6 * AT_ONCE + 2))
+    assert await heard(outbox) == list(range(2 * LONG + 2))
 
 
 async def test_a_request_that_ends_while_its_output_is_repeated_is_told_to_its_end() -> None:
     book, outbox = Book(), GatewayOutbox()
-    await grow(book, "a", rounds=3 * AT_ONCE)
+    await grow(book, "a", rounds=LONG)
     following = asyncio.create_task(book.follow("a", 0, outbox))
     await asyncio.sleep(0)
     await book.durable([(Write(book.live["a"].record, ending=b""), Verdict.APPLIED)])
@@ -185,7 +192,7 @@ async def test_a_request_that_ends_while_its_output_is_repeated_is_told_to_its_e
 async def test_a_gateway_that_is_lost_while_output_is_repeated_to_it_follows_no_longer() -> None:
     """Else its request would never be an orphan, and its messages would pile up."""
     book, outbox = Book(), GatewayOutbox()
-    await grow(book, "a", rounds=3 * AT_ONCE)
+    await grow(book, "a", rounds=LONG)
     book.follow_later("a", 0, outbox)
     telling = asyncio.create_task(book.was_read("a", None))
     await asyncio.sleep(0)
