@@ -78,9 +78,10 @@ class DurableCore:
             self._event_log.event(now, event)
         return effects
 
-    def apply(self, event: Event) -> None:
-        """Change the core, and store what came of it."""
-        self._store(self.observe(event), NO_OUTPUTS)
+    def apply(self, event: Event) -> int:
+        """Change the core, and store what came of it. Returns how many effects there were."""
+        self._store(effects := self.observe(event), NO_OUTPUTS)
+        return len(effects)
 
     def step_done(self, step: StepDone, outputs: Outputs) -> None:
         """The report of a round. `outputs`: its rows by request id. A row to which the core answers with no effect was

@@ -51,6 +51,7 @@ from scheduler_service.worker_pool import WorkerPool
 
 TICK_S = 0.1
 LOAD_TICKS = 3  # between two words on the load to gateways that choose between cells
+ENDED_AT_ONCE = 32  # requests whose time is up, until other tasks run
 FIRST_COMMIT_S = 20.0
 
 
@@ -187,7 +188,8 @@ class Leader:
                 self._tell_load()
             if self._highest_epoch > self.epoch:
                 raise HigherEpoch(self._highest_epoch)
-            self.durable.apply(Tick())
+            while self.durable.apply(Tick(ENDED_AT_ONCE)):  # a burst of requests may have one deadline
+                await self.turns.room(UNITS)
             self.workers.close_hung(TICK_S)
             for id in self.ledger.orphans(TICK_S, self.settings.orphan_timeout_s):
                 self._log.info("orphan_cancelled", request_id=id)

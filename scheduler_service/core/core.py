@@ -6,6 +6,7 @@ deterministic: equal inputs give equal plans. Nothing here waits, reads a clock 
 
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
+from itertools import chain, islice
 
 from scheduler_service.core import admission, backlog
 from scheduler_service.core.draft import REFERENCE
@@ -99,9 +100,9 @@ class Core:
                 fleet.workers[name].up = replace(fleet.workers[name].up, cost=cost)
                 fleet.staff()
                 return ()
-            case Tick():
-                expired = tuple(fleet.end(entry, Move.EXPIRE) for entry in fleet.deadlines.passed(now))
-                return (*expired, *self._give_up(now))
+            case Tick(most):
+                expired = (fleet.end(entry, Move.EXPIRE) for entry in fleet.deadlines.passed(now))
+                return tuple(islice(chain(expired, self._give_up(now)), most))
 
     # ---- requests come and go ----
 

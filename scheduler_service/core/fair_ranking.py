@@ -203,7 +203,7 @@ class FairRanking:
     def _of_few_groups(self, count: int) -> Iterator[Key]:
         """All but the best `count`, in order."""
         for _, standing in groupby(sorted(self._groups, key=_standing), _standing):
-            names = [name for name in standing if name in self._groups]  # one may have gone since the first key was read
+            names = [name for name in standing if name in self._groups]  # one may have gone meanwhile
             groups = [self._groups[name] for name in names]
             length = sum(map(len, groups))
             if count >= length:

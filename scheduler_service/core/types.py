@@ -163,7 +163,9 @@ class CostChanged:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed: what is past its deadline expires."""
+    """Time passed: what is past its deadline expires, and what no worker can hold fails."""
+
+    most: int | None = None  # so many requests end by it; None: all that are due
 
 
 Event = Submitted | Cancelled | WorkerUp | WorkerDown | Draining | Obeyed | StepDone | CostChanged | Tick

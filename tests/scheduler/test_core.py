@@ -127,6 +127,14 @@ def test_a_deadline_expires_whatever_waits_or_runs() -> None:
     assert ended.record.state is State.EXPIRED
 
 
+def test_a_tick_ends_no_more_requests_than_it_says() -> None:
+    queue = core()
+    for id in ("a", "b", "c"):
+        queue.observe(Submitted(request(id, deadline=5.0)), 0.0)
+    ended = [[effect.record.request.id for effect in queue.observe(Tick(most=2), 6.0)] for _ in range(3)]
+    assert ended == [["a", "b"], ["c"], []]
+
+
 def test_the_deadlines_of_ended_requests_take_no_memory() -> None:
     queue = core()
     for number in range(1000):

@@ -1,7 +1,7 @@
 """Nothing that a peer asks holds the scheduler's event loop: counted in what is done between two turns of the loop."""
 
 import asyncio
-from itertools import chain
+from itertools import chain, pairwise
 from math import inf
 
 import pytest
@@ -14,7 +14,7 @@ from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service import insight
 from scheduler_service.config import Settings
-from scheduler_service.leader import Leader
+from scheduler_service.leader import ENDED_AT_ONCE, Leader
 from scheduler_service.links.gateways import GatewayLink
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.pace import MAX_WAITING, MESSAGES, Pace, Turns
@@ -133,6 +133,21 @@ async def test_a_request_ends_if_its_gateway_is_lost_and_none_asks_for_it() -> N
         await worker.until("detached")
         assert list(leader.core.fleet.entries) == ["detached"]
         await worker.close()
+
+
+async def test_requests_with_one_deadline_end_a_few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_service.leader.TICK_S", 0.0)
+    settings, now = Settings(_cli_parse_args=False, max_backlog_s=inf), 0.0  # type: ignore[call-arg]
+    leader = Leader(settings, MemoryStore(), clock=lambda: now)
+    for number in range(8 * ENDED_AT_ONCE):
+        leader.durable.submit(gateway_pb.Submit(request_id=f"{number}", prompt=[1], timeout_s=5.0), "", GatewayOutbox())
+    now, live = 6.0, [8 * ENDED_AT_ONCE]
+    running = asyncio.create_task(leader._tick())
+    while live[-1]:
+        await asyncio.sleep(0)
+        live.append(len(leader.core.fleet.entries))
+    assert max(before - after for before, after in pairwise(live)) <= 2 * ENDED_AT_ONCE
+    running.cancel()
 
 
 async def counted_by_turn(turns: Turns, pieces: list[int]) -> list[list[int]]:
