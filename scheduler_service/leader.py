@@ -80,6 +80,7 @@ class Leader:
         self.epoch = 0
         self._highest_epoch = 0  # that any worker has obeyed
         self._attempt = uuid4().hex  # to lead; the same until one is answered
+        self._pulses: list[Pulse] = []  # what each call under that name found
         self.turns = Turns(UNITS)  # of the event loop
         self.sessions, self.outboxes, self.counters = Sessions(), Outboxes(), Counters()
         self.timelines = Timelines(tracing)
@@ -121,9 +122,14 @@ class Leader:
     async def lead(self, seen: Pulse | None = None, least_epoch: int = 0) -> None:
         """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable, and may then be called
         again; Fenced if the pulse is no longer what was `seen`."""
-        before = await self._store.pulse() if seen is None else seen
+        pulse = await self._store.pulse()
+        if seen is not None and self.epoch and pulse.epoch == self.epoch:
+            seen = pulse  # an earlier call has led, and broke off: what has changed since is its own
+        self._pulses.append(seen or pulse)
         self.epoch = await self._store.lead(max(int(self.clock() * 1000), least_epoch), seen, self._attempt)
-        self._attempt = uuid4().hex
+        # A call whose answer was lost has left an epoch of ours behind: what counts is the pulse before that.
+        before = next((one for one in reversed(self._pulses) if one.epoch < self.epoch), pulse)
+        self._attempt, self._pulses = uuid4().hex, []
         self.workers.epoch = self.epoch
         # Its commits begin now: without them a standby would take over while we still read.
         self.persisting = asyncio.create_task(self.persister.run(self.epoch, before), name="persister")

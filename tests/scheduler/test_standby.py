@@ -9,6 +9,7 @@ import pytest
 
 from scheduler_service.__main__ import LeaderSlot, hold
 from scheduler_service.config import Settings
+from scheduler_service.leader import Leader
 from scheduler_service.standby import wait_to_lead
 from scheduler_service.store import Fenced, MemoryStore, Pulse, StoreUnavailable
 from tests.waiting import WAIT_S, until
@@ -136,3 +137,53 @@ async def test_a_leader_whose_answer_to_lead_was_lost_asks_again_and_leads(stand
     holding.cancel()
     await asyncio.wait([holding])
     await slot.leader.close()
+
+
+class BreaksOff(LosesAnswers):
+    """Fails once more, after a scheduler has begun to lead."""
+
+    async def learned(self) -> bytes | None:
+        if len(self.led) == 3:
+            raise StoreUnavailable("away")
+        return None
+
+
+def a_leader(store: MemoryStore) -> Leader:
+    return Leader(Settings(_cli_parse_args=False), store)  # type: ignore[call-arg]
+
+
+async def tried(leader: Leader, times: int, seen: Pulse | None = None) -> None:
+    for _ in range(times):
+        with pytest.raises(StoreUnavailable):
+            await leader.lead(seen)
+
+
+async def test_a_scheduler_that_had_begun_to_lead_when_the_store_went_away_leads_when_it_is_back() -> None:
+    """It is not fenced by its own epoch: nobody else has led since."""
+    store = BreaksOff()
+    leader, seen = a_leader(store), await store.pulse()
+    await tried(leader, 3, seen)
+    await leader.lead(seen)
+    assert leader.epoch == store.led[3] > store.led[2]
+    leader.persisting.cancel()
+
+
+async def test_a_scheduler_that_had_begun_to_lead_is_fenced_if_another_has_led_since() -> None:
+    store = BreaksOff()
+    leader, seen = a_leader(store), await store.pulse()
+    await tried(leader, 3, seen)
+    await store.lead(0)
+    with pytest.raises(Fenced):
+        await leader.lead(seen)
+
+
+async def test_a_server_that_holds_more_than_was_there_before_a_lost_answer_is_not_written_over() -> None:
+    store = LosesAnswers()
+    store._epoch, store._commit = 5, 7
+    leader = a_leader(store)
+    await tried(leader, 2)
+    await leader.lead()
+    store._epoch, store._commit = 5, 8  # another server, which the leader before had written to last
+    await asyncio.wait([leader.persisting], timeout=WAIT_S)
+    with pytest.raises(Fenced, match="holds writes that the leader has not read"):
+        leader.persisting.result()
