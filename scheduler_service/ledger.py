@@ -122,7 +122,10 @@ class Ledger:
     def follow_later(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
         """As `follow`, once recovery has read the request. When a leader takes over many follow at once, and none of
         them holds up the others."""
-        self._early.setdefault(id, []).append((offset, outbox, most))
+        others = [
+            one for one in self._early.get(id, ()) if not one[1].gone
+        ]  # while the store hangs gateways come and go
+        self._early[id] = [*others, (offset, outbox, most)]
 
     async def was_read(self, id: str, found: Found) -> None:
         """Recovery has read this request: answer those that followed it early."""

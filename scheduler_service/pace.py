@@ -14,7 +14,7 @@ MAX_WAITING = 64
 # Of work in a turn: a unit is what a row of a report costs, some 50 microseconds.
 UNITS = 48
 SUBMISSION = 4
-FOLLOW = 1
+CANCEL = FOLLOW = 1
 REPEATED = 3  # some thirty rounds that a gateway asks for
 MESSAGES = 4  # to gateways, in a turn
 

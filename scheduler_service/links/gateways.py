@@ -16,7 +16,7 @@ from protos.v1 import status_pb2 as status_pb
 from scheduler_service import insight
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.pace import MESSAGES, SUBMISSION, Pace, Turns
+from scheduler_service.pace import CANCEL, MESSAGES, SUBMISSION, Pace, Turns
 from scheduler_service.store import StoreUnavailable
 
 Answer = TypeVar("Answer")
@@ -135,6 +135,7 @@ async def _read(
                 for follow in message.follows.follow:
                     await _follow(leader, follow, outbox, look_ups)
             case "cancel":
+                await leader.turns.room(CANCEL)
                 try:
                     await leader.requests.cancel(message.cancel.request_id)
                 except StoreUnavailable as error:

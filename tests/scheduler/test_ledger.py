@@ -1,6 +1,7 @@
 """What a leader keeps of requests that ended, as long as the store might have lost them; and how it tells of them."""
 
 import asyncio
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -199,6 +200,19 @@ async def test_a_gateway_that_is_lost_while_output_is_repeated_to_it_follows_no_
     book.leave(outbox)
     await telling
     assert not book.live["a"].followers
+
+
+async def test_of_gateways_that_come_and_go_while_the_store_hangs_none_is_kept_that_has_gone() -> None:
+    book, gone = Book(), [GatewayOutbox() for _ in range(3)]
+    for outbox in gone:
+        book.follow_later("a", 0, outbox)
+        book.leave(outbox)
+    book.follow_later("a", 0, there := GatewayOutbox())
+    left = [weakref.ref(outbox) for outbox in gone]
+    del gone, outbox
+    assert not any(one() for one in left)
+    await book.was_read("a", None)
+    assert there.take().refusals
 
 
 async def test_a_request_that_no_gateway_wants_is_named_once_after_a_while() -> None:

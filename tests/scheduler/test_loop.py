@@ -17,7 +17,7 @@ from scheduler_service.config import Settings
 from scheduler_service.leader import ENDED_AT_ONCE, Leader
 from scheduler_service.links.gateways import GatewayLink
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.pace import MAX_WAITING, MESSAGES, Pace, Turns
+from scheduler_service.pace import MAX_WAITING, MESSAGES, UNITS, Pace, Turns
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.store import MemoryStore, Stored, StoreUnavailable
 from tests.scheduler.builders import FakeWorker
@@ -133,6 +133,23 @@ async def test_a_request_ends_if_its_gateway_is_lost_and_none_asks_for_it() -> N
         await worker.until("detached")
         assert list(leader.core.fleet.entries) == ["detached"]
         await worker.close()
+
+
+async def test_a_burst_of_cancels_lets_others_have_their_turns() -> None:
+    """All that a client had asked for, when it goes."""
+    settings = Settings(_cli_parse_args=False, max_backlog_s=inf)  # type: ignore[call-arg]
+    leader, stream = Leader(settings, MemoryStore()), Stream(lambda _: None)
+    for number in range(4 * UNITS):
+        leader.durable.submit(gateway_pb.Submit(request_id=f"{number}", prompt=[1]), "", GatewayOutbox())
+        cancel = gateway_pb.Cancel(request_id=f"{number}")
+        stream.said.put_nowait(gateway_pb.FromGateway(cancel=cancel))
+    link, live = asyncio.create_task(GatewayLink(lambda: leader).Link(stream, stream)), [4 * UNITS]
+    while live[-1]:
+        await asyncio.sleep(0)
+        live.append(len(leader.core.fleet.entries))
+    assert max(before - after for before, after in pairwise(live)) <= UNITS
+    link.cancel()
+    await asyncio.wait([link])
 
 
 async def test_requests_with_one_deadline_end_a_few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
