@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import redis.asyncio as aioredis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
@@ -62,10 +62,13 @@ def connect(url: str, timeout_s: float, options: Mapping[str, Any]) -> aioredis.
 async def reconnect(client: aioredis.Redis) -> None:
     """Every connection is made anew before it is used again: the server that was the primary is none any more. Answers
     that are on their way still come."""
-    pool = client.connection_pool
-    await pool.update_active_connections_for_reconnect()  # type: ignore[no-untyped-call]
+    pool: Any = client.connection_pool
+    await pool.update_active_connections_for_reconnect()
     with suppress(RedisError, OSError, TimeoutError):
         await pool.disconnect(inuse_connections=False)
+        if isinstance(pool, SentinelConnectionPool):
+            # Else the former primary counts as the one that the client was last connected to, until it connects again.
+            await pool.get_master_address()  # type: ignore[no-untyped-call]
 
 
 async def has_moved(client: aioredis.Redis) -> bool:
