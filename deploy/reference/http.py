@@ -75,10 +75,6 @@ def refused() -> str:
     return ", ".join(map(code, tables.REFUSED)) + "\n"
 
 
-def refused_responses() -> str:
-    return ", ".join(map(code, tables.REFUSED_RESPONSES)) + "\n"
-
-
 def accepted() -> str:
     anywhere, further = (", ".join(map(code, sorted(names))) for names in (tables.ACCEPTED, tables.ACCEPTED_RESPONSES))
     return f"{anywhere}; by `/v1/responses` also {further}\n"

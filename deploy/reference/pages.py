@@ -81,7 +81,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "generating": http.generating,
     "responses": http.responses,
     "refused": http.refused,
-    "refused-responses": http.refused_responses,
     "accepted": http.accepted,
     "statuses": http.statuses,
 }

@@ -10,8 +10,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, from_json
 
 from gateway.http.errors import Unsupported
-from gateway.openai.fields import Body, Chat, Completion, Generation
-from gateway.openai.refused import ACCEPTED, ACCEPTED_RESPONSES, REFUSED, REFUSED_RESPONSES
+from gateway.openai.fields import Body, Chat, Completion
+from gateway.openai.refused import ACCEPTED, ACCEPTED_RESPONSES, REFUSED
 from gateway.openai.response_fields import Responses
 from protos.errors import BadInput
 
@@ -29,6 +29,11 @@ HINTS = {  # by the field's name, or how it begins
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), "send `max_output_tokens`"),
     "chat_template": "a template is a program: the model's own is used, with `chat_template_kwargs`",
     "documents": "write them into a message",
+    "enable_thinking": "send it in `chat_template_kwargs`",
+    "extra_body": "send its fields beside the others",
+    **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict"), "send `max_tokens`"),
+    "repeat_penalty": "send `repetition_penalty`",
+    "stop_sequences": "send `stop`",
     "conversation": _WHOLE,
     **dict.fromkeys(("function", "functions"), "send `tools`"),
     **dict.fromkeys(("ebnf", "grammar", "guided", "json", "regex"), "send `structured_outputs`"),
@@ -71,7 +76,7 @@ def _refused(kind: type[Body]) -> Mapping[str, tuple[Any, ...]]:
             refused[name] = (*refused.get(name, ()), field.default)
     refused |= {"tool_choice": ("none", "auto")}  # without tools
     refused |= {"add_special_tokens": (kind is Completion,)}  # a template writes its own
-    refused |= REFUSED if issubclass(kind, Generation) else REFUSED_RESPONSES
+    refused |= REFUSED
     taken = _fields(kind).keys() | _accepted(kind)
     return {name: values for name, values in refused.items() if name not in taken}
 

@@ -10,11 +10,15 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "adapter_id": (),  # of a LoRA adapter, as other servers call it; so do the two beginning with lora
     "allowed_token_ids": (),
     "audio": (),
+    "background": (False,),
     "bad_words": ([],),
     "best_of": (),  # or the same as `n`
     "chat_template": (),
+    "conversation": (),
     "documents": ([],),
     "ebnf": (),  # SGLang's, as `regex`; `grammar` and `json_schema` are llama.cpp's
+    "enable_thinking": (),
+    "extra_body": ({},),  # an argument of OpenAI's client, no field
     "function_call": (),
     "functions": ([],),
     "grammar": ("",),
@@ -30,34 +34,39 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "lora_name": (),
     "lora_path": (),
     "lora_request": (),
+    "max_new_tokens": (),  # other servers' names of `max_tokens`, as two below, and of other fields of ours
     "min_p": (0,),
+    "mirostat": (0,),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
+    "n_predict": (-1,),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "num_predict": (-1,),
     "prediction": (),
+    "previous_response_id": (),
     "priority": (),  # an integer, whose meaning differs between services; `class` is ours
     "prompt_embeds": (),
     "regex": (),
+    "repeat_penalty": (1,),
+    "repetition_detection": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
+    "stop_sequences": ([],),
     "stop_token_ids": ([],),
     "store": (False,),
     "suffix": ("",),
+    "thinking_token_budget": (),
+    "top_logprobs": (0,),  # of chats alone
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
-}
-
-REFUSED_RESPONSES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "background": (False,),
-    "conversation": (),
-    "previous_response_id": (),
-    "prompt": (),
-    "service_tier": ("auto", "default"),
-    "top_logprobs": (0,),
     "truncation": ("disabled", "auto"),  # what does not fit is refused, never cut
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
 }
 
 # Fields without effect on the answer.

@@ -3,7 +3,6 @@
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from pydantic_core import to_json
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
@@ -34,7 +33,7 @@ class Responding:
                     answer = self._answer(stream)
                     async for chunk in stream:
                         answer.take(chunk)
-                said = HttpResponse(to_json(answer.whole()), 200, self._headers, "application/json")
+                said = HttpResponse(sse.json(answer.whole()), 200, self._headers, "application/json")
                 await said(scope, receive, send)
 
     async def _streamed(self, scope: Scope, send: Send) -> None:

@@ -34,8 +34,8 @@ def event(data: Mapping[str, Any], id: int | None = None, kind: str = "") -> byt
 
 
 def json(data: object) -> bytes:
-    """JSON of one line, in whatever way lines are split."""
-    said = to_json(data)
+    """JSON of one line, in whatever way lines are split. It has no infinity: a client's own number may be one."""
+    said = to_json(data, inf_nan_mode="null")
     if not said.isascii():
         for raw, escaped in _LINE_ENDS.items():
             said = said.replace(raw, escaped)

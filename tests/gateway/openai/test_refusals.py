@@ -165,12 +165,15 @@ async def test_an_engine_that_cannot_score_prompts_refuses_them() -> None:
 
 
 async def test_a_field_of_another_endpoint_is_refused() -> None:
+    kept_there = {"previous_response_id": "a", "conversation": "a", "background": True}
     foreign = {
         "/v1/chat/completions": (CHAT, {"prompt": "a", "echo": True, "max_output_tokens": 3, "instructions": "a"}),
         "/v1/completions": (COMPLETION, {"messages": HELLO, "tools": [TOOL], "tool_choice": "required"}),
         "/v1/responses": (RESPONSE, {"max_tokens": 3, "n": 2, "stop": ["a"], "seed": 1, "logprobs": True}),
     }
-    foreign["/v1/completions"][1]["top_logprobs"] = 2
+    foreign["/v1/chat/completions"][1].update(kept_there)
+    foreign["/v1/completions"][1].update({"top_logprobs": 2} | kept_there)
+    foreign["/v1/responses"][1].update({"priority": 1, "guided_json": {}, "min_p": 0.5, "skip_special_tokens": False})
     async with door() as at:
         for path, (body, fields) in foreign.items():
             for field, value in fields.items():
@@ -189,6 +192,9 @@ async def test_a_refusal_says_what_to_send_instead() -> None:
             ("/v1/responses", RESPONSE | {"previous_response_id": "a"}, "send the whole conversation as `input`"),
             ("/v1/responses", RESPONSE | {"max_tokens": 3}, "send `max_output_tokens`"),
             ("/v1/chat/completions", CHAT | {"max_output_tokens": 3}, "send `max_completion_tokens`"),
+            ("/v1/chat/completions", CHAT | {"enable_thinking": False}, "send it in `chat_template_kwargs`"),
+            ("/v1/chat/completions", CHAT | {"extra_body": {"top_k": 1}}, "send its fields beside the others"),
+            ("/v1/completions", COMPLETION | {"n_predict": 5}, "send `max_tokens`"),
             ("/v1/responses", RESPONSE | {"tools": [TOOL]}, "here a function's fields stand beside its type"),
             (
                 "/v1/completions",
@@ -206,6 +212,7 @@ async def test_what_asks_for_nothing_is_taken() -> None:
         "store": False,
         "modalities": ["text"],
         "service_tier": "auto",
+        "truncation": "disabled",
         "functions": [],
         "tools": [],
         "tool_choice": "auto",

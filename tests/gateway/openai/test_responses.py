@@ -1,6 +1,7 @@
 """The Responses API without state: the unmodified `openai` package reads its objects and its events."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -143,3 +144,16 @@ async def test_what_has_no_effect_is_told_back() -> None:
         said = (await answer(at, client.responses.create(**ASK, **told, text=verbosity), "a")).to_dict()
         assert {name: said[name] for name in told} == told
         assert said["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_number_beyond_all_is_told_back_as_none(stream: bool) -> None:
+    """JSON has no infinity, and no parser of clients reads one."""
+    async with door() as at:
+        asked = json.dumps(ASK | {"text": {"verbosity": 5}, "reasoning": {"effort": 5}, "stream": stream})
+        task = asyncio.create_task(at.http.post("/v1/responses", content=asked.replace("5", "1e999")))
+        await at.say(await at.link.accept(), "a")
+        said = (await asyncio.wait_for(task, WAIT_S)).text
+        whole = json.loads(said.rsplit("data: ", 1)[1])["response"] if stream else json.loads(said)
+        assert "Infinity" not in said
+        assert (whole["text"]["verbosity"], whole["reasoning"]["effort"]) == (None, None)
