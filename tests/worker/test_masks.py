@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.waiting import WAIT_S
 from worker_service.engine import hooks
 from worker_service.engine.beside import Helper
+from worker_service.engine.structure import few_allowed
 from worker_service.engine.types import Limits, Sampling
 
 
@@ -27,6 +28,16 @@ def test_what_is_not_allowed_is_cut_off(data: st.DataObject, vocab: int, rows: i
     context = hooks.LogitsContext((), (), 0, Sampling(), Limits(1), frozenset(), torch.from_numpy(bits))
     assert torch.equal(hooks._cut_with_torch(logits.clone(), torch.from_numpy(bits)), expected)
     assert torch.equal(hooks.follow_structure(logits.clone(), context), expected)
+
+
+@given(data=st.data(), vocab=st.integers(1, 900), share=st.sampled_from([0.0, 0.001, 0.01, 0.1, 1.0]))
+def test_few_tokens_are_all_that_a_mask_allows(data: st.DataObject, vocab: int, share: float) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    bits = np.packbits(random.random((5, vocab + 40)) < share, axis=1, bitorder="little")
+    for row, few in zip(bits, few_allowed(bits, vocab), strict=True):
+        assert (few is None) == (np.count_nonzero(row) > len(row) // 16)
+        if few is not None:
+            assert few.tolist() == np.flatnonzero(np.unpackbits(row, count=vocab, bitorder="little")).tolist()
 
 
 def test_work_that_never_returns_gets_only_time_that_nobody_else_wants() -> None:

@@ -17,6 +17,7 @@ from worker_service.engine.counted import Counted
 from worker_service.engine.hooks import HOOKS, LogitsContext
 from worker_service.engine.sampler import Drawn, Sampler
 from worker_service.engine.sampling import draw, logprobs, uniform
+from worker_service.engine.structure import few_allowed
 from worker_service.engine.types import Limits, Sampling
 
 SAMPLINGS = [
@@ -89,8 +90,10 @@ def a_step(random: Random, vocabulary: int, requests: int) -> tuple[torch.Tensor
             sampling=own,
             limits=limits,
             eos_ids=frozenset({1}),
-            allowed=torch.from_numpy(allowed) if random.random() < 0.3 else None,
         )
+        if random.random() < 0.3:
+            few = few_allowed(allowed, vocabulary) if random.random() < 0.8 else []
+            one = replace(one, allowed=torch.from_numpy(allowed), few=few)
         for j in range(n - 1):  # what is drawn at j depends on the drafts before it
             right = plainly(logits, one).tokens[j : j + 1]
             if right and random.random() < 0.8:

@@ -267,13 +267,13 @@ def test_masks_that_come_too_late_write_over_nobody_elses(
     assert isinstance(structures.take(abandoned, asked["late"])["r"], StructureError)
     monkeypatch.undo()
     mask = structures.take(structures.begin(asked["next"]), asked["next"])["r"]
-    assert isinstance(mask, torch.Tensor)
-    before = mask.clone()
+    assert isinstance(mask, module.Mask)
+    before = mask.bits.clone()
     never.set()
     too_late = abandoned.result(10)["r"]
-    assert isinstance(too_late, torch.Tensor)
-    assert not torch.equal(too_late, before)
-    assert torch.equal(mask, before)
+    assert isinstance(too_late, module.Mask)
+    assert not torch.equal(too_late.bits, before)
+    assert torch.equal(mask.bits, before)
 
 
 def test_nobody_waits_while_a_grammar_is_compiled(

@@ -17,7 +17,7 @@ from tests.worker.harness import CLEAR, Driver, Tiny
 from tests.worker.structures import FEW, KINDS, LIMITS, PROMPT, answer
 from worker_service.engine import hooks
 from worker_service.engine.sampling import draw
-from worker_service.engine.structure import Asked, Structures
+from worker_service.engine.structure import Asked, Mask, Structures
 from worker_service.engine.types import Run, Sampling
 
 SHAPES = [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 3}]
@@ -129,8 +129,8 @@ def test_masks_follow_from_the_tokens_alone(tiny: Tiny, ll_tokenizer: LLTokenize
         for _ in range(12):
             asked = {"r": Asked(matcher, matcher.prune(drafts_from(random, size), 4))}
             mask = structures.take(structures.begin(asked), asked)["r"]
-            assert isinstance(mask, torch.Tensor)
-            bits = torch.from_numpy(np.unpackbits(mask.numpy(), 1, count=size, bitorder="little")).bool()
+            assert isinstance(mask, Mask)
+            bits = torch.from_numpy(np.unpackbits(mask.bits.numpy(), 1, count=size, bitorder="little")).bool()
             text = list(output)
             for j in range(len(asked["r"].drafts) + 1):
                 assert torch.equal(bits[j], allowed(ll_tokenizer, form, text, size))
@@ -183,8 +183,8 @@ def test_tokenizers_that_spell_in_bytes_are_understood(vocabulary: int) -> None:
     while True:
         asked = {"r": Asked(matcher, [])}
         mask = structures.take(structures.begin(asked), asked)["r"]
-        assert isinstance(mask, torch.Tensor)
-        rows = hooks._cut_with_numpy(torch.arange(vocabulary, dtype=torch.float32)[None], mask)
+        assert isinstance(mask, Mask)
+        rows = hooks._cut_with_numpy(torch.arange(vocabulary, dtype=torch.float32)[None], mask.bits)
         tokens.append(int(rows.argmax()))
         if matcher.push(tokens[-1]):
             break

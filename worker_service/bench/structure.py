@@ -74,7 +74,7 @@ def main() -> None:
         stopwatch.watch(owner, name)
     for name in ("forced", "prune", "push"):
         stopwatch.watch(Matcher, name)
-    for name in ("follow_structure", "few_allowed", "is_allowed"):
+    for name in ("follow_structure", "is_allowed"):
         stopwatch.watch(hooks, name)
     hooks.HOOKS = (hooks.follow_structure, *hooks.HOOKS[1:])
     stopwatch.watch(MaskMaker, "_masks", waits=False)

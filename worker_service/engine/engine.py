@@ -1,7 +1,7 @@
 """The engine: admitted requests, and steps of draft and verify over them. No threads, no RPC, no clock but a stopwatch,
 and no order of its own: each step is given a schedule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from time import perf_counter
 from typing import Any
@@ -20,7 +20,7 @@ from worker_service.engine.sampler import Drawn, Sampler
 from worker_service.engine.scoring import scored, with_prompt
 from worker_service.engine.shape import longest_text
 from worker_service.engine.stop import StopStrings
-from worker_service.engine.structure import Mask, StructureError, Structures
+from worker_service.engine.structure import Mask, Masks, StructureError, Structures
 from worker_service.engine.target import Passed, Sharers, Target
 from worker_service.engine.types import Admission, Finish, Held, Row, Run, Skip, StepResult
 
@@ -66,7 +66,8 @@ class Engine:
         self._tokenizer = tokenizer.backend_tokenizer
         self._eos_ids, self._context_tokens, self._sampler = eos_ids, context_tokens, Sampler(hooks)
         self._planner = Planner(self.host, max_draft, max_prefill, self.drafter.late)
-        self._structures = Structures(self._tokenizer, self.target.vocab_size, eos_ids)
+        on_host = self.target.device.type == "cpu"
+        self._structures = Structures(self._tokenizer, self.target.vocab_size, eos_ids, few=on_host)
         self._requests: dict[str, EngineRequest] = {}
 
     @property
@@ -235,7 +236,7 @@ class Engine:
         """Those before the first one that the target does not have: drafters and tokenizers may have more ids."""
         return list(takewhile(lambda token: 0 <= token < self.vocab_size, drafts))
 
-    def _verify(self, works: Sequence[Work], passed: Passed, masks: Mapping[str, Mask]) -> list[Row]:
+    def _verify(self, works: Sequence[Work], passed: Passed, masks: Masks) -> list[Row]:
         """Keep the drafts that the target agrees with, and its own token after them.
 
         `passed`: in the works' order, `scored` and num_logits of each. `masks`: by request, what its structure allows.
@@ -255,12 +256,12 @@ class Engine:
         self.drafter.verified(verified)
         return self._probe.told(rows, begins, passed.hidden) if self._probe else rows
 
-    def _context(self, work: Work, mask: Mask | None) -> LogitsContext:
-        own, allowed = work.request, None if isinstance(mask, StructureError) else mask
-        about = own.sampling, own.limits, self._eos_ids, allowed, own.counted
+    def _context(self, work: Work, mask: Mask | StructureError | None) -> LogitsContext:
+        own, (bits, few) = work.request, mask if isinstance(mask, Mask) else (None, ())
+        about = own.sampling, own.limits, self._eos_ids, bits, few, own.counted
         return LogitsContext(own.tokens, work.drafts, own.output_tokens, *about)
 
-    def _accept(self, work: Work, drawn: Drawn, mask: Mask | None) -> Row:
+    def _accept(self, work: Work, drawn: Drawn, mask: Mask | StructureError | None) -> Row:
         """As _verify, for one request."""
         request, start, sampled = work.request, work.request.output_tokens, drawn.tokens
         if isinstance(mask, StructureError):

@@ -27,12 +27,14 @@ class LogitsContext:
     eos_ids: frozenset[int]
     # What the structure of the output allows: uint8 [n, bytes], a bit for each token, the least significant ones first.
     allowed: torch.Tensor | None = None
+    few: Sequence[torch.Tensor | None] = ()  # of each row the tokens that it allows, where they are few and known
     counted: Counted | None = None  # of `tokens`, if somebody keeps it
     first: int = 0
 
     def row(self, j: int) -> "LogitsContext":
         """Of row j alone."""
-        return replace(self, first=j, allowed=None if self.allowed is None else self.allowed[j : j + 1])
+        allowed = None if self.allowed is None else self.allowed[j : j + 1]
+        return replace(self, first=j, allowed=allowed, few=self.few[j : j + 1])
 
 
 # Maps float32 logits [n, vocabulary] to logits of the same shape. It may write in place.
@@ -62,18 +64,6 @@ def _cut_with_numpy(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor
         np.take(_CEILINGS, bits, axis=0, out=ceiling, mode="clip")  # with another mode numpy would make a copy first
         np.fmin(row, ceiling.reshape(-1)[: len(row)], out=row)
     return logits
-
-
-def few_allowed(allowed: torch.Tensor, vocabulary: int) -> torch.Tensor | None:
-    """The tokens that a mask, uint8 [bytes] on a CPU, allows: int64, in order. None if they may be many. A twentieth of
-    the bytes then says all, and of the logits only these tokens' are read."""
-    bits = allowed.numpy()
-    places = np.flatnonzero(bits != 0)
-    if len(places) > len(bits) // 16:
-        return None
-    within, bit = np.nonzero(np.unpackbits(bits[places, None], axis=1, bitorder="little"))
-    tokens = places[within] * 8 + bit
-    return torch.from_numpy(tokens[tokens < vocabulary])
 
 
 def is_allowed(allowed: torch.Tensor, token: int) -> bool:

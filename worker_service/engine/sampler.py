@@ -69,7 +69,7 @@ class Sampler:
         """`asked`: of this row alone. Where only a mask counts little of the row may have to be read or written."""
         own, mask = asked.sampling, asked.allowed
         if mask is not None and self._hooks == hooks.HOOKS and hooks.only_masked(asked):
-            if (few := hooks.few_allowed(mask[0], row.shape[1])) is not None:
+            if asked.few and (few := asked.few[0]) is not None:
                 chosen = _token(row[:, few], own, position) if len(few) else None
                 return None if chosen is None else int(few[chosen])
             if own.temperature == 0 and (best := argmax(row)[0]) is not None and hooks.is_allowed(mask[0], best):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -108,25 +108,32 @@ class Asked(NamedTuple):
     drafts: Sequence[int]
 
 
-# uint8 [drafts + 1, bytes], a bit for each token, set where it is allowed; or why there is none.
-Mask = torch.Tensor | StructureError
+class Mask(NamedTuple):
+    """`bits`: uint8 [drafts + 1, bytes], a bit for each token, the least significant ones first, set where it is
+    allowed. `few`: as `few_allowed` says, of each of these rows; empty where nobody looked."""
+
+    bits: torch.Tensor
+    few: Sequence[torch.Tensor | None] = ()
+
+
+Masks: TypeAlias = dict[str, Mask | StructureError]  # by request; or why there is none
 
 
 class MaskMaker:
     """A thread that makes masks, and what it alone writes to; given up as a whole where it does not answer."""
 
-    def __init__(self, words: int) -> None:
-        """`words`: 32 bits each, of one mask."""
+    def __init__(self, words: int, few_of: int) -> None:
+        """`words`: 32 bits each, of one mask. `few_of`: the vocabulary of which few tokens are looked for; 0: none."""
         self.helper = Helper()
-        self._words = words
+        self._words, self._few_of = words, few_of
         self._executor: LLExecutor | None = None  # its threads are the helper's
         self._bits = np.empty((0, words), np.int32)  # grows to the largest step
 
-    def begin(self, asked: Mapping[str, Asked]) -> "Future[dict[str, Mask]]":
+    def begin(self, asked: Mapping[str, Asked]) -> "Future[Masks]":
         return self.helper.begin(partial(self._masks, dict(asked)))
 
-    def _masks(self, asked: dict[str, Asked]) -> dict[str, Mask]:
-        result: dict[str, Mask] = {}
+    def _masks(self, asked: dict[str, Asked]) -> Masks:
+        result: Masks = {}
         trials: dict[str, tuple[LLMatcher, int, list[int]]] = {}
         rows = 0
         for name, (matcher, drafts) in asked.items():
@@ -138,12 +145,13 @@ class MaskMaker:
         if rows > len(self._bits):
             self._bits = np.empty((rows, self._words), np.int32)
         self._fill(list(trials.values()), rows)
-        masks = torch.from_numpy(self._bits.view(np.uint8))
+        bits = self._bits[:rows].view(np.uint8)
+        few = few_allowed(bits, self._few_of) if self._few_of else ()
+        masks = torch.from_numpy(bits)
         for name, (trial, begin, drafts) in trials.items():
+            own = slice(begin, begin + len(drafts) + 1)
             failed = trial.is_error()
-            result[name] = (
-                StructureError(f"structure: {trial.get_error()}") if failed else masks[begin : begin + len(drafts) + 1]
-            )
+            result[name] = StructureError(f"structure: {trial.get_error()}") if failed else Mask(masks[own], few[own])
         return result
 
     def _fill(self, trials: "Sequence[tuple[LLMatcher, int, list[int]]]", rows: int) -> None:
@@ -159,14 +167,29 @@ class MaskMaker:
             self._executor.unsafe_compute_mask_ptr(plain, *place)
 
 
+def few_allowed(bits: "np.ndarray[Any, Any]", vocabulary: int) -> list[torch.Tensor | None]:
+    """Of masks, uint8 [n, bytes], the tokens that each allows: int64, in order. None where they may be many. A
+    twentieth of the bytes then says all, and of the logits only these tokens' need be read."""
+    some = bits != 0
+    few = np.count_nonzero(some, axis=1) <= bits.shape[1] // 16
+    rows, places = np.nonzero(some & few[:, None])
+    within, bit = np.nonzero(np.unpackbits(bits[rows, places, None], axis=1, bitorder="little"))
+    tokens = places[within] * 8 + bit
+    real = tokens < vocabulary
+    rows, found = rows[within][real], torch.from_numpy(tokens[real])
+    ends = np.searchsorted(rows, np.arange(len(bits) + 1)).tolist()
+    return [found[ends[i] : ends[i + 1]] if each else None for i, each in enumerate(few.tolist())]
+
+
 class Structures:
     """The grammars of one engine's requests. They are compiled, and masks are made, beside the model's thread."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
-        """`tokenizer`: of the tokenizers library. `vocab_size`: the width of logits, which may exceed its tokens."""
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int], *, few: bool = True) -> None:
+        """`tokenizer`: of the tokenizers library. `vocab_size`: the width of logits, which may exceed its tokens.
+        `few`: whether masks tell where few tokens are allowed; logits on a device are masked all at once."""
         self._vocab_size, self._eos_ids, self._model_tokenizer = vocab_size, eos_ids, tokenizer
-        self._words = -(-self._width // 32)
-        self._maker = MaskMaker(self._words)
+        self._new_maker = partial(MaskMaker, -(-self._width // 32), vocab_size if few else 0)
+        self._maker = self._new_maker()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         if self._width > _LARGE:
             self._tokenizer.exception()  # what is wrong with it is told by the first grammar
@@ -201,11 +224,11 @@ class Structures:
         matcher.consume_tokens(output)
         return matcher
 
-    def begin(self, asked: Mapping[str, Asked]) -> "Future[dict[str, Mask]]":
+    def begin(self, asked: Mapping[str, Asked]) -> "Future[Masks]":
         """Compute the masks of a step, of requests by name; they do not depend on the forward pass."""
         return self._maker.begin(asked)
 
-    def take(self, masks: "Future[dict[str, Mask]]", asked: Mapping[str, Asked]) -> dict[str, Mask]:
+    def take(self, masks: "Future[Masks]", asked: Mapping[str, Asked]) -> Masks:
         """The masks that `begin` began. They can be used until the next step begins."""
         waits_for_grammars = not all(each.matcher.ready for each in asked.values())
         try:
@@ -213,7 +236,7 @@ class Structures:
         except BaseException as error:  # a panic of native code is no Exception
             # The work may still go on, and write: it keeps what it writes to, and the next steps get another maker.
             self._maker.helper.abandon()
-            self._maker = MaskMaker(self._words)
+            self._maker = self._new_maker()
             problem = StructureError(f"structure: the masks of this step failed: {_said(error)}")
             return dict.fromkeys(asked, problem)
 
