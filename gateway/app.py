@@ -163,8 +163,8 @@ def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metri
     metrics_right = Right.ADMIN if settings.for_strangers else None
     return make_app(
         [
+            *openai_routes(front, metrics, settings.model_aliases),  # the first ones are found first
             *common_routes(front, metrics.registry, metrics_right=metrics_right),
-            *openai_routes(front, metrics, settings.model_aliases),
             *page_routes(front, keys),
         ],
         Access(keys, _max_calls(settings), strangers=settings.for_strangers),

@@ -26,6 +26,8 @@ MAX_BIASES = 300
 MAX_LOGPROBS = 20
 MAX_SCORES = 32_768  # log-probabilities of a prompt: for each token its own and the likeliest ones'
 DEFAULT_MAX_TOKENS = 256
+PRIORITIES = frozenset(types_pb2.Priority.values())
+ON_DISCONNECT = frozenset(types_pb2.OnDisconnect.values())
 THREAD_ABOVE_BYTES = 4096  # longer inputs are encoded in a thread; shorter ones take a millisecond or two
 THREAD_ABOVE_MESSAGES = 64  # the same for chats, since the template's loop runs once for each message
 
@@ -101,9 +103,9 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
         raise BadInput("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
     if request.ignore_eos and request.HasField("structure"):
         raise BadInput("ignore_eos", "an output with a structure ends where the structure does; leave one of them out")
-    if request.priority not in types_pb2.Priority.values():
+    if request.priority not in PRIORITIES:
         raise BadInput("priority", f"unknown value {request.priority}")
-    if request.on_disconnect not in types_pb2.OnDisconnect.values():
+    if request.on_disconnect not in ON_DISCONNECT:
         raise BadInput("on_disconnect", f"unknown value {request.on_disconnect}")
 
 

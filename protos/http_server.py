@@ -5,7 +5,9 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
@@ -95,8 +97,7 @@ class Body:
 
     def __init__(self, cycle: Any) -> None:
         """`cycle`: uvicorn's, of the request that is answered."""
-        self._transport: asyncio.Transport = cycle.transport
-        self._flow = cycle.flow
+        self._cycle, self._flow = cycle, cycle.flow
         self._chunked = cycle.scope["http_version"] >= "1.1"  # else the end of the connection ends it; as h11 has it
 
     @property
@@ -106,8 +107,21 @@ class Body:
 
     def write(self, data: bytes) -> None:
         """`data` must not be empty. Where the client has gone nothing happens."""
-        if not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        transport: asyncio.Transport = self._cycle.transport
+        if not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    @contextmanager
+    def in_one_piece(self) -> Iterator[None]:
+        """What the block sends by ASGI goes out when it ends: each piece costs a call of the system, and wakes the
+        client. The block must neither wait nor end the answer."""
+        transport, pieces = self._cycle.transport, list[bytes]()
+        self._cycle.transport = SimpleNamespace(write=pieces.append)
+        try:
+            yield
+        finally:
+            self._cycle.transport = transport
+            transport.write(b"".join(pieces))
 
 
 def _with_body(app: ASGIApp) -> ASGIApp:

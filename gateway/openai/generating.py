@@ -44,6 +44,7 @@ class Generating:
     async def _whole(self) -> dict[str, object]:
         async with self._open as streams:
             answer = self._answer(streams)
+            await accepted(streams)
 
             async def take(index: int, stream: Stream) -> None:
                 async for chunk in stream:
@@ -57,9 +58,11 @@ class Generating:
     async def _streamed(self, scope: Scope, send: Send) -> None:
         out = sse.Events(scope, send, self._headers)
         try:
-            async with self._open as streams, out.kept_alive():
+            async with self._open as streams:
                 answer = self._answer(streams)
-                await self._relay(out, answer, streams)
+                await accepted(streams)
+                with out.kept_alive():
+                    await self._relay(out, answer, streams)
                 last = sse.event(answer.last_event()) if self._asked.include_usage else b""
             await out.write(last + sse.DONE, more=False)
         except RequestError as error:
@@ -133,15 +136,13 @@ async def _at_once(streams: Sequence[Stream], work: Callable[[int, Stream], Coro
 
 @asynccontextmanager
 async def generated(front: Front, asked: Asked) -> AsyncIterator[list[Stream]]:
-    """The streams of all choices, each durable. Raises RequestError, in the names of HTTP."""
+    """The streams of all choices, each submitted. Raises RequestError, in the names of HTTP, in the block too."""
     try:
         async with AsyncExitStack() as stack:
             streams = []
             for request in asked.requests:
                 opened = front.generate(request, asked.timeout_s, None)
                 streams.append(await stack.enter_async_context(opened))
-            for stream in streams:
-                await stream.accepted()
             yield streams
     except BadInput as error:
         raise asked.renamed(error) from None
@@ -151,5 +152,10 @@ async def generated(front: Front, asked: Asked) -> AsyncIterator[list[Stream]]:
 async def resumed(front: Front, request_id: str, offset: int) -> AsyncIterator[list[Stream]]:
     """The stream of a request that was submitted before, through whatever door. Raises RequestError."""
     async with front.resume(request_id, offset) as stream:
-        await stream.accepted()
         yield [stream]
+
+
+async def accepted(streams: Sequence[Stream]) -> None:
+    """Return once all are durable: what can be made without that is made before. Raises RequestError."""
+    for stream in streams:
+        await stream.accepted()

@@ -135,12 +135,13 @@ def _asked(
         structure=structure,
     )
     requests: list[GenerateRequest] = []
+    alone = len(inputs) * body.n == 1
     for fill in inputs:
         for choice in range(body.n):
-            request = GenerateRequest()
-            request.CopyFrom(common)
+            request = common if alone else GenerateRequest()
+            if not alone:
+                request.CopyFrom(common)
             fill(request)
-            alone = len(inputs) * body.n == 1
             request.request_id = request_id if alone else id_of(len(requests), request_id)
             if body.seed is not None:
                 request.seed = _seed(body.seed, choice)

@@ -31,6 +31,7 @@ class Responding:
             else:
                 async with self._open as (stream,):
                     answer = self._answer(stream)
+                    await stream.accepted()
                     async for chunk in stream:
                         answer.take(chunk)
                 said = HttpResponse(sse.json(answer.whole()), 200, self._headers, "application/json")
@@ -39,9 +40,11 @@ class Responding:
     async def _streamed(self, scope: Scope, send: Send) -> None:
         out, answer = sse.Events(scope, send, self._headers), None
         try:
-            async with self._open as (stream,), out.kept_alive():
+            async with self._open as (stream,):
                 answer = self._answer(stream)
-                await out.relay(stream, partial(_said, answer))
+                await stream.accepted()
+                with out.kept_alive():
+                    await out.relay(stream, partial(_said, answer))
             await out.write(b"", more=False)
         except RequestError as error:
             if answer is None or not out.begun:

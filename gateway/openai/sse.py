@@ -1,12 +1,12 @@
 """Server-sent events: how an event is written, and one response made of them. It knows nothing of what they say."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
 from pydantic_core import to_json
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.chunk import Chunk
 from gateway.stream import Stream
@@ -53,6 +53,7 @@ class Events:
         self._send = send
         self._headers = [(name.encode(), value.encode()) for name, value in (_HEADERS | dict(headers)).items()]
         self._writing = asyncio.Lock()
+        self._beat: asyncio.Task[None] | None = None  # the comment that is written
         self._written_s = self._loop.time()
 
     async def relay(
@@ -84,27 +85,36 @@ class Events:
     async def write(self, events: bytes, *, more: bool = True) -> None:
         """Returns once the transport has taken them. `more`: these are not the last ones."""
         async with self._writing:
-            if not self.begun:
+            said: Message = {"type": "http.response.body", "body": events, "more_body": more}
+            if self.begun:
+                await self._send(said)
+            else:
                 self.begun = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            await self._send({"type": "http.response.body", "body": events, "more_body": more})
+                with self._body.in_one_piece() if more and self._body and not self._body.waits else nullcontext():
+                    await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+                    await self._send(said)
             self._headed = True
             self._written_s = self._loop.time()
 
-    @asynccontextmanager
-    async def kept_alive(self) -> AsyncIterator[None]:
+    @contextmanager
+    def kept_alive(self) -> Iterator[None]:
         """While the block runs a comment is written whenever nothing else was, so that no proxy takes it for dead."""
-        beating = asyncio.create_task(self._beat(), name="keep-alive")
+        self._looking = self._loop.call_at(self._written_s + KEEP_ALIVE_S, self._look)
         try:
             yield
         finally:
-            beating.cancel()
+            self._looking.cancel()
+            if self._beat is not None:
+                self._beat.cancel()
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._written_s + KEEP_ALIVE_S - self._loop.time())
-            if self._loop.time() >= self._written_s + KEEP_ALIVE_S:
-                await self.write(_KEEP_ALIVE)
+    def _look(self) -> None:
+        """Few streams are ever quiet for so long: a timer costs less than a task that waits."""
+        due, now = self._written_s + KEEP_ALIVE_S, self._loop.time()
+        if now >= due:
+            if self._beat is None or self._beat.done():
+                self._beat = self._loop.create_task(self.write(_KEEP_ALIVE), name="keep-alive")
+            due = now + KEEP_ALIVE_S
+        self._looking = self._loop.call_at(due, self._look)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ clients would hide it."""
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from gateway.chunk import Chunk
 from gateway.openai import sse
-from protos.http_server import BODY
+from protos.http_server import BODY, Body
 from protos.v1 import types_pb2
 from tests.gateway.harness import WAIT_S, ending, ids
 from tests.gateway.openai.harness import CHAT, Door, door
@@ -107,6 +107,26 @@ async def test_head_of_a_stream_is_answered_without_a_body() -> None:
         assert (await head(reader)).startswith(b"http/1.1 200")
 
 
+async def test_the_head_and_the_first_event_are_one_piece() -> None:
+    """Each piece would wake the client."""
+    pieces: list[bytes] = []
+    transport = SimpleNamespace(write=pieces.append, is_closing=lambda: False)
+    flow, scope = SimpleNamespace(write_paused=False), {"http_version": "1.1"}
+    cycle = SimpleNamespace(transport=transport, flow=flow, scope=scope)
+
+    async def send(message: Message) -> None:
+        cycle.transport.write(b"head." if message["type"] == "http.response.start" else message["body"])
+
+    events = sse.Events({"extensions": {BODY: Body(cycle)}}, send, {})
+    await events.write(b"one.")
+    await events.write(b"two.")
+    await events.write(b"", more=False)
+    assert pieces == [b"head.one.", b"two.", b""]
+    pieces.clear()
+    await sse.Events({"extensions": {BODY: Body(cycle)}}, send, {}).write(b"all", more=False)
+    assert pieces == [b"head.", b"all"]
+
+
 async def test_chunks_that_say_nothing_do_not_keep_back_the_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.05)
     said: list[bytes] = []
@@ -128,7 +148,7 @@ async def test_chunks_that_say_nothing_do_not_keep_back_the_comment(monkeypatch:
             for _ in ():
                 yield Chunk()
 
-    events = sse.Events({"extensions": {BODY: SimpleNamespace(waits=False)}}, send, {})
-    async with events.kept_alive():
+    events = sse.Events({"extensions": {BODY: SimpleNamespace(waits=False, in_one_piece=nullcontext)}}, send, {})
+    with events.kept_alive():
         await events.write(b"data: 1\n\n")
         await events.relay(Silent(), lambda chunk: b"")  # type: ignore[arg-type]
