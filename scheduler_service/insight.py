@@ -1,6 +1,5 @@
 """What others may ask of the scheduler: the state of a request, and figures of the service. It changes nothing."""
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import policy_name
 from scheduler_service.core.reasons import Reason
 from scheduler_service.leader import Leader
+from scheduler_service.pace import LOOKED_UP
 from scheduler_service.predictor.port import Status
 from scheduler_service.session import WorkerSession
 
@@ -83,7 +83,7 @@ async def stats(leader: Leader) -> status_pb.StatsResponse:
     for number, entry in enumerate(list(fleet.entries.values()), 1):
         tally.count(entry)
         if number % COUNTED_AT_ONCE == 0:
-            await asyncio.sleep(0)
+            await leader.turns.pause(LOOKED_UP)
     delays = sorted(leader.counters.command_delays_s)
     counts, model = leader.counters, leader.workers.model
     bound_s = backlog.bound_s(fleet)
@@ -138,7 +138,7 @@ async def live_status(leader: Leader, id: str) -> status_pb.RequestStatus | None
     if id not in fleet.entries:
         return None
     place = outlook.position(fleet, id)
-    await asyncio.sleep(0)  # its place, and how long it waits, are each looked up among all requests
+    await leader.turns.pause(LOOKED_UP)  # its place, and how long it waits, are each looked up among all requests
     if id not in fleet.entries:
         return None
     return _live_status(leader, id, place, *outlook.waits_behind_s(fleet, [_ahead(fleet, id, place)]))
@@ -168,7 +168,7 @@ async def list_requests(leader: Leader, request: inference_pb.ListRequestsReques
         passed += len(some)
         if len(ids) > size:
             break
-        await asyncio.sleep(0)
+        await leader.turns.pause(LOOKED_UP)
     if len(ids) > size:
         page.next_page_token = str(skipped + size)
     await _fill(leader, page, ids[:size], min(request.recent_rounds, MOST_ROUNDS))
@@ -181,15 +181,15 @@ async def _fill(
     """With those of `ids` that are still live. Workers wait for their commands meanwhile: a few are done at once."""
     fleet, places, ahead = leader.core.fleet, dict[str, int](), dict[str, int]()
     for start in range(0, len(ids), LISTED_AT_ONCE):
-        await asyncio.sleep(0)
+        await leader.turns.pause(LOOKED_UP)
         for id in ids[start : start + LISTED_AT_ONCE]:
             if id in fleet.entries:
                 places[id] = outlook.position(fleet, id)
                 ahead[id] = _ahead(fleet, id, places[id])
-    await asyncio.sleep(0)
+    await leader.turns.pause(LOOKED_UP)
     waits_s = dict(zip(ahead, outlook.waits_behind_s(fleet, list(ahead.values())), strict=True))
     for start in range(0, len(ids), LISTED_AT_ONCE):
-        await asyncio.sleep(0)
+        await leader.turns.pause(LOOKED_UP)
         for id in ids[start : start + LISTED_AT_ONCE]:
             if id in waits_s and id in fleet.entries:
                 status = _live_status(leader, id, places[id], waits_s[id])

@@ -4,7 +4,6 @@ Nothing is planned here. Whatever goes through many requests or rounds lets othe
 what gateways ask for takes its part of a turn of the event loop (pace.py), however many gateways ask at once.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -15,7 +14,7 @@ from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.pace import FOLLOW, REPEATED, UNITS, Turns
+from scheduler_service.pace import DURABLE, FOLLOW, REPEATED, UNITS, Turns
 from scheduler_service.round_log import RoundLog
 from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable, Verdict, Write
 from scheduler_service.store.fields import caught_up
@@ -197,7 +196,7 @@ class Ledger:
         ENDED_KEPT_S it will not lose any more."""
         for count, (write, verdict) in enumerate(written, 1):
             if count % AT_ONCE == 0:
-                await asyncio.sleep(0)
+                await self._turns.pause(DURABLE)
             request = write.record.request
             id = request.id
             tracked = self.live.get(id)

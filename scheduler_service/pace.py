@@ -1,5 +1,6 @@
-"""How long work holds the event loop. In one of its turns reports, commands and submissions get so many units of work.
-Questions are answered one at a time, and all of them together take a fifth of its time at most."""
+"""How long work holds the event loop. In one of its turns all work gets so many units: what peers ask for waits until
+there is room; what cannot wait, such as a commit under way, leaves that much less to the others. Questions are answered
+one at a time, and all of them together take a fifth of the loop's time at most."""
 
 import asyncio
 from collections import deque
@@ -13,9 +14,12 @@ MAX_PAUSE_S = 1.0
 MAX_WAITING = 64
 # Of work in a turn: a unit is what a row of a report costs, some 50 microseconds.
 UNITS = 48
-SUBMISSION = 4
+SUBMISSION = 8
 CANCEL = FOLLOW = 1
 REPEATED = 3  # some thirty rounds that a gateway asks for
+DURABLE = 8  # some thirty writes that became durable, and are told
+LOOKED_UP = 16  # a part of an answer to a question
+MESSAGE = 2  # to a gateway
 MESSAGES = 4  # to gateways, in a turn
 
 
@@ -51,6 +55,7 @@ class Turns:
         self._units = units
         self._left = units  # in this turn
         self._granted = 0  # in the next turn, to work that has waited
+        self._taken = 0  # in this turn, by work that does not wait
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._called = False  # `_begin` will be, in the next turn
 
@@ -58,22 +63,38 @@ class Turns:
         """Returns when so much work may be done, which has to follow at once. More than a turn has gets one alone."""
         units = min(units, self._units)
         loop = asyncio.get_running_loop()
-        if not self._called:
-            self._called = True
-            loop.call_soon(self._begin)
+        self._call()
         if not self._waiting and units <= self._left:
             self._left -= units
         else:
             self._waiting.append((units, turn := loop.create_future()))
             await turn
 
+    def take(self, units: int) -> None:
+        """So much work is done now, whether there is room or not. What goes on for several turns is taken to need as
+        much in the next one, so others wait for less."""
+        self._taken += units
+        self._left -= units
+        self._call()
+
+    async def pause(self, units: int) -> None:
+        """As `take`, and then others run."""
+        self.take(units)
+        await asyncio.sleep(0)
+
+    def _call(self) -> None:
+        if not self._called:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
     def _begin(self) -> None:
         """A turn has begun, in which the work goes on that the last call has let in."""
-        self._left, self._granted = self._units - self._granted, 0
-        self._called = bool(self._waiting) or self._left < self._units
-        if self._called:  # first: what is let in now may ask for more as soon as it goes on, and is counted by then
-            asyncio.get_running_loop().call_soon(self._begin)
-        while self._waiting and self._granted + self._waiting[0][0] <= self._units:
+        room = self._units - self._taken
+        self._left, self._granted, self._called = room - self._granted, 0, False
+        if self._waiting or self._taken or self._left < self._units:
+            self._call()  # first: what is let in now may ask for more as soon as it goes on, and is counted by then
+        self._taken = 0
+        while self._waiting and (not self._granted or self._granted + self._waiting[0][0] <= room):
             units, turn = self._waiting.popleft()
             if not turn.done():  # else its task was cancelled
                 turn.set_result(None)

@@ -16,7 +16,7 @@ from protos.v1 import status_pb2 as status_pb
 from scheduler_service import insight
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.pace import CANCEL, MESSAGES, SUBMISSION, Pace, Turns
+from scheduler_service.pace import CANCEL, MESSAGE, MESSAGES, SUBMISSION, Pace, Turns
 from scheduler_service.store import StoreUnavailable
 
 Answer = TypeVar("Answer")
@@ -173,6 +173,7 @@ async def _write(leader: Leader, outbox: GatewayOutbox, turns: Turns, stream: St
             message = pb.ToGateway()
         else:
             message = outbox.take()
+            leader.turns.take(MESSAGE)
         if (model := outbox.unsent_model(message)) is not None:
             async with leader.outboxes.one_model:  # megabytes: others run before the next gateway gets its copy
                 message.serving.model.CopyFrom(model)

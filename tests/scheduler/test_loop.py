@@ -23,6 +23,7 @@ from scheduler_service.store import MemoryStore, Stored, StoreUnavailable
 from tests.scheduler.builders import FakeWorker
 from tests.scheduler.live import MODEL, ScriptedGateway, ScriptedWorker, scheduler
 from tests.scheduler.virtual_worker import Stream
+from tests.waiting import WAIT_S
 
 STOP = types_pb.FINISH_REASON_STOP
 
@@ -207,6 +208,45 @@ async def test_who_asks_for_more_as_soon_as_it_has_had_some_gets_no_second_turn_
 
 async def test_work_of_more_units_than_a_turn_has_gets_a_turn_alone() -> None:
     assert await counted_by_turn(Turns(8), [1, 200, 1, 1]) == [[1], [200], [1, 1]]
+
+
+async def test_work_that_does_not_wait_leaves_less_to_the_others() -> None:
+    """A commit that is encoded in parts, or an answer that is put together in parts."""
+    turns, done, over = Turns(8), [[0, 0]], False
+
+    async def waits() -> None:
+        for _ in range(20):
+            await turns.room(2)
+            done[-1][0] += 2
+
+    async def never_waits() -> None:
+        while not over:
+            done[-1][1] += 5
+            await turns.pause(5)
+
+    others = asyncio.gather(*(waits() for _ in range(6)))
+    commit = asyncio.create_task(never_waits())
+    while not others.done():
+        done.append([0, 0])
+        await asyncio.sleep(0)
+    over = True
+    await commit
+    assert sum(units for units, _ in done) == 6 * 20 * 2
+    assert max(map(sum, done[3:])) <= 8  # the first two turns, in which nothing was known of the commit, aside
+
+
+async def test_however_much_does_not_wait_the_others_get_on() -> None:
+    turns, working = Turns(8), True
+
+    async def never_waits() -> None:
+        while working:
+            await turns.pause(100)
+
+    commit = asyncio.create_task(never_waits())
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*(turns.room(3) for _ in range(50)))
+    working = False
+    await commit
 
 
 async def test_work_is_done_at_once_where_there_is_room() -> None:
