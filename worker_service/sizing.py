@@ -1,6 +1,7 @@
 """How large the steps of a GPU are where nobody says, and how much KV it gets: what weights and the largest step leave.
-That step is rehearsed."""
+That step is rehearsed, at the end of the longest texts."""
 
+from array import array
 from pathlib import Path
 
 import torch
@@ -32,10 +33,7 @@ def sized(settings: Settings, model: LoadedModel) -> Settings:
     `slots` and `max_prefill`, the largest whose step is no burden. Raises ModelError where not one request fits, or the
     engine cannot compute what the model does."""
     drafter = drafter_memory(Path(settings.drafter).expanduser(), model.dtype)
-    shapes, size = attention_shapes(model.model.config), model.dtype.itemsize
-    a_token = kv_values_per_token(shapes) * size
-    # Attention that gathers has one layer's keys and values up to three times more, padding included.
-    gathered = 3 * max(shape.kv_values_per_token for shape in shapes) * size
+    a_token = _kv_bytes(model)
     try:
         settings, taken = _largest_step(settings, model)
     except torch.OutOfMemoryError:
@@ -46,7 +44,7 @@ def sized(settings: Settings, model: LoadedModel) -> Settings:
     torch.cuda.empty_cache()  # of what the rehearsals have taken
     free, total = torch.cuda.mem_get_info(model.device)
     left = free - taken - int(_SPARE * total) - drafter.weights
-    tokens = max(left // (a_token + gathered + drafter.a_token), 0)
+    tokens = max(left // (a_token + drafter.a_token), 0)
     check_kv_tokens(tokens, model.context_tokens)
     host = free_bytes(torch.device("cpu"))
     offloaded = tokens if host is None else min(tokens, host // 2 // a_token)
@@ -80,13 +78,16 @@ def _rehearsed(settings: Settings, model: LoadedModel) -> int:
     own, head = model.model.config._attn_implementation, model.model.get_output_embeddings()
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    drafts, prefill = settings.most_drafts, min(settings.max_prefill, model.context_tokens - 1)
+    # No text is longer, and all together are not either: attention takes time and memory by their lengths.
+    room = torch.cuda.mem_get_info(model.device)[0] // _kv_bytes(model)
+    longest = max(min(model.context_tokens, room), 2)
+    drafts, prefill = settings.most_drafts, min(settings.max_prefill, longest - 1)
+    ends = [longest, *[min(longest, max(room // settings.slots, drafts + 1))] * settings.slots]
     sizes = [(prefill, 1), *[(drafts + 1, drafts + 1)] * settings.slots]  # tokens, and those with logits
-    blocks = sum(-(-tokens // settings.block_tokens) for tokens, _ in sizes)
     try:
         target = Target(model.model)
-        pool = target.new_pool(blocks, settings.block_tokens, settings.attention)
-        passed = target.forward([_sequence(pool, *each) for each in sizes])
+        pool = target.new_pool(1, settings.block_tokens, settings.attention)
+        passed = target.forward([_sequence(pool, end, *each) for end, each in zip(ends, sizes, strict=True)])
         asked = [LogitsContext([0], [0] * (n - 1), 0, _DEAREST, Limits(1), frozenset()) for _, n in sizes]
         Sampler(HOOKS).draw(passed.logits, asked)
         return int(torch.cuda.max_memory_allocated(model.device)) - before
@@ -95,7 +96,13 @@ def _rehearsed(settings: Settings, model: LoadedModel) -> int:
         model.model.set_output_embeddings(head)
 
 
-def _sequence(pool: BlockPool, tokens: int, num_logits: int) -> InputSequence:
-    kv = KV(pool)
-    kv.extend(tokens)
-    return InputSequence(kv, 0, [0] * tokens, tokens - num_logits)
+def _sequence(pool: BlockPool, end: int, tokens: int, num_logits: int) -> InputSequence:
+    """The last tokens of a text that is all in one block, over and over: what is computed is not looked at."""
+    kv, start = KV(pool), max(end - tokens, 0)
+    kv.table = array("i", [0]) * -(-(start + tokens) // pool.block_tokens)
+    return InputSequence(kv, start, [0] * tokens, tokens - num_logits)
+
+
+def _kv_bytes(model: LoadedModel) -> int:
+    """Of a token."""
+    return kv_values_per_token(attention_shapes(model.model.config)) * model.dtype.itemsize

@@ -2,13 +2,19 @@
 
 import shutil
 from array import array
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tests.worker.harness import Tiny
-from worker_service.engine import native
+from worker_service.engine import gathered, native
 from worker_service.engine.attention import NativeAttention, QueryRange, TorchAttention
 from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.kv import KV, BlockPool
@@ -61,6 +67,89 @@ def test_attention_over_blocks_is_plain_attention(
             expected = plain_attention(*(x[: at[i]].float() for x in texts[i]), options)[-each.n :]
             got = result[each.begin : each.begin + each.n].float()
             torch.testing.assert_close(got, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "capped"), [(1 << 11, False), (1 << 14, False), (1 << 16, False), (1 << 11, True), (1 << 17, True)]
+)
+def test_attention_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch, bytes_: int, capped: bool) -> None:
+    """Of requests, of heads, of rows: as many as fit into so many bytes."""
+    torch.manual_seed(0)
+    options = Options(0.2, 20, 1.5 if capped else 0.0, torch.randn(6) if capped else None)
+    tables = [array("i", range(10 * i, 10 * i + 10)) for i in range(4)]
+    ranges = [QueryRange(0, 3, 130, tables[0]), QueryRange(3, 1, 120, tables[1]), QueryRange(4, 40, 90, tables[2])]
+    new, results, sizes = [torch.randn(44, heads, 32) for heads in (6, 2, 2)], [], list[gathered.Piece]()
+
+    def noted(*sizes_: int, piece: Callable[..., gathered.Piece] = gathered.piece) -> gathered.Piece:
+        sizes.append(piece(*sizes_))
+        return sizes[-1]
+
+    for most in (gathered.PIECE_BYTES, bytes_):
+        monkeypatch.setattr(gathered, "PIECE_BYTES", most)
+        attention = attention_of(TorchAttention, torch.float32)
+        for layer in attention._data:
+            layer.copy_(torch.linspace(-1, 1, layer.numel()).view(layer.shape).sin())
+        monkeypatch.setattr(gathered, "piece", noted)
+        attention.begin(ranges)
+        results.append(attention.attend(*new, 0, options))
+    whole, pieces = sizes[:2], sizes[2:]
+    assert whole == [(2, 2, 3), (1, 2, 40)]
+    assert pieces != whole
+    torch.testing.assert_close(results[1], results[0], atol=1e-6, rtol=1e-6)
+
+
+def test_no_tensor_of_attention_grows_with_prompt_and_text_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's last 64 tokens after 8,128: its mask alone would have 2 MiB for 4 heads of a KV head."""
+    monkeypatch.setattr(gathered, "PIECE_BYTES", 1 << 18)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            result = func(*args, **kwargs or {})
+            if not any(each.alias_info for each in func._schema.returns):  # else it is memory that there was
+                largest = max([largest, *(x.nbytes for x in tree_leaves(result) if isinstance(x, torch.Tensor))])
+            return result
+
+    for options in (Options(0.2), Options(0.2, softcap=1.5)):
+        attention = TorchAttention(
+            [AttentionShape(8, 2, 32)], 8192, 513, 16, device=torch.device("cpu"), dtype=torch.float32
+        )
+        attention.begin([QueryRange(0, 64, 8128, array("i", range(512)))])
+        new = [torch.randn(64, heads, 32) for heads in (8, 2, 2)]
+        with Watch():
+            attention.attend(*new, 0, options)
+        assert largest == 8192 * 32 * 4  # the keys of one head, and of one text
+
+
+@given(*[st.integers(1, 300)] * 3, st.integers(1, 16), st.integers(1, 1 << 20), st.integers(64, 2048), st.booleans())
+def test_a_piece_takes_a_bounded_part_of_memory(
+    batch: int, heads: int, rows: int, share: int, past: int, a_token: int, capped: bool
+) -> None:
+    size = gathered.piece(batch, heads, rows, share, past, a_token, capped)
+    assert all(1 <= own <= all_ for own, all_ in zip(size, (batch, heads, rows), strict=True))
+    of_heads = size.heads * size.requests
+    scores = past * share * (16 * of_heads if capped else 8 * size.requests) * size.rows
+    assert 2 * past * a_token * of_heads <= gathered.PIECE_BYTES or of_heads == 1
+    assert scores <= gathered.PIECE_BYTES or size.requests == size.rows == 1
+
+
+def test_masks_of_long_texts_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of short ones are, for all layers of the pass."""
+    ranges = [QueryRange(0, 30, 0, array("i", [0, 1])), QueryRange(30, 1, 100, array("i", range(2, 9)))]
+    new = [torch.randn(31, heads, 32) for heads in (6, 2, 2)]
+    kept = []
+    for most in (gathered.PIECE_BYTES, 8 * 3 * 30 * 32):  # the first range's alone is as large as what is kept
+        attention = attention_of(TorchAttention, torch.float32)
+        assert isinstance(attention, TorchAttention)
+        with monkeypatch.context() as context:
+            context.setattr(gathered, "PIECE_BYTES", most)
+            attention.begin(ranges)
+        for _ in range(2):
+            attention.attend(*new, 0, Options(0.2))
+        kept.append(sum(mask.numel() for group in attention._groups for mask in group._masks.values()))
+    assert kept[0] == 3 * (30 * 32 + 7 * 16)
+    assert kept[1] == 3 * 7 * 16  # which comes first
 
 
 def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """How much KV a GPU gets by default: figures of memory are made up, the rehearsal is real, on a pretended device."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -16,13 +16,13 @@ from worker_service.config import Settings
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.self_check import check, own_logits
+from worker_service.engine.target import InputSequence, Passed, Target
 from worker_service.model_files import ModelError
 from worker_service.models import LoadedModel
 from worker_service.sizing import by_device, sized
 
 MIB = 1 << 20
 A_TOKEN = 3 * 2 * 2 * 32 * 2  # layers, keys and values, heads, numbers, bytes: of the model below
-GATHERED = 3 * 2 * 2 * 32 * 2
 
 
 @contextmanager
@@ -44,7 +44,26 @@ def test_kv_gets_what_the_largest_step_leaves() -> None:
     with a_gpu(free=600 * MIB, step=100 * MIB) as model, patch.object(sizing, "drafter_memory", lambda *_: drafter):
         found = sized(Settings(model="m"), model)
     left = 600 * MIB - 100 * MIB - (1 << 30) // 10 - 50 * MIB
-    assert found.kv_tokens == found.host_kv_tokens == left // (A_TOKEN + GATHERED + 64)
+    assert found.kv_tokens == found.host_kv_tokens == left // (A_TOKEN + 64)
+
+
+@pytest.mark.parametrize(("room", "ends"), [(10**6, [512, 512]), (300, [300, 75])])
+def test_the_largest_step_is_rehearsed_at_the_end_of_the_longest_texts(room: int, ends: list[int]) -> None:
+    """As long as the model's may be; all together as long as the memory that weights leave."""
+    passes, forward = list[list[InputSequence]](), Target.forward
+
+    def noted(target: Target, sequences: list[InputSequence]) -> Passed:
+        passes.append(sequences)
+        return forward(target, sequences)
+
+    told = Settings(model="m", slots=4, max_prefill=64, block_tokens=16)
+    with a_gpu(free=room * A_TOKEN, step=0) as model, patch.object(Target, "forward", noted), suppress(ModelError):
+        sized(told, model)
+    (prompt, *others), *more = passes
+    assert not more
+    assert (len(prompt.tokens), prompt.start + len(prompt.tokens)) == (64, ends[0])
+    assert [(len(each.tokens), each.start + len(each.tokens)) for each in others] == [(9, ends[1])] * 4
+    assert len(prompt.kv.table) == -(-ends[0] // 16)
 
 
 def test_slots_and_prefill_are_the_largest_whose_step_is_no_burden() -> None:

@@ -13,11 +13,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from worker_service.engine import native
 from worker_service.engine.block_plan import BlockPlan
 from worker_service.engine.block_plan import QueryRange as QueryRange
+from worker_service.engine.gathered import Group, Kept
 from worker_service.engine.probe import LayerAsks, Options, check_options
 from worker_service.engine.ragged import RaggedAttention
 from worker_service.engine.shape import AttentionShape
@@ -152,26 +153,6 @@ class NativeAttention(PagedAttention):
         return out
 
 
-class _Group:
-    """Query ranges that are computed as one padded batch of B."""
-
-    def __init__(self, numbers: Sequence[torch.Tensor], block_tokens: int) -> None:
-        """`numbers`: as BlockPlan.padded."""
-        self.rows, self._positions, self.tables = numbers
-        self._keys = torch.arange(self.tables.shape[1] * block_tokens, device=self.tables.device)
-        self._masks: dict[tuple[int, int], torch.Tensor] = {}
-
-    def mask(self, window: int, share: int) -> torch.Tensor:
-        """Which keys each token sees [B, 1, share * longest, keys], for each of `share` heads: none after it, and none
-        further back than `window`."""
-        if (window, share) not in self._masks:
-            own = self._positions[:, :, None]
-            seen = self._keys <= own
-            seen = seen & (self._keys > own - window) if window else seen
-            self._masks[window, share] = seen.repeat(1, share, 1)[:, None]
-        return self._masks[window, share]
-
-
 class TorchAttention(PagedAttention):
     """For any device: blocks are gathered, for short query ranges of about the same past together and for each long one
     by itself; or read where they are, by kernels that can."""
@@ -205,7 +186,8 @@ class TorchAttention(PagedAttention):
         groups = [] if self._ragged else [plan.padded(group) for group in plan.groups(self._SHORT)]
         everything = [*plan.places(), *itertools.chain(*groups), *also]
         self._new_blocks, self._new_offsets, *others = sent_together(everything, self._device)
-        self._groups = [_Group(others[3 * i : 3 * i + 3], self._block_tokens) for i in range(len(groups))]
+        kept = Kept()
+        self._groups = [Group(others[3 * i : 3 * i + 3], self._block_tokens, kept) for i in range(len(groups))]
         return others[3 * len(groups) :]
 
     def begin_padded(
@@ -216,7 +198,7 @@ class TorchAttention(PagedAttention):
         self._new_blocks, self._new_offsets = blocks, offsets
         every = torch.arange(len(blocks), device=self._device)
         numbers = [x.view(requests, -1) for x in (every, positions, tables)]
-        self._groups = [_Group(numbers, self._block_tokens)]
+        self._groups = [Group(numbers, self._block_tokens, Kept())]
         return every
 
     def attend(
@@ -230,41 +212,9 @@ class TorchAttention(PagedAttention):
         # Query heads that share a KV head are queries of it: so that it is read once.
         query = query.view(len(query), keys.shape[1], -1, query.shape[-1])
         out = torch.empty_like(query)
-        attention = _plain if options.softcap or options.sinks is not None else _fused
         for group in self._groups:
-            past_keys, past_values = (x[group.tables].transpose(1, 2).flatten(2, 3) for x in (keys, values))
-            own = query[group.rows].permute(0, 2, 3, 1, 4)  # [B, kv heads, heads of each, n, dim]
-            mask = group.mask(options.window, query.shape[2])
-            result = attention(own.flatten(2, 3), past_keys, past_values, mask, options).view(own.shape)
-            out[group.rows] = result.permute(0, 3, 1, 2, 4)
+            group.attend(query, keys, values, options, out)
         return out.flatten(1, 2)
-
-
-# Both: `query` and the result [B, kv heads, n, dim], `keys` and `values` [B, kv heads, past, dim], `mask`
-# [B, 1, n, past].
-
-
-def _fused(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, options: Options
-) -> torch.Tensor:
-    """By torch's fastest kernel, which knows neither caps nor sinks."""
-    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=options.scale)
-
-
-def _plain(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, options: Options
-) -> torch.Tensor:
-    scores = (query @ keys.mT).float() * options.scale
-    if options.softcap:
-        scores = (scores / options.softcap).tanh() * options.softcap
-    scores = scores.masked_fill(~mask, -torch.inf)
-    if options.sinks is not None:  # one for each head: of a KV head those of its share, each for all its tokens
-        sinks = options.sinks.float().view(keys.shape[1], -1, 1)
-        sinks = sinks.expand(-1, -1, query.shape[2] // sinks.shape[1]).flatten(1)[..., None]
-        weights = torch.cat([scores, sinks.expand(*scores.shape[:3], 1)], -1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1)
-    return weights.to(values.dtype) @ values
 
 
 def _attention_function(handle: int) -> Callable[..., tuple[torch.Tensor, None]]:
