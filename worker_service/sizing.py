@@ -1,13 +1,17 @@
 """How large the steps of a GPU are where nobody says, and how much KV it gets: what weights and the largest step leave.
 That step is rehearsed, at the end of the longest texts."""
 
+import gc
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from worker_service.capacity import check_kv_tokens, drafter_memory, free_bytes, summary
 from worker_service.config import Settings
+from worker_service.engine.graphs import KEPT, MOST_EACH, MOST_TOKENS
 from worker_service.engine.hooks import HOOKS, LogitsContext
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.sampler import Sampler
@@ -36,12 +40,14 @@ def sized(settings: Settings, model: LoadedModel) -> Settings:
     a_token = _kv_bytes(model)
     try:
         settings, taken = _largest_step(settings, model)
+        if settings.attention == "graphs":
+            taken += _of_graphs(settings, model)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a model of its own kind does in a pass
         name = type(model.model).__name__
         raise ModelError(f"{settings.model}: the engine cannot serve this {name}: {summary(error)}") from error
-    torch.cuda.empty_cache()  # of what the rehearsals have taken
+    _give_back()
     free, total = torch.cuda.mem_get_info(model.device)
     left = free - taken - int(_SPARE * total) - drafter.weights
     tokens = max(left // (a_token + drafter.a_token), 0)
@@ -59,7 +65,7 @@ def _largest_step(settings: Settings, model: LoadedModel) -> tuple[Settings, int
     for slots, prefill in _SIZES:
         chosen = settings.model_copy(update={"slots": slots, "max_prefill": prefill} | told)
         least = (slots, prefill) == _SIZES[-1]
-        torch.cuda.empty_cache()  # of what the rehearsal before has taken
+        _give_back()
         left = torch.cuda.mem_get_info(model.device)[0]
         try:
             taken = _rehearsed(chosen, model)
@@ -74,26 +80,62 @@ def _largest_step(settings: Settings, model: LoadedModel) -> tuple[Settings, int
 
 @torch.inference_mode()
 def _rehearsed(settings: Settings, model: LoadedModel) -> int:
-    """Bytes that the largest step takes. The model is left as it was."""
-    own, head = model.model.config._attn_implementation, model.model.get_output_embeddings()
+    """Bytes that the largest step takes."""
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    # No text is longer, and all together are not either: attention takes time and memory by their lengths.
-    room = torch.cuda.mem_get_info(model.device)[0] // _kv_bytes(model)
-    longest = max(min(model.context_tokens, room), 2)
-    drafts, prefill = settings.most_drafts, min(settings.max_prefill, longest - 1)
-    ends = [longest, *[min(longest, max(room // settings.slots, drafts + 1))] * settings.slots]
+    drafts, (longest, other) = settings.most_drafts, _ends(settings, model)
+    prefill = min(settings.max_prefill, longest - 1)
     sizes = [(prefill, 1), *[(drafts + 1, drafts + 1)] * settings.slots]  # tokens, and those with logits
-    try:
-        target = Target(model.model)
-        pool = target.new_pool(1, settings.block_tokens, settings.attention)
+    with _target(settings, model) as (target, pool):
+        ends = [longest, *[other] * settings.slots]
         passed = target.forward([_sequence(pool, end, *each) for end, each in zip(ends, sizes, strict=True)])
         asked = [LogitsContext([0], [0] * (n - 1), 0, _DEAREST, Limits(1), frozenset()) for _, n in sizes]
         Sampler(HOOKS).draw(passed.logits, asked)
         return int(torch.cuda.max_memory_allocated(model.device)) - before
+
+
+@torch.inference_mode()
+def _of_graphs(settings: Settings, model: LoadedModel) -> int:
+    """Bytes that all graphs take: the first one with what they share, the others each as much as a second one. What a
+    driver keeps of a graph torch does not know."""
+    requests = min(settings.slots, MOST_TOKENS)
+    tokens = min(settings.most_drafts + 1, MOST_EACH, MOST_TOKENS // requests)
+    end = _ends(settings, model)[1]
+    free = []
+    with _target(settings, model) as (target, pool):
+        for each in (0, end, end // 2):
+            if each:
+                target.forward([_sequence(pool, each, tokens, tokens)] * requests)
+            _give_back()
+            free.append(torch.cuda.mem_get_info(model.device)[0])
+    first, another = free[0] - free[1], free[1] - free[2]
+    return max(first, 0) + (KEPT - 1) * max(another, 0)
+
+
+def _ends(settings: Settings, model: LoadedModel) -> tuple[int, int]:
+    """How long a text may be, and one of as many as run at once. All together are no longer than what fits into memory:
+    attention takes time and memory by their lengths."""
+    room = torch.cuda.mem_get_info(model.device)[0] // _kv_bytes(model)
+    longest = max(min(model.context_tokens, room), 2)
+    return longest, min(longest, max(room // settings.slots, settings.most_drafts + 1))
+
+
+@contextmanager
+def _target(settings: Settings, model: LoadedModel) -> Iterator[tuple[Target, BlockPool]]:
+    """With a pool of one block. The model is left as it was."""
+    own, head = model.model.config._attn_implementation, model.model.get_output_embeddings()
+    try:
+        target = Target(model.model)
+        yield target, target.new_pool(1, settings.block_tokens, settings.attention)
     finally:
         model.model.set_attn_implementation(own)
         model.model.set_output_embeddings(head)
+
+
+def _give_back() -> None:
+    """To the device: what rehearsals have taken, and its targets, which know their graphs and these them."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _sequence(pool: BlockPool, end: int, tokens: int, num_logits: int) -> InputSequence:

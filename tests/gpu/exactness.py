@@ -2,6 +2,7 @@
 whether it is the text that the model alone, and a CPU, would give."""
 
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.model import ModelDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
+from worker_service.engine.graphs import Graphs
 from worker_service.engine.hooks import HOOKS, LogitsContext
 from worker_service.engine.self_check import check as self_check
 from worker_service.engine.self_check import own_logits
@@ -114,8 +116,26 @@ def _drafters(device: torch.device, dtype: torch.dtype) -> dict[str, Drafter]:
     }
 
 
+class _Emptied:
+    """A graph whose results are no numbers before each replay, so that one that writes nothing is found."""
+
+    def __init__(self, work: Any, device: torch.device, like: Any, kind: Any) -> None:
+        self._graph, self._results = kind(work, device, like and like._graph), ()
+
+    def replay(self) -> Any:
+        for each in filter(torch.is_tensor, self._results):
+            each.fill_(torch.nan)
+        self._results = self._graph.replay()
+        return self._results
+
+
 def check_graphs(section: "Section") -> None:
     """Whether texts are the same where passes are padded and replayed."""
+    with patch.object(Graphs, "kind", partial(_Emptied, kind=Graphs.kind)):
+        _check_graphs(section)
+
+
+def _check_graphs(section: "Section") -> None:
     sizes = section.size.requests, min(section.size.tokens, _MOST_NEW)
     for dtype in (torch.float32, torch.bfloat16):
         found = [

@@ -1,5 +1,6 @@
 """How much KV a GPU gets by default: figures of memory are made up, the rehearsal is real, on a pretended device."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,6 +16,7 @@ from worker_service.capacity import DrafterMemory
 from worker_service.config import Settings
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.engine import Engine
+from worker_service.engine.graphs import Graphs, Repeated, Work
 from worker_service.engine.self_check import check, own_logits
 from worker_service.engine.target import InputSequence, Passed, Target
 from worker_service.model_files import ModelError
@@ -94,6 +96,27 @@ def test_the_host_gives_half_of_its_memory_at_most_unless_it_is_said() -> None:
     with a_gpu(free=600 * MIB, step=0, host=2000 * A_TOKEN) as model:
         assert sized(Settings(model="m"), model).host_kv_tokens == 1000
         assert sized(Settings(model="m", host_kv_tokens=5), model).host_kv_tokens == 5
+
+
+def test_of_graphs_what_the_driver_takes_counts_and_is_given_back() -> None:
+    """The first one 30 MiB with what all share, any other 1 MiB; then there is again as much as before."""
+    free, taken = 600 * MIB, list[int]()
+
+    class Taking(Repeated):
+        def __init__(self, work: Work, device: torch.device, like: object) -> None:
+            super().__init__(work, device)
+            taken.append(30 * MIB if like is None else MIB)
+            weakref.finalize(self, taken.remove, taken[-1])
+
+    with (
+        a_gpu(free=free, step=0) as model,
+        patch.object(Graphs, "kind", Taking),
+        patch.object(torch.cuda, "mem_get_info", lambda *_: (free - sum(taken), 1 << 30)),
+    ):
+        found = sized(Settings(model="m", attention="graphs"), model)
+    assert taken == []
+    left = free - 30 * MIB - 63 * MIB - (1 << 30) // 10
+    assert found.kv_tokens == left // A_TOKEN
 
 
 def test_a_model_is_after_the_rehearsal_what_it_was() -> None:

@@ -5,6 +5,7 @@ A graph computes where it was recorded. So a round is padded to one of a few siz
 buffer that the graph of this size reads. Tokens that are padding write their KV into a block that no request has.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,11 @@ from worker_service.engine.upload import sent_together
 
 MOST_EACH = 17  # tokens of a request: more are prefill, whose every length would be another size
 MOST_TOKENS = 512  # of a padded round: longer ones keep a GPU busy without graphs
+MOST_PADDING = 2  # times the tokens of a round, and the blocks of its KV, that its size has at most
 KEPT = 64  # graphs; the one that was not used for longest goes first
+KEPT_ROUNDS = (
+    1000  # that a graph stays at least: where there are more sizes than places, most would be recorded for once
+)
 
 # Of a pass, as in Passed: logits and hidden states of the tokens that are asked for, exposed states of all.
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -26,20 +31,25 @@ Work = Callable[[], Results]
 
 class CudaGraph:
     """Work that is recorded: `replay` does it again on what is in the same memory by then, and its results lie where
-    they lay before. Graphs share the memory between their operations."""
+    they lay before."""
 
-    _pool: Any = None
-
-    def __init__(self, work: Work, device: torch.device) -> None:
-        now, beside = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        beside.wait_stream(now)
-        with torch.cuda.stream(beside):
-            work()  # what libraries do at their first call cannot be recorded
-        now.wait_stream(beside)
-        CudaGraph._pool = CudaGraph._pool or torch.cuda.graph_pool_handle()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
-            self._results = work()
+    def __init__(self, work: Work, device: torch.device, like: Any = None) -> None:
+        """`like`: another one, with which it shares the memory between their operations."""
+        with torch.cuda.device(device):
+            now = torch.cuda.current_stream(device)
+            self._stream = like._stream if like else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(now)
+            with torch.cuda.stream(self._stream):
+                work()  # what libraries do at their first call cannot be recorded
+            now.wait_stream(self._stream)
+            self._graph = torch.cuda.CUDAGraph()
+            pool = like._graph.pool() if like else None
+            mode = "thread_local"
+            try:  # torch's own stream for it would be of the device that was recorded on first
+                with torch.cuda.graph(self._graph, pool=pool, stream=self._stream, capture_error_mode=mode):
+                    self._results = work()
+            finally:  # which a recording that fails does not do
+                torch.cuda.set_stream(now)
 
     def replay(self) -> Results:
         """Launches it; nobody waits."""
@@ -50,7 +60,7 @@ class CudaGraph:
 class Repeated:
     """The same of a device without graphs, for tests: the work is done anew."""
 
-    def __init__(self, work: Work, device: torch.device) -> None:
+    def __init__(self, work: Work, device: torch.device, like: Any = None) -> None:
         self._work = work
         work()
 
@@ -79,14 +89,23 @@ class PaddedRound(NamedTuple):
 
 
 def size_of(plan: BlockPlan) -> Size | None:
-    """None: not worth a graph, for it is long, or most of it would be padding."""
+    """The next power of two in each, or, where that is too much padding, one of four sizes between two powers. None:
+    not worth a graph, for it is long, or has too much padding even so."""
     requests, tokens, blocks = len(plan.n), int(plan.n.max(initial=0)), int(plan.blocks.max(initial=0))
     if not 0 < tokens <= MOST_EACH:
         return None
-    if 2 * int(plan.n.sum()) < requests * tokens or 2 * int(plan.blocks.sum()) < requests * blocks:
-        return None
-    rows = 1 << (requests - 1).bit_length() if requests <= 8 else -(-requests // 8) * 8
-    return Size(rows, tokens, 1 << (blocks - 1).bit_length()) if rows * tokens <= MOST_TOKENS else None
+    most_tokens, most_blocks = (MOST_PADDING * int(each.sum()) for each in (plan.n, plan.blocks))
+    for steps in (1, 4):
+        size = Size(_up(requests, steps), tokens, _up(blocks, steps))
+        if size.requests * tokens <= min(most_tokens, MOST_TOKENS) and size.requests * size.blocks <= most_blocks:
+            return size
+    return None
+
+
+def _up(n: int, steps: int) -> int:
+    """The next of `steps` sizes between a power of two and the next one."""
+    step = max((1 << (n - 1).bit_length()) // (2 * steps), 1)
+    return -(-n // step) * step
 
 
 def padded(plan: BlockPlan, ids: Sequence[int], size: Size, spare: int) -> PaddedRound:
@@ -114,6 +133,13 @@ def padded(plan: BlockPlan, ids: Sequence[int], size: Size, spare: int) -> Padde
     )
 
 
+class _Known(NamedTuple):
+    numbers: torch.Tensor  # that the graph reads
+    places: torch.Tensor  # of these, PaddedRound's
+    graph: CudaGraph | Repeated
+    since: int  # which round it was recorded in
+
+
 class Graphs:
     """Those of one model. A round that has none of its size yet is recorded first."""
 
@@ -126,28 +152,62 @@ class Graphs:
         `spare`: the block of KV that no request has."""
         self._compute, self._block_tokens, self._spare, self._device = compute, block_tokens, spare, device
         self._rows: list[torch.Tensor] = []  # where every graph writes its results: they count until the next one does
-        # The buffer of each size, its part `places`, and the graph that reads it.
-        self._known: OrderedDict[Size, tuple[torch.Tensor, torch.Tensor, CudaGraph | Repeated]] = OrderedDict()
+        self._known: OrderedDict[Size, _Known] = OrderedDict()
+        self._rounds, self._off = 0, False
 
     def run(self, ids: Sequence[int], wanted: Sequence[int], ranges: Sequence[QueryRange]) -> Results | None:
-        """What `compute` gives of these tokens. None: this round is to be computed otherwise."""
+        """What `compute` gives of these tokens. None: this round is to be computed otherwise, for it has no size, no
+        place, or no recording has succeeded, of which then no other is tried."""
         plan = BlockPlan(ranges, self._block_tokens)
-        if (size := size_of(plan)) is None:
+        if self._off or (size := size_of(plan)) is None:
+            return None
+        self._rounds += 1
+        if size not in self._known and not self._has_place():
             return None
         round_ = padded(plan, ids, size, self._spare)
         numbers, chosen = sent_together([np.concatenate(round_), round_.places[list(wanted)]], self._device)
-        if size in self._known:
+        results: Results | None
+        if known := self._known.get(size):
             self._known.move_to_end(size)
-            self._known[size][0].copy_(numbers)
+            known.numbers.copy_(numbers)
+            results = known.graph.replay()
         else:
-            parts = PaddedRound(*torch.split(numbers, [len(part) for part in round_]))
-            graph = self.kind(lambda: self._kept(self._compute(parts, size)), self._device)
-            self._known[size] = numbers, parts.places, graph
-            if len(self._known) > KEPT:
-                self._known.popitem(last=False)
-        _, places, graph = self._known[size]
-        logits, hidden, states = graph.replay()
-        return logits[chosen], hidden[chosen], None if states is None else states[places[: len(ids)]]
+            results = self._recorded(size, numbers, [len(part) for part in round_])
+        if results is None:
+            return None
+        logits, hidden, states = results
+        places = self._known[size].places[: len(ids)]
+        return logits[chosen], hidden[chosen], None if states is None else states[places]
+
+    def _has_place(self) -> bool:
+        """Whether one more may be kept, if need be in place of another."""
+        if len(self._known) < KEPT:
+            return True
+        old = next((size for size, known in self._known.items() if self._rounds - known.since >= KEPT_ROUNDS), None)
+        if old is not None:
+            del self._known[old]
+        return old is not None
+
+    def _recorded(self, size: Size, numbers: torch.Tensor, lengths: list[int]) -> Results | None:
+        """The results of a new graph, of these numbers. None: from now on there are no graphs."""
+        parts, problem = PaddedRound(*torch.split(numbers, lengths)), ""
+        like = next((known.graph for known in self._known.values()), None)
+        try:
+            graph = self.kind(lambda: self._kept(self._compute(parts, size)), self._device, like)
+            for rows in self._rows:  # which the same work has just written, not yet as a graph
+                rows.fill_(torch.nan)
+            results = graph.replay()
+            if not any(bool(x.isnan().any()) for x in results if x is not None):
+                self._known[size] = _Known(numbers, parts.places, graph, self._rounds)
+                return results
+            problem = "what was recorded does not write its results"
+        except RuntimeError as error:  # most likely there was no memory
+            problem = f"{type(error).__name__}: {error}"
+        logging.getLogger(__name__).warning("passes are computed without graphs from now on: %s", problem)
+        self._off = True
+        self._known.clear()
+        self._rows.clear()
+        return None
 
     def _kept(self, given: Results) -> Results:
         """A copy in the memory that all graphs share for it: logits of many sizes would take gigabytes."""
