@@ -19,8 +19,11 @@ _CORPUS = [
 ]
 
 
-def make_tiny_model(folder: Path, *, context_tokens: int = 1024, seed: int = 0, layers: int = 2) -> Path:
-    """Save config, safetensors and tokenizer (byte-level BPE, some 400 tokens, chat template, eos) into `folder`."""
+def make_tiny_model(
+    folder: Path, *, context_tokens: int = 1024, seed: int = 0, layers: int = 2, tied: bool = True, shard: str = "5GB"
+) -> Path:
+    """Save config, safetensors and tokenizer (byte-level BPE, some 400 tokens, chat template, eos) into `folder`.
+    `tied`: whether the head is the embeddings. `shard`: how large a file of weights may be."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     tokenizer.save_pretrained(folder)
@@ -36,11 +39,11 @@ def make_tiny_model(folder: Path, *, context_tokens: int = 1024, seed: int = 0, 
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id,
         pad_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        LlamaForCausalLM(config).eval().save_pretrained(folder)
+        LlamaForCausalLM(config).eval().save_pretrained(folder, max_shard_size=shard)
     return folder
 
 

@@ -178,21 +178,24 @@ def test_a_batch_is_not_padded_to_the_longest_text() -> None:
     assert gathered <= 2 * sum(-(-n // 16) for n in lengths)
 
 
+@pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("kind", [NativeAttention, TorchAttention])
-def test_what_is_saved_comes_back_in_other_blocks(kind: type) -> None:
+def test_what_is_saved_comes_back_in_other_blocks(kind: type, first: int) -> None:
+    """All of it, or from a block on: the one before is another request's, and as it is."""
     torch.manual_seed(0)
     attention = attention_of(kind, torch.float32)
     text = [torch.randn(30, heads, 32) for heads in (6, 2, 2)]
     attention.begin([QueryRange(0, 29, 0, array("i", [4, 5]))])
     attention.attend(*(x[:29] for x in text), 0, Options(0.2))
-    saved = attention.save([4, 5])
+    saved, before = attention.save([4, 5]), [layer[:, 4].clone() for layer in attention._data]
     results = []
-    for table in (array("i", [4, 5]), array("i", [20, 3])):
-        if table[0] == 20:
-            attention.restore(table, saved)
+    for table in (array("i", [4, 5]), array("i", [4 if first else 20, 3])):
+        if table[1] == 3:
+            attention.restore(table[first:], saved, first)
         attention.begin([QueryRange(0, 1, 29, table)])
         results.append(attention.attend(*(x[29:] for x in text), 0, Options(0.2)))
     assert torch.equal(*results)
+    assert all(torch.equal(layer[:, 4], own) for layer, own in zip(attention._data, before, strict=True))
 
 
 @pytest.mark.parametrize("bias", [False, True])

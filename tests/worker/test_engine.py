@@ -1,5 +1,9 @@
 """How requests end in the engine, and what it does when memory or a request is bad."""
 
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 import torch
 
@@ -311,6 +315,30 @@ def test_of_offloaded_kv_what_others_still_hold_is_shared_again(tiny: Tiny) -> N
     driver.engine.offload("r")
     assert driver.step([Run("r", 0, 0)])[0].blocks == 1
     assert driver.engine.blocks - driver.engine.free_blocks == 2 + 1 + 1
+
+
+def test_a_text_goes_on_alike_where_its_kv_was_shared_in_part_and_brought_back_in_part(tiny: Tiny) -> None:
+    """The first two of its blocks are another's, the third is still where it was; the last one comes from the host."""
+    head, restored, outputs = list(range(20, 36)), list[tuple[int, int]](), []
+    for disturbed in (False, True):
+        driver = Driver(tiny.engine(block_tokens=8, host_blocks=9))
+        prefill_all(driver, "other", [*head, 50])
+        prefill_all(driver, "r", [*head, *range(60, 75)])
+        if disturbed:
+            restore = driver.engine.target.restore
+
+            def noted(name: str, first: int, table: Sequence[int], restore: Any = restore) -> None:
+                restored.append((first, len(table)))
+                restore(name, first, table)
+
+            driver.engine.offload("r")
+            with patch.object(driver.engine.target, "restore", noted):
+                driver.step([Run("r", 0, 0)])
+        for _ in range(12):
+            driver.step([Run("r", 0, 9), Run("other", 0, 9)])
+        outputs.append({name: tokens[:12] for name, tokens in driver.outputs.items()})
+    assert restored == [(3, 1)]
+    assert outputs[0] == outputs[1]
 
 
 def test_offloaded_kv_waits_until_there_is_place_for_it(tiny: Tiny) -> None:

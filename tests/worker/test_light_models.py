@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,11 @@ def test_a_worker_that_loads_such_a_model_and_checks_its_engine_imports_no_libra
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
-def test_what_is_read_is_what_transformers_reads(folder: Path) -> None:
+@pytest.mark.parametrize("made", [{}, {"tied": False}, {"shard": "100KB"}, {"tied": False, "shard": "100KB"}], ids=str)
+def test_what_is_read_is_what_transformers_reads(made: dict[str, Any], tmp_path: Path) -> None:
+    """Of heads that are the embeddings or not, of weights in one file or several."""
+    folder = make_tiny_model(tmp_path / "tiny", **made)
+    assert (len(list(folder.glob("*.safetensors"))) > 1) == ("shard" in made)
     light, whole = load_light(folder, torch.float32, BLOCK_TOKENS), load(str(folder), "cpu", "float32")
     assert light is not None
     same = ("name", "fingerprint", "context_tokens", "eos_ids", "device", "dtype")

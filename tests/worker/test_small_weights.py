@@ -113,9 +113,49 @@ def test_a_ggufs_own_weights_give_the_text_that_transformers_makes_of_it(folder:
     check_text(folder, "stored", reference)
 
 
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose head is not its embeddings, in several files."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("spread") / "tiny", tied=False, shard="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return folder
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_quantised_weights_give_the_text_of_the_weights_that_they_stand_for(folder: Path, weights: str) -> None:
-    check_text(folder, weights)
+@pytest.mark.parametrize("kind", ["folder", "spread"])
+def test_quantised_weights_give_the_text_of_the_weights_that_they_stand_for(
+    kind: str, weights: str, request: pytest.FixtureRequest
+) -> None:
+    check_text(request.getfixturevalue(kind), weights)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["folder", "spread"])
+def test_in_bfloat16_logits_are_those_of_the_weights_that_they_stand_for(
+    kind: str, weights: str, request: pytest.FixtureRequest
+) -> None:
+    """Up to the rounding of activations, which is as large where transformers computes in bfloat16."""
+    path = request.getfixturevalue(kind)
+    loaded, text = load(str(path), "cpu", "bfloat16", weights=weights).model, list(range(3, 43))
+    reference, target = whole(loaded, path), Target(loaded)
+    kv = KV(target.new_pool(8, 16))
+    kv.extend(len(text))
+    with torch.inference_mode():
+        found = target.forward([InputSequence(kv, 0, text, 0)]).logits
+        expected = reference(torch.tensor([text])).logits[0]
+        rounded = reference.bfloat16()(torch.tensor([text])).logits[0].float()
+    assert target._decoder is not None
+    assert (found - expected).norm() < 1.5 * (rounded - expected).norm()
+    assert (found - expected).norm() < 0.03 * expected.norm()
+
+
+def test_a_head_that_is_not_the_embeddings_has_weights_of_its_own(spread: Path) -> None:
+    model = load(str(spread), "cpu", "float32", weights="int4").model
+    own = AutoModelForCausalLM.from_pretrained(spread, dtype=torch.float32)
+    assert torch.equal(model.get_input_embeddings().weight, own.get_input_embeddings().weight)
+    head = model.get_output_embeddings()
+    torch.testing.assert_close(head.weight, own.get_output_embeddings().weight, atol=0.01, rtol=0.01)
+    assert head.packed.bits == 8
 
 
 def test_a_family_without_a_native_decoder_is_served_too(folder: Path, tmp_path: Path) -> None:
@@ -231,10 +271,18 @@ def held(folder: Path, config: Any, dtype: torch.dtype, weights: str) -> int:
     return capacity._held(folder, config, torch.device("cpu"), dtype, weights, layers, others=True)
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4", "stored"])
-def test_the_bytes_that_are_packed_are_those_that_are_counted(folder: Path, weights: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("folder", "int8"), ("folder", "int4"), ("folder", "stored"), ("spread", "int8"), ("spread", "int4")],
+)
+def test_the_bytes_that_are_packed_are_those_that_are_counted(
+    kind: str, weights: str, request: pytest.FixtureRequest
+) -> None:
+    """And those of embeddings that are not the head, which stay whole."""
+    folder = request.getfixturevalue(kind)
     model = load(str(folder), "cpu", "float32", weights=weights).model
     packed = {id(part.packed): part.packed.nbytes for part in model.modules() if hasattr(part, "packed")}
+    table = model.get_input_embeddings().weight.nbytes if kind == "spread" else 0
     counted = held(folder, model.config, torch.float32, weights)
-    assert sum(packed.values()) == pytest.approx(counted, rel=0.1)
-    assert counted < held(folder, model.config, torch.bfloat16, "auto") / 1.8
+    assert sum(packed.values()) + table == pytest.approx(counted, rel=0.1)
+    assert counted - table < held(folder, model.config, torch.bfloat16, "auto") / 1.8
