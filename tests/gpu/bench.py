@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tests.gpu import exactness
+from tests.gpu.repeated import Repeated
 from worker_service.bench import floor, synthetic
 from worker_service.bench.race import Answer, Rounds
 from worker_service.bench.record import PLAIN, Heat, figures
@@ -18,7 +19,7 @@ from worker_service.bench.systems import Ours
 from worker_service.engine.drafting.drafter import Drafter, NoDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
-from worker_service.engine.graphs import Graphs, Repeated
+from worker_service.engine.graphs import Graphs
 
 if TYPE_CHECKING:
     from tests.gpu.sections import Section

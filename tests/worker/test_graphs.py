@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gpu import exactness
+from tests.gpu.repeated import Repeated
 from tests.worker.harness import Driver, Tiny
 from tests.worker.pretended import Device, pretended
 from worker_service.config import Settings
@@ -21,7 +22,7 @@ from worker_service.engine.block_plan import BlockPlan, QueryRange
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
-from worker_service.engine.graphs import Graphs, Repeated, Size, padded, size_of
+from worker_service.engine.graphs import Graphs, Size, padded, size_of
 from worker_service.engine.types import Admission, Limits, Run, Sampling
 from worker_service.model_files import ModelError
 from worker_service.own_engine import build_engine, load_share

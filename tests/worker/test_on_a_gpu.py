@@ -11,11 +11,12 @@ import torch
 
 from tests.gpu import bench, exactness, families, preemption
 from tests.gpu.plan import PLANS
+from tests.gpu.repeated import Repeated
 from tests.gpu.sections import Section
 from tests.worker.pretended import pretended
 from worker_service.bench import floor
 from worker_service.engine.drafting.drafter import NoDrafter
-from worker_service.engine.graphs import Graphs, Repeated
+from worker_service.engine.graphs import Graphs
 from worker_service.engine.length_head import LengthHead, LengthHeadConfig, LengthProbe
 from worker_service.engine.types import Admission, Limits, Row, Run, Sampling
 

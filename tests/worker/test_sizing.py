@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from tests.gpu import exactness
+from tests.gpu.repeated import Repeated
 from tests.worker.pretended import CUDA, pretended
 from worker_service import sizing
 from worker_service.capacity import DrafterMemory
 from worker_service.config import Settings
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.engine import Engine
-from worker_service.engine.graphs import Graphs, Repeated, Work
+from worker_service.engine.graphs import Graphs, Work
 from worker_service.engine.self_check import check, own_logits
 from worker_service.engine.target import InputSequence, Passed, Target
 from worker_service.model_files import ModelError
