@@ -14,6 +14,7 @@ from worker_service.config import Settings
 from worker_service.engine.graphs import KEPT, MOST_EACH, MOST_TOKENS
 from worker_service.engine.hooks import HOOKS, LogitsContext
 from worker_service.engine.kv import KV, BlockPool
+from worker_service.engine.planning import SCORED
 from worker_service.engine.sampler import Sampler
 from worker_service.engine.shape import attention_shapes, kv_values_per_token
 from worker_service.engine.target import InputSequence, Target
@@ -85,7 +86,8 @@ def _rehearsed(settings: Settings, model: LoadedModel) -> int:
     before = torch.cuda.memory_allocated(model.device)
     drafts, (longest, other) = settings.most_drafts, _ends(settings, model)
     prefill = min(settings.max_prefill, longest - 1)
-    sizes = [(prefill, 1), *[(drafts + 1, drafts + 1)] * settings.slots]  # tokens, and those with logits
+    # Tokens, and those with logits: of a prompt also those whose log-probabilities are told.
+    sizes = [(prefill, min(prefill, SCORED + 1)), *[(drafts + 1, drafts + 1)] * settings.slots]
     with _target(settings, model) as (target, pool):
         ends = [longest, *[other] * settings.slots]
         passed = target.forward([_sequence(pool, end, *each) for end, each in zip(ends, sizes, strict=True)])

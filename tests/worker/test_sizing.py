@@ -18,6 +18,7 @@ from worker_service.config import Settings
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.graphs import Graphs, Work
+from worker_service.engine.planning import SCORED
 from worker_service.engine.self_check import check, own_logits
 from worker_service.engine.target import InputSequence, Passed, Target
 from worker_service.model_files import ModelError
@@ -59,12 +60,13 @@ def test_the_largest_step_is_rehearsed_at_the_end_of_the_longest_texts(room: int
         passes.append(sequences)
         return forward(target, sequences)
 
-    told = Settings(model="m", slots=4, max_prefill=64, block_tokens=16)
+    told = Settings(model="m", slots=4, max_prefill=200, block_tokens=16)
     with a_gpu(free=room * A_TOKEN, step=0) as model, patch.object(Target, "forward", noted), suppress(ModelError):
         sized(told, model)
     (prompt, *others), *more = passes
     assert not more
-    assert (len(prompt.tokens), prompt.start + len(prompt.tokens)) == (64, ends[0])
+    assert (len(prompt.tokens), prompt.start + len(prompt.tokens)) == (200, ends[0])
+    assert len(prompt.tokens) - prompt.logits_from == SCORED + 1  # all that a prompt may ask for
     assert [(len(each.tokens), each.start + len(each.tokens)) for each in others] == [(9, ends[1])] * 4
     assert len(prompt.kv.table) == -(-ends[0] // 16)
 
