@@ -5,6 +5,7 @@ from ipaddress import ip_address
 
 PUBLIC_MESSAGE_BYTES = 4 << 20
 LINK_MESSAGE_BYTES = 64 << 20  # a ModelInfo carries a whole tokenizer
+ATTEMPT_MS = 3_000  # to connect, with TLS and the first frames of HTTP/2
 
 _KEEPALIVE: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 20_000),
@@ -26,7 +27,8 @@ def options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # two services on one port is a mistake, never a load balancer
         # A peer that was restarted is found again within a second; by default it could take two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Whatever its name says: how long an attempt may take. It delays none.
+        ("grpc.min_reconnect_backoff_ms", ATTEMPT_MS),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         # The same if it came back under another address; by default the resolver waits thirty seconds.
         ("grpc.dns_min_time_between_resolutions_ms", 500),
