@@ -78,8 +78,9 @@ def a_step(random: Random, vocabulary: int, requests: int) -> tuple[torch.Tensor
             logits[random.randrange(n), random.randrange(vocabulary)] = random.choice([math.nan, math.inf])
         tokens = [random.randrange(vocabulary) for _ in range(random.randint(1, 12))]
         limits = Limits(99, min_tokens=random.choice([0, 0, 3]), ignore_eos=random.random() < 0.3)
+        words = -(-vocabulary // 32)
         allowed = np.packbits(
-            np.random.default_rng(n).random((n, vocabulary)) < random.choice([0, 0.005, 0.7, 0.99]),
+            np.random.default_rng(n).random((n, 32 * words)) < random.choice([0, 0.005, 0.7, 0.99]),
             axis=1,
             bitorder="little",
         )
@@ -92,7 +93,7 @@ def a_step(random: Random, vocabulary: int, requests: int) -> tuple[torch.Tensor
             eos_ids=frozenset({1}),
         )
         if random.random() < 0.3:
-            few = few_allowed(allowed, vocabulary) if random.random() < 0.8 else []
+            few = few_allowed(allowed.view(np.int32), vocabulary) if random.random() < 0.8 else []
             one = replace(one, allowed=torch.from_numpy(allowed), few=few)
         for j in range(n - 1):  # what is drawn at j depends on the drafts before it
             right = plainly(logits, one).tokens[j : j + 1]

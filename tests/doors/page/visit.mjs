@@ -34,7 +34,7 @@ told.squares = await until(page, () => document.querySelectorAll(".square").leng
 told.policies = await until(page, () => {
   const rows = [...document.querySelectorAll(".policies tbody tr")];
   return rows.length && rows.map((row) => row.innerText);
-});
+}, 180);
 
 // Keyboard: everything that can be used is reached with Tab, and can be seen to be.
 told.usable = await page.evaluate(() => {
@@ -88,7 +88,7 @@ await page.keyboard.down("Control");
 await page.keyboard.press("Enter");
 await page.keyboard.up("Control");
 told.yours = await until(page, () => document.querySelector(".request.own-request .tags")?.textContent);
-told.answered = await until(page, () => / tokens? in /.test(document.querySelector("#answer-state").textContent) && document.querySelector("#answer-text").textContent, 150);
+told.answered = await until(page, () => / tokens? in /.test(document.querySelector("#answer-state").textContent) && document.querySelector("#answer-text").textContent, 240);
 told.state = await text("#answer-state");
 told.elsewhere = await page.evaluate(() => document.querySelector("#rows").innerText + document.querySelector("#levels").innerText);
 await browser.close();
