@@ -1,9 +1,10 @@
-"""`python -m worker_service.bench.structure`: what structured output costs of a step, on one model, alone and in a
-batch of 8. It serves nobody."""
+"""`OMP_WAIT_POLICY=passive python -m worker_service.bench.structure`: what structured output costs of a step, on one
+model, alone and in a batch of 8. `laps-sd up` runs workers with that setting, too. It serves nobody."""
 
 import argparse
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
 from time import perf_counter, process_time, thread_time
@@ -37,10 +38,11 @@ SLOTS, DRAFTS, BLOCKS, BLOCK_TOKENS = 8, 4, 256, 64
 
 
 class Stopwatch:
-    """Seconds that threads spend in some functions, those nested in one another once; and their CPU seconds."""
+    """Seconds that threads spend in some functions, those nested in one another once; their CPU seconds by name."""
 
     def __init__(self) -> None:
-        self.seconds = self.cpu_seconds = 0.0
+        self.seconds = 0.0
+        self.cpu_seconds: defaultdict[str, float] = defaultdict(float)
         self._inside = threading.local()
 
     def watch(self, owner: Any, name: str, *, waits: bool = True) -> None:
@@ -57,7 +59,7 @@ class Stopwatch:
             finally:
                 self._inside.now = False
                 self.seconds += waits * (perf_counter() - begun)
-                self.cpu_seconds += thread_time() - cpu
+                self.cpu_seconds[name] += thread_time() - cpu
 
         setattr(owner, name, timed)
 
@@ -92,11 +94,12 @@ def main() -> None:
     messages = [{"role": "user", "content": "Describe eight cities as JSON."}]
     prompt = list(model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True).input_ids)
     for batch in (1, SLOTS):
-        stopwatch.seconds = stopwatch.cpu_seconds = 0.0
+        stopwatch.seconds = 0.0
+        stopwatch.cpu_seconds.clear()
         print(json.dumps({"batch": batch} | _run(engine, prompt, batch, stopwatch)))  # noqa: T201
 
 
-def _run(engine: Engine, prompt: list[int], batch: int, stopwatch: Stopwatch) -> dict[str, float]:
+def _run(engine: Engine, prompt: list[int], batch: int, stopwatch: Stopwatch) -> dict[str, Any]:
     names = [f"{batch}-{i}" for i in range(batch)]
     form = grammar(Structure(json_schema=json.dumps(ITEMS)))
     for seed, name in enumerate(names):
@@ -120,7 +123,8 @@ def _run(engine: Engine, prompt: list[int], batch: int, stopwatch: Stopwatch) ->
         "step_ms": round(1000 * sum(seconds) / len(seconds), 2),
         "structure_ms": round(1000 * stopwatch.seconds / len(seconds), 3),
         "structure_percent": round(100 * stopwatch.seconds / sum(seconds), 2),
-        "structure_cpu_percent": round(100 * stopwatch.cpu_seconds / cpu_s, 2),
+        "structure_cpu_percent": round(100 * sum(stopwatch.cpu_seconds.values()) / cpu_s, 2),
+        "cpu_ms": {name: round(1000 * s / len(seconds), 3) for name, s in stopwatch.cpu_seconds.items()},
         "tokens": tokens,
         "acceptance": round(accepted / max(drafted, 1), 2),
         "tokens_per_step": round(tokens / len(seconds) / batch, 2),
