@@ -1,36 +1,30 @@
 """The deadlines of live requests, the next one first. What is done when one passes is not decided here."""
 
-import heapq
 from collections.abc import Iterator, Mapping
 
 from scheduler_service.core.entry import Entry
+from scheduler_service.core.ranking import Ranking
 
 
 class Deadlines:
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         """`entries`: the live requests."""
         self._entries = entries
-        self._heap: list[tuple[float, str]] = []
+        self._next = Ranking()  # deadline and id
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._next)
 
     def add(self, entry: Entry) -> None:
         if entry.request.deadline is not None:
-            heapq.heappush(self._heap, (entry.request.deadline, entry.request.id))
-            if len(self._heap) > 2 * len(self._entries) + 64:
-                self._forget_ended()
+            self._next.add((entry.request.deadline, entry.request.id))
 
-    def _forget_ended(self) -> None:
-        """They would stay until they pass, which may be an hour."""
-        live = ((entry.request.deadline, id) for id, entry in self._entries.items())
-        self._heap = [(deadline, id) for deadline, id in live if deadline is not None]
-        heapq.heapify(self._heap)
+    def leave(self, entry: Entry) -> None:
+        """It is live no longer."""
+        if entry.request.deadline is not None:
+            self._next.remove((entry.request.deadline, entry.request.id))
 
     def passed(self, now: float) -> Iterator[Entry]:
-        """Those live whose deadline has passed, each once."""
-        while self._heap and self._heap[0][0] <= now:
-            deadline, id = heapq.heappop(self._heap)
-            entry = self._entries.get(id)
-            if entry is not None and entry.request.deadline == deadline:
-                yield entry
+        """Those live whose deadline has passed, until they leave."""
+        while len(self._next) and self._next.best[0] <= now:
+            yield self._entries[self._next.best[-1]]

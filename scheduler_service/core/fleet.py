@@ -114,6 +114,7 @@ class Fleet:
         self.tenants.leave(entry.request)
         self.isolation.leave(entry)
         self.refit.leave(entry.request.id)
+        self.deadlines.leave(entry)
         entry.of_class.leave()
         self.load.release(entry)
         if self.overtaking:

@@ -18,11 +18,11 @@ Where the backlog is bounded W is at most what waits in a busy hour (core/backlo
 overdue until it ends, so the bound makes no requests take each other's place again and again.
 """
 
-import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, inf
 
+from scheduler_service.core.ranking import Ranking
 from scheduler_service.core.types import Request, RequestClass
 
 MANY = 1 << 30  # rounds: no bound
@@ -36,8 +36,9 @@ class Overtaking:
         self._served: defaultdict[RequestClass, int] = defaultdict(int)
         self._remaining: dict[str, int] = {}  # rounds that each live request is believed to need still
         self._ahead: defaultdict[RequestClass, int] = defaultdict(int)  # their sum
-        self._due: defaultdict[RequestClass, list[tuple[float, str]]] = defaultdict(list)  # heaps: when, in rounds
-        self._shared: dict[str, int] = {}  # served rounds in which it ran too, and which its entry in the heap ignores
+        self._due: defaultdict[RequestClass, Ranking] = defaultdict(Ranking)  # when, in served rounds, and the id
+        self._when: dict[str, float] = {}  # of those there
+        self._shared: dict[str, int] = {}  # served rounds in which it ran too, and which its place there ignores
 
     def arrived(self, request: Request, rounds: int, most: float = inf) -> float:
         """`rounds`: that it is believed to need. Returns the work ahead of it, its own included; of what is more
@@ -50,8 +51,8 @@ class Overtaking:
         return ahead
 
     def _push(self, klass: RequestClass, due: float, id: str) -> None:
-        heapq.heappush(self._due[klass], (due, id))
-        self._shared[id] = 0
+        self._due[klass].add((due, id))
+        self._when[id], self._shared[id] = due, 0
 
     def served(self, ran: Sequence[tuple[Request, int, int]], beside: Iterable[Request] = ()) -> None:
         """Requests of a worker that ran: the rounds that each is believed to need still, and how many it ran. `beside`:
@@ -70,25 +71,26 @@ class Overtaking:
                 known[id] = remaining
 
     def ended(self, request: Request) -> None:
-        klass = request.klass
-        self._ahead[klass] -= self._remaining.pop(request.id)
-        del self._shared[request.id]
-        if len(self._due[klass]) > 2 * len(self._remaining) + 64:  # ended ones would stay until they are due
-            self._due[klass] = [one for one in self._due[klass] if one[1] in self._remaining]
-            heapq.heapify(self._due[klass])
+        klass, id = request.klass, request.id
+        self._ahead[klass] -= self._remaining.pop(id)
+        del self._shared[id]
+        if (due := self._when.pop(id, None)) is not None:
+            self._due[klass].remove((due, id))
 
     def rounds_until_due(self, klass: RequestClass, running: int) -> int:
         """In how many rounds of so many requests of the class, and of no other, certainly nobody becomes overdue."""
-        heap = self._due[klass]
-        left = (heap[0][0] - self._served[klass]) / running if heap else inf
+        waiting = self._due[klass]
+        left = (waiting.best[0] - self._served[klass]) / running if len(waiting) else inf
         return ceil(left) - 1 if left < inf else MANY
 
     def overdue(self) -> Iterator[str]:
         """The live requests that have become so since this was asked last."""
-        for klass, heap in self._due.items():
-            while heap and heap[0][0] <= self._served[klass]:
-                due, id = heapq.heappop(heap)
-                if shared := self._shared.get(id, 0):
+        for klass, waiting in self._due.items():
+            while len(waiting) and waiting.best[0] <= self._served[klass]:
+                waiting.remove(first := waiting.best)
+                due, id = first
+                del self._when[id]
+                if shared := self._shared[id]:
                     self._push(klass, due + shared, id)
-                elif id in self._remaining:
+                else:
                     yield id

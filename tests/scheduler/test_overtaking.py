@@ -131,9 +131,21 @@ def test_what_ended_is_no_work_ahead() -> None:
     assert account.arrived(request("next"), 3) == 3
 
 
-def test_ended_requests_take_no_memory_until_they_would_be_due() -> None:
+def test_ended_requests_take_no_memory_and_are_never_sorted_out() -> None:
+    """To sort them out would hold the event loop for milliseconds with ten thousand live."""
     overtaking = Overtaking(20)
     for number in range(1000):
         overtaking.arrived(request(f"r{number}"), 100)
+    for number in range(500):
         overtaking.ended(request(f"r{number}"))
-    assert sum(map(len, overtaking._due.values())) < 100
+        assert sum(map(len, overtaking._due.values())) == 999 - number
+
+
+def test_an_id_that_is_used_again_is_not_overdue_for_what_its_former_request_waited() -> None:
+    overtaking = Overtaking(2)
+    overtaking.arrived(request("a"), 10)
+    overtaking.ended(request("a"))
+    overtaking.arrived(request("other"), 100)
+    overtaking.arrived(request("a"), 10)
+    overtaking.served([(request("other"), 100, 20)])
+    assert not list(overtaking.overdue())
