@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from laps_sd import own_prompts
@@ -43,13 +44,16 @@ class Size:
     watched: tuple[int, ...] = (1, 8, 16)
     burst: int = 3
     rounds: int = 5
-    requests: int = 400
+    requests: int = 300
     repetitions: int = 3
     most: int = MOST
-    loads: tuple[float, ...] = (0.7, 1.1)  # beside 0.9
+    loads: tuple[float, ...] = (1.0, 1.1, 0.7)  # beside 0.9
     others: bool = True  # cells
 
 
+TOLD = Cell("4 slots", 4, PLENTY), Cell("KV of 4 long requests", ROWS, 4 * LONGEST + 1)
+OTHERS = [Cell(f"{slots} slots", slots, PLENTY) for slots in (2, 16, 8, 32)]
+OTHERS += [Cell(f"KV of {times} long requests", ROWS, times * LONGEST + 1) for times in (8, 6)]
 SMOKE = Size((2, 4), (1,), 2, 2, 8, 1, 8, (), others=False)
 
 
@@ -127,19 +131,21 @@ class Compared:
     def everything(self) -> None:
         """Raises OutOfTime."""
         size = self.size
-        short, few = Cell("KV of 4 long requests", ROWS, 4 * LONGEST + 1), Cell("4 slots", 4, PLENTY)
-        self.saturation()
-        for cell in (short, few):
+        for cell in TOLD:
             self.load(cell, 0.9, 0)
+        self.saturation()
         self.watching()
-        for number, cell in product(range(1, size.repetitions), (short, few)):
+        for number, cell in product(range(1, size.repetitions), TOLD):
             self.load(cell, 0.9, number)
-        for load, cell, number in product(size.loads, (short, few), range(size.repetitions)):
+        for load, cell, number in product(size.loads, TOLD, range(size.repetitions)):
             self.load(cell, load, number)
-        others = [Cell(f"{slots} slots", slots, PLENTY) for slots in (2, 16, 8, 32)]
-        others += [Cell(f"KV of {times} long requests", ROWS, times * LONGEST + 1) for times in (8, 6)]
-        for cell, number in product(others if size.others else (), range(size.repetitions)):
+        for cell, number in product(OTHERS if size.others else (), range(size.repetitions)):
             self.load(cell, 0.9, number)
+
+    def some(self, cells: Sequence[Cell]) -> None:
+        """Raises OutOfTime."""
+        for number, cell, load in product(range(self.size.repetitions), cells, (0.9, *self.size.loads)):
+            self.load(cell, load, number)
 
     def saturation(self) -> None:
         """All at once, at the max_num_seqs at which vLLM's own order makes most tokens a second."""
@@ -168,36 +174,40 @@ class Compared:
         return float(self.runs.of(key, make)["tokens_per_s"])
 
     def load(self, cell: Cell, load: float, number: int) -> None:
-        """Requests that come at random, at that share of the rate at which vLLM's own order serves them."""
-        rate = load * self._rate(cell)
+        """Requests that come at random, so many that they ask for that share of the tokens a second that vLLM's own
+        order makes as long as somebody waits."""
         seed = round(1000 * load) + number  # no run has learned from the requests of another
+        asked, burst = requests(self.size.requests, seed, self.size.most), self._saturated(cell)
+        rate = load * burst["tokens_per_s"] / expected_tokens(asked, burst["answers"])
         rng, at = random.Random(seed), [0.0]
-        while len(at) < self.size.requests:
+        while len(at) < len(asked):
             at.append(at[-1] + rng.expovariate(rate))
-        asked = requests(len(at), seed, self.size.most)
-        keys = {kind: Key(cell.name, cell.seqs, kind, load, number) for kind in _turned(["stock", "order"], number)}
+        kinds = _turned(["stock", "order"], number)
+        keys = {kind: Key(cell.name, cell.seqs, kind, load, number) for kind in kinds}
         for kind, key in keys.items():
 
             def make(kind: str = kind) -> dict[str, Any]:
                 run = self._serve(cell, kind, asked, at, learned=self._taught(cell))
-                return _seen(run.served) | _fell(run)
+                came = rate * sum(each.tokens for each in run.served) / len(asked) / burst["tokens_per_s"]
+                return _seen(run.served) | {"came": came, "waited": run.waited} | _fell(run)
 
             self.runs.of(key, make, beside=list(keys.values()))
 
-    def _rate(self, cell: Cell) -> float:
-        """Requests a second, of a burst as long as somebody waits in it."""
-        asked = requests(max(self.size.requests // 4, 8), 99, self.size.most)
-        rates = {}
+    def _saturated(self, cell: Cell) -> dict[str, Any]:
+        """A burst in vLLM's own order: tokens a second, as long as somebody waits; of each answer, bound and tokens."""
+        asked = requests(max(self.size.requests // 3, 8), 99, self.size.most)
+        burst: dict[str, Any] = {}
         for kind in ("order", "stock"):  # the one learns from it
 
             def make(kind: str = kind) -> dict[str, Any]:
                 if kind == "order":
                     self._lessons(cell).unlink(missing_ok=True)
                 run = self._serve(cell, kind, asked, [0.0] * len(asked), learned=self._lessons(cell))
-                return {"requests_per_s": _rate_of(run.served)}
+                told = [[one.most, each.tokens] for one, each in zip(asked, run.served, strict=True)]
+                return {"tokens_per_s": _rate_of(run.served), "waited": run.waited, "answers": told}
 
-            rates[kind] = self.runs.of(Key(cell.name, cell.seqs, kind), make)["requests_per_s"]
-        return float(rates["stock"])
+            burst = self.runs.of(Key(cell.name, cell.seqs, kind), make)
+        return burst
 
     def _lessons(self, cell: Cell) -> Path:
         """Of that burst."""
@@ -216,12 +226,20 @@ class Compared:
         return self.turns.serve(cell, ours, asked, at)
 
 
+def expected_tokens(asked: Sequence[Asked], answers: Sequence[Sequence[int]]) -> float:
+    """Of an answer, on average. `answers`: bound and tokens of others: those with a larger bound are cut at it. A few
+    large bounds more or less in one of the two would else be taken for more or less load."""
+    bounds = {each.most for each in asked}
+    by_bound = {bound: [min(bound, tokens) for most, tokens in answers if most >= bound] for bound in bounds}
+    return fmean(fmean(by_bound[each.most] or [each.most]) for each in asked)
+
+
 def _rate_of(served: list[Served]) -> float:
-    """Requests a second of a burst. Its last ones run by themselves, so it is that until all have begun."""
-    whole = len(served) / max(each.last for each in served)
+    """Tokens a second of a burst. Its last ones run by themselves, so it is that until all have begun."""
+    whole = sum(each.tokens for each in served) / max(each.last for each in served)
     begun = max(each.first for each in served)
     done = sum(min(1.0, (begun - each.first) / max(1e-9, each.last - each.first)) * each.tokens for each in served)
-    return max(whole, done / begun * len(served) / sum(each.tokens for each in served))
+    return max(whole, done / begun)
 
 
 def _seen(served: list[Served]) -> dict[str, Any]:
@@ -250,13 +268,21 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description="vLLM's own order beside LAPS-SD on the real model, in seconds")
     parser.add_argument("--minutes", type=float, default=25.0, help="after these no run is begun (25)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"of the runs ({FOLDER})")
+    names = [cell.name for cell in (*TOLD, *OTHERS)]
+    parser.add_argument(
+        "--cells", nargs="+", choices=names, metavar="CELL", help=f"their loads only, of: {', '.join(names)}"
+    )
     parser.add_argument("--smoke", action="store_true", help="a little of everything, which proves nothing")
     given = parser.parse_args(words)
     folder = given.folder / "smoke" if given.smoke else given.folder
     tell = (lambda lines: None) if given.smoke else write_page
     runs = Runs(folder / f"runs-{_code()}.jsonl", time.monotonic() + 60 * given.minutes, tell)
     try:
-        Compared(SMOKE if given.smoke else Size(), runs, Turns(PLENTY), folder).everything()
+        compared = Compared(SMOKE if given.smoke else Size(), runs, Turns(PLENTY), folder)
+        if given.cells:
+            compared.some([cell for cell in (*TOLD, *OTHERS) if cell.name in given.cells])
+        else:
+            compared.everything()
     except OutOfTime:
         print("out of time; the same command goes on from here")
     print(section(summary(runs.lines)))

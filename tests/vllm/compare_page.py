@@ -53,7 +53,7 @@ OF_ALL: dict[str, Callable[[Served], float]] = {
 def told(line: dict[str, Any]) -> str:
     """A run in a few words."""
     if "tokens" not in line:
-        return ", ".join(f"{name} {value:.3g}" for name, value in line.items() if name != "fell_back")
+        return ", ".join(f"{name} {value:.3g}" for name, value in line.items() if isinstance(value, float))
     return ", ".join(f"{name} {figure(_array(line)):.3g}" for name, figure in OF_ALL.items())
 
 
@@ -69,6 +69,7 @@ def summary(lines: Lines) -> dict[str, Any]:
     loads = dict.fromkeys((key.cell, key.load) for key in lines if key.load is not None)
     return {
         "machine": machine(),
+        "dtype": "float32",  # of tests/vllm/turns.py
         "best": {str(key.seqs): line["tokens_per_s"] for key, line in lines.items() if key.cell == "best"},
         "fell_back": sorted({line["fell_back"] for line in lines.values() if "fell_back" in line}),
         "bursts": [each for each in bursts if each],
@@ -102,23 +103,27 @@ def _burst(lines: Lines, part: str, kind: str, seqs: int | None = None) -> dict[
 
 
 def _load(lines: Lines, cell: str, load: float) -> dict[str, Any]:
-    pairs = [
-        (_array(line), _array(lines[ours]), key.seqs)
+    runs = [
+        (line, lines[ours])
         for key, line in lines.items()
         if (key.cell, key.load, key.kind) == (cell, load, "stock") and (ours := key._replace(kind="order")) in lines
     ]
-    if not pairs:
+    if not runs:
         return {}
-    figures = {}
+    pairs = [(_array(stock), _array(ours)) for stock, ours in runs]
+    figures: dict[str, dict[str, Any]] = {}
     for name, figure in OF_ALL.items():
         stock, ours = (float(np.mean([figure(pair[which]) for pair in pairs])) for which in (0, 1))
         figures[name] = {"stock": stock, "ours": ours, "ratio": _ratio(figure, stock, ours, pairs)}
-    requests = sum(len(stock) for stock, _, _ in pairs)
+    for name, field, unit in (("load as it came", "came", 1), ("somebody waits % of the time", "waited", 100)):
+        stock, ours = (unit * float(np.mean([pair[which][field] for pair in runs])) for which in (0, 1))
+        figures[name] = {"stock": stock, "ours": ours, "ratio": None}
+    requests = sum(len(stock) for stock, _ in pairs)
     return {"cell": cell, "load": load, "requests": requests, "runs": len(pairs), "figures": figures}
 
 
 def _ratio(
-    figure: Callable[[Served], float], stock: float, ours: float, pairs: Sequence[tuple[Served, Served, int]]
+    figure: Callable[[Served], float], stock: float, ours: float, pairs: Sequence[tuple[Served, Served]]
 ) -> list[float] | None:
     """Of the means over runs, with its 95 % interval: each run is drawn again in blocks of consecutive requests, which
     met the same queue, the same blocks for both orders (Kuensch, Annals of Statistics 17, 1989)."""
@@ -128,7 +133,7 @@ def _ratio(
     drawn = []
     for _ in range(RESAMPLES):
         sums = np.zeros(2)
-        for theirs, mine, _ in pairs:
+        for theirs, mine in pairs:
             length = -(-len(theirs) // BLOCKS)
             starts = rng.integers(0, len(theirs), BLOCKS)
             picked = (starts[:, None] + np.arange(length)).ravel() % len(theirs)
@@ -153,13 +158,14 @@ def section(figures: dict[str, Any]) -> str:
             where = ""
     table = "\n".join(lines)
     fell = "".join(f"LAPS-SD left the order to vLLM in a run: {why}.\n" for why in figures["fell_back"])
-    best = ", ".join(f"{seqs}: {rate:.0f}" for seqs, rate in figures["best"].items())
+    rates = ", ".join(f"{seqs}: {rate:.0f}" for seqs, rate in figures["best"].items())
+    best = f" vLLM's own tokens\na second by `max_num_seqs`: {rates}." if rates else ""
     return f"""{table}
 
-{fell}SmolLM2-135M in bfloat16 on one core ({figures["machine"]}), n-gram drafts, one engine on which both schedulers
-take turns. A load is a share of what vLLM's own order serves, a burst's requests a second. vLLM's own tokens a second
-by `max_num_seqs`: {best}. Prompts are the project's own, answers bounded by 16 to 256 tokens; all at once: of 7 to 128
-tokens. A good answer begins within a second, and goes on with 100 ms a token. In brackets 95 % intervals. Made by
+{fell}SmolLM2-135M in {figures["dtype"]} on one core ({figures["machine"]}), n-gram drafts, one engine on which both schedulers
+take turns. Load 1 brings as many tokens a second as vLLM's own order makes as long as somebody waits.{best}
+Prompts are the project's own, answers bounded by 16 to 256 tokens; all at once: of 7 to 128 tokens. A good answer
+begins within a second, and goes on with 100 ms a token. In brackets 95 % intervals. Made by
 `make vllm-figures`.
 """
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.compare import OutOfTime, Runs, _rate_of
+from tests.vllm.compare import OutOfTime, Runs, _rate_of, expected_tokens
 from tests.vllm.compare_page import Key, Lines
-from tests.vllm.turns import Served
+from tests.vllm.turns import Asked, Served
 
 KEY = Key("4 slots", 4, "stock", 0.9)
 
@@ -51,9 +51,17 @@ def test_after_each_run_the_figures_are_told(tmp_path: Path) -> None:
 
 def test_the_rate_of_a_burst_leaves_out_what_runs_alone_at_its_end() -> None:
     """Two at a time, ten seconds each; the last one runs alone."""
-    served = [Served(0.0, 10.0 * (n // 2), 10.0 * (n // 2) + 10, tokens=10) for n in range(5)]
-    assert _rate_of(served) == pytest.approx(0.2)
+    served = [Served(0.0, 10.0 * (n // 2), 10.0 * (n // 2) + 10, text=[0] * 10) for n in range(5)]
+    assert _rate_of(served) == pytest.approx(2.0)
 
 
 def test_where_nobody_waits_the_rate_is_that_of_the_whole_burst() -> None:
-    assert _rate_of([Served(0.0, 1.0, 8.0, tokens=10) for _ in range(4)]) == pytest.approx(0.5)
+    assert _rate_of([Served(0.0, 1.0, 8.0, text=[0] * 10) for _ in range(4)]) == pytest.approx(5.0)
+
+
+def test_what_is_expected_of_requests_follows_their_bounds() -> None:
+    """Answers came to 10 and 40 tokens; the burst had few large bounds, and the load has many."""
+    answers = [[16, 10], [16, 10], [64, 40]]
+    assert expected_tokens([Asked([], 16)], answers) == pytest.approx((10 + 10 + 16) / 3)
+    assert expected_tokens([Asked([], 64), Asked([], 64)], answers) == pytest.approx(40)
+    assert expected_tokens([Asked([], 256)], answers) == 256

@@ -14,7 +14,15 @@ def served(latency_s: float, count: int = 40) -> dict[str, Any]:
     """Answers of ten tokens, all after so long."""
     at = [float(number) for number in range(count)]
     last = [each + latency_s for each in at]
-    return {"arrival": at, "first": last, "last": last, "pause": [0.0] * count, "tokens": [10] * count}
+    return {
+        "arrival": at,
+        "first": last,
+        "last": last,
+        "pause": [0.0] * count,
+        "tokens": [10] * count,
+        "came": 0.8,
+        "waited": 0.5,
+    }
 
 
 def loads(stock: float, order: float) -> Lines:
@@ -30,6 +38,7 @@ def test_where_every_answer_takes_half_as_long_the_ratio_is_a_half() -> None:
     (cell,) = summary(loads(4.0, 2.0))["loads"]
     assert (cell["requests"], cell["runs"]) == (40, 1)
     assert cell["figures"]["mean s"] == {"stock": 4.0, "ours": 2.0, "ratio": pytest.approx([0.5, 0.5, 0.5])}
+    assert cell["figures"]["somebody waits % of the time"] == {"stock": 50.0, "ours": 50.0, "ratio": None}
 
 
 def test_good_answers_begin_within_a_second() -> None:

@@ -4,7 +4,7 @@ with its own max_num_seqs and KV memory. No assertions of tests live here."""
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -41,22 +41,29 @@ class Served:
     first: float = 0.0
     last: float = 0.0
     pause: float = 0.0  # the longest time between two deliveries
-    tokens: int = 0
+    text: list[int] = field(default_factory=list)
 
-    def got(self, tokens: int, now: float) -> None:
-        if not self.tokens:
+    @property
+    def tokens(self) -> int:
+        return len(self.text)
+
+    def got(self, tokens: list[int], now: float) -> None:
+        if not self.text:
             self.first = now
         else:
             self.pause = max(self.pause, now - self.last)
         self.last = now
-        self.tokens += tokens
+        self.text += tokens
 
 
 @dataclass(frozen=True)
 class Run:
-    """`fell_back`: why LAPS-SD left the order to vLLM in the middle of it; empty where it did not."""
+    """`waited`: the share of the time in which somebody waited: somebody who was there got no place in a step.
+    `fell_back`: why LAPS-SD left the order to vLLM in the middle of it; empty where it did not."""
 
     served: list[Served]
+    steps: list[tuple[int, float]]  # tokens that each computed, and its seconds
+    waited: float
     fell_back: str
 
 
@@ -64,17 +71,25 @@ class Turns:
     """`blocks`: of KV, of the largest cell. The engine is made when it is first needed."""
 
     def __init__(self, blocks: int) -> None:
-        self._blocks, self._runs = blocks, 0
+        self.blocks, self._runs = blocks, 0
+        self._tokens = 0  # that the last step computed
 
     @cached_property
     def _core(self) -> Any:
         core = make_core(
-            None, dtype="bfloat16", max_num_seqs=ROWS, max_model_len=CONTEXT, block_size=BLOCK, blocks=self._blocks,
+            None, max_num_seqs=ROWS, max_model_len=CONTEXT, block_size=BLOCK, blocks=self.blocks,
             max_num_batched_tokens=2048, speculative_config=DRAFTS,
         )  # fmt: skip
         for number in range(ROWS // 4):  # what is slow the first time
             add(core, f"warm-up{number}", [100 + number] * 40, 8)
         run_all(core)
+        execute = core.model_executor.execute_model
+
+        def noted(scheduled: Any, **more: Any) -> Any:
+            self._tokens = scheduled.total_num_scheduled_tokens
+            return execute(scheduled, **more)
+
+        core.model_executor.execute_model = noted
         return core
 
     def serve(self, cell: Cell, ours: dict[str, Any] | None, asked: Sequence[Asked], at: Sequence[float]) -> Run:
@@ -86,7 +101,8 @@ class Turns:
         served = [Served(when) for when in at]
         ids = [f"run{self._runs}-{number}" for number in range(len(asked))]
         numbers = {id: number for number, id in enumerate(ids)}
-        coming, began = 0, time.time()
+        coming, began, waited = 0, time.time(), 0.0
+        steps: list[tuple[int, float]] = []
         while coming < len(asked) or scheduler.has_requests():
             now = time.time() - began
             while coming < len(asked) and at[coming] <= now:
@@ -97,13 +113,16 @@ class Turns:
             if not scheduler.has_requests():
                 time.sleep(at[coming] - now)
                 continue
-            told, now = step(core), time.time() - began
+            before, told, now = now, step(core), time.time() - began
+            steps.append((self._tokens, now - before))
+            if scheduler.get_request_counts()[1]:  # paused ones wait
+                waited += now - before
             for id, (tokens, _) in told.items():
                 if tokens:
-                    served[numbers[id]].got(len(tokens), now)
+                    served[numbers[id]].got(tokens, now)
         fell_back = scheduler.advice.status.why if getattr(scheduler, "fallen", False) else ""
         scheduler.shutdown()
-        return Run(served, fell_back)
+        return Run(served, steps, waited / (time.time() - began), fell_back)
 
     def _scheduler(self, cell: Cell, ours: dict[str, Any] | None) -> Any:
         """A new one, as the engine would have made it."""
