@@ -12,11 +12,13 @@ import math
 import random
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from math import fsum
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from vllm import envs
 
@@ -54,9 +56,13 @@ CELLS += [Cell(f"KV of {each} long requests", None, each * LONGEST + 1) for each
 
 @dataclass(frozen=True)
 class Asked:
+    """`most`: max_tokens. `hint`: how long its client says that it will be."""
+
     id: str
     prompt: list[int]
     length: int
+    most: int = MOST
+    hint: int | None = None
 
 
 @dataclass
@@ -66,14 +72,21 @@ class Served:
     tokens: int = 0
 
 
+@dataclass
 class Clock:
-    """In place of the module `time`. No plan takes any."""
+    """In place of the module `time`. A step takes `step`, and `token` for each token that it computes; no plan takes
+    any. `unit_s`: what a unit of these numbers is in seconds."""
 
-    def __init__(self) -> None:
-        self.steps = 0.0
+    unit_s: float = STEP_S
+    step: float = 1.0
+    token: float = 0.0
+    now: float = 0.0
+
+    def took(self, tokens: int) -> None:
+        self.now += self.step + self.token * tokens
 
     def time(self) -> float:
-        return self.steps * STEP_S
+        return self.now * self.unit_s
 
     perf_counter = monotonic = time
 
@@ -112,41 +125,46 @@ def engine(cell: Cell, seqs: int, ours: str | None) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """`waiting`: tokens a step, as long as somebody waited; `all`: from the first step to the last."""
+    """`waiting`: tokens a step, as long as somebody waited; `all`: from the first step to the last. `waited`: the share
+    of the time in which somebody did."""
 
     served: list[Served]
     waiting: float
     all: float
+    waited: float
 
 
-def serve(core: Any, clock: Clock, asked: list[Asked], at: list[float], *, bounded: bool) -> Run:
-    """`at`: steps."""
+def serve(core: Any, clock: Clock, asked: list[Asked], at: list[float]) -> Run:
+    """`at`: in the clock's unit."""
     Ending.lengths = {each.id: len(each.prompt) + each.length for each in asked}
+    Ending.took = clock.took
     served = {each.id: Served(when) for each, when in zip(asked, at, strict=True)}
-    coming, live, waited, made = list(zip(at, asked, strict=True))[::-1], set[str](), 0, 0
+    coming, live, waited, made = list(zip(at, asked, strict=True))[::-1], set[str](), 0.0, 0
     while coming or live:
         if not live:
-            clock.steps = max(clock.steps, coming[-1][0])
-        while coming and coming[-1][0] <= clock.steps:
+            clock.now = max(clock.now, coming[-1][0])
+        while coming and coming[-1][0] <= clock.now:
             when, each = coming.pop()
-            most = each.length if bounded else MOST
-            add(core, each.id, each.prompt, most, arrival=when * STEP_S, ignore_eos=False, stop_token_ids=[END])
+            said: dict[str, Any] = {} if each.hint is None else {"extra_args": {"laps_sd_tokens": each.hint}}
+            arrival = when * clock.unit_s
+            add(core, each.id, each.prompt, each.most, arrival=arrival, ignore_eos=False, stop_token_ids=[END], **said)
             live.add(each.id)
-        clock.steps += 1
+        began = clock.now
         told = step(core)
         if len(told) < len(live):  # one that is prefilled tells nothing yet, and counts as waiting
-            waited += 1
+            waited += clock.now - began
             made += sum(len(tokens) for tokens, _ in told.values())
         for id, (tokens, ended) in told.items():
             if tokens:
-                served[id].got.append(clock.steps)
+                served[id].got.append(clock.now)
                 served[id].tokens += len(tokens)
             if ended:
                 live.discard(id)
     fallen = getattr(core.scheduler, "fallen", False)
     assert not fallen, core.scheduler.advice.status.why
     assert [served[each.id].tokens for each in asked] == [each.length for each in asked]
-    return Run(list(served.values()), made / max(1, waited), sum(each.length for each in asked) / clock.steps)
+    tokens = sum(each.length for each in asked)
+    return Run(list(served.values()), made / max(clock.step, waited), tokens / clock.now, waited / clock.now)
 
 
 def figures(served: list[Served]) -> dict[str, float]:
@@ -162,13 +180,26 @@ def figures(served: list[Served]) -> dict[str, float]:
     }
 
 
+@contextmanager
+def in_virtual_time(clock: Clock) -> Iterator[None]:
+    """LAPS-SD inside vLLM goes by this clock."""
+    with ExitStack() as patched:
+        for owner, name, value in (
+            (plugin, "time", clock), (reporting, "time", clock), (advice, "Background", AtOnce),
+            (learning, "_fit", lambda known: fit(Window.of(known))),
+        ):  # fmt: skip
+            patched.enter_context(patch.object(owner, name, value))
+        yield
+
+
 def run(cell: Cell, seqs: int, ours: str | None, asked: list[Asked], at: list[float]) -> Run:
     clock = Clock()
-    for module in (plugin, reporting):
-        module.time = clock  # type: ignore[assignment]
-    core = engine(cell, seqs, ours)
-    served = serve(core, clock, asked, at, bounded=ours == "bounded")
-    core.scheduler.shutdown()
+    if ours == "bounded":
+        asked = [replace(each, most=each.length) for each in asked]
+    with in_virtual_time(clock):
+        core = engine(cell, seqs, ours)
+        served = serve(core, clock, asked, at)
+        core.scheduler.shutdown()
     return served
 
 
@@ -237,8 +268,6 @@ def main(words: list[str]) -> None:
     if given.seeds < 2:
         parser.error("--seeds must be at least 2: an interval needs two")
     envs.VLLM_CACHE_ROOT = tempfile.mkdtemp()
-    advice.Background = AtOnce  # type: ignore[misc]
-    learning._fit = lambda known: fit(Window.of(known))
     rows: list[dict[str, Any]] = []
     if given.json is not None and given.json.exists():
         rows = json.loads(given.json.read_text())
