@@ -51,12 +51,13 @@ VLLM_SOURCES ?=
 VLLM_ENV ?= build/vllm-env
 # Of vllm-figures: it begins no run after so many, and goes on there the next time.
 FIGURES_MINUTES ?= 25
+REPLAY ?=
 IN_VLLM := PYTHONPATH=. $(VLLM_ENV)/bin/python
 # The time that an engine may take to start on a busy machine is in it.
 VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore --timeout 1800
 
 .PHONY: demo demo-picture test test-apart test-cells test-compare test-containers test-doors test-elastic test-engine test-failover test-families \
-    test-faults test-k8s test-stores test-vllm vllm-figures vllm-steps gpu-check sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
+    test-faults test-k8s test-stores test-vllm vllm-figures vllm-replay vllm-steps gpu-check sim-faults fuzz chaos soak bench bench-quick bench-scheduler bench-engine \
     bench-paper bench-front page-picture docs check lint lint-protos types architecture protos protos-check protos-reference audit audit-here \
     wheels env clean
 .DEFAULT_GOAL := help
@@ -79,6 +80,7 @@ help:
 	@echo "make test-vllm  the plug-in for vLLM, in an environment of its own (made once: 3.4 GB; then ten minutes)"
 	@echo "make vllm-figures  vLLM's own order beside ours on the real model, the most telling first (25 minutes of an idle machine, then it goes on)"
 	@echo "make vllm-steps  the same counted in steps on the toy executor, which no busy machine disturbs (40 minutes of one core; it goes on)"
+	@echo "make vllm-replay  answers of the record served again inside vLLM, in virtual time: what a change of the order does (REPLAY=... its arguments)"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
@@ -193,6 +195,10 @@ vllm-figures: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/python -m tests.vllm.environment $(VLLM_ENV)
 	$(IN_VLLM) -m tests.vllm.compare --minutes $(FIGURES_MINUTES)
+
+vllm-replay: env
+	$(BIN)/python -m tests.vllm.environment $(VLLM_ENV)
+	$(IN_VLLM) -m tests.vllm.replay $(REPLAY)
 
 vllm-steps: env
 	$(BIN)/python -m tests.vllm.environment $(VLLM_ENV)
