@@ -49,7 +49,7 @@ class Ordering:
     def __init__(
         self, policy: Policy, engine: Engine, draft_len: int | None, blocks_of: Callable[[str], int], now: float
     ) -> None:
-        self.core = Core(policy, draft_len=draft_len, prefill_chunk=engine.prefill_chunk)
+        self.core = Core(policy, draft_len=draft_len, prefill_chunk=engine.prefill_chunk, foresight=True)
         self._slots, self._low = engine.slots, 4 * engine.slots
         self._blocks_of = blocks_of
         self._rounds: dict[str, list[StepRow]] = {}  # that the core does not know of yet

@@ -44,7 +44,8 @@ class Core:
     """`draft_len`: tokens proposed in a round; None: as many as pay. `prefill_chunk`: prompt tokens computed in one.
     `bounds`: what may be live. `max_deaths`: workers that may die while a request runs there alone, until it is
     ended. `few_plans`: a plan may have to last for several rounds, so it lists more requests than run. `ready_first`: a
-    request whose drafts are still on their way from elsewhere may let the next that is ready go first."""
+    request whose drafts are still on their way from elsewhere may let the next that is ready go first. `foresight`:
+    nobody begins where memory is believed to run out before those beside it have ended."""
 
     def __init__(
         self,
@@ -56,10 +57,12 @@ class Core:
         max_deaths: int = 3,
         few_plans: bool = False,
         ready_first: bool = False,
+        foresight: bool = False,
     ) -> None:
         self.fleet = Fleet(policy, REFERENCE if draft_len is None else draft_len, bounds, max_deaths)
         self.fleet.few_plans = few_plans
         self.fleet.ready_first = ready_first
+        self.fleet.foresight = foresight
         self._choose_drafts = draft_len is None
         self._prefill_chunk = prefill_chunk
 

@@ -32,6 +32,7 @@ class Fleet:
         self.bounds = bounds
         self.few_plans = False  # a plan may have to last for several rounds
         self.ready_first = False  # who waits for drafts from elsewhere lets others go first
+        self.foresight = False  # nobody begins for whom memory will run out
         self.known = Known(draft_len)
         self.unseen = Unseen()
         self.entries: dict[str, Entry] = {}  # the live requests

@@ -5,6 +5,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from scheduler_service.core.entry import Entry, Worker
 
+FORESEEN = 0.9  # of the memory: the rest is for answers that get longer than believed
+
 
 def fit(
     worker: Worker,
@@ -13,6 +15,7 @@ def fit(
     *,
     patient: bool = True,
     quarantined: bool = False,
+    foresight: bool = False,
 ) -> tuple[list[Entry], dict[Entry, int]]:
     """Which of `chosen` (best first) may run with full KV, and which requests must give up KV for that: each with the
     blocks that a copy of its KV takes in the host's memory, or 0 where the KV is dropped.
@@ -23,18 +26,30 @@ def fit(
     it where the host's memory has room. Until then they go on in the place of the request that waits for their
     memory. So no order of claims makes a worker compute or copy the same KV for ever. On a `quarantined` worker the
     suspects wait for none of the other requests, and none runs beside them.
+
+    With `foresight` nobody begins beside others, and nobody of a lower claim after it, where all of them are believed
+    to run out of memory before they end: what was begun too early would be dropped, and computed again.
     """
     patient = patient and not quarantined
     slots = worker.up.slots
     free = worker.free_blocks
-    if sum([_need(worker, entry) for entry in chosen]) <= free:
-        return list(chosen), {}
+    foresight = foresight and not quarantined and not all(entry.blocks for entry in chosen)
     homed: list[Entry] | None = None  # lowest claim first; looked up only when memory is short
+    holding: set[Entry] = set()  # KV, or are to begin
+    if foresight:
+        homed = list(by_claim_reversed)
+        holding = {entry for entry in homed if entry.blocks}
+    fits = sum([_need(worker, entry) for entry in chosen]) <= free
+    if fits and not (foresight and not _lasts(worker, holding.union(chosen))):
+        return list(chosen), {}
     kept: list[Entry] = []
     evict: dict[Entry, int] = {}
     reserved = False  # for the best one, which waits: no other request begins
     for place, entry in enumerate(chosen[:slots]):
         if entry in evict or (reserved and not entry.blocks):
+            continue
+        if foresight and kept and not entry.blocks and not _lasts(worker, {*holding, entry}):
+            reserved = True
             continue
         need = _need(worker, entry)
         if need > free:
@@ -50,7 +65,9 @@ def fit(
             for giver in givers or ():
                 evict[giver] = giving[giver]
                 free += giver.blocks
+                holding.discard(giver)
         kept.append(entry)
+        holding.add(entry)
         free -= need
     if homed is not None and not quarantined:
         giving = dict(_giving(worker, homed, evict, patient=True))
@@ -65,7 +82,10 @@ def fit(
     for entry in chosen[slots:]:  # the worker fills up with them, so they must fit like the others
         need = _need(worker, entry)
         if need <= free and not (entry in kept or entry in evict or (reserved and not entry.blocks)):
+            if foresight and not entry.blocks and not _lasts(worker, {*holding, entry}):
+                break
             kept.append(entry)
+            holding.add(entry)
             free -= need
     return kept, evict
 
@@ -74,6 +94,18 @@ def _need(worker: Worker, entry: Entry) -> int:
     """Blocks that it lacks to run."""
     short = worker.blocks_for(entry) - entry.blocks
     return short if short > 0 else 0
+
+
+def _lasts(worker: Worker, entries: Iterable[Entry]) -> bool:
+    """Whether the memory is believed to last until these have ended, all of them running: it is fullest just before one
+    ends, when those that outlast it have got as many tokens as it."""
+    blocks, size = FORESEEN * worker.up.blocks, worker.up.block_tokens
+    tokens = 0
+    for number, entry in enumerate(sorted(entries, key=lambda entry: -entry.remaining_tokens), 1):
+        tokens += entry.tokens
+        if (tokens + number * (entry.remaining_tokens + size / 2)) / size > blocks:  # half of a block is never full
+            return False
+    return True
 
 
 def _giving(

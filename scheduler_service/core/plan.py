@@ -18,7 +18,9 @@ def make_plan(fleet: Fleet, name: str, *, choose_drafts: bool, prefill_chunk: in
     suspects = placement.choose_suspects(fleet, name)
     chosen = placement.choose(fleet, name) if suspects is None else suspects
     by_claim_reversed = (fleet.entries[key[-1]] for key in reversed(worker.ranking))
-    schedule, evict = kv.fit(worker, chosen, by_claim_reversed, quarantined=suspects is not None)
+    schedule, evict = kv.fit(
+        worker, chosen, by_claim_reversed, quarantined=suspects is not None, foresight=fleet.foresight
+    )
     for entry, copy in evict.items():
         worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
         entry.offload_kv(copy) if copy else entry.lose_kv()

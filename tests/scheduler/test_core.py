@@ -327,6 +327,27 @@ def test_the_best_claim_gets_all_memory_when_its_reserve_would_not_fit() -> None
     assert "first" not in worker.resident
 
 
+@pytest.mark.parametrize("foresight", [False, True])
+def test_with_foresight_nobody_begins_who_would_be_dropped(foresight: bool) -> None:
+    """Six blocks, of which each comes to need four."""
+    worker = FakeWorker(core("fcfs", foresight=foresight), {"first": 60, "second": 60}, slots=2, blocks=6)
+    worker.submit("first", "second", predicted_tokens=60, max_tokens=60)
+    worker.run(130)
+    assert not worker.core.fleet.entries
+    served = [number for number, ids in enumerate(worker.ran) if "second" in ids]
+    at_a_stretch = served == list(range(served[0], served[0] + 60))
+    assert at_a_stretch == foresight
+
+
+def test_with_foresight_a_short_one_begins_where_a_long_one_must_wait() -> None:
+    """It is over before the memory that the first will need is missing."""
+    worker = FakeWorker(core("gittins", foresight=True), {"first": 60, "long": 60, "short": 5}, slots=3, blocks=6)
+    for id, tokens in worker.lengths.items():
+        worker.submit(id, predicted_tokens=tokens, max_tokens=tokens)
+    worker.step()
+    assert set(worker.ran[-1]) == {"first", "short"}
+
+
 def test_one_shortage_of_memory_is_paid_for_once() -> None:
     """What one plan drops is free for the next, which may be made before the worker's next report."""
     worker = FakeWorker(core("fcfs"), {"first": 90, "second": 60, "third": 60}, slots=3, blocks=6)
