@@ -43,7 +43,7 @@ def check(fleet: Fleet, entry: Entry, now: float) -> None:
         if of_all + mine > most or not kept:
             text = f"{of_all} {what} of at most {most:.0f} are waiting or running"
             raise QueueIsFull(text, backlog.request_s(fleet))
-    if fleet.workers:
+    if fleet.workers and (bounds.backlog_s != inf or request.deadline is not None):
         wait_s, most_s = backlog.waits_s(fleet)[request.klass], backlog.bound_s(fleet)
         if wait_s > most_s and request.klass is not RequestClass.BATCH and not _is_owed(fleet, entry, most_s):
             room_s = wait_s - most_s + backlog.request_s(fleet)

@@ -11,11 +11,16 @@ from scheduler_service.core.types import Round
 
 def charge(classes: Classes, ran: Iterable[tuple[Entry, Round]], share_s: float, prefill_token_s: float) -> None:
     """`share_s`: nominal seconds of a whole worker that a slot's round is; a prompt takes the whole worker."""
-    service_s: dict[tuple[ClassAccount, Tenant], float] = {}
+    served: dict[tuple[ClassAccount, Tenant], tuple[int, int]] = {}
     for entry, row in ran:
-        decoding_s = share_s * (len(row.each) or 1) if row.new else 0.0
         whose = entry.of_class, entry.tenant
-        service_s[whose] = service_s.get(whose, 0.0) + (decoding_s + row.prefilled * prefill_token_s)
-    for (of_class, tenant), seconds in service_s.items():
-        tenant.charge(seconds)
-        classes.charge(of_class.klass, seconds)
+        rounds, prefilled = served.get(whose, (0, 0))
+        served[whose] = rounds + ((len(row.each) or 1) if row.new else 0), prefilled + row.prefilled
+    for (of_class, tenant), (rounds, prefilled) in served.items():
+        charge_one(classes, of_class, tenant, rounds * share_s + prefilled * prefill_token_s)
+
+
+def charge_one(classes: Classes, of_class: ClassAccount, tenant: Tenant, service_s: float) -> None:
+    """Seconds of a whole worker, for requests of one class and tenant."""
+    tenant.charge(service_s)
+    classes.charge(of_class.klass, service_s)
