@@ -73,14 +73,20 @@ class Load:
 
     def step_done(self, worker: Worker, step: StepDone, draft_len: int, now: float) -> None:
         """Compare clock and costs over a round between two reports, if no slot was vacant."""
-        slots, cost = worker.up.slots, worker.up.cost
         running = len(worker.running) if step.partial else sum([not row.skipped for row in step.rounds])
+        decoding = sum([len(row.each) or 1 for row in step.rounds if row.new])
+        prefilled = sum([row.prefilled for row in step.rounds])
+        self.rounds_done(worker, (now,), running, decoding, prefilled, draft_len)
+
+    def rounds_done(
+        self, worker: Worker, ends: Iterable[float], running: int, decoding: int, prefilled: int, draft_len: int
+    ) -> None:
+        """Rounds of the worker ended then. In each of them so many requests ran and decoded, and so many tokens of
+        prompts were computed."""
+        slots, cost = worker.up.slots, worker.up.cost
         if running < slots:
             worker.full_at = None
             return
-        ends = step.ended_s or (now,)
-        decoding = sum([len(row.each) or 1 for row in step.rounds if row.new]) / len(ends)
-        prefilled = sum([row.prefilled for row in step.rounds]) / len(ends)
         nominal_s = decoding * cost.round_s(draft_len, slots) / slots + prefilled * cost.prefill_token_s
         for ended_s in ends:
             if worker.full_at is not None:

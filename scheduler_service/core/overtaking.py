@@ -65,10 +65,21 @@ class Overtaking:
             klass, id = request.klass, request.id
             self._served[klass] += count
             shared[id] += count * together[klass]
-            before = known[id]
-            if remaining != before:
-                self._ahead[klass] += remaining - before
-                known[id] = remaining
+            if remaining != known[id]:
+                self.believed(request, remaining)
+
+    def believed(self, request: Request, rounds: int) -> None:
+        """So many rounds the request is believed to need still."""
+        self._ahead[request.klass] += rounds - self._remaining[request.id]
+        self._remaining[request.id] = rounds
+
+    def served_together(self, klass: RequestClass, served: int) -> None:
+        """So many request-rounds of a class were served. Of each request that ran in them `shared` tells."""
+        self._served[klass] += served
+
+    def shared(self, request: Request, served: int) -> None:
+        """Of the request-rounds that `served_together` tells, so many were in rounds in which it ran itself."""
+        self._shared[request.id] += served
 
     def ended(self, request: Request) -> None:
         klass, id = request.klass, request.id
@@ -82,6 +93,11 @@ class Overtaking:
         waiting = self._due[klass]
         left = (waiting.best[0] - self._served[klass]) / running if len(waiting) else inf
         return ceil(left) - 1 if left < inf else MANY
+
+    @property
+    def is_due(self) -> bool:
+        """Whether anybody may have become overdue: `overdue` tells."""
+        return any(len(due) and due.best[0] <= self._served[klass] for klass, due in self._due.items())
 
     def overdue(self) -> Iterator[str]:
         """The live requests that have become so since this was asked last."""

@@ -35,7 +35,7 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     for entry, row in ran.values():
         _serve(fleet, entry, row, began, now)
         if row.finish is not None:
-            effects.append(_finish(fleet, worker, entry, row))
+            effects.append(finish(fleet, worker, entry, row))
             continue
         fleet.rank(entry)
         if entry.changed or row.prefilled or not row.new:
@@ -124,7 +124,7 @@ def _serve(fleet: Fleet, entry: Entry, row: Round, began: float, now: float) -> 
                 entry.perceptible = entry.changed = True
 
 
-def _finish(fleet: Fleet, worker: Worker, entry: Entry, row: Round) -> Ended:
+def finish(fleet: Fleet, worker: Worker, entry: Entry, row: Round) -> Ended:
     """The worker has ended the request with this round."""
     worker.listed.pop(row.id, None)
     if row.finish is Finish.ERROR:

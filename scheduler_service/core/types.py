@@ -150,7 +150,6 @@ class StepDone:
     duration_s: float  # of the last round
     plan: int | None = None  # which one it carried out, as in Obeyed; None: the newest
     partial: bool = False
-    ended_s: tuple[float, ...] = ()  # when each of several rounds ended, if that is known and all rows have all of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from scheduler_service.sim.workload import Job
 class Capped(Simulation):
     """`cap`: by how many times latency may exceed the time alone, by the belief when the request came."""
 
+    LEAN = False  # it looks at the clock after each report
+
     def __init__(self, jobs: Sequence[Job], policy: Policy, fleet: SimFleet, cap: float) -> None:
         super().__init__(jobs, policy, fleet)
         self._cap = cap

@@ -8,7 +8,8 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from operator import sub
+from typing import ClassVar
 
 from scheduler_service.core import placement
 from scheduler_service.core.core import Core
@@ -27,6 +28,7 @@ from scheduler_service.core.types import (
 )
 from scheduler_service.predictor.port import Predictor
 from scheduler_service.sim.apart_worker import ApartWorker
+from scheduler_service.sim.lean import Lean
 from scheduler_service.sim.worker import SimFleet, SimWorker
 from scheduler_service.sim.workload import Job
 
@@ -67,7 +69,10 @@ def max_tokens(jobs: Sequence[Job]) -> int:
 
 
 class Simulation:
-    """One policy on one workload. `progress` is called now and then with the number of jobs that have ended."""
+    """One policy on one workload. `progress` is called now and then with the number of jobs that have ended. `LEAN`:
+    rounds that change nothing are neither reported nor planned; not for who looks at each of them."""
+
+    LEAN: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -84,6 +89,7 @@ class Simulation:
         self.trace.failed = [job for job in jobs if not fleet.can_hold(job)]
         self._jobs = {job.id: job for job in jobs}
         self._max_tokens = most_tokens or max_tokens(jobs)
+        self.several = not jobs or len({(job.klass, job.tenant) for job in jobs}) > 1  # classes or tenants, perhaps
         self._arrived = 0  # those that were refused, too
         self._fleet = fleet
         self._predictor = predictor
@@ -101,10 +107,10 @@ class Simulation:
         self._workers = {name: kind(name, self.core, self._jobs, fleet) for name in names}
         for name in names:
             self.core.observe(fleet.worker_up(name), 0.0)
-        # Rounds may be simulated at once where nobody sees the plans between them.
-        self._may_stretch = (
-            fleet.workers == 1 and not fleet.plan_lag and not fleet.apart and fleet.draft_len is not None
-        )
+        alone = fleet.workers == 1 and not fleet.plan_lag and not fleet.apart and fleet.draft_len is not None
+        fits = alone and self.LEAN and not policy.pause_bound_s
+        self._lean = Lean(self, self.core, self._workers[names[0]], fleet) if fits else None
+        self._leanly = False  # whether it runs the rounds at present
         self._idle = set(names)
         self._ends: list[tuple[float, str, StepDone]] = []  # a heap: one entry for each busy worker
         self._last_s: dict[str, float] = {}  # when a live request last delivered tokens
@@ -124,18 +130,19 @@ class Simulation:
 
     def advance(self, until_s: float) -> None:
         """All that happens by then."""
-        arrivals, ends = self._arrivals, self._ends
-        while self._arrived < len(arrivals) or ends:
-            next_arrival = arrivals[self._arrived].arrival_s if self._arrived < len(arrivals) else float("inf")
+        ends = self._ends
+        while self._arrived < len(self._arrivals) or ends or self._leanly:
+            if self._lean and self._leanly:
+                self._leanly = self._lean.run(until_s) is False
+                if self._leanly:
+                    return
+                self._plan_idle(self._lean.now)
+                continue
+            next_arrival = self.next_arrival_s()
             now = min(next_arrival, ends[0][0]) if ends else next_arrival
             if now > until_s:
                 return
-            while self._arrived < len(arrivals) and arrivals[self._arrived].arrival_s <= now:
-                self._submit(arrivals[self._arrived], now)
-                self._arrived += 1
-                if self._arrived % self._sample_every == 0:
-                    levels = Counter(entry.claim.level for entry in self.core.fleet.entries.values())
-                    self.trace.levels.append((now, levels))
+            self.arrive(now)
             while ends and ends[0][0] <= now:
                 _, name, step = heapq.heappop(ends)
                 self._step_done(step, now)
@@ -143,11 +150,29 @@ class Simulation:
                 if self._fleet.plan_lag:
                     self._begin(name, now)  # by the plan that stands: the answer to this report comes too late
                     self._answer(name, now)
-            if not self._fleet.plan_lag:
-                next_arrival = arrivals[self._arrived].arrival_s if self._arrived < len(arrivals) else float("inf")
-                for name in sorted(self._idle) if len(self._idle) > 1 else tuple(self._idle):
-                    self._plan(name)
-                    self._begin(name, now, min(next_arrival, until_s))
+            if self._lean and not ends and self._lean.enter(now):
+                self._leanly = True
+            elif not self._fleet.plan_lag:
+                self._plan_idle(now)
+
+    def next_arrival_s(self) -> float:
+        return self._arrivals[self._arrived].arrival_s if self._arrived < len(self._arrivals) else float("inf")
+
+    def arrive(self, now: float) -> None:
+        """Submit all that have come by then."""
+        while self._arrived < len(self._arrivals) and self._arrivals[self._arrived].arrival_s <= now:
+            self._submit(self._arrivals[self._arrived], now)
+            self._arrived += 1
+            if self._arrived % self._sample_every == 0:
+                if self._lean and self._leanly and self.core.fleet.policy.levels > 1:
+                    self._lean.settle()
+                levels = Counter(entry.claim.level for entry in self.core.fleet.entries.values())
+                self.trace.levels.append((now, levels))
+
+    def _plan_idle(self, now: float) -> None:
+        for name in sorted(self._idle) if len(self._idle) > 1 else tuple(self._idle):
+            self._plan(name)
+            self._begin(name, now)
 
     def _submit(self, job: Job, now: float) -> None:
         """With plan lag, as live: the worker that it concerns gets a new plan at once."""
@@ -183,61 +208,64 @@ class Simulation:
             return []
         return [other for other, worker in self._workers.items() if other != name and worker.knows(moved)]
 
-    def _begin(self, name: str, now: float, alone_until_s: float = 0.0) -> None:
-        """The worker's next round, if its plan has something to run; or several, if nothing else happens until then."""
-        worker = self._workers[name]
-        step = worker.stretch(now, alone_until_s) if self._may_stretch else None
-        if (step := step or worker.step(now)) is not None:
+    def _begin(self, name: str, now: float) -> None:
+        """The worker's next round, if its plan has something to run."""
+        if (step := self._workers[name].step(now)) is not None:
             self._idle.remove(name)
-            ended_s = step.ended_s[-1] if step.ended_s else now + step.duration_s
-            heapq.heappush(self._ends, (ended_s, name, step))
+            heapq.heappush(self._ends, (now + step.duration_s, name, step))
 
     def _step_done(self, step: StepDone, now: float) -> None:
         effects = self.core.observe(step, now)
         if (cost := self._workers[step.worker].cost_told()) is not None:
             self.core.observe(CostChanged(step.worker, cost), now)
-        if step.ended_s:
-            self._stretched(step)
-        else:
-            counted = {id for effect in effects for id in counted_ids(effect)}
-            for row in step.rounds:
-                if row.id in counted:
-                    self._served(row, now)
+        counted = {id for effect in effects for id in counted_ids(effect)}
+        for row in step.rounds:
+            if row.id in counted:
+                self._served(row, now)
         for effect in effects:
             if isinstance(effect, Ended):
-                self._ended(effect, now)
+                self.ended(effect, now)
 
     def _served(self, row: Round, now: float) -> None:
         """A round that counts."""
-        self.trace.rounds += 1
         self.trace.drafts += row.drafted > 0
         if row.new:
-            last = self._last_s.get(row.id)
-            self._last_s[row.id] = now
-            if last is None:
-                self._first_s[row.id] = now
-                self._longest_s[row.id] = 0.0
-            else:
-                gap_s = now - last
-                self.trace.gaps_s.append(gap_s)
-                if gap_s > self._longest_s[row.id]:
-                    self._longest_s[row.id] = gap_s
+            self.delivered(row.id, now)
+        else:
+            self.trace.rounds += 1
 
-    def _stretched(self, step: StepDone) -> None:
-        """Several rounds of requests that all had tokens in the round before, and have some in each of these."""
-        for row in step.rounds:
-            self.trace.drafts += sum(each[1] > 0 for each in row.each)
-        self.trace.rounds += len(step.rounds) * len(step.ended_s)
-        last_s = self._last_s[step.rounds[0].id]
-        gaps_s = [after - before for before, after in pairwise((last_s, *step.ended_s))]
-        for gap_s in gaps_s:
-            self.trace.gaps_s.extend([gap_s] * len(step.rounds))
-        longest_s = max(gaps_s)
-        for row in step.rounds:
-            self._last_s[row.id] = step.ended_s[-1]
-            self._longest_s[row.id] = max(self._longest_s[row.id], longest_s)
+    # ---- what the lean loop asks and tells, too ----
 
-    def _ended(self, ended: Ended, now: float) -> None:
+    def job(self, id: str) -> Job:
+        return self._jobs[id]
+
+    def delivered(self, id: str, now: float) -> None:
+        """A round that counts brought tokens."""
+        self.trace.rounds += 1
+        last = self._last_s.get(id)
+        self._last_s[id] = now
+        if last is None:
+            self._first_s[id] = now
+            self._longest_s[id] = 0.0
+        else:
+            gap_s = now - last
+            self.trace.gaps_s.append(gap_s)
+            if gap_s > self._longest_s[id]:
+                self._longest_s[id] = gap_s
+
+    def passed(self, ends_s: Sequence[float], requests: int) -> None:
+        """So many requests had tokens at each of these times, of which the first is told already."""
+        gaps_s = array("d", map(sub, ends_s[1:], ends_s))
+        self.trace.gaps_s.extend(gaps_s * requests)
+        self.trace.rounds += requests * len(gaps_s)
+
+    def left(self, id: str, now: float, longest_s: float, drafts: int) -> None:
+        """It had tokens now, and before that at times no further apart; so many of these rounds had drafts."""
+        self._last_s[id] = now
+        self._longest_s[id] = max(self._longest_s[id], longest_s)
+        self.trace.drafts += drafts
+
+    def ended(self, ended: Ended, now: float) -> None:
         id = ended.record.request.id
         del self._last_s[id]
         self._learn(ended)

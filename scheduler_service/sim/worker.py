@@ -1,12 +1,11 @@
 """A worker without a model: carries out plans on jobs whose outcome is known. It obeys; it decides nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler_service.core.core import Core
 from scheduler_service.core.draft import REFERENCE
 from scheduler_service.core.entry import Entry
-from scheduler_service.core.lasting import lasting_rounds
 from scheduler_service.core.types import CostProfile, Finish, Plan, Round, Run, StepDone, WorkerUp
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.drafter import Apart
@@ -14,8 +13,6 @@ from scheduler_service.sim.workload import Job
 
 UNBOUNDED = 10**12  # tokens of KV
 MOST_DRAFTS = 8  # that a worker takes by default
-# Rounds told at once. For fewer it takes longer to find out whether they may be.
-SHORTEST_STRETCH, LONGEST_STRETCH = 4, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,67 +152,33 @@ class SimWorker:
         self._done(rows, now + step_s)
         return StepDone(self.name, tuple(rows), self._free, step_s)
 
-    def stretch(self, now: float, before_s: float) -> StepDone | None:
-        """Several rounds at once, from `now`, if those that ran go on and no plan in between could be another. All end
-        before `before_s`, when something else happens. None: there may be only one."""
-        runs = self._plan.schedule[: len(self._ran)]
-        entries = self._core.fleet.entries
-        if self._due or not runs or not all(run.id in self._ran and run.id in entries for run in runs):
-            return None
-        if not all(self._goes_on(run, entries[run.id]) for run in runs):
-            return None
-        least_s = self._fleet.costs.step_s(0, len(runs), 0, 0, 0)
-        left = min(self._jobs[run.id].output_tokens - entries[run.id].emitted for run in runs)
-        most = int(min(left, (before_s - now) / least_s, LONGEST_STRETCH))
-        if most < SHORTEST_STRETCH or (most := min(most, lasting_rounds(self._core.fleet, self.name, most) + 1)) < 2:
-            return None
-        rows = [self._rounds(run, entries[run.id], most) for run in runs]
-        lengths = sorted(map(len, rows))
-        if len(rows) > 1 and lengths[0] == lengths[1]:  # if two end there, the plan before says which is the first
-            rows = [row[: lengths[0] - 1] for row in rows]
-        ended_s: list[float] = []
-        for rounds in zip(*rows, strict=False):  # until the first of them ends
-            drafted = [each[1] for each in rounds]
-            step_s = self._fleet.costs.step_s(max(drafted), len(runs), sum(drafted) + len(runs), 0, 0)
-            if now + step_s >= before_s:
-                break
-            now += step_s
-            ended_s.append(now)
-        if len(ended_s) < 2:
-            return None
-        done = [self._advance(run, entries[run.id], row[: len(ended_s)]) for run, row in zip(runs, rows, strict=True)]
-        return StepDone(self.name, tuple(done), self._free, step_s, ended_s=tuple(ended_s))
+    # ---- for the lean loop (lean.py), which runs rounds of its own ----
 
-    def _goes_on(self, run: Run, entry: Entry) -> bool:
-        """Whether it decodes with its KV here."""
-        held = self._held.get(run.id)
-        here = held is not None and held.placement == run.placement and held.tokens == entry.tokens
-        return here and not self._jobs[run.id].readings
+    @property
+    def free(self) -> int:
+        """Tokens of KV."""
+        return self._free
 
-    def _rounds(self, run: Run, entry: Entry, most: int) -> list[tuple[int, int, int]]:
-        """The request's next rounds: tokens, drafted, accepted. The last one may end it."""
-        job, emitted, counted = self._jobs[run.id], entry.emitted, entry.rounds
-        rounds: list[tuple[int, int, int]] = []
-        while len(rounds) < most and emitted < job.output_tokens:
-            round = job.round(counted, emitted)
-            drafts = job.drafts(round, run.draft_len)
-            accepted = job.accepts(round, drafts)
-            new = min(accepted + 1, job.output_tokens - emitted)
-            rounds.append((new, drafts, min(accepted, new)))
-            emitted, counted = emitted + new, counted + 1
-        return rounds
+    def holds_all(self, entry: Entry) -> bool:
+        """Whether all KV of the request is on the device."""
+        held = self._held.get(entry.request.id)
+        return held is not None and held.placement == entry.placement and held.tokens == entry.tokens
 
-    def _advance(self, run: Run, entry: Entry, each: list[tuple[int, int, int]]) -> Round:
-        """It has had these rounds."""
-        new, drafted, accepted = map(sum, zip(*each, strict=True))
-        held = self._held[run.id]
-        held.tokens += new
-        self._free -= new
-        finish = Finish.LENGTH if entry.emitted + new == self._jobs[run.id].output_tokens else None
-        done = (new, drafted, accepted, 0, 0, held.tokens, finish)
-        if finish:
-            self._release(run.id)
-        return Round(run.id, run.placement, entry.emitted, *done, each=tuple(each))
+    def holds_any(self, entry: Entry) -> bool:
+        return entry.request.id in self._held
+
+    def has(self, entry: Entry) -> None:
+        """All KV of the request is on the device now."""
+        held = self._held.setdefault(entry.request.id, Held(entry.placement))
+        self._free -= entry.tokens - held.tokens
+        held.tokens = entry.tokens
+
+    def forget(self, id: str) -> None:
+        self._release(id)
+
+    def ran_last(self, ids: Iterable[str]) -> None:
+        """These were in the last round."""
+        self._ran, self._exhausted = set(ids), False
 
     # ---- what differs where drafts are made elsewhere (apart_worker.py) ----
 

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.types import Event, Request, RequestClass, StepDone, Submitted
-from scheduler_service.sim.simulator import Simulation
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
-from tests.simulator.builders import SECOND, ends, job, run
+from tests.simulator.builders import SECOND, Plain, ends, job, run
 
 
-class Watched(Simulation):
+class Watched(Plain):
     """Counts the rounds in which a request was passed by later arrivals of its class, and the work ahead of it."""
 
     def watch(self) -> "Watched":

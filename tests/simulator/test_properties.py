@@ -19,7 +19,7 @@ from scheduler_service.sim.simulator import Simulation, Trace, simulate
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 from tests.scheduler.builders import Seen
-from tests.simulator.builders import NAMES, SECOND, ends, job, policy, run
+from tests.simulator.builders import NAMES, SECOND, Plain, ends, job, policy, run
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class Sealed(Job):
 def simulate_sealed(jobs: list[Job], policy: Policy, fleet: SimFleet) -> Trace:
     predictor = OnlinePredictor()
     predictor.predict = sealing(predictor.predict)  # type: ignore[method-assign]
-    simulation = Simulation(jobs, policy, fleet, predictor=predictor)
+    simulation = Plain(jobs, policy, fleet, predictor=predictor)
     core = simulation.core
     core.observe, core.plan = sealing(core.observe), sealing(core.plan)  # type: ignore[method-assign]
     return simulation.run()

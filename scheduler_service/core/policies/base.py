@@ -25,12 +25,17 @@ class Policy:
     learns: ClassVar[bool] = False  # whether claims depend on what finished requests teach
     perceptive: ClassVar[bool] = False  # whether it tells requests that are perceptible from others
     asks: ClassVar[bool] = True  # whether claims depend on what is predicted of a request
+    # Whether neither `claim` nor `worst` ever gets better where finished requests were longer and had fewer tokens of a
+    # round drafted and accepted.
+    monotone: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """What a policy knows of its `worst` claims holds no longer for one that is derived from it and claims
         otherwise."""
         if "claim" in cls.__dict__ and "worst" not in cls.__dict__:
             cls.worst = Policy.worst  # type: ignore[method-assign]
+        if not cls.__dict__.keys().isdisjoint(("claim", "worst")) and "monotone" not in cls.__dict__:
+            cls.monotone = False
 
     @property
     def levels(self) -> int:

@@ -28,6 +28,7 @@ class Gittins(Policy):
 
     preemptive: ClassVar[bool] = True
     learns: ClassVar[bool] = True
+    monotone: ClassVar[bool] = True
 
     acceptance_rounds: float = 16.0
     least_spread: float = 0.2  # no belief about a length is surer than this
@@ -104,8 +105,14 @@ def rank(age: float, spread: float) -> float:
     It is constant within a cell of the table: a request that runs, and whose bound is far, meets its rivals anew only
     when it is markedly older.
     """
-    steps = _table_for(spread)
-    cell = (math.log(age) / spread + REACH) * AGES / (2 * REACH) if age > 0 else 0.0
+    return _rank(_table_for(spread), age, spread, _cell(age, spread))
+
+
+def _cell(age: float, spread: float) -> float:
+    return (math.log(age) / spread + REACH) * AGES / (2 * REACH) if age > 0 else 0.0
+
+
+def _rank(steps: tuple[float, ...], age: float, spread: float, cell: float) -> float:
     if cell < 1:
         return steps[0] - age  # so early none ends: every token is one less to go
     if cell >= AGES:
@@ -115,10 +122,10 @@ def rank(age: float, spread: float) -> float:
 
 def worst_rank(youngest: float, oldest: float, spread: float) -> float:
     """The highest rank of all ages from `youngest`, above 0, to `oldest`."""
-    cells = [(math.log(age) / spread + REACH) * AGES / (2 * REACH) for age in (youngest, oldest)]
-    first, last = (int(max(0.0, min(cell, AGES - 1))) for cell in cells)
-    within = max(_table_for(spread)[first : last + 1])
-    return max(rank(youngest, spread), within, rank(oldest, spread))
+    steps, young, old = _table_for(spread), _cell(youngest, spread), _cell(oldest, spread)
+    first, last = int(max(0.0, min(young, AGES - 1))), int(max(0.0, min(old, AGES - 1)))
+    within = steps[first] if first == last else max(steps[first : last + 1])
+    return max(_rank(steps, youngest, spread, young), within, _rank(steps, oldest, spread, old))
 
 
 @lru_cache(maxsize=4096)

@@ -30,6 +30,7 @@ class LapsSd(Policy):
 
     preemptive: ClassVar[bool] = True
     perceptive: ClassVar[bool] = True
+    monotone: ClassVar[bool] = True
 
     queues: int = 6
     first_queue_rounds: int = 0

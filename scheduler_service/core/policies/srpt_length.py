@@ -15,6 +15,7 @@ from scheduler_service.core.types import View
 @dataclass(frozen=True, slots=True)
 class SrptLength(Policy):
     preemptive: ClassVar[bool] = True
+    monotone: ClassVar[bool] = True
 
     length_margin: float = 0.1
 
