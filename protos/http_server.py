@@ -113,8 +113,8 @@ class Body:
 
     @contextmanager
     def in_one_piece(self) -> Iterator[None]:
-        """What the block sends by ASGI goes out when it ends: each piece costs a call of the system, and wakes the
-        client. The block must neither wait nor end the answer."""
+        """The pieces that the block sends by ASGI go out together when it ends: each write costs a system call, and
+        wakes the client. The block must neither wait nor end the answer."""
         transport, pieces = self._cycle.transport, list[bytes]()
         self._cycle.transport = SimpleNamespace(write=pieces.append)
         try:

@@ -1,4 +1,4 @@
-"""What the rounds of the lean loop (lean.py) owe to the core's accounts and to the trace. Decides nothing.
+"""The core's accounts and the trace, told of the lean loop's rounds (lean.py). Decides nothing.
 
 Most rounds only add to sums. An account is told of them when somebody is about to look at it.
 """
@@ -88,7 +88,7 @@ class Accounts:
         run.told = place
 
     def _tell_overtaking(self, run: Running) -> None:
-        """That it ran, and for how long it was believed to need still when its last round began."""
+        """Tell that the request ran, and how long it was believed to need still when its last round began."""
         account, request = self._overtaking, run.entry.request
         if account is not None and self.round > run.joined:
             account.shared(request, self.served - run.shared)
@@ -121,7 +121,7 @@ class Accounts:
         self._fleet.load.rounds_done(self._worker, ends_s, size, size, prefilled, self._fleet.draft_len)
 
     def prepare_for_arrivals(self) -> None:
-        """What a newcomer finds is as the last report would have left it."""
+        """Leave the accounts as the last report would have: an arrival is about to look at them."""
         if self._fleet.bounds.backlog_s != inf or self._worker.memory_tokens < UNBOUNDED:
             self.settle()
             return

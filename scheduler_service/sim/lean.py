@@ -240,7 +240,7 @@ class Lean:
     # ---- decisions ----
 
     def _decide(self) -> bool:
-        """Who runs next, and until when that is certain. False: that is not for this loop to say."""
+        """Decide which requests run next, and until when that is certain. False: only a real plan can tell."""
         fleet, runs, round, foresight = self._fleet, self._runs, self._accounts.round, self._foresight
         if fleet.refit.pending or (self._come and not self._waiting.may_run()):
             return False

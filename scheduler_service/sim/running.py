@@ -133,7 +133,7 @@ class Hindsight:
         return True
 
     def _known_at(self, run: Running, round: int) -> Lessons | None:
-        """What was known when the report of that round was folded, at its row. None: as much as now."""
+        """The lessons known when the core would have folded this request's row of that round. None: all of today's."""
         if not self.lessons or round > self.lessons[-1].round:
             return None
         if round < self.lessons[0].round:
@@ -220,7 +220,7 @@ class Hindsight:
         run.joins(round, order_of(run.entry.key))
 
     def believed_rounds(self, run: Running, round: int) -> int:
-        """That it was believed to need after that round."""
+        """The rounds that the request was believed to need after that round."""
         entry = run.entry
         if round == run.joined:
             return entry.rounds_counted
