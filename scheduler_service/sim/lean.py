@@ -70,7 +70,7 @@ class Lean:
             return False
         self._runs.clear()
         self._starting, self._stopped = [], []
-        self._hindsight.lessons.clear()
+        self._hindsight.begin()
         if len(self._courses) > 2 * len(fleet.entries) + 64:  # of requests that ended elsewhere
             self._courses = {id: course for id, course in self._courses.items() if id in fleet.entries}
         for id in worker.running:

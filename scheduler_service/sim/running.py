@@ -93,6 +93,11 @@ class Hindsight:
         self.lessons: list[Lesson] = []
         self._cautious: tuple[float, ...] | None = None  # no better is known, whatever is learned in an epoch
 
+    def begin(self) -> None:
+        """Between reports and plans: what happened before, and what was taken for granted then, holds no longer."""
+        self.lessons.clear()
+        self._cautious = None
+
     # ---- what was known ----
 
     def known_now(self) -> Lessons:
