@@ -151,6 +151,13 @@ def test_what_was_foreseen_before_other_rounds_holds_no_longer() -> None:
     alike(jobs, "gittins:overtaking=2", SimFleet(costs=SECOND, draft_len=4))
 
 
+def test_who_ran_when_the_loop_takes_over_keeps_the_claim_of_then() -> None:
+    """A row is reckoned by what was known at its place in the report, and requests in later rows teach more."""
+    fleet = SimFleet(slots=2, costs=StepCosts(t_resume_ms=1.5))
+    what = Synthetic(requests=40, load=1.3, output_mean=40.0, predicted=False)
+    alike(generate(what, 44, fleet), "gittins", fleet)
+
+
 @pytest.mark.parametrize("name", ["gittins", "laps-sd:reading=adapted"])
 def test_a_predictor_learns_the_same(name: str) -> None:
     fleet = SimFleet(slots=4)
