@@ -109,15 +109,26 @@ class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
         return [ids[start : start + STEP] for start in range(0, len(ids), STEP)]
 
     def _round(self, id: str, live: Live) -> pb.Delta:
-        most = live.submit.limits.max_tokens
+        most = max(1, live.submit.limits.max_tokens)  # where none is wanted one is drawn all the same
         count = min(self._tokens, most - live.sent)
         tokens = [self._words[(live.sent + i) % len(self._words)] for i in range(count)]
         delta = pb.Delta(request_id=id, start=live.sent, tokens=tokens, drafted=count, accepted=count - 1)
+        sampling = live.submit.sampling
+        if not live.sent and (sampling.embedding or sampling.HasField("prompt_logprobs")):
+            delta.logprobs.CopyFrom(_of_prompt(live.submit))
         live.sent += count
         if live.sent >= most:
             delta.ending.finish_reason = types_pb2.FINISH_REASON_LENGTH
             del self._live[id]
         return delta
+
+
+def _of_prompt(submit: pb.Submit) -> common_pb2.Logprobs:
+    """What the request asks of its prompt."""
+    told = common_pb2.Logprobs(embedding=[1.0] if submit.sampling.embedding else [])
+    if submit.sampling.HasField("prompt_logprobs"):
+        told.prompt.extend(types_pb2.Logprob(logprob=-1.0) for _ in submit.prompt[1:])
+    return told
 
 
 def model_of(folder: Path) -> common_pb2.ModelInfo:
