@@ -151,6 +151,18 @@ def test_what_was_foreseen_before_other_rounds_holds_no_longer() -> None:
     alike(jobs, "gittins:overtaking=2", SimFleet(costs=SECOND, draft_len=4))
 
 
+def test_a_newcomer_sees_how_long_others_have_run() -> None:
+    """Where computing a prompt costs nothing, only the rounds after the first one tell that a request has begun."""
+    expected = Expected(Length(3.0, 0.5), 0.7)
+    jobs = [
+        job("first", 0.0, 4),
+        job("long", 15.0, 120, predicted_output_tokens=149),
+        job("middle", 41.5, 107, tenant="other", expected=expected),
+        job("short", 46.5, 2, tenant="other"),
+    ]
+    alike(jobs, "nudge:passes=3", SimFleet(costs=SECOND, draft_len=0))
+
+
 def test_who_ran_when_the_loop_takes_over_keeps_the_claim_of_then() -> None:
     """A row is reckoned by what was known at its place in the report, and requests in later rows teach more."""
     fleet = SimFleet(slots=2, costs=StepCosts(t_resume_ms=1.5))
