@@ -129,7 +129,7 @@ class Accounts:
         self.charge()
         for run in self.runs.values():
             self._tell_overtaking(run)
-            self.hindsight.show(run, self.round)  # a policy may look how long others have run
+            self.hindsight.show(run, self.round)  # a policy may look at those that run
 
     def start(self, run: Running, began: float) -> None:
         """Its first round here is over."""

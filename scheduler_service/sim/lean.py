@@ -190,10 +190,8 @@ class Lean:
                 run.longest_s = ended_s - began
         for run in self._starting:
             self._accounts.start(run, ended_s - step_s)
-        started, self._starting = self._starting, []
+        self._starting = []
         self._accounts.count([ended_s], prefilled)
-        for run in started:
-            self._hindsight.show(run, self._accounts.round)  # a policy may look whether others have begun
         self._accounts.tell_served()
         ended = self._end() if self._accounts.round == self._next_end else []
         for entry in sorted(self._stopped, key=lambda entry: entry.request.id):

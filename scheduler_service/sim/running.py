@@ -94,7 +94,7 @@ class Hindsight:
         self._cautious: tuple[float, ...] | None = None  # no better is known, whatever is learned in an epoch
 
     def begin(self) -> None:
-        """Between reports and plans: what happened before, and what was taken for granted then, holds no longer."""
+        """Forget lessons and caution of an earlier run of the loop: since then other requests may have taught more."""
         self.lessons.clear()
         self._cautious = None
 
@@ -189,7 +189,7 @@ class Hindsight:
                 run.perceived = None
 
     def claim_at(self, run: Running, round: int) -> Claim:
-        """As the core has reckoned it, or would have, after that round; later ones by what is known now."""
+        """The claim that the core has reckoned, or would have, after that round; later ones by what is known now."""
         if round == run.joined:
             return Claim(*run.order[1:4])  # type: ignore[arg-type]
         entry = self.show(run, round)

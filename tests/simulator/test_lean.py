@@ -108,13 +108,14 @@ def fared(simulation: Simulation) -> dict[str, Any]:
 
 def assert_alike(leanly: Simulation, plainly: Simulation) -> None:
     """Names the first difference. A plain `assert` of the whole would be explained line by line, which takes hours."""
-    one, other = fared(leanly), fared(plainly)
-    for name, value in one.items():
-        if value == other[name]:
+    expected = fared(plainly)
+    for name, got in fared(leanly).items():
+        wanted = expected[name]
+        if got == wanted:
             continue
-        if isinstance(value, list) and isinstance(other[name], list) and len(value) == len(other[name]):
-            value, other[name] = next(pair for pair in zip(value, other[name], strict=True) if pair[0] != pair[1])
-        pytest.fail(f"{name} differ: {str(value)[:2000]}, and planned {str(other[name])[:2000]}")
+        if isinstance(got, list) and len(got) == len(wanted):
+            got, wanted = next(pair for pair in zip(got, wanted, strict=True) if pair[0] != pair[1])
+        pytest.fail(f"{name}: {str(got)[:2000]}, but planned {str(wanted)[:2000]}")
 
 
 def alike(jobs: list[Job], name: str, fleet: SimFleet, **more: Any) -> None:
