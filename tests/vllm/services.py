@@ -41,12 +41,13 @@ async def ours(folder: Path, slots: int, *flags: str) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def vllm(python: Path, folder: Path, slots: int, *flags: str) -> AsyncIterator[str]:
-    """Stock `vllm serve`."""
+async def vllm(python: Path, folder: Path, slots: int, *flags: str, cores: str = "auto") -> AsyncIterator[str]:
+    """Stock `vllm serve`. `cores`: of the model; by itself vLLM leaves one to its front end."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LAPS_SD"))}
     kept |= {"VLLM_CACHE_ROOT": str(folder), "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
+    kept |= {"VLLM_CPU_OMP_THREADS_BIND": cores}
     command = [python, "-m", "vllm.entrypoints.cli.main", "serve", resolve(MODEL), "--served-model-name", MODEL]
     command += ["--port", str(port), "--max-num-seqs", str(slots), "--max-model-len", "2048", *flags]
     with (folder / "vllm.log").open("ab") as log:
@@ -75,10 +76,11 @@ async def vllm(python: Path, folder: Path, slots: int, *flags: str) -> AsyncIter
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
 
 
 async def load(url: str, folder: Path, *flags: str) -> dict[str, Any]:
-    """What `laps-sd loadtest` tells of this load."""
+    """The results that `laps-sd loadtest` writes."""
     file = folder / "results.json"
     command = ["-m", "laps_sd", "loadtest", "--openai", url, "--model", MODEL, "--json", file, *flags]
     process = await asyncio.create_subprocess_exec(
@@ -92,10 +94,14 @@ async def load(url: str, folder: Path, *flags: str) -> dict[str, Any]:
 
 
 async def compare(python: Path, folder: Path, asked: argparse.Namespace) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # the server ends, too
     sides = {
         "laps-sd up": lambda: ours(folder, asked.slots),
         "laps-sd up, fcfs": lambda: ours(folder, asked.slots, "--policy", "fcfs"),
         "vllm serve": lambda: vllm(python, folder, asked.slots),
+        "vllm serve, all cores": lambda: vllm(python, folder, asked.slots, cores=f"0-{(os.cpu_count() or 1) - 1}"),
         "vllm serve, n-gram": lambda: vllm(
             python, folder, asked.slots, "--speculative-config", json.dumps(NGRAM)
         ),
