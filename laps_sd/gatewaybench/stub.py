@@ -109,7 +109,7 @@ class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
         return [ids[start : start + STEP] for start in range(0, len(ids), STEP)]
 
     def _round(self, id: str, live: Live) -> pb.Delta:
-        most = max(1, live.submit.limits.max_tokens)  # where none is wanted one is drawn all the same
+        most = max(1, live.submit.limits.max_tokens)  # a request for no token has one drawn all the same
         count = min(self._tokens, most - live.sent)
         tokens = [self._words[(live.sent + i) % len(self._words)] for i in range(count)]
         delta = pb.Delta(request_id=id, start=live.sent, tokens=tokens, drafted=count, accepted=count - 1)
@@ -124,7 +124,7 @@ class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
 
 
 def _of_prompt(submit: pb.Submit) -> common_pb2.Logprobs:
-    """What the request asks of its prompt."""
+    """Scores and embedding of the prompt, as far as its request wants them."""
     told = common_pb2.Logprobs(embedding=[1.0] if submit.sampling.embedding else [])
     if submit.sampling.HasField("prompt_logprobs"):
         told.prompt.extend(types_pb2.Logprob(logprob=-1.0) for _ in submit.prompt[1:])
