@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable
 
 EVERY_S = 0.005  # in a turn or two a busy loop makes some thousand objects; a search of them takes well under 1 ms
-LOOK_EVERY = 1000  # searches of new objects, after which a search of all is considered
+SELDOM_S = 0.025  # while few are new: each search wakes the loop
+MANY = 700  # new objects
+LOOK_EVERY = 200  # searches of new objects, after which a search of all is considered
 SLACK = 1_000_000  # blocks of memory, some 100 MB, that may pile up beside as many as the last search of all left
 
 
@@ -20,11 +22,11 @@ async def search(idle: Callable[[], bool]) -> None:
     """Until cancelled. Without live requests (`idle`) a search of all takes next to no time."""
     gc.freeze()  # what was imported stays
     gc.disable()
-    kept, searches = sys.getallocatedblocks(), 0
+    kept, searches, many = sys.getallocatedblocks(), 0, False
     try:
         while True:
-            await asyncio.sleep(EVERY_S)
-            searches += 1
+            await asyncio.sleep(EVERY_S if many else SELDOM_S)
+            searches, many = searches + 1, gc.get_count()[0] > MANY
             if searches % LOOK_EVERY == 0 and (idle() or sys.getallocatedblocks() > 2 * kept + SLACK):
                 gc.collect()
                 kept = sys.getallocatedblocks()

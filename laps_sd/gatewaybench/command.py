@@ -13,6 +13,8 @@ from laps_sd.outputs import writable
 
 # What is said of each figure, how it is written, and its goal.
 FIGURES = {
+    "ttft_p50_ms": ("first token, p50", "{:.1f} ms", ""),
+    "straight_ttft_p50_ms": ("the same without the gateway", "{:.1f} ms", ""),
     "added_ttft_p50_ms": ("added to the first token, p50", "{:.1f} ms", "under 3 ms"),
     "added_ttft_p99_ms": ("added to the first token, p99", "{:.1f} ms", "under 10 ms"),
     "chunks_per_s": ("chunks relayed each second", "{:,.0f}", ""),

@@ -1,9 +1,17 @@
-"""HTTP clients that cost next to nothing: each asks for one streamed answer over a connection of its own, and counts
-events. They read what real clients read, over real sockets. Nothing is measured here but times of arrival."""
+"""Who asks. HTTP clients that cost next to nothing: each asks for one streamed answer over a connection of its own, and
+counts events. They read what real clients read, over real sockets. And one that needs no gateway: it asks the stub of a
+scheduler itself. Nothing is measured here but times of arrival."""
 
 import asyncio
 import json
 import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from protos.link.v1 import common_pb2, gateway_link_pb2_grpc
+from protos.link.v1 import gateway_link_pb2 as pb
+from protos.serving import channel
 
 EVENT = b"data: {"
 END = b"data: ["  # of [DONE]; as long as the other
@@ -86,3 +94,23 @@ async def open_streams(port: int, count: int, max_tokens: int) -> list[Reader]:
         await asyncio.gather(*(reader.begun for reader in some))
         readers += some
     return readers
+
+
+@asynccontextmanager
+async def straight(target: str) -> AsyncIterator[Callable[[], Awaitable[float]]]:
+    """The block may ask the scheduler at `target` for one token, over a link of its own: seconds from the request sent
+    to the token. One at a time. Raises ConnectionError."""
+    async with channel(target) as connection:
+        link = gateway_link_pb2_grpc.GatewayLinkStub(connection).Link()
+
+        async def ask() -> float:
+            submit = pb.Submit(request_id=uuid.uuid4().hex, prompt=[1], limits=common_pb2.Limits(max_tokens=1))
+            sent_s = time.perf_counter()
+            await link.write(pb.FromGateway(submit=submit))
+            while isinstance(message := await link.read(), pb.ToGateway):
+                if message.deltas:
+                    return time.perf_counter() - sent_s
+            raise ConnectionError("the stub of a scheduler hung up")
+
+        yield ask
+        link.cancel()

@@ -1,21 +1,22 @@
 """What the gateway costs: time added to a first token, CPU for each relayed chunk, memory for each open stream. The
-gateway, the scheduler's stub and the clients are processes of their own."""
+gateway, the scheduler's stub and the clients are processes of their own. What is added to a first token is how much
+longer a client of the gateway waits than one that asks the scheduler itself, at the same time."""
 
 import asyncio
 import re
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
 import psutil
 
-from laps_sd.gatewaybench.load import Reader, connect, open_streams
+from laps_sd.gatewaybench.load import Reader, connect, open_streams, straight
 from laps_sd.ports import HOST, claim_ports
 from laps_sd.schedbench.processes import children, serving, used_s
 from laps_sd.supervise import Command
@@ -44,14 +45,15 @@ class Load:
 async def measure(load: Load, model: Path) -> dict[str, Any]:
     """Raises ConnectionError, or a group with GaveUp."""
     most = 2 * max(load.streams, load.many)
-    async with gateway_of_stub(load.rounds_per_s, load.tokens_per_round, most, model) as (port, gateway):
+    async with gateway_of_stub(load.rounds_per_s, load.tokens_per_round, most, model) as (port, gateway, stub):
         streams = await open_streams(port, load.streams, ENDLESS)
         await asyncio.sleep(SETTLE_S)
         relayed = await _relayed(load, gateway, streams)
-        asked = await _asked(load, port, gateway, streams, relayed["chunks_per_cpu_s"])
+        async with straight(stub) as ask:
+            asked = await _asked(load, port, ask, gateway, streams, relayed["chunks_per_cpu_s"])
         problems = asked["problems"] + sum(bool(each.problem) for each in streams)
         _hang_up(streams)
-    async with gateway_of_stub(1.0, load.tokens_per_round, most, model, hold=load.many) as (port, gateway):
+    async with gateway_of_stub(1.0, load.tokens_per_round, most, model, hold=load.many) as (port, gateway, _):
         return {"streams": load.streams} | relayed | asked | {"problems": problems} | await _many(load, port, gateway)
 
 
@@ -69,11 +71,17 @@ async def _relayed(load: Load, gateway: psutil.Process, streams: Sequence[Reader
 
 
 async def _asked(
-    load: Load, port: int, gateway: psutil.Process, streams: Sequence[Reader], chunks_per_cpu_s: float
+    load: Load,
+    port: int,
+    ask_straight: Callable[[], Awaitable[float]],
+    gateway: psutil.Process,
+    streams: Sequence[Reader],
+    chunks_per_cpu_s: float,
 ) -> dict[str, Any]:
-    """The streams are read on while requests, one after the other, ask for a single token."""
+    """The streams are read on while requests, one after the other, ask for a single token: of the gateway, and of the
+    scheduler itself in turn."""
     until_s, used, events = time.perf_counter() + load.seconds, used_s(gateway), _events(streams)
-    ttfts_s, problems = [], 0
+    ttfts_s, straight_s, problems = [], [], 0
     while time.perf_counter() < until_s:
         probe = await connect(port, 1)
         probe.ask()
@@ -83,14 +91,18 @@ async def _asked(
         else:
             ttfts_s.append(probe.ttft_s)
         await asyncio.sleep(PROBE_EVERY_S)
+        straight_s.append(await asyncio.wait_for(ask_straight(), UP_S))
+        await asyncio.sleep(PROBE_EVERY_S)
     if len(ttfts_s) < 2:
         raise ConnectionError(f"{problems} requests failed beside the streams, {len(ttfts_s)} did not")
     for_chunks_s = (_events(streams) - events) / chunks_per_cpu_s if chunks_per_cpu_s else 0.0
-    percentiles = quantiles(ttfts_s, n=100)
+    percentiles, least_s = quantiles(ttfts_s, n=100), median(straight_s)
     return {
         "probes": len(ttfts_s),
-        "added_ttft_p50_ms": percentiles[49] * 1000,
-        "added_ttft_p99_ms": percentiles[98] * 1000,
+        "ttft_p50_ms": percentiles[49] * 1000,
+        "straight_ttft_p50_ms": least_s * 1000,
+        "added_ttft_p50_ms": (percentiles[49] - least_s) * 1000,
+        "added_ttft_p99_ms": (percentiles[98] - least_s) * 1000,
         "cpu_ms_per_request": (used_s(gateway) - used - for_chunks_s) / len(ttfts_s) * 1000,
         "problems": problems,
     }
@@ -123,9 +135,9 @@ def _hang_up(readers: Sequence[Reader]) -> None:
 @asynccontextmanager
 async def gateway_of_stub(
     rounds_per_s: float, tokens_per_round: int, most: int, model: Path, hold: int = 0
-) -> AsyncIterator[tuple[int, psutil.Process]]:
-    """A gateway of the stub, ready: its HTTP port and its process. `most`: requests that may be live. `hold`: no stream
-    gets a second round before so many are open."""
+) -> AsyncIterator[tuple[int, psutil.Process, str]]:
+    """A gateway of the stub, ready: its HTTP port, its process and the stub's address. `most`: requests that may be
+    live. `hold`: no stream gets a second round before so many are open."""
     grpc_port, http_port = claim_ports(0, 0)
     stub = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "laps_sd.gatewaybench.stub", "--model", str(model)),
@@ -142,7 +154,7 @@ async def gateway_of_stub(
         command = Command("gateway", [sys.executable, "-P", "-m", "gateway", *flags])
         async with children(command) as (child,):
             await serving(address(HOST, grpc_port), SERVICE)
-            yield http_port, psutil.Process(child.pid)
+            yield http_port, psutil.Process(child.pid), address(HOST, int(said))
     finally:
         if stub.returncode is None:
             stub.kill()

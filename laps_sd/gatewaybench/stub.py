@@ -33,30 +33,24 @@ class Live:
 
 
 class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
-    """It tells nobody of a request, and has no figures. `hold`: no request gets a second round before so many
-    are live."""
+    """It tells nobody of a request, and has no figures. `hold`: no request gets a second round before so many of its
+    link are live."""
 
     def __init__(
         self, model: common_pb2.ModelInfo, words: list[int], rounds_per_s: float, tokens_per_round: int, hold: int
     ) -> None:
-        self._model, self._words = model, words
-        self._rounds_per_s, self._tokens = rounds_per_s, tokens_per_round
-        self._hold = hold
-        self._live: dict[str, Live] = {}
-        self._submits: dict[str, pb.Submit] = {}  # of the newest requests, ended ones too: a gateway may follow them
+        self.model, self.words = model, words
+        self.every_s, self.tokens = 1 / rounds_per_s, tokens_per_round
+        self.hold = hold
+        self.submits: dict[str, pb.Submit] = {}  # of the newest requests, ended ones too: a gateway may follow them
 
     async def Link(self, requests: AsyncIterator[pb.FromGateway], context: Any) -> None:  # type: ignore[override] # noqa: N802
-        writing = asyncio.Lock()  # grpc takes one write at a time
-
-        async def send(message: pb.ToGateway) -> None:
-            async with writing:
-                await context.write(message)
-
-        await send(pb.ToGateway(serving=pb.Serving(ready=True, model=self._model)))
+        link = Link(self, context)
+        await link.send(pb.ToGateway(serving=pb.Serving(ready=True, model=self.model)))
         async with asyncio.TaskGroup() as tasks:
-            beating = [tasks.create_task(self._beat(send)), tasks.create_task(self._step(send))]
+            beating = [tasks.create_task(link.beat()), tasks.create_task(link.step())]
             async for message in requests:
-                await self._take(message, send)
+                await link.take(message)
             for task in beating:
                 task.cancel()
 
@@ -66,42 +60,57 @@ class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
     async def GetSubmission(self, request: Any, context: Any) -> Any:  # noqa: N802
         await context.abort(grpc.StatusCode.NOT_FOUND, "unknown")
 
-    async def _take(self, message: pb.FromGateway, send: Any) -> None:
+
+class Link:
+    """One gateway's, and the requests that came over it."""
+
+    def __init__(self, stub: Stub, context: Any) -> None:
+        self._stub, self._context = stub, context
+        self._hold = stub.hold
+        self._live: dict[str, Live] = {}
+        self._writing = asyncio.Lock()  # grpc takes one write at a time
+
+    async def send(self, message: pb.ToGateway) -> None:
+        async with self._writing:
+            await self._context.write(message)
+
+    async def take(self, message: pb.FromGateway) -> None:
+        submits = self._stub.submits
         if message.HasField("submit"):
             id = message.submit.request_id
             self._live[id] = live = Live(message.submit)
-            self._submits[id] = message.submit
-            if len(self._submits) > REMEMBERED:
-                del self._submits[next(iter(self._submits))]
-            await send(pb.ToGateway(accepted=[id], deltas=[self._round(id, live)]))
+            submits[id] = message.submit
+            if len(submits) > REMEMBERED:
+                del submits[next(iter(submits))]
+            await self.send(pb.ToGateway(accepted=[id], deltas=[self._round(id, live)]))
         elif message.HasField("cancel"):
             self._live.pop(message.cancel.request_id, None)
         elif message.HasField("follow"):
             id = message.follow.request_id
-            if (submit := self._submits.get(id)) is not None:
+            if (submit := submits.get(id)) is not None:
                 live = Live(submit, min(message.follow.offset, submit.limits.max_tokens))
                 if message.follow.most_tokens:
                     live.until = live.sent + message.follow.most_tokens
                 self._live[id] = live
 
-    async def _beat(self, send: Any) -> None:
+    async def beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            await send(pb.ToGateway())
+            await self.send(pb.ToGateway())
 
-    async def _step(self, send: Any) -> None:
-        """A round of every live request each 1 / rounds_per_s seconds, the messages evenly spread over that time."""
-        loop = asyncio.get_running_loop()
+    async def step(self) -> None:
+        """A round of every live request in each `every_s` seconds, the messages evenly spread over that time."""
+        loop, every_s = asyncio.get_running_loop(), self._stub.every_s
         due = loop.time()
         while True:
-            due = max(due + 1 / self._rounds_per_s, loop.time() - 1 / self._rounds_per_s)
+            due = max(due + every_s, loop.time() - every_s)
             if len(self._live) >= self._hold:
                 self._hold = 0
             groups = [] if self._hold else self._groups()
             for number, ids in enumerate(groups):
-                await asyncio.sleep(due + number / len(groups) / self._rounds_per_s - loop.time())
+                await asyncio.sleep(due + number / len(groups) * every_s - loop.time())
                 deltas = [self._round(id, self._live[id]) for id in ids if id in self._live]
-                await send(pb.ToGateway(deltas=deltas))
+                await self.send(pb.ToGateway(deltas=deltas))
             await asyncio.sleep(max(0.0, due - loop.time()))
 
     def _groups(self) -> list[list[str]]:
@@ -110,8 +119,8 @@ class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
 
     def _round(self, id: str, live: Live) -> pb.Delta:
         most = max(1, live.submit.limits.max_tokens)  # a request for no token has one drawn all the same
-        count = min(self._tokens, most - live.sent)
-        tokens = [self._words[(live.sent + i) % len(self._words)] for i in range(count)]
+        count = min(self._stub.tokens, most - live.sent)
+        tokens = [self._stub.words[(live.sent + i) % len(self._stub.words)] for i in range(count)]
         delta = pb.Delta(request_id=id, start=live.sent, tokens=tokens, drafted=count, accepted=count - 1)
         sampling = live.submit.sampling
         if not live.sent and (sampling.embedding or sampling.HasField("prompt_logprobs")):

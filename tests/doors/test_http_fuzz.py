@@ -52,7 +52,7 @@ def url() -> Iterator[str]:
     found: list[Any] = []
 
     async def serve() -> None:
-        async with gateway_of_stub(200, 64, 500, Path(pull("smollm2-135m"))) as (port, _):
+        async with gateway_of_stub(200, 64, 500, Path(pull("smollm2-135m"))) as (port, _, _):
             found.extend((f"http://127.0.0.1:{port}", asyncio.get_running_loop()))
             ready.set()
             await over.wait()

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from laps_sd.gatewaybench.command import FIGURES, told
 from laps_sd.gatewaybench.load import Reader
 from laps_sd.gatewaybench.measure import Load, measure
@@ -13,7 +15,9 @@ async def test_every_figure_is_measured_and_every_answer_comes_whole(tmp_path: P
     TOKENIZER.save(str(tmp_path / "tokenizer.json"))
     load = Load(streams=11, rounds_per_s=50, tokens_per_round=2, many=5, many_s=2, seconds=0.5)
     figures = await measure(load, tmp_path)
-    assert figures["added_ttft_p50_ms"] > 0
+    added_ms = figures["ttft_p50_ms"] - figures["straight_ttft_p50_ms"]
+    assert figures["straight_ttft_p50_ms"] > 0
+    assert figures["added_ttft_p50_ms"] == pytest.approx(added_ms)
     assert figures["chunks_per_cpu_s"] > 0
     assert len(list(told(figures))) == len(FIGURES)
     assert figures["probes"] > 1
