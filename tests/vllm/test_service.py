@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 if "LAPS_SD_TESTS_VLLM_PYTHON" not in os.environ:
     pytest.skip("no interpreter with vLLM is named: make test-vllm", allow_module_level=True)
 
 import httpx2
+import pytest_asyncio
 from tokenizers import Tokenizer
 
 from laps_sd.client import AsyncClient, BadInput, Collector, Completion
