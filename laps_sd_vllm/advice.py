@@ -74,7 +74,7 @@ class Advice:
         self.learning = Learning(self._background, learned, settings.predictor == "online", place.drafts, self._say)
         fleet = SimFleet(
             place.slots, 1, draft_len, kv_budget_tokens=place.blocks * place.block_tokens,
-            plan_lag=place.steps_ahead, prefill_chunk=place.step_tokens,
+            plan_lag=place.steps_ahead, prefill_chunk=place.step_tokens, foresight=True,
         )  # fmt: skip
         self.watch = Watch(self._background, fleet, name, settings.compare_every_s)
         self._costs, self._cost_steps = CostModel(START), 0

@@ -2,7 +2,7 @@
 decided here."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from laps_sd_vllm.background import COMPARE, COMPARE_S, Background, run
 from laps_sd_vllm.requests import Ended, Live, Recent
@@ -102,10 +102,7 @@ def _compare(
     arrivals = [each.live.request.arrival for each in ended]
     first, last = min(arrivals), max(arrivals)
     jobs = [each.job(number, first, fleet.max_draft) for number, each in enumerate(ended)]
-    like_here = SimFleet(
-        fleet.slots, 1, fleet.draft_len, StepCosts.of(cost), fleet.kv_budget_tokens, fleet.plan_lag, fleet.prefill_chunk
-    )
-    question = QUESTION.dump_json(Question(jobs, like_here, policies))
+    question = QUESTION.dump_json(Question(jobs, replace(fleet, costs=StepCosts.of(cost)), policies))
     figures = ANSWER.validate_json(run(COMPARE, question, COMPARE_S))
     figures[MEASURED] = told([each.latency_s for each in ended], max(each.live.pause_s for each in ended))
     return Comparison(figures, len(ended), last - first, clock() - began, now)

@@ -101,6 +101,7 @@ class Simulation:
             prefill_chunk=fleet.prefill_chunk,
             bounds=bounds,
             ready_first=fleet.apart is not None and fleet.apart.ready_first,
+            foresight=fleet.foresight,
         )
         names = [f"w{number}" for number in range(fleet.workers)]
         kind = ApartWorker if fleet.apart else SimWorker
@@ -108,7 +109,7 @@ class Simulation:
         for name in names:
             self.core.observe(fleet.worker_up(name), 0.0)
         alone = fleet.workers == 1 and not fleet.plan_lag and not fleet.apart and fleet.draft_len is not None
-        fits = alone and self.LEAN and not policy.pause_bound_s
+        fits = alone and self.LEAN and not (policy.pause_bound_s or fleet.foresight)
         self._lean = Lean(self, self.core, self._workers[names[0]], fleet) if fits else None
         self._leanly = False  # whether it runs the rounds at present
         self._idle = set(names)

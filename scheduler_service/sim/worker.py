@@ -17,7 +17,8 @@ MOST_DRAFTS = 8  # that a worker takes by default
 
 @dataclass(frozen=True, slots=True)
 class SimFleet:
-    """What the requests are served by. `kv_budget_tokens` and `host_kv_tokens` are per worker."""
+    """What the requests are served by. `kv_budget_tokens` and `host_kv_tokens` are per worker. `foresight`: nobody
+    begins for whom memory is believed to run out, as inside vLLM."""
 
     slots: int = 1
     workers: int = 1
@@ -29,6 +30,7 @@ class SimFleet:
     host_kv_tokens: int = 0
     most_drafts: int = MOST_DRAFTS  # where the core chooses
     apart: Apart | None = None  # where drafts are made; None: on the worker itself
+    foresight: bool = False
 
     @property
     def max_draft(self) -> int:

@@ -114,6 +114,16 @@ def test_kv_that_was_offloaded_is_not_computed_again() -> None:
     assert tight["long"] == pytest.approx(roomy["long"] + 0.01 * (10 + 5))
 
 
+@pytest.mark.parametrize("foresight", [False, True])
+def test_with_foresight_nobody_begins_for_whom_memory_runs_out(foresight: bool) -> None:
+    """Without it the second one begins beside the first, and pauses when the first needs its memory."""
+    jobs = [job(id, tokens=20, prompt_tokens=1, predicted_output_tokens=20) for id in ("first", "second")]
+    trace = run(jobs, slots=2, draft_len=0, kv_budget_tokens=30, foresight=foresight)
+    pauses_s = {outcome.job.id: outcome.longest_gap_s for outcome in trace.outcomes}
+    assert pauses_s["first"] == 1
+    assert (pauses_s["second"] == 1) == foresight
+
+
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_prompts_are_not_computed_over_and_over_when_memory_is_short(slots: int) -> None:
     """las would go to another after every round; memory is for one of the three, and a rebuild takes two rounds."""

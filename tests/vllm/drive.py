@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def make_core(
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
+    vllms_own = _own_choice_of_runner()
     given: dict[str, Any] = {
         "model": str(MODEL),
         "dtype": "float32",
@@ -43,8 +45,8 @@ def make_core(
         "seed": 0,
         "skip_tokenizer_init": True,
     }
-    if v2 is not None:
-        VllmConfig.use_v2_model_runner = property(lambda self: False)  # while the configuration is checked
+    # While the configuration is checked; an earlier engine may have left another.
+    VllmConfig.use_v2_model_runner = vllms_own if v2 is None else property(lambda self: False)
     if dispatcher._registry:  # of an earlier engine: vLLM would search again, and stumble over llvmlite
         type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
     args = EngineArgs(**(given | arguments), scheduler_cls=scheduler_cls, num_gpu_blocks_override=blocks)
@@ -54,6 +56,14 @@ def make_core(
     if v2 is not None:
         VllmConfig.use_v2_model_runner = property(lambda self: v2)
     return EngineCore(config, Executor.get_class(config), False)
+
+
+@cache
+def _own_choice_of_runner() -> Any:
+    """To be asked before it is set to another."""
+    from vllm.config import VllmConfig
+
+    return VllmConfig.use_v2_model_runner
 
 
 def add(

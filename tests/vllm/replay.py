@@ -3,7 +3,8 @@ executor, answers as long as the real model's, drafts accepted as they were, and
 such a step costs (`--in-steps`: by one). So a change of the order is judged on a busy machine, over several draws.
 
 `python -m tests.vllm.replay` in vLLM's environment. `--set max_pause_s=1` tries another setting of the policy,
-`--known exact` tells it all lengths. Nothing of it is kept.
+`--known exact` tells it all lengths, `--no-foresight` begins requests for whom memory will run out. Nothing of it is
+kept.
 """
 
 import argparse
@@ -65,10 +66,12 @@ class Recorded(Ending):
 
 @dataclass(frozen=True)
 class Order:
-    """`settings`: of LAPS-SD; None: vLLM's own order. `exact`: lengths are told, and nothing is learned."""
+    """`settings`: of LAPS-SD; None: vLLM's own order. `exact`: lengths are told, and nothing is learned. `foresight`:
+    nobody begins for whom memory is believed to run out."""
 
     settings: dict[str, Any] | None = None
     exact: bool = False
+    foresight: bool = True
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ class Replay:
                 block_size=BLOCK, max_num_seqs=seqs, max_model_len=CONTEXT, max_num_batched_tokens=2048,
                 additional_config={} if order.settings is None else {"laps_sd": given | order.settings},
             )  # fmt: skip
+            if order.settings is not None:
+                core.scheduler.advice.ordering.core.fleet.foresight = order.foresight
             run = serve(core, clock, asked, at)
             core.scheduler.shutdown()
         return run, core.model_executor.again
@@ -159,9 +164,10 @@ def main(words: list[str]) -> int:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="of the policy")
     parser.add_argument("--policy", default="default")
     parser.add_argument("--known", choices=["learned", "exact"], default="learned", help="of lengths")
+    parser.add_argument("--foresight", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--in-steps", action="store_true", help="a step takes one, however much it computes")
     given = parser.parse_args(words)
-    ours = Order({"policy": given.policy, "policy_set": given.set}, given.known == "exact")
+    ours = Order({"policy": given.policy, "policy_set": given.set}, given.known == "exact", given.foresight)
     envs.VLLM_CACHE_ROOT = tempfile.mkdtemp()
     print("|queue|load|somebody waits %|vLLM's mean|mean|p99|p99 first token|p99 longest pause|means by draw|again %|")
     print("|---|---|---|---|---|---|---|---|---|---|")

@@ -243,6 +243,13 @@ def test_other_policies_are_tried_on_the_last_minutes(did: Counter[str]) -> None
     assert not told._file.exists()
 
 
+def test_other_policies_are_simulated_with_the_rule_for_those_who_begin(did: Counter[str]) -> None:
+    core = plugin(mode="order")
+    assert core.scheduler.advice.watch._fleet.foresight
+    assert core.scheduler.advice.ordering.core.fleet.foresight
+    core.scheduler.shutdown()
+
+
 def test_nothing_is_compared_before_the_costs_of_steps_are_known(did: Counter[str]) -> None:
     """They are assumed at first: of a machine that may be a hundred times faster than this one."""
     core = plugin(compare=True, compare_every_s=1)

@@ -25,6 +25,14 @@ def test_every_answer_ends_where_it_did(short: Replay, order: Order) -> None:
     assert [each.tokens for each in run.served] == [each.tokens for each in draws]
 
 
+def test_without_foresight_more_tokens_are_computed_again(short: Replay) -> None:
+    draws = lessons()
+    with_it, without = (
+        short.serve(Order({}, True, foresight), draws, [0.0] * len(draws))[1] for foresight in (True, False)
+    )
+    assert with_it < without
+
+
 def test_two_replays_are_the_same(short: Replay) -> None:
     one, other = (compared(short, Order({}, exact=True), 1.0, 5, FEW) for _ in range(2))
     assert one == other
