@@ -1,6 +1,6 @@
-"""Who asks. HTTP clients that cost next to nothing: each asks for one streamed answer over a connection of its own, and
-counts events. They read what real clients read, over real sockets. And one that needs no gateway: it asks the stub of a
-scheduler itself. Nothing is measured here but times of arrival."""
+"""Those who ask. HTTP clients that cost next to nothing: each asks for one streamed answer over a connection of its
+own, and counts events. They read what real clients read, over real sockets. And one that needs no gateway: it asks the stub
+of a scheduler itself. Nothing is measured here but times of arrival."""
 
 import asyncio
 import json
@@ -8,6 +8,8 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+
+import grpc
 
 from protos.link.v1 import common_pb2, gateway_link_pb2_grpc
 from protos.link.v1 import gateway_link_pb2 as pb
@@ -100,17 +102,23 @@ async def open_streams(port: int, count: int, max_tokens: int) -> list[Reader]:
 async def straight(target: str) -> AsyncIterator[Callable[[], Awaitable[float]]]:
     """The block may ask the scheduler at `target` for one token, over a link of its own: seconds from the request sent
     to the token. One at a time. Raises ConnectionError."""
+    lost = ConnectionError("the stub of a scheduler hung up")
     async with channel(target) as connection:
         link = gateway_link_pb2_grpc.GatewayLinkStub(connection).Link()
 
         async def ask() -> float:
             submit = pb.Submit(request_id=uuid.uuid4().hex, prompt=[1], limits=common_pb2.Limits(max_tokens=1))
             sent_s = time.perf_counter()
-            await link.write(pb.FromGateway(submit=submit))
-            while isinstance(message := await link.read(), pb.ToGateway):
-                if message.deltas:
-                    return time.perf_counter() - sent_s
-            raise ConnectionError("the stub of a scheduler hung up")
+            try:
+                await link.write(pb.FromGateway(submit=submit))
+                while isinstance(message := await link.read(), pb.ToGateway):
+                    if message.deltas:
+                        return time.perf_counter() - sent_s
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # a read fails so, or a write
+                raise lost from error
+            raise lost
 
-        yield ask
-        link.cancel()
+        try:
+            yield ask
+        finally:
+            link.cancel()

@@ -27,6 +27,7 @@ ENDLESS = 8000  # tokens: no stream ends while it is measured
 UP_S = 30.0
 SETTLE_S = 1.0
 PROBE_EVERY_S = 0.03
+STRAIGHT_EVERY = 4  # after so many probes of the gateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,10 @@ async def _asked(
     streams: Sequence[Reader],
     chunks_per_cpu_s: float,
 ) -> dict[str, Any]:
-    """The streams are read on while requests, one after the other, ask for a single token: of the gateway, and of the
-    scheduler itself in turn."""
+    """The streams are read on while requests, one after the other, ask for a single token: of the gateway, and now and
+    then of the scheduler itself."""
     until_s, used, events = time.perf_counter() + load.seconds, used_s(gateway), _events(streams)
-    ttfts_s, straight_s, problems = [], [], 0
+    ttfts_s, straight_s, problems = list[float](), list[float](), 0
     while time.perf_counter() < until_s:
         probe = await connect(port, 1)
         probe.ask()
@@ -91,8 +92,9 @@ async def _asked(
         else:
             ttfts_s.append(probe.ttft_s)
         await asyncio.sleep(PROBE_EVERY_S)
-        straight_s.append(await asyncio.wait_for(ask_straight(), UP_S))
-        await asyncio.sleep(PROBE_EVERY_S)
+        if len(straight_s) * STRAIGHT_EVERY < len(ttfts_s):
+            straight_s.append(await asyncio.wait_for(ask_straight(), UP_S))
+            await asyncio.sleep(PROBE_EVERY_S)
     if len(ttfts_s) < 2:
         raise ConnectionError(f"{problems} requests failed beside the streams, {len(ttfts_s)} did not")
     for_chunks_s = (_events(streams) - events) / chunks_per_cpu_s if chunks_per_cpu_s else 0.0

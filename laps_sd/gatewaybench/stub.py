@@ -33,8 +33,8 @@ class Live:
 
 
 class Stub(gateway_link_pb2_grpc.GatewayLinkServicer):
-    """It tells nobody of a request, and has no figures. `hold`: no request gets a second round before so many of its
-    link are live."""
+    """It tells nobody of a request, and has no figures. `hold`: no request gets a second round before so many of a
+    link have been live."""
 
     def __init__(
         self, model: common_pb2.ModelInfo, words: list[int], rounds_per_s: float, tokens_per_round: int, hold: int
@@ -66,7 +66,6 @@ class Link:
 
     def __init__(self, stub: Stub, context: Any) -> None:
         self._stub, self._context = stub, context
-        self._hold = stub.hold
         self._live: dict[str, Live] = {}
         self._writing = asyncio.Lock()  # grpc takes one write at a time
 
@@ -104,9 +103,9 @@ class Link:
         due = loop.time()
         while True:
             due = max(due + every_s, loop.time() - every_s)
-            if len(self._live) >= self._hold:
-                self._hold = 0
-            groups = [] if self._hold else self._groups()
+            if len(self._live) >= self._stub.hold:
+                self._stub.hold = 0
+            groups = [] if self._stub.hold else self._groups()
             for number, ids in enumerate(groups):
                 await asyncio.sleep(due + number / len(groups) * every_s - loop.time())
                 deltas = [self._round(id, self._live[id]) for id in ids if id in self._live]

@@ -178,8 +178,11 @@ def _shown(ratio: list[float] | None, digits: int) -> str:
 
 
 def write_page(lines: Lines) -> None:
-    FIGURES.write_text(json.dumps(summary(lines), indent=1) + "\n")
-    main()
+    """Until there is a pair of runs the page keeps the figures that it has."""
+    figures = summary(lines)
+    if figures["bursts"] or figures["loads"]:
+        FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+        main()
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -40,10 +41,10 @@ async def test_all_objects_are_searched_without_live_requests_or_when_half_may_b
     monkeypatch: pytest.MonkeyPatch, idle: bool, blocks: int, whole: bool
 ) -> None:
     searched = asyncio.Event()
-    collector = mock.Mock(collect=mock.Mock(side_effect=lambda *_: searched.set()), get_count=lambda: (0, 0, 0))
+    collector = mock.Mock(collect=mock.Mock(side_effect=lambda *_: searched.set()))
     allocated = mock.Mock(side_effect=[10, *[blocks] * 9])
     monkeypatch.setattr(garbage, "gc", collector)
-    monkeypatch.setattr(garbage, "SELDOM_S", 0.0)
+    monkeypatch.setattr(garbage, "EVERY_S", 0.0)
     monkeypatch.setattr(garbage, "LOOK_EVERY", 1)
     monkeypatch.setattr("sys.getallocatedblocks", allocated)
     searching = asyncio.create_task(garbage.search(lambda: idle))
@@ -52,19 +53,10 @@ async def test_all_objects_are_searched_without_live_requests_or_when_half_may_b
     assert collector.collect.call_args_list[0] == (mock.call() if whole else mock.call(0))
 
 
-@pytest.mark.parametrize(("new", "pause_s"), [(garbage.MANY, garbage.SELDOM_S), (garbage.MANY + 1, garbage.EVERY_S)])
-async def test_the_next_search_comes_soon_only_if_many_objects_were_new(
-    monkeypatch: pytest.MonkeyPatch, new: int, pause_s: float
-) -> None:
-    pauses = list[float]()
-
-    async def sleep(pause_s: float) -> None:
-        pauses.append(pause_s)
-        if len(pauses) > 1:
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr(garbage, "gc", mock.Mock(get_count=lambda: (new, 0, 0)))
-    monkeypatch.setattr("asyncio.sleep", sleep)
-    with pytest.raises(asyncio.CancelledError):
-        await garbage.search(lambda: False)
-    assert pauses == [garbage.SELDOM_S, pause_s]
+@pytest.mark.parametrize(
+    ("took_s", "pauses_s"),
+    [(0.001, [0.02, 0.01, 0.005, 0.005]), (0.0002, [0.02, 0.02]), (0.0, [0.02, 0.04, 0.04])],
+)
+def test_the_longer_a_search_takes_the_sooner_the_next_one_comes(took_s: float, pauses_s: list[float]) -> None:
+    for pause_s, after_s in pairwise(pauses_s):
+        assert garbage._next_pause_s(pause_s, took_s) == after_s

@@ -6,8 +6,9 @@ the same costs and guesses. Sleeps are most of the time, but a busy machine fals
 how long passes took in the median, of what they should take.
 
 `unhidden`: milliseconds from telling a text to the drafts for it, measured while the drafter guesses nothing beyond
-them: the way there and back, the drafting, and all that messages cost. `hidden`: 1 - what rounds waited / that. `mean
-end`: of ready-first, how long requests took in the mean, of what they take where nobody lets others go first.
+them: the way there and back, the drafting, and all that messages cost. `hidden`: 1 - what rounds waited / that, where a
+round that went on without drafts counts as if it had waited for all of it. `mean end`: of ready-first, how long
+requests took in the mean, of what they take where nobody lets others go first.
 """
 
 import argparse
@@ -189,12 +190,13 @@ def measured(engine: Engine, point: Point, costs: StepCosts, tokens: int, repeti
             ends.append(runs[-1].mean_s / once(remote).mean_s if ready else 1.0)
             before = after
         unhidden_ms = 1e3 * unhidden_s(remote, lambda: once(remote))
+    waited, drafted = 1e3 * mean(ran.waited_s for ran in runs) / unhidden_ms, mean(ran.drafted for ran in runs)
     x, model = median(ratios), simulated(point, known, costs, tokens)
     return (
         asdict(point)
         | {"measured": x, "least": min(ratios), "most": max(ratios), "simulated": model, "off": x / model - 1}
-        | {"unhidden_ms": unhidden_ms, "hidden": 1 - 1e3 * mean(ran.waited_s for ran in runs) / unhidden_ms}
-        | {"drafted": mean(ran.drafted for ran in runs), "pass_over": max(ran.over for ran in runs)}
+        | {"unhidden_ms": unhidden_ms, "waited": waited, "hidden": drafted - waited, "drafted": drafted}
+        | {"pass_over": max(ran.over for ran in runs)}
         | ({"mean_end": median(ends)} if ready else {})
     )
 
