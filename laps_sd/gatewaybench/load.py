@@ -1,6 +1,6 @@
 """Those who ask. HTTP clients that cost next to nothing: each asks for one streamed answer over a connection of its
-own, and counts events. They read what real clients read, over real sockets. And one that needs no gateway: it asks the stub
-of a scheduler itself. Nothing is measured here but times of arrival."""
+own, and counts events. They read what real clients read, over real sockets. And one that needs no gateway: it asks the
+stub of a scheduler itself. Nothing is measured here but times of arrival."""
 
 import asyncio
 import json
