@@ -33,7 +33,7 @@ class Streams(RuleBasedStateMachine):
         self.loop.time = lambda: self.now  # type: ignore[method-assign]
         self.scheduler = Scheduler()
         self.clients: list[Client] = []
-        self.owed: dict[str, bytes] = {}  # requests whose clients hung up, and wanted them cancelled then: content
+        self.owed: dict[str, bytes | None] = {}  # requests whose clients wanted them cancelled: content; None: over
         self.asked: set[str] = set()  # requests that somebody cancelled
         self.damaged: set[str] = set()  # requests of which deltas were dropped, or all was forgotten
         self.up = False
@@ -69,10 +69,13 @@ class Streams(RuleBasedStateMachine):
 
     @rule(id=IDS, prompt=st.sampled_from([1, 1, 1, 2]))
     def submit(self, id: str, prompt: int) -> None:
+        fresh = id not in self.link.feeds
         try:
             feed = self.do(called(self.link.submit, submission(id, id == "b", prompt)))
         except (DuplicateRequest, NotServing):
             return
+        if fresh and id in self.owed:  # what was to end is over, or was refused: this one is to run
+            self.owed[id] = None
         self.clients.append(Client(feed))
 
     @rule(id=IDS)
