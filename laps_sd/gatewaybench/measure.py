@@ -1,6 +1,6 @@
-"""What the gateway costs: time added to a first token, CPU for each relayed chunk, memory for each open stream. The
-gateway, the scheduler's stub and the clients are processes of their own. What is added to a first token is how much
-longer a client of the gateway waits than one that asks the scheduler itself, at the same time."""
+"""The gateway's costs: time added to a first token, CPU for each relayed chunk, memory for each open stream. The
+gateway, the scheduler's stub and the clients are processes of their own. Added to a first token: how much longer a
+client of the gateway waits than one that asks the scheduler itself, at the same time."""
 
 import asyncio
 import re

@@ -17,8 +17,8 @@ MOST_DRAFTS = 8  # that a worker takes by default
 
 @dataclass(frozen=True, slots=True)
 class SimFleet:
-    """What the requests are served by. `kv_budget_tokens` and `host_kv_tokens` are per worker. `foresight`: nobody
-    begins for whom memory is believed to run out, as inside vLLM."""
+    """The workers that serve the requests, all alike. `kv_budget_tokens` and `host_kv_tokens` are per worker.
+    `foresight`: no request begins if memory is believed to run out before it ends, as inside vLLM."""
 
     slots: int = 1
     workers: int = 1

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from laps_sd.gatewaybench.command import FIGURES, told
-from laps_sd.gatewaybench.load import Reader
+from laps_sd.gatewaybench.load import Reader, straight
 from laps_sd.gatewaybench.measure import Load, measure
+from laps_sd.ports import HOST, claim_ports
+from protos.serving import address
 from tests.gateway.harness import TOKENIZER
 
 
@@ -22,6 +24,13 @@ async def test_every_figure_is_measured_and_every_answer_comes_whole(tmp_path: P
     assert len(list(told(figures))) == len(FIGURES)
     assert figures["probes"] > 1
     assert (figures["open_at_once"], figures["whole"], figures["problems"]) == (5, 5, 0)
+
+
+async def test_a_scheduler_that_cannot_be_asked_is_told_as_no_connection() -> None:
+    (port,) = claim_ports(0)
+    async with straight(address(HOST, port)) as ask:
+        with pytest.raises(ConnectionError, match="hung up"):
+            await ask()
 
 
 async def test_events_are_counted_wherever_they_are_cut() -> None:
