@@ -28,8 +28,8 @@ class WorkerLink(rpc.WorkerLinkServicer):
 
     async def Attach(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
         try:
+            hello = await self._hello(context)  # before any refusal: a worker whose write fails is not told the reason
             leader = self._leads()
-            hello = await self._hello(context)
             session = await leader.attach(hello)
         except RequestError as error:
             self._log.warning("worker_refused", reason=error.message)

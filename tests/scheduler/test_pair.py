@@ -24,9 +24,8 @@ async def peers(scheduler: SchedulerProcess, *held: worker_pb.Held) -> tuple[Scr
 async def test_a_standby_sends_away_who_comes(redis_url: str, namespace: str) -> None:
     async with pair(redis_url, namespace, lease_s=3600) as (_, second):
         assert not await second.leads()
-        # It says nothing: a write that meets the end of its stream may turn the status into INTERNAL (grpc #36066).
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await ScriptedWorker(second.target).read()
+            await ScriptedWorker(second.target).attach()
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

@@ -69,11 +69,11 @@ class DraftLink(rpc.DraftLinkServicer):
         log, number = self._log, next(self._numbers)
         ended: RequestError | None = None
         try:
+            hello = await _hello(context)  # before any refusal: a worker whose write fails is not told the reason
             served = self._admit()
+            _check(hello, served)
             attached = self._attached[number] = _Attached(Session(served.bounds))
             attached.busy_s = served.computing.tally.busy_s
-            hello = await _hello(context)
-            _check(hello, served)
             log = log.bind(worker=hello.worker_id[:100])
             await context.write(pb.FromDrafter(welcome=_welcome(served)))
             log.info("worker_attached")
