@@ -9,9 +9,10 @@ from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # vLLM binds those of processes of its own only, and two wait for each other
+# One thread: vLLM binds those of processes of its own only, and two wait for each other. Numba, which makes n-gram
+# drafts, would raise the number to that of the cores with the first draft.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
