@@ -4,6 +4,7 @@ thread does one thing at a time. Nothing here touches the engine's state: jobs g
 
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from scheduler_service import predictor
-from scheduler_service.aside import aside
 from scheduler_service.predictor.frames import HEAD, framed
 
-FIT = aside(predictor.__name__, 10)
-COMPARE = aside(f"{__package__}.side_by_side", 19)
+FIT = (sys.executable, "-m", predictor.__name__)
+COMPARE = (sys.executable, "-m", f"{__package__}.side_by_side")
 FIT_S, COMPARE_S = 60.0, 120.0  # deadlines, the start of the process included
 
 Result = tuple[str, Any, Exception | None]  # the job's name, what it returned, why it did not

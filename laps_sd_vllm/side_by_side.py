@@ -1,6 +1,7 @@
 """The requests of the last minutes under several policies: a question in JSON on stdin, an answer on stdout. It runs as
 a process of low priority beside vLLM, and decides nothing."""
 
+import os
 import sys
 from math import fsum
 
@@ -39,6 +40,7 @@ def told(latencies_s: list[float], pause_s: float) -> Figures:
 
 
 def main() -> None:
+    os.nice(19)  # serving goes first
     question = QUESTION.validate_json(sys.stdin.buffer.read())
     sys.stdout.buffer.write(ANSWER.dump_json(answer(question)))
 

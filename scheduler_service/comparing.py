@@ -2,13 +2,13 @@
 low priority, kept for a while. Nobody waits for it, and nothing decides by it."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
 import structlog
 
-from scheduler_service.aside import aside
 from scheduler_service.config import Settings
 from scheduler_service.core.entry import Worker
 from scheduler_service.core.fleet import Fleet
@@ -18,7 +18,7 @@ from scheduler_service.sim import worker as sim
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.side_by_side import ANSWER, QUESTION, Answer, Question
 
-COMMAND = aside("scheduler_service.sim.side_by_side", 19)
+COMMAND = (sys.executable, "-m", "scheduler_service.sim.side_by_side")
 DEADLINE_S = 120.0  # for one comparison, the start of the process included
 KEPT_S = 20.0  # so long a comparison is new
 SHARE = 10  # one that takes long is made so much more rarely

@@ -1,13 +1,13 @@
 """Fits models in a process of their own: fitting takes seconds, and holds the interpreter's lock. Learns nothing."""
 
 import asyncio
+import sys
 
-from scheduler_service.aside import aside
 from scheduler_service.predictor.frames import HEAD, framed
 from scheduler_service.predictor.model import Model
 from scheduler_service.predictor.window import UNREADABLE, Snapshot, Window, pack, unpack
 
-COMMAND = aside("scheduler_service.predictor", 10)
+COMMAND = (sys.executable, "-m", "scheduler_service.predictor")
 DEADLINE_S = 60.0  # for one fit, the start of the process included
 
 

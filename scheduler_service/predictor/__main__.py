@@ -9,6 +9,7 @@ from scheduler_service.predictor.window import Window, pack, unpack
 
 
 def main() -> None:
+    os.nice(10)  # serving goes first
     while (payload := read_frame(sys.stdin.buffer)) is not None:
         model = fit(Window.of_arrays(unpack(payload)))
         try:

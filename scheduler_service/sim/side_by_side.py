@@ -1,6 +1,7 @@
 """The same requests under several policies, one after the other: a question in JSON on stdin, an answer on stdout. The
 scheduler runs it as a process of low priority, since it takes seconds. It decides nothing."""
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ def side_by_side(question: Question) -> Answer:
 
 
 def main() -> None:
+    os.nice(19)  # serving goes first
     question = QUESTION.validate_json(sys.stdin.buffer.read())
     sys.stdout.buffer.write(ANSWER.dump_json(side_by_side(question)))
 
