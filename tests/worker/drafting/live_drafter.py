@@ -59,13 +59,14 @@ class Peer:
         self.welcome = (await self.read()).welcome
 
     async def attach(self, **hello: Any) -> "Peer":
-        """Asks again while the model is being loaded."""
+        """Asks again while the model is being loaded, and where the write met the end of the call: then gRPC says
+        INTERNAL, whatever the reason (grpc #36066)."""
 
         async def attached() -> bool:
             try:
                 await self.attempt(**hello)
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL):
                     return False
                 raise
             return True
