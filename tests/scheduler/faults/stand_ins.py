@@ -90,7 +90,13 @@ def _monotonic() -> float:
     return _real_monotonic() if process is None else process.loop.now
 
 
-_time, _real_monotonic = time.time, time.monotonic
+def _perf_counter() -> float:
+    """The search for reference cycles paces itself by it."""
+    process = PROCESS.get()
+    return _real_perf_counter() if process is None else process.loop.now
+
+
+_time, _real_monotonic, _real_perf_counter = time.time, time.monotonic, time.perf_counter
 
 
 class _SimLeaderSlot(scheduler.LeaderSlot):
@@ -129,6 +135,7 @@ def simulated() -> Iterator[None]:
         "scheduler_service.links.gateways.GatewayOutbox": _NumberedOutbox,
         "time.time": _wall,
         "time.monotonic": _monotonic,
+        "time.perf_counter": _perf_counter,
     }
     with ExitStack() as stack:
         for name, value in instead.items():
