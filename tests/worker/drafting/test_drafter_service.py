@@ -7,6 +7,8 @@ import grpc
 import pytest
 
 from laps_sd.authority import make_certs
+from protos.link.v1.draft_link_pb2_grpc import DraftLinkStub
+from protos.serving import channel
 from protos.tls import Tls
 from tests.tiny_model import make_tiny_model
 from tests.waiting import until
@@ -137,6 +139,17 @@ async def test_sessions_are_bounded(folder: Path, vocabulary: str) -> None:
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await first.close()
         await second.close()
+
+
+async def test_who_has_not_greeted_yet_holds_no_session(folder: Path, vocabulary: str) -> None:
+    async with drafter(folder, sessions=2) as (target, _), channel(target) as link:
+        first = await Peer(target, vocabulary).attach()
+        silent = DraftLinkStub(link).Attach()
+        await silent.wait_for_connection()
+        second = await Peer(target, vocabulary).attach()
+        for peer in (first, second):
+            await peer.close()
+        silent.cancel()
 
 
 async def test_a_worker_that_says_nothing_is_cut_off(
