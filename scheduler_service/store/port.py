@@ -1,5 +1,5 @@
 """What a store promises to the scheduler, and the data that goes in and out. One contract suite
-(tests/scheduler/test_store_contract.py) holds every implementation to it. No implementation lives here."""
+(tests/scheduler/store) holds every implementation to it. No implementation lives here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -16,8 +16,8 @@ from scheduler_service.store import LostWrites, RedisStore, StoreUnavailable, To
 from scheduler_service.store.connection import Sentinels
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.scheduler.redis_group import NAME, Group, Node
+from tests.scheduler.store.writes import submission, tokens
 from tests.scheduler.test_redis_loss import output
-from tests.scheduler.test_store_contract import submission, tokens
 from tests.waiting import until
 
 Answer = TypeVar("Answer")

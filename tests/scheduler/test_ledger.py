@@ -20,7 +20,7 @@ from scheduler_service.pace import REPEATED, UNITS
 from scheduler_service.round_log import MARK_EVERY
 from scheduler_service.store import MemoryStore, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode, encode
-from tests.scheduler.test_store_contract import record
+from tests.scheduler.store.writes import record
 
 LONG = UNITS * AT_ONCE  # rounds: they are repeated in several turns of the event loop
 

@@ -9,7 +9,7 @@ from scheduler_service.ledger import Ledger
 from scheduler_service.persister import Persister
 from scheduler_service.store import MemoryStore, Pulse, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
 from tests.scheduler.live import WAIT_S
-from tests.scheduler.test_store_contract import submission
+from tests.scheduler.store.writes import submission
 from tests.waiting import until
 
 

@@ -19,7 +19,7 @@ from scheduler_service.store import MemoryStore, RedisStore, Stored, StoreUnavai
 from scheduler_service.store.rounds import encode
 from tests.scheduler.builders import request
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
-from tests.scheduler.test_store_contract import record
+from tests.scheduler.store.writes import record
 from tests.waiting import until
 
 STOP = types_pb.FINISH_REASON_STOP

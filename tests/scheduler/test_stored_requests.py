@@ -11,7 +11,7 @@ from scheduler_service.core.types import RequestClass
 from scheduler_service.store import RedisStore, Stored, Unreadable, Verdict, Write
 from scheduler_service.store.fields import ACCEPTANCE, MAJOR, MINOR, RECORD, REQUEST, SCRIPT, Field
 from tests.scheduler.builders import request
-from tests.scheduler.test_store_contract import Reign, record, tokens
+from tests.scheduler.store.writes import Reign, record, tokens
 
 TABLE = REQUEST.fields + RECORD.fields + SCRIPT.fields + ACCEPTANCE.fields
 NEEDED = [field for field in TABLE if field.default is ...]

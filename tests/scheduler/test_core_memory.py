@@ -1,0 +1,121 @@
+"""What the core does when the memory for KV is short. Time is a number."""
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler_service.core.entry import WORTH
+from scheduler_service.core.lifecycle import State
+from scheduler_service.core.types import (
+    RequestClass,
+    Round,
+    StepDone,
+)
+from tests.scheduler.builders import COST, FakeWorker, core
+
+
+def test_the_kv_of_the_lowest_claim_is_dropped_when_memory_runs_out() -> None:
+    """Six blocks of 16 tokens; the long request holds four of them and so does the short one."""
+    worker = FakeWorker(core(), {"long": 60, "short": 30}, blocks=6)
+    worker.submit("long")
+    worker.run(55)
+    worker.submit("short", prompt=40)
+    assert worker.core.plan("w").drop == ("long",)
+    assert worker.core.fleet.entries["long"].state is State.WAITING
+
+
+def test_who_waits_for_memory_lets_its_holder_run_until_the_prefill_has_paid() -> None:
+    """A prompt of 40 tokens at a tenth of a second each; then rounds of a second."""
+    worker = FakeWorker(core(), {"holder": 60, "better": 5}, blocks=6, cost=replace(COST, prefill_token_s=0.1))
+    worker.submit("holder", prompt=40)
+    worker.step()
+    worker.submit("better", prompt=40, klass=RequestClass.INTERACTIVE)
+    ran = worker.run(40)
+    assert ran.index("better") >= WORTH * 40 * 0.1
+    assert "" not in ran[: ran.index("better")]
+
+
+def test_a_round_in_hand_does_not_bring_back_memory_that_was_given_away() -> None:
+    """The plan that drops it is made before its last round is reported."""
+    worker = FakeWorker(core(), {"long": 60, "short": 30}, blocks=6)
+    worker.submit("long")
+    worker.run(55)
+    placement = worker.core.fleet.entries["long"].placement
+    worker.submit("short", prompt=40)
+    assert worker.core.plan("w").drop == ("long",)
+    late = Round("long", placement, worker.core.fleet.entries["long"].emitted, 1, 4, 0, 0, 0, 4)
+    worker.core.observe(StepDone("w", (late,), 2, 1.0), worker.now)
+    assert worker.core.fleet.entries["long"].blocks == 0
+    assert worker.core.fleet.entries["long"].state is State.WAITING
+
+
+def test_memory_is_never_taken_from_a_better_claim() -> None:
+    """Six blocks: the first holds four of them, and the second would need three."""
+    worker = FakeWorker(core("fcfs"), {"first": 60, "second": 30}, slots=2, blocks=6)
+    worker.submit("first", prompt=40)
+    worker.run(10)
+    worker.submit("second", prompt=40)
+    plan = worker.core.plan("w")
+    assert plan.drop == ()
+    assert [run.id for run in plan.schedule] == ["first"]
+
+
+def test_of_two_that_fill_all_memory_the_lower_claim_gives_way() -> None:
+    """Six blocks, three each, and both in the slots: neither could grow if neither gave way."""
+    worker = FakeWorker(core("fcfs"), {"first": 60, "second": 60}, slots=2, blocks=6)
+    worker.submit("first", "second")
+    worker.run(40)
+    assert list(worker.resident) == ["first"]
+    assert worker.ran[-1] == ("first",)
+
+
+def test_the_best_claim_gets_all_memory_when_its_reserve_would_not_fit() -> None:
+    """Six blocks, all held by the first; the second needs as many, and would like a reserve beyond them."""
+    worker = FakeWorker(core(), {"first": 92, "second": 2}, slots=2, blocks=6)
+    worker.submit("first", prompt=4)
+    worker.run(85)
+    worker.submit("second", prompt=90, klass=RequestClass.INTERACTIVE)
+    worker.step()
+    assert worker.ran[-1] == ("second",)
+    assert "first" not in worker.resident
+
+
+@pytest.mark.parametrize("foresight", [False, True])
+def test_with_foresight_nobody_begins_who_would_be_dropped(foresight: bool) -> None:
+    """Six blocks, of which each comes to need four."""
+    worker = FakeWorker(core("fcfs", foresight=foresight), {"first": 60, "second": 60}, slots=2, blocks=6)
+    worker.submit("first", "second", predicted_tokens=60, max_tokens=60)
+    worker.run(130)
+    assert not worker.core.fleet.entries
+    served = [number for number, ids in enumerate(worker.ran) if "second" in ids]
+    at_a_stretch = served == list(range(served[0], served[0] + 60))
+    assert at_a_stretch == foresight
+
+
+def test_with_foresight_a_short_one_begins_where_a_long_one_must_wait() -> None:
+    """It is over before the memory that the first will need is missing."""
+    worker = FakeWorker(core("gittins", foresight=True), {"first": 60, "long": 60, "short": 5}, slots=3, blocks=6)
+    for id, tokens in worker.lengths.items():
+        worker.submit(id, predicted_tokens=tokens, max_tokens=tokens)
+    worker.step()
+    assert set(worker.ran[-1]) == {"first", "short"}
+
+
+def test_one_shortage_of_memory_is_paid_for_once() -> None:
+    """What one plan drops is free for the next, which may be made before the worker's next report."""
+    worker = FakeWorker(core("fcfs"), {"first": 90, "second": 60, "third": 60}, slots=3, blocks=6)
+    worker.submit("first", "second", "third")
+    worker.run(11)
+    assert worker._free() == 3
+    worker.core.fleet.workers["w"].free_blocks = 0
+    drops = [worker.core.plan("w").drop for _ in range(3)]
+    assert drops == [("third",), (), ()]
+
+
+def test_a_request_that_lost_its_kv_finishes_all_the_same() -> None:
+    worker = FakeWorker(core(), {"long": 60, "short": 30}, blocks=6)
+    worker.submit("long")
+    worker.run(55)
+    worker.submit("short", prompt=40)
+    worker.run(40)
+    assert not worker.core.fleet.entries
