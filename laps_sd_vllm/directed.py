@@ -71,6 +71,11 @@ class Directed(Reporting):
             return False  # it is in flight
         return prefill_tokens > 0 or lacking(request) <= 0
 
+    def _must_wait(self, request: Request) -> bool:
+        """In a pipeline of the V2 runner a request decodes in every so many steps only, and this is none of them."""
+        eligible = self._paused.get(request.request_id, request.next_decode_eligible_step)
+        return bool(self.current_step + 1 < eligible)
+
     # ---- before a step ----
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +121,7 @@ class Directed(Reporting):
                 break
             request = self.requests.get(place.request_id)
             if request is not None:
-                if self._can_run(request, place.prefill_tokens):
+                if self._can_run(request, place.prefill_tokens) and not self._must_wait(request):
                     chosen[place.request_id] = place
                 else:
                     passed_over = True
@@ -141,7 +146,7 @@ class Directed(Reporting):
                 self._trims.append((request, chosen[id].draft_len))
         entrants = len(chosen) - running
         while len(self.running) + entrants > self.max_num_running_reqs and self.running[-1].request_id not in chosen:
-            self.drop(self.running[-1].request_id)  # the model runner has no row left
+            self.drop(self.running[-1].request_id, wished=False)  # the model runner has no row left
         changes = entrants or passed_over or self.use_pp or any(not place.prefill_tokens for place in chosen.values())
         self._settled = None if changes else desired
 
@@ -170,12 +175,13 @@ class Directed(Reporting):
         if step.skipped or step.fresh:
             self._settled = None
 
-    def drop(self, id: str) -> None:
-        """Give back its KV; it is computed again when it runs."""
+    def drop(self, id: str, *, wished: bool = True) -> None:
+        """Give back its KV; it is computed again when it runs. `wished`: by whoever decides the order, who then is
+        not told."""
         request = self.requests.get(id)
         if request is not None and request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-            self._dropping = True
+            self._dropping = wished
             try:
                 self._preempt_request(request, time.monotonic())
             finally:

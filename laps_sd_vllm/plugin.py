@@ -177,7 +177,7 @@ class LapsSd(Directed):
         """vLLM found memory for none of those that were to run: the worst paused one gives its own back."""
         self._stuck = 0
         if self.running and self.running[-1].request_id in self._paused:
-            self.drop(self.running[-1].request_id)
+            self.drop(self.running[-1].request_id, wished=False)
 
 
 class SyncLapsSd(LapsSd):

@@ -62,6 +62,11 @@ class Reporting(Scheduler):  # type: ignore[misc]
         """Tokens of its text that must be computed before it can draft."""
         return max(0, lacking(self.requests[id]))
 
+    def in_flight(self, id: str | None = None) -> bool:
+        """Whether a step was scheduled with it (None: with anybody) whose output is still to come."""
+        ids = (request.request_id for step in self._steps for request, _ in step.rows)
+        return any(id in (None, each) for each in ids)
+
     def _note(self, output: Any, chosen: Iterable[str]) -> Scheduled:
         """A schedule() is over, in which the requests `chosen` were to run."""
         rows = []

@@ -84,11 +84,14 @@ def test_the_worst_paused_request_makes_room_for_a_row_of_the_v2_runner() -> Non
     for id in ("a", "b", "c"):
         add(core, id, [700] * 40, 30)
     texts: dict[str, list[int]] = {id: [] for id in ("a", "b", "c")}
+    done: list[StepDone] = []
+    core.scheduler.on_step = done.append
     for desired in (Desired([Place("a"), Place("b")], 2), Desired([Place("c"), Place("a"), Place("b")], 1)):
         core.scheduler.desired = desired
         for id, (tokens, _) in step(core).items():
             texts[id] += tokens
     assert {request.request_id for request in core.scheduler.running} == {"c", "a"}
+    assert [row.request_id for row in done[-1].rows if row.evicted] == ["b"]
     core.scheduler.desired = None
     for id, tokens in run_all(core).items():
         texts[id] += tokens

@@ -24,6 +24,7 @@ from worker_service.vllm_engine.model import Configured, configure
 BLOCK_TOKENS = 16
 LENGTH = 40
 TWO_STAGES = {"pipeline_parallel_size": 2, "worker_cls": "tests.vllm.stages.Stage"}
+STAGES: dict[str, Any] = {"drafter": "none", "vllm_args": TWO_STAGES}
 
 
 def configured(**told: Any) -> Configured:
@@ -110,16 +111,23 @@ class Play:
         ran = {row.request_id for row in result.ran}
         self.did.update(steps=1, tokens=sum(len(row.tokens) for row in result.rows))
         self.did["evicted"] += sum(row.skipped is Skip.NO_BLOCKS and not row.blocks for row in result.rows)
+        self.did["skipped"] += sum(row.skipped is Skip.NO_BLOCKS for row in result.rows)
         self.did["drafted"] += sum(row.drafted for row in result.rows)
         self.did["pauses"] += len((self.ran & set(self.live)) - ran)
         self.ran = ran
         return list(result.rows)
 
     def finish(self) -> None:
+        """As a runner does: it waits for another schedule where nobody is runnable, or ran in the step before."""
+        waits: list[Run] = []
         for _ in range(2000):
             if not (live := self.live):
                 return
-            self.step([Run(name, 4, 64) for name in live])
+            schedule = [Run(name, 4, 64) for name in live]
+            assert schedule != waits, "nobody ran, and another schedule would never come"
+            assert any(map(self.engine.runnable, schedule)), "nobody is runnable"
+            self.step(schedule)
+            waits = [] if self.ran else schedule
         raise AssertionError(f"never finished: {self.live}")
 
     def forget_all(self) -> None:
@@ -144,7 +152,7 @@ def prompts(number: int, seed: int = 1) -> dict[str, list[int]]:
         {"asynchronous": True},
         {"asynchronous": True, "v2": True},
         {"v2": True, "kv_tokens": 640},
-        {"drafter": "none", "vllm_args": TWO_STAGES},
+        STAGES,
     ],
     ids=[
         "drafts",
@@ -188,6 +196,26 @@ def test_whatever_is_paused_dropped_or_admitted_again_the_text_is_the_undisturbe
     did.update(play.did)
     play.forget_all()
     play.engine.close()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"asynchronous": True}, {"asynchronous": True, "v2": True}, STAGES, STAGES | {"asynchronous": True, "v2": True}],
+    ids=["asynchronous", "asynchronous V2", "two stages", "two stages, asynchronous V2"],
+)
+def test_where_vllm_works_on_several_batches_a_runner_waits_for_nothing_that_is_under_way(
+    told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(**({"drafter": "none"} | told | ({"v2": monkeypatch} if "v2" in told else {})))
+    play = Play(made, late=True)
+    for number, together in enumerate((["a"], ["b"], ["c", "d", "e"])):
+        for name in together:
+            play.admit(name, [700 + number] * 150, Limits(LENGTH, ignore_eos=True))
+        play.finish()
+    assert play.texts == {name: continued(prompt, LENGTH) for name, prompt in play.prompts.items()}
+    assert not play.did["skipped"]
+    play.forget_all()
+    made.close()
 
 
 def test_a_reconnect_with_all_tokens_computes_nothing_again(toy: VllmEngine) -> None:

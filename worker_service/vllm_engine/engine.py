@@ -164,7 +164,9 @@ class VllmEngine:
         request = self._requests.get(run.request_id)
         if request is None or request.finish is not None:
             return False
-        return not request.asked or bool(self._scheduler.runnable(request.internal, run.prefill_tokens))
+        if not request.asked or self._scheduler.in_flight(request.internal):  # a step brings what is in flight
+            return True
+        return bool(self._scheduler.runnable(request.internal, run.prefill_tokens))
 
     def _stops(self, asked: Any, token: int) -> bool:
         """Whether a token that vLLM is about to add ends its request, by a stop string."""
@@ -193,10 +195,12 @@ class VllmEngine:
             verify_s += each.done_at - max(each.scheduled_at, self._ended_at, begun)
             self._ended_at = each.done_at
             rows += [self._row(row) for row in each.rows if row.request_id in self._internal]
-            passed_over = [self._internal[name] for name in each.skipped if name in self._internal]
-            alone = not each.rows  # if nobody ran, something must be said, or nobody would ever do something about it
-            lacking = [request for request in passed_over if alone or self._lacks_blocks(request)]
-            rows += [request.skipped(*self._kv(request)) for request in lacking]
+        ran = {row.request_id for each in done for row in each.rows}
+        names = dict.fromkeys(name for each in done for name in each.skipped if name not in ran)
+        passed_over = [self._internal[name] for name in names if name in self._internal]
+        # If nobody ran, something must be said, or nobody would ever do something about it.
+        lacking = [request for request in passed_over if not ran or self._lacks_blocks(request)]
+        rows += [request.skipped(*self._kv(request)) for request in lacking]
         return StepResult(tuple(rows), self.free_blocks, 0.0, verify_s, perf_counter() - begun - verify_s)
 
     def _lacks_blocks(self, request: EngineRequest) -> bool:
@@ -230,14 +234,16 @@ class VllmEngine:
         )
 
     def _turn(self) -> None:
-        """Let vLLM go round until it tells of a step that did something, or has nothing under way."""
+        """Let vLLM go round until it tells of a step that did something, or has nothing under way. One that only passed
+        over requests tells nothing as long as others are to come, or where all of these have ended."""
         assert self._core is not None
         for _ in range(_MOST_TURNS):
             if not self._scheduler.has_requests():
                 return
             outputs, executed = self._core.step_fn()
             self._core.post_step(executed)
-            told = any(done.rows or done.skipped for done in self._done)
+            passed_over = any(name in self._internal for done in self._done for name in done.skipped)
+            told = any(done.rows for done in self._done) or (passed_over and not self._scheduler.in_flight())
             if told or not (outputs or executed or self._core.batch_queue):
                 return
 
