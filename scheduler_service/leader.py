@@ -43,7 +43,7 @@ from scheduler_service.recovery import Recovery
 from scheduler_service.requests import Requests
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.standby import HigherEpoch
-from scheduler_service.store import Pulse, Store, Stored, StoreUnavailable
+from scheduler_service.store import Fenced, Pulse, Store, Stored, StoreUnavailable
 from scheduler_service.timelines import Timelines
 from scheduler_service.trainer import Trainer
 from scheduler_service.unreadable import Found
@@ -126,6 +126,8 @@ class Leader:
         if seen is not None and self.epoch and pulse.epoch == self.epoch:
             seen = pulse  # an earlier call has led, and broke off: what has changed since is its own
         self._pulses.append(seen or pulse)
+        if self.ledger.live and self._pulses[0].epoch > self.epoch:  # another has gone on with what we have read
+            raise Fenced("another leader has taken over since an earlier attempt")
         self.epoch = await self._store.lead(max(int(self.clock() * 1000), least_epoch), seen, self._attempt)
         # A call whose answer was lost has left an epoch of ours behind: what counts is the pulse before that.
         before = next((one for one in reversed(self._pulses) if one.epoch < self.epoch), pulse)
@@ -190,6 +192,7 @@ class Leader:
         ticks: a scheduler that stood still for a while has not waited for anybody."""
         for tick in count():
             await asyncio.sleep(TICK_S)
+            self.requests.count_unread()
             if tick % LOAD_TICKS == 0:
                 self._tell_load()
             if self._highest_epoch > self.epoch:

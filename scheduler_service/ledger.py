@@ -189,6 +189,11 @@ class Ledger:
         whole = self._ended[id][1].whole()
         return Stored(whole.record, whole.submit or b"", whole.log, whole.ending)
 
+    def concerns(self, write: Write) -> bool:
+        """Whether the request is ours still. If another one of that id was there first it is not."""
+        tracked = self.live.get((request := write.record.request).id)
+        return tracked is not None and tracked.record.request.arrival == request.arrival
+
     # ---- what the store says ----
 
     async def durable(self, written: Iterable[tuple[Write, Verdict]]) -> None:
@@ -197,11 +202,9 @@ class Ledger:
         for count, (write, verdict) in enumerate(written, 1):
             if count % AT_ONCE == 0:
                 await self._turns.pause(DURABLE)
-            request = write.record.request
-            id = request.id
-            tracked = self.live.get(id)
-            if tracked is None or tracked.record.request.arrival != request.arrival:
-                continue  # another request of that id was there first
+            if not self.concerns(write):
+                continue
+            tracked = self.live[id := write.record.request.id]
             if verdict is Verdict.EXISTS:
                 await self._exists(id, tracked)
             elif write.brief:

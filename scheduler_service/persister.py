@@ -5,7 +5,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Protocol
 
 import structlog
@@ -16,7 +15,8 @@ from scheduler_service.store import LostWrites, Pulse, Store, StoreFull, StoreRe
 Batch = Sequence[Write]
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 MAX_WRITES_PER_COMMIT = 256  # the scheduler and Redis do nothing else while they handle one commit
-MAX_WHOLE = 64  # whole requests rewritten at once: each is decoded, and has all of its output
+# Whole requests rewritten at once, and their bytes: until the store has all of a part it looks as if nobody led.
+MAX_WHOLE, MAX_WHOLE_BYTES = 64, 4 << 20
 BEAT_S = 0.25  # an empty commit after so long without one shows that the leader lives, and whether the store lost any
 REFUSED_S = 5.0  # after so long without a commit a refusal of the store is no passing trouble
 RETRY_S, MAX_RETRY_S = 0.05, 0.25  # pauses between attempts: each is twice as long as the one before
@@ -27,6 +27,9 @@ class Durable(Protocol):
 
     async def durable(self, written: Iterable[tuple[Write, Verdict]]) -> None:
         """These writes were committed, in this order."""
+
+    def concerns(self, write: Write) -> bool:
+        """Whether it is still to be written."""
 
     def everything(self) -> Iterable[Write]:
         """All that the store has acknowledged and may have lost, each request whole. It does not change before the next
@@ -104,7 +107,7 @@ class Persister:
         for batch, _, _ in self._pending:
             if taken and len(writes) + len(batch) > MAX_WRITES_PER_COMMIT:
                 break
-            writes += batch
+            writes += filter(self._ledger.concerns, batch)
             taken += 1
         verdicts = await self._commit(writes)
         await self._ledger.durable(zip(writes, verdicts, strict=True))
@@ -167,9 +170,11 @@ class Persister:
 
 
 async def _some(whole: Iterator[Write]) -> list[Write]:
-    """The next MAX_WHOLE. Each is decoded when it is asked for; other tasks run in between."""
-    some = []
-    for write in islice(whole, MAX_WHOLE):
+    """The next part. Each is decoded when it is asked for; other tasks run in between."""
+    some: list[Write] = []
+    size = 0
+    while len(some) < MAX_WHOLE and size < MAX_WHOLE_BYTES and (write := next(whole, None)) is not None:
         some.append(write)
+        size += len(write.log) + len(write.submit or b"")
         await asyncio.sleep(0)
     return some

@@ -66,7 +66,9 @@ class Requests:
         if (known := self._ledger.live.get(id)) is not None and same(known.submit, submit):
             if known.stored:
                 outbox.accepted(id)
-            await self._ledger.follow(id, 0, outbox)
+                await self._ledger.follow(id, 0, outbox)
+            else:  # at once: when its first write is durable, those that have joined are told
+                self._ledger.join(id, outbox)
             return
         try:
             model = self._check(submit, known)
@@ -96,10 +98,15 @@ class Requests:
         if self._persister.behind_without_reports >= MAX_BEHIND:
             raise NotServing("the store is behind", retry_after_ms=1000)
         checks.submit(submit, model.context_tokens)
-        unread = len(self._recovery.unread)
-        self._core.fleet.unseen = Unseen(unread, unread * model.context_tokens)
+        self.count_unread()
         self.reload_tenant_terms()
         return model
+
+    def count_unread(self) -> None:
+        """Have the core reckon with requests that an earlier leader left and nobody has read yet: their number may have
+        changed."""
+        unread, model = len(self._recovery.unread), self._workers.model
+        self._core.fleet.unseen = Unseen(unread, unread * model.context_tokens) if model else Unseen(unread)
 
     def _refuse(self, submit: pb.Submit, outbox: GatewayOutbox, error: RequestError) -> None:
         """For lack of room or time."""

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import structlog
+
 from scheduler_service.store import Pulse, Store, StoreUnavailable, WrongType
 
 POLLS = 10  # in the time that a leader may be silent
@@ -25,15 +27,19 @@ async def wait_to_lead(store: Store, lease_s: float) -> Pulse:
     while, alone or with its whole machine, has not seen the leader be silent. Raises WrongType.
     """
     pause_s = min(lease_s / POLLS, MAX_POLL_S)
-    seen, silent_s = None, 0.0
+    seen, silent_s, trouble = None, 0.0, ""
     while True:
         try:
             pulse = await store.pulse()
         except WrongType:
             raise
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            if str(error) != trouble:
+                trouble = str(error)
+                structlog.get_logger().warning("store_unavailable", error=trouble)
             seen = None
         else:
+            trouble = ""
             if pulse.epoch and pulse.commit is None:
                 return pulse
             silent_s = silent_s + pause_s if pulse == seen else 0.0

@@ -52,6 +52,16 @@ def test_who_may_not_run_ahead_any_further_owes_nothing() -> None:
     assert far.wait(1, LAG)
 
 
+def test_a_worker_to_which_a_command_is_due_owes_nothing() -> None:
+    """All that it was told to run may have ended, and while the store is away no command is sent."""
+    done = session(**RUNS)
+    reported(done, pb.StepReport(step=1, rows=[RAN]))
+    done.wake.set()
+    assert not done.wait(1, LAG)
+    done.wake.clear()
+    assert done.wait(1, LAG)
+
+
 def test_who_got_nowhere_owes_nothing_until_something_changes() -> None:
     full = session(**RUNS)
     reported(full, pb.StepReport(step=1, rows=[SKIPPED]))

@@ -1,16 +1,25 @@
 """What is written to a store that loses things, and who is told of it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
-from scheduler_service.ledger import Ledger
-from scheduler_service.persister import Persister
+from protos.link.v1 import gateway_link_pb2 as pb
+from scheduler_service.ledger import Ledger, Tracked
+from scheduler_service.persister import MAX_WHOLE_BYTES, Persister
 from scheduler_service.store import MemoryStore, Pulse, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
 from tests.scheduler.live import WAIT_S
-from tests.scheduler.store.writes import submission
+from tests.scheduler.store.writes import submission, tokens
 from tests.waiting import until
+
+
+def ours(ledger: Ledger, id: str) -> Write:
+    """The first write of a request that is live."""
+    write = submission(id)
+    ledger.live[id] = Tracked(pb.Submit(request_id=id), write.record)
+    return write
 
 
 class Forgetful(MemoryStore):
@@ -131,12 +140,69 @@ async def test_commits_without_writes_take_no_number_from_one_that_waits_for_mem
             if written:
                 told.set()
 
-    persister = Persister(store, 1, Told(store, lambda: 0.0, lambda id: None), lambda: None)
+    ledger = Told(store, lambda: 0.0, lambda id: None)
+    persister = Persister(store, 1, ledger, lambda: None)
     running = asyncio.create_task(persister.run(await store.lead(1)))
-    persister.put([submission("a")])
+    persister.put([ours(ledger, "a")])
     async with asyncio.timeout(WAIT_S):
         await told.wait()
     assert store.beats > 2
     assert list(store.requests) == ["a"]
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_what_is_left_of_a_request_that_is_no_longer_ours_holds_up_nobody() -> None:
+    """The store has said that another request of its id was there first, and has forgotten that one since."""
+    store = MemoryStore()
+    ledger = Ledger(store, lambda: 0.0, lambda id: None)
+    persister = Persister(store, 1, ledger, lambda: None)
+    persister.put([tokens("withdrawn", 0, 10)], worker="w")
+    persister.put([ours(ledger, "b")])
+    running = asyncio.create_task(persister.run(await store.lead(1)))
+
+    async def written() -> bool:
+        return ledger.live["b"].stored
+
+    await until(written)
+    assert list(store.requests) == ["b"]
+    running.cancel()
+    await asyncio.wait([running])
+
+
+class Rewritten(Forgetful):
+    """Counts the bytes of each part."""
+
+    told = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[list[int]] = []
+
+    async def rewrite(
+        self, epoch: int, number: int, follows: int, writes: Sequence[Write], before: Pulse | None = None
+    ) -> None:
+        self.parts.append([len(write.log) for write in writes])
+        self._epoch, self._commit = epoch, number
+
+
+class Heavy(Ledger):
+    def everything(self) -> Iterator[Write]:
+        for id, size in zip("abcd", (HALF, HALF, 3 * HALF, 1), strict=True):
+            yield replace(submission(id), log=bytes(size))
+
+
+HALF = MAX_WHOLE_BYTES // 2
+
+
+async def test_a_part_of_a_rewriting_ends_before_it_is_long_under_way() -> None:
+    store, rewritten = Rewritten(), asyncio.Event()
+    persister = Persister(store, 1, Heavy(store, lambda: 0.0, lambda id: None), rewritten.set)
+    running = asyncio.create_task(persister.run(await store.lead(1)))
+    async with asyncio.timeout(WAIT_S):
+        await store.written.wait()
+        store.forget()
+        await rewritten.wait()
+    assert store.parts == [[HALF, HALF], [3 * HALF], [1]]
     running.cancel()
     await asyncio.wait([running])

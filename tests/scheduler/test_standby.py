@@ -6,12 +6,16 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.__main__ import LeaderSlot, hold
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
+from scheduler_service.ledger import Tracked
 from scheduler_service.standby import wait_to_lead
 from scheduler_service.store import Fenced, MemoryStore, Pulse, StoreUnavailable
+from tests.scheduler.store.writes import record
 from tests.waiting import WAIT_S, until
 
 LEASE_S = 0.1
@@ -60,6 +64,12 @@ async def test_each_commit_and_each_failure_to_ask_begins_the_wait_anew() -> Non
     seen, took_s = await waited(*busy, *[None] * 15, busy[-1])
     assert seen == busy[-1]
     assert took_s >= 30 * LEASE_S / 10 + LEASE_S
+
+
+async def test_why_the_store_cannot_be_asked_is_told_once() -> None:
+    with capture_logs() as logs:
+        await waited(*[None] * 5, Pulse(7, None))
+    assert [(each["event"], each["error"]) for each in logs] == [("store_unavailable", "away")]
 
 
 class TooLate(MemoryStore):
@@ -175,6 +185,16 @@ async def test_a_scheduler_that_had_begun_to_lead_is_fenced_if_another_has_led_s
     await store.lead(0)
     with pytest.raises(Fenced):
         await leader.lead(seen)
+
+
+async def test_what_an_earlier_attempt_has_read_is_not_written_over_what_another_leader_made_of_it() -> None:
+    store = BreaksOff()
+    leader = a_leader(store)
+    await tried(leader, 3)
+    leader.ledger.live["a"] = Tracked(pb.Submit(request_id="a"), record("a"))
+    await store.lead(0)
+    with pytest.raises(Fenced):
+        await leader.lead()
 
 
 async def test_a_server_that_holds_more_than_was_there_before_a_lost_answer_is_not_written_over() -> None:
