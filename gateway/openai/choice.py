@@ -161,7 +161,7 @@ class Choice:
 
     def _reason(self) -> str:
         assert self.final is not None
-        called = self._ended and self._calling is not None and self._calling.name
+        called = self._calling is not None and self._calling.whole
         return "tool_calls" if called else _REASONS[self.final.finish_reason]
 
     def _said_logprobs(self, chunk: Chunk) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ import asyncio
 import base64
 from array import array
 from collections.abc import Sequence
+from time import monotonic as now
 from typing import Any
 
 from pydantic_core import to_json
@@ -43,11 +44,11 @@ class Embedding:
 
     async def _all(self) -> list[tuple[Sequence[float], int]]:
         """Of each input the embedding, and its tokens."""
-        free = asyncio.Semaphore(AT_ONCE)
+        free, limit_s, began = asyncio.Semaphore(AT_ONCE), self._body.timeout_s, now()
 
         async def one(number: int) -> tuple[Sequence[float], int]:
             async with free:
-                return await self._one(number)
+                return await self._one(number, None if limit_s is None else max(0.0, limit_s - (now() - began)))
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -56,15 +57,17 @@ class Embedding:
             raise group.exceptions[0] from None
         return [each.result() for each in made]
 
-    async def _one(self, number: int) -> tuple[Sequence[float], int]:
+    async def _one(self, number: int, timeout_s: float | None) -> tuple[Sequence[float], int]:
         asked = self._asked(number)
+        embedding: Sequence[float] = ()
         asked.request_id = self._id if len(self._inputs) == 1 else id_of(number, self._id)
         try:
-            async with self._front.generate(asked, self._body.timeout_s) as stream:
+            async with self._front.generate(asked, timeout_s) as stream:
                 await stream.accepted()
-                async for chunk in stream:
-                    if chunk.embedding:
-                        return chunk.embedding, stream.prompt_tokens
+                async for chunk in stream:  # to its end, when it is counted
+                    embedding = chunk.embedding or embedding
+                if embedding:
+                    return embedding, stream.prompt_tokens
         except BadInput as error:
             field = "input" if error.field in ("prompt", "tokens", "input") else error.field
             raise type(error)(field, error.problem) from None

@@ -107,12 +107,14 @@ def result(text: str) -> str:
 
 
 class Calling:
-    """An answer's text while it comes: what of it is words, and what is the call."""
+    """An answer's text while it comes: what of it is words, and what is the call. `whole`: once it has ended, whether
+    it has a call with all of its arguments."""
 
     def __init__(self, may: MayCall) -> None:
         self.name = may.only
         self._marked, self._in_call = not may.only, bool(may.only)
-        self._held = ""
+        self._held = self._arguments = ""
+        self.whole = False
 
     def push(self, text: str) -> tuple[str, str]:
         """The text that is added to the words, and the text that is added to the call's arguments."""
@@ -133,14 +135,24 @@ class Calling:
         keep = len(_END) if self._marked else 0  # it may be the end, which is not of the arguments
         arguments = self._held[: len(self._held) - keep]
         self._held = self._held[len(arguments) :]
+        self._arguments += arguments
         return words, arguments
 
     def end(self, *, whole: bool) -> tuple[str, str]:
-        """The same of what was held back. `whole`: the answer was not cut."""
+        """The same of what was held back. `whole`: the answer was not cut. A stop string may have cut its call."""
         held, self._held = self._held, ""
         if not self._in_call:
             return held, ""
-        return "", "" if whole or not self.name else held
+        self.whole = whole and bool(self.name) and _is_json(self._arguments)
+        return "", "" if self.whole or not self.name else held
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _schema(form: Structure) -> dict[str, Any]:

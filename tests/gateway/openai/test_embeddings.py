@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from openai import AsyncOpenAI
 
+from gateway.openai import embeddings
 from protos.link.v1 import common_pb2
 from tests.gateway.harness import TOKENIZER, ending, ids
 from tests.gateway.openai.harness import Door, door
@@ -79,3 +80,29 @@ async def test_an_engine_that_has_none_says_so() -> None:
         assert (error["status"], error["message"]) == (400, "embedding: not here")
         (card,) = (await at.http.get("/v1/models")).json()["data"]
         assert "embeddings" not in card
+
+
+async def test_one_time_limit_holds_for_all_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits until the first has ended, and has what is left."""
+    monkeypatch.setattr(embeddings, "AT_ONCE", 1)
+    async with door() as at:
+        task = at.asked(EMBEDDING | {"input": ["fox", "dog"], "timeout_s": 3600}, PATH)
+        first = await at.link.accept()
+        later = embeddings.now() + 1
+        monkeypatch.setattr(embeddings, "now", lambda: later)
+        told = common_pb2.Logprobs(embedding=[0.5])
+        await at.link.delta(first, 0, [1], logprobs=told, ending=ending())
+        second = await at.link.accept()
+        assert second.timeout_s < first.timeout_s - 0.9
+        await at.link.delta(second, 0, [1], logprobs=told, ending=ending())
+        assert (await task).status_code == 200
+
+
+async def test_each_input_counts_as_a_request() -> None:
+    async with door() as at:
+        task = at.asked(EMBEDDING | {"input": ["fox", "the dog"]}, PATH)
+        tokens = sum(map(len, await made(at, 2)))
+        assert (await task).status_code == 200
+        said = (await at.http.get("/metrics")).text
+        assert 'laps_sd_request_success_total{finished_reason="length",model_name="tiny"} 2.0' in said
+        assert f'laps_sd_prompt_tokens_total{{model_name="tiny"}} {float(tokens)}' in said

@@ -197,3 +197,10 @@ def test_a_call_that_is_cut_short_says_so(cut_off: int) -> None:
     begun = CALL[:cut_off].partition('"arguments": ')[2]
     called = said["message"].get("tool_calls")
     assert (called[0]["function"]["arguments"] if called else "") == begun
+
+
+def test_a_call_that_a_stop_string_ends_within_its_arguments_is_no_call_that_can_be_made() -> None:
+    for cut_off in range(CALL.index('"arguments": ') + 13, len(CALL) - 1):
+        said = whole(choice(), CALL[:cut_off], STOP)
+        assert said["finish_reason"] == "stop"
+        assert said["message"]["tool_calls"][0]["function"]["arguments"] == CALL[:cut_off].partition('"arguments": ')[2]
