@@ -115,17 +115,21 @@ class Directed(Reporting):
     def _choose(self, desired: Desired) -> None:
         """Who runs in this step: pause the others, and put the victims of short memory last."""
         chosen: dict[str, Place] = {}
+        first: list[str] = []  # those, and those that would be if it was their turn: nobody takes their KV
         passed_over = False
         for place in desired.rank:
             if len(chosen) == desired.slots:
                 break
             request = self.requests.get(place.request_id)
             if request is not None:
-                if self._can_run(request, place.prefill_tokens) and not self._must_wait(request):
+                runnable, must_wait = self._can_run(request, place.prefill_tokens), self._must_wait(request)
+                if runnable:
+                    first.append(place.request_id)
+                if runnable and not must_wait:
                     chosen[place.request_id] = place
                 else:
                     passed_over = True
-        order = {id: number for number, id in enumerate(chosen)}
+        order = {id: number for number, id in enumerate(first)}
         for number, place in enumerate(desired.rank, len(order)):
             order.setdefault(place.request_id, number)
         last = len(order) + len(chosen)
@@ -145,7 +149,7 @@ class Directed(Reporting):
             if chosen[id].draft_len < self.num_spec_tokens:
                 self._trims.append((request, chosen[id].draft_len))
         entrants = len(chosen) - running
-        while len(self.running) + entrants > self.max_num_running_reqs and self.running[-1].request_id not in chosen:
+        while len(self.running) + entrants > self.max_num_running_reqs and self.running[-1].request_id not in first:
             self.drop(self.running[-1].request_id, wished=False)  # the model runner has no row left
         changes = entrants or passed_over or self.use_pp or any(not place.prefill_tokens for place in chosen.values())
         self._settled = None if changes else desired

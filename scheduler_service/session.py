@@ -64,10 +64,11 @@ class WorkerSession:
 
     def wait(self, seconds: float, max_lag: int) -> float:
         """Time has passed. Returns for how many seconds the worker has owed a report: it was told what to run, it is
-        not stuck, and it is not `max_lag` rounds ahead of what its command has seen. While a command is due to it
-        it may have nothing left to run."""
+        not stuck, and it is not `max_lag` rounds ahead of what its command has seen. Time does not count while a
+        command is due to it: it may have nothing left to run."""
+        if self.wake.is_set():
+            return self.owed_s
         owes = self.command.schedule and not self.stuck and self.seen_step - self.command.seen_step < max_lag
-        owes = owes and not self.wake.is_set()
         self.owed_s = self.owed_s + seconds if owes else 0.0
         return self.owed_s
 

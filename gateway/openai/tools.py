@@ -149,8 +149,8 @@ class Calling:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
-    except ValueError:
+        json.loads(text, parse_int=str)
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -59,7 +59,17 @@ def test_a_worker_to_which_a_command_is_due_owes_nothing() -> None:
     done.wake.set()
     assert not done.wait(1, LAG)
     done.wake.clear()
-    assert done.wait(1, LAG)
+    assert done.wait(1, LAG) == 1
+
+
+def test_a_command_that_is_due_pays_no_debt() -> None:
+    """Requests that expire where a device hangs have commands sent there."""
+    owing = session(**RUNS)
+    owing.wait(5, LAG)
+    owing.wake.set()
+    assert owing.wait(1, LAG) == 5
+    owing.wake.clear()
+    assert owing.wait(1, LAG) == 6
 
 
 def test_who_got_nowhere_owes_nothing_until_something_changes() -> None:

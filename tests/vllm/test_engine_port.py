@@ -112,6 +112,7 @@ class Play:
         self.did.update(steps=1, tokens=sum(len(row.tokens) for row in result.rows))
         self.did["evicted"] += sum(row.skipped is Skip.NO_BLOCKS and not row.blocks for row in result.rows)
         self.did["skipped"] += sum(row.skipped is Skip.NO_BLOCKS for row in result.rows)
+        self.did["prefilled"] += sum(row.prefilled for row in result.rows)
         self.did["drafted"] += sum(row.drafted for row in result.rows)
         self.did["pauses"] += len((self.ran & set(self.live)) - ran)
         self.ran = ran
@@ -152,6 +153,8 @@ def prompts(number: int, seed: int = 1) -> dict[str, list[int]]:
         {"asynchronous": True},
         {"asynchronous": True, "v2": True},
         {"v2": True, "kv_tokens": 640},
+        {"asynchronous": True, "kv_tokens": 320},
+        {"asynchronous": True, "v2": True, "kv_tokens": 640},
         STAGES,
     ],
     ids=[
@@ -162,6 +165,8 @@ def prompts(number: int, seed: int = 1) -> dict[str, list[int]]:
         "asynchronous",
         "asynchronous V2",
         "V2",
+        "asynchronous, little memory",
+        "asynchronous V2, little memory",
         "two stages",
     ],
 )
@@ -216,6 +221,18 @@ def test_where_vllm_works_on_several_batches_a_runner_waits_for_nothing_that_is_
     assert not play.did["skipped"]
     play.forget_all()
     made.close()
+
+
+def test_who_waits_for_its_turn_in_a_pipeline_keeps_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = STAGES | {"vllm_args": TWO_STAGES | {"max_num_seqs": 2}}
+    play = Play(engine(asynchronous=True, v2=monkeypatch, **told), late=True)
+    for name in "abcd":
+        play.admit(name, [8 + ord(name)] * 20, Limits(LENGTH, ignore_eos=True))
+    play.finish()
+    assert play.texts == {name: continued(prompt, LENGTH) for name, prompt in play.prompts.items()}
+    assert play.did["prefilled"] == 4 * 20
+    play.forget_all()
+    play.engine.close()
 
 
 def test_a_reconnect_with_all_tokens_computes_nothing_again(toy: VllmEngine) -> None:

@@ -184,24 +184,26 @@ class VllmEngine:
     def step(self, schedule: Sequence[Run], slots: int) -> StepResult:
         """See EnginePort. A result may be that of an earlier schedule, where vLLM works on several batches at once."""
         begun = perf_counter()
-        rows, places = self._plan(schedule)
+        ended, places = self._plan(schedule)
         self._scheduler.desired = Desired(places, slots)
         if places:
             self._bound_prefill(places, slots)
             self._turn()
         done, self._done[:] = list(self._done), []
         verify_s = 0.0
+        told: dict[str, Row] = {}  # by vLLM's id; the last row of each, where it was evicted before
+        passed_over: dict[str, EngineRequest] = {}
         for each in done:
             verify_s += each.done_at - max(each.scheduled_at, self._ended_at, begun)
             self._ended_at = each.done_at
-            rows += [self._row(row) for row in each.rows if row.request_id in self._internal]
-        ran = {row.request_id for each in done for row in each.rows}
-        names = dict.fromkeys(name for each in done for name in each.skipped if name not in ran)
-        passed_over = [self._internal[name] for name in names if name in self._internal]
+            passed_over |= {name: self._internal[name] for name in each.skipped if name in self._internal}
+            told |= {row.request_id: self._row(row) for row in each.rows if row.request_id in self._internal}
         # If nobody ran, something must be said, or nobody would ever do something about it.
-        lacking = [request for request in passed_over if not ran or self._lacks_blocks(request)]
-        rows += [request.skipped(*self._kv(request)) for request in lacking]
-        return StepResult(tuple(rows), self.free_blocks, 0.0, verify_s, perf_counter() - begun - verify_s)
+        alone = all(row.skipped is not None for row in told.values())
+        others = [request for name, request in passed_over.items() if name not in told]
+        lacking = [request for request in others if alone or self._lacks_blocks(request)]
+        rows = (*ended, *told.values(), *(request.skipped(*self._kv(request)) for request in lacking))
+        return StepResult(rows, self.free_blocks, 0.0, verify_s, perf_counter() - begun - verify_s)
 
     def _lacks_blocks(self, request: EngineRequest) -> bool:
         """Why vLLM passed it over: there are too few free blocks, and not too many tokens in the batch already."""
@@ -242,8 +244,9 @@ class VllmEngine:
                 return
             outputs, executed = self._core.step_fn()
             self._core.post_step(executed)
+            rows = [row for done in self._done for row in done.rows]
             passed_over = any(name in self._internal for done in self._done for name in done.skipped)
-            told = any(done.rows for done in self._done) or (passed_over and not self._scheduler.in_flight())
+            told = any(not row.evicted for row in rows) or ((rows or passed_over) and not self._scheduler.in_flight())
             if told or not (outputs or executed or self._core.batch_queue):
                 return
 

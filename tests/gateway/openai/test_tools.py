@@ -199,6 +199,13 @@ def test_a_call_that_is_cut_short_says_so(cut_off: int) -> None:
     assert (called[0]["function"]["arguments"] if called else "") == begun
 
 
+def test_arguments_that_are_nested_without_end_are_told_as_they_came() -> None:
+    begun = '{"place": ' + "[" * 5000
+    said = whole(choice(), f'<tool_call>{{"name": "weather", "arguments": {begun}', STOP)
+    assert said["finish_reason"] == "stop"
+    assert said["message"]["tool_calls"][0]["function"]["arguments"] == begun
+
+
 def test_a_call_that_a_stop_string_ends_within_its_arguments_is_no_call_that_can_be_made() -> None:
     for cut_off in range(CALL.index('"arguments": ') + 13, len(CALL) - 1):
         said = whole(choice(), CALL[:cut_off], STOP)
