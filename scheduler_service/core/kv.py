@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from scheduler_service.core.entry import Entry, Worker
 
 FORESEEN = 0.9  # of the memory: the rest is for answers that get longer than believed
+DEAR = 2.0  # rounds of a request alone: memory that stands idle costs more than to compute KV again in less time
 
 
 def fit(
@@ -28,7 +29,8 @@ def fit(
     suspects wait for none of the other requests, and none runs beside them.
 
     With `foresight` nobody begins beside others, and nobody of a lower claim after it, where all of them are believed
-    to run out of memory before they end: what was begun too early would be dropped, and computed again.
+    to run out of memory before they end: what was begun too early would be dropped, and computed again. That counts
+    where it is dear (DEAR).
     """
     patient = patient and not quarantined
     slots = worker.up.slots
@@ -39,6 +41,7 @@ def fit(
     if foresight:
         homed = list(by_claim_reversed)
         holding = {entry for entry in homed if entry.blocks}
+        foresight = _is_dear(worker, len(holding) + 1)
     fits = sum([_need(worker, entry) for entry in chosen]) <= free
     if fits and not (foresight and not _lasts(worker, holding.union(chosen))):
         return list(chosen), {}
@@ -94,6 +97,12 @@ def _need(worker: Worker, entry: Entry) -> int:
     """Blocks that it lacks to run."""
     short = worker.blocks_for(entry) - entry.blocks
     return short if short > 0 else 0
+
+
+def _is_dear(worker: Worker, requests: int) -> bool:
+    """Whether it takes long to compute anew what one of so many requests holds when they fill the memory."""
+    cost, tokens = worker.up.cost, worker.up.blocks * worker.up.block_tokens / requests
+    return tokens * cost.prefill_token_s > DEAR * cost.verify_s
 
 
 def _lasts(worker: Worker, entries: Iterable[Entry]) -> bool:

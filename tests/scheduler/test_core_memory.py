@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.entry import WORTH
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
@@ -80,21 +81,28 @@ def test_the_best_claim_gets_all_memory_when_its_reserve_would_not_fit() -> None
     assert "first" not in worker.resident
 
 
-@pytest.mark.parametrize("foresight", [False, True])
-def test_with_foresight_nobody_begins_who_would_be_dropped(foresight: bool) -> None:
+DEAR, CHEAP = (replace(COST, prefill_token_s=seconds) for seconds in (0.1, 0.01))
+
+
+@pytest.mark.parametrize(("foresight", "cost"), [(False, DEAR), (True, DEAR), (True, CHEAP)])
+def test_with_foresight_nobody_begins_who_would_be_dropped_where_that_is_dear(
+    foresight: bool, cost: CostProfile
+) -> None:
     """Six blocks, of which each comes to need four."""
-    worker = FakeWorker(core("fcfs", foresight=foresight), {"first": 60, "second": 60}, slots=2, blocks=6)
+    lengths = {"first": 60, "second": 60}
+    worker = FakeWorker(core("fcfs", foresight=foresight), lengths, slots=2, blocks=6, cost=cost)
     worker.submit("first", "second", predicted_tokens=60, max_tokens=60)
     worker.run(130)
     assert not worker.core.fleet.entries
     served = [number for number, ids in enumerate(worker.ran) if "second" in ids]
     at_a_stretch = served == list(range(served[0], served[0] + 60))
-    assert at_a_stretch == foresight
+    assert at_a_stretch == (foresight and cost is DEAR)
 
 
 def test_with_foresight_a_short_one_begins_where_a_long_one_must_wait() -> None:
     """It is over before the memory that the first will need is missing."""
-    worker = FakeWorker(core("gittins", foresight=True), {"first": 60, "long": 60, "short": 5}, slots=3, blocks=6)
+    lengths = {"first": 60, "long": 60, "short": 5}
+    worker = FakeWorker(core("gittins", foresight=True), lengths, slots=3, blocks=6, cost=DEAR)
     for id, tokens in worker.lengths.items():
         worker.submit(id, predicted_tokens=tokens, max_tokens=tokens)
     worker.step()

@@ -117,11 +117,11 @@ def test_kv_that_was_offloaded_is_not_computed_again() -> None:
 @pytest.mark.parametrize("foresight", [False, True])
 def test_with_foresight_nobody_begins_for_whom_memory_runs_out(foresight: bool) -> None:
     """Without it the second one begins beside the first, and pauses when the first needs its memory."""
+    costs = StepCosts(0, 1000, 0, 0, t_prefill_ms_per_token=200)
     jobs = [job(id, tokens=20, prompt_tokens=1, predicted_output_tokens=20) for id in ("first", "second")]
-    trace = run(jobs, slots=2, draft_len=0, kv_budget_tokens=30, foresight=foresight)
+    trace = run(jobs, slots=2, draft_len=0, costs=costs, kv_budget_tokens=30, foresight=foresight)
     pauses_s = {outcome.job.id: outcome.longest_gap_s for outcome in trace.outcomes}
-    assert pauses_s["first"] == 1
-    assert (pauses_s["second"] == 1) == foresight
+    assert (pauses_s["second"] < 2) == foresight
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])

@@ -6,8 +6,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from laps_sd_vllm import advice
 from tests.vllm.answers import LESSONS, MOST, answers, drawn, lessons
 from tests.vllm.replay import Order, Replay, compared
+from worker_service.engine.types import CostProfile as Measured
 
 FEW = 30
 
@@ -25,10 +27,11 @@ def test_every_answer_ends_where_it_did(short: Replay, order: Order) -> None:
     assert [each.tokens for each in run.served] == [each.tokens for each in draws]
 
 
-def test_without_foresight_more_tokens_are_computed_again(short: Replay) -> None:
-    draws = lessons()
+def test_without_foresight_more_tokens_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "START", Measured(0.0, 1.0, 0.05, 0.05, 0.05))  # what steps cost is known
+    dear, draws = Replay("KV of 4 long requests", (1.0, 0.05), tmp_path), lessons()
     with_it, without = (
-        short.serve(Order({}, True, foresight), draws, [0.0] * len(draws))[1] for foresight in (True, False)
+        dear.serve(Order({}, True, foresight), draws, [0.0] * len(draws))[1] for foresight in (True, False)
     )
     assert with_it < without
 
