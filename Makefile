@@ -79,7 +79,7 @@ help:
 	@echo "make test-containers  images built, the stack run in them, each container killed in mid-stream (docker or podman)"
 	@echo "make test-vllm  the plug-in for vLLM, in an environment of its own (made once: 3.4 GB; then ten minutes)"
 	@echo "make vllm-figures  vLLM's own order beside ours on the real model, the most telling first (25 minutes of an idle machine, then it goes on)"
-	@echo "make vllm-steps  the same counted in steps on the toy executor, which no busy machine disturbs (40 minutes of one core; it goes on)"
+	@echo "make vllm-steps  the same counted in steps on the toy executor, which no busy machine disturbs (ten minutes of one core; it goes on)"
 	@echo "make vllm-replay  answers of the record served again inside vLLM, in virtual time: what a change of the order does (REPLAY=... its arguments)"
 	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
