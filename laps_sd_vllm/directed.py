@@ -115,20 +115,20 @@ class Directed(Reporting):
     def _choose(self, desired: Desired) -> None:
         """Who runs in this step: pause the others, and put the victims of short memory last."""
         chosen: dict[str, Place] = {}
-        first: list[str] = []  # those, and those that would be if it was their turn: nobody takes their KV
+        first: list[str] = []  # chosen, or only waiting for their turn: their KV is taken last
         passed_over = False
         for place in desired.rank:
             if len(chosen) == desired.slots:
                 break
             request = self.requests.get(place.request_id)
-            if request is not None:
-                runnable, must_wait = self._can_run(request, place.prefill_tokens), self._must_wait(request)
-                if runnable:
-                    first.append(place.request_id)
-                if runnable and not must_wait:
+            if request is None:
+                continue
+            if self._can_run(request, place.prefill_tokens):
+                first.append(place.request_id)
+                if not self._must_wait(request):
                     chosen[place.request_id] = place
-                else:
-                    passed_over = True
+                    continue
+            passed_over = True
         order = {id: number for number, id in enumerate(first)}
         for number, place in enumerate(desired.rank, len(order)):
             order.setdefault(place.request_id, number)

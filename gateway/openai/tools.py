@@ -113,7 +113,8 @@ class Calling:
     def __init__(self, may: MayCall) -> None:
         self.name = may.only
         self._marked, self._in_call = not may.only, bool(may.only)
-        self._held = self._arguments = ""
+        self._held = ""
+        self._arguments: list[str] = []
         self.whole = False
 
     def push(self, text: str) -> tuple[str, str]:
@@ -135,7 +136,7 @@ class Calling:
         keep = len(_END) if self._marked else 0  # it may be the end, which is not of the arguments
         arguments = self._held[: len(self._held) - keep]
         self._held = self._held[len(arguments) :]
-        self._arguments += arguments
+        self._arguments.append(arguments)
         return words, arguments
 
     def end(self, *, whole: bool) -> tuple[str, str]:
@@ -143,13 +144,13 @@ class Calling:
         held, self._held = self._held, ""
         if not self._in_call:
             return held, ""
-        self.whole = whole and bool(self.name) and _is_json(self._arguments)
+        self.whole = whole and bool(self.name) and _is_json("".join(self._arguments))
         return "", "" if self.whole or not self.name else held
 
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text, parse_int=str)
+        json.loads(text, parse_int=str)  # Python makes no numbers of thousands of digits
     except (ValueError, RecursionError):
         return False
     return True

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from scheduler_service.core.entry import Entry, Worker
 
 FORESEEN = 0.9  # of the memory: the rest is for answers that get longer than believed
-DEAR = 2.0  # rounds of a request alone: memory that stands idle costs more than to compute KV again in less time
+DEAR = 2.0  # rounds of a lone request: KV that is computed again in less time is not worth memory that stands idle
 
 
 def fit(
@@ -29,8 +29,8 @@ def fit(
     suspects wait for none of the other requests, and none runs beside them.
 
     With `foresight` nobody begins beside others, and nobody of a lower claim after it, where all of them are believed
-    to run out of memory before they end: what was begun too early would be dropped, and computed again. That counts
-    where it is dear (DEAR).
+    to run out of memory before they end: what was begun too early would be dropped, and computed again. Where that
+    takes little time (DEAR) foresight does not count.
     """
     patient = patient and not quarantined
     slots = worker.up.slots

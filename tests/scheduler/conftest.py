@@ -5,12 +5,27 @@ from collections.abc import AsyncIterator
 import pytest
 
 from scheduler_service.leader import Leader
+from scheduler_service.store import MemoryStore, RedisStore, Store
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, Switch, scheduler
 
 
 @pytest.fixture
 async def store(redis_url: str, namespace: str) -> AsyncIterator[Switch]:
     made = Switch(redis_url, namespace=namespace)
+    yield made
+    await made.close()
+
+
+@pytest.fixture(params=["redis", "memory"])
+async def each_store(request: pytest.FixtureRequest, namespace: str) -> AsyncIterator[Store]:
+    """The test runs on every store there is."""
+    made: Store = (
+        MemoryStore()
+        if request.param == "memory"
+        else RedisStore(
+            request.getfixturevalue("redis_url"), namespace=namespace, options=request.getfixturevalue("redis_user")
+        )
+    )
     yield made
     await made.close()
 

@@ -1,4 +1,4 @@
-"""What the core does when the memory for KV is short. Time is a number."""
+"""The core where the memory for KV is short. Time is a number."""
 
 from dataclasses import replace
 

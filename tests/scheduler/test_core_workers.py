@@ -1,4 +1,4 @@
-"""Where the core places requests: on workers that come, go and stand idle. Time is a number."""
+"""The core places requests on workers that come, go and stand idle. Time is a number."""
 
 from dataclasses import replace
 

@@ -55,17 +55,9 @@ class GatedTrainer(Trainer):
         return fit(Window.of(snapshot))
 
 
-@pytest.fixture(params=["redis", "memory"])
-async def store(request: pytest.FixtureRequest, namespace: str) -> AsyncIterator[Store]:
-    made: Store = (
-        MemoryStore()
-        if request.param == "memory"
-        else RedisStore(
-            request.getfixturevalue("redis_url"), namespace=namespace, options=request.getfixturevalue("redis_user")
-        )
-    )
-    yield made
-    await made.close()
+@pytest.fixture
+def store(each_store: Store) -> Store:
+    return each_store
 
 
 def submit(prompt: tuple[int, ...]) -> gateway_pb.Submit:

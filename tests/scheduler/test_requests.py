@@ -1,4 +1,4 @@
-"""What gateways ask of a leader whose store takes its time."""
+"""Gateways send requests to a leader whose store takes its time."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a leader would write, for tests. No assertions but that a store took it."""
+"""Writes as a leader makes them, for tests. Nothing is asserted but that a store took them."""
 
 from dataclasses import dataclass, replace
 
