@@ -106,7 +106,7 @@ def _serve(fleet: Fleet, entry: Entry, row: Round, began: float, now: float) -> 
     if row.prefilled:  # the whole batch waits for it, and it may take rounds of a slot
         entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + row.prefilled)
         batch_s = row.prefilled * known.cost.prefill_token_s * known.slots
-        entry.kv_s += batch_s + (0 if row.new else known.round_s)
+        entry.kv_s += batch_s + known.round_s  # which makes one token at most
     perceptive = policy.perceptive
     each = row.each or ((row.new, row.drafted, row.accepted),)
     for number, (new, drafted, accepted) in enumerate(each, 1):

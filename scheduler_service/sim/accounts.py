@@ -139,7 +139,7 @@ class Accounts:
             entry.started = began
         if owed := entry.prefill_owed:
             entry.prefilled = min(entry.request.prompt_tokens, entry.prefilled + owed)
-            entry.kv_s += owed * known.cost.prefill_token_s * known.slots
+            entry.kv_s += owed * known.cost.prefill_token_s * known.slots + known.round_s
             entry.prefill_owed = 0
             run.served_until += 1
         self._shell.delivered(entry.request.id, self.now)

@@ -36,6 +36,15 @@ def test_who_waits_for_memory_lets_its_holder_run_until_the_prefill_has_paid() -
     assert "" not in ran[: ran.index("better")]
 
 
+def test_the_round_in_which_kv_is_computed_is_part_of_its_price() -> None:
+    """Prefill costs nothing here. Yet that round made one token only, and would be lost again and again."""
+    worker = FakeWorker(core(), {"holder": 60, "better": 5}, blocks=6)
+    worker.submit("holder", prompt=40)
+    worker.step()
+    worker.submit("better", prompt=40, klass=RequestClass.INTERACTIVE)
+    assert worker.run(40).index("better") >= WORTH
+
+
 def test_a_round_in_hand_does_not_bring_back_memory_that_was_given_away() -> None:
     """The plan that drops it is made before its last round is reported."""
     worker = FakeWorker(core(), {"long": 60, "short": 30}, blocks=6)

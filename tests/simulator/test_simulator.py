@@ -94,12 +94,12 @@ def test_kv_that_was_dropped_is_computed_again() -> None:
     costs = StepCosts(0, 1000, 0, 0, t_prefill_ms_per_token=100)
     jobs = [
         job("long", tokens=20, prompt_tokens=10, predicted_output_tokens=20),
-        job("short", 5.5, tokens=1, prompt_tokens=20, predicted_output_tokens=1),
+        job("short", 8.5, tokens=1, prompt_tokens=20, predicted_output_tokens=1),
     ]
     roomy = ends(run(jobs, "srpt-length", costs=costs))
     tight = ends(run(jobs, "srpt-length", costs=costs, kv_budget_tokens=40))
     assert tight["short"] == roomy["short"]
-    assert tight["long"] == pytest.approx(roomy["long"] + 0.1 * (10 + 5))
+    assert tight["long"] == pytest.approx(roomy["long"] + 0.1 * (10 + 8))
 
 
 def test_kv_that_was_offloaded_is_not_computed_again() -> None:
