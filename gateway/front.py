@@ -63,6 +63,10 @@ class Front:
         """Whether a new request would be served."""
         return self._cells.ready and not self.draining
 
+    @property
+    def max_input_bytes(self) -> int:
+        return self._settings.max_input_bytes
+
     def models(self, *, ready: bool = False) -> dict[str, TextModel]:
         """The models that are served, by name: at least one. `ready`: a worker must be there. Raises NotServing."""
         models = self._cells.models(ready=ready)

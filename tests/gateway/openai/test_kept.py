@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.openai import kept
+from gateway.openai import kept, tools
+from gateway.validate import MAX_MESSAGES
 from protos.v1 import status_pb2
 from tests.gateway.harness import WAIT_S, ending, ids
 from tests.gateway.openai import test_tools as chats
@@ -78,6 +79,40 @@ async def test_what_is_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with door() as at:
         error = await at.refused(ASK | {"input": [{"type": "item_reference", "id": "msg_r"}]}, PATH)
         assert (error["status"], error["param"]) == (400, "input")
+
+
+async def test_so_many_names_are_refused_before_any_is_read() -> None:
+    names = [{"id": "msg_nobody"}] * (MAX_MESSAGES + 1)
+    async with door() as at:
+        error = await at.refused(ASK | {"input": names}, PATH)
+        assert error["message"] == f"input: names {len(names)} items; at most {MAX_MESSAGES}"
+
+
+async def refused_once_read(at: Door, input: list[Any], text: str) -> dict[str, Any]:
+    """The error of a body whose items are of the first answer, which has this text."""
+    task = at.asked(ASK | {"input": input}, PATH)
+    await at.link.next("follow")
+    await at.link.send(deltas=[{"request_id": "r", "start": 0, "tokens": ids(text), "ending": ending()}])
+    error: dict[str, Any] = (await asyncio.wait_for(task, WAIT_S)).json()["error"]
+    return error
+
+
+async def test_an_answer_named_again_and_again_counts_each_time() -> None:
+    text = "jumps " * 40
+    async with door(context_tokens=2048, max_input_bytes=1000) as at:
+        await first_answer(at, text)
+        # The last item would be told as gone if it were looked for.
+        error = await refused_once_read(at, [*[{"id": "msg_r"}] * 5, {"id": "msg_a b"}], text)
+        assert error["message"] == "input: the items that it names have more than 1000 bytes"
+
+
+async def test_an_answer_is_taken_apart_once_however_often_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken_apart: list[str] = []
+    monkeypatch.setattr(kept, "said", lambda text: taken_apart.append(text) or tools.said(text))
+    async with door(context_tokens=2048) as at:
+        await first_answer(at, "jumps")
+        await refused_once_read(at, [*[{"id": "msg_r"}] * 5, {"id": "msg_a b"}], "jumps")
+        assert taken_apart == ["jumps"]
 
 
 async def test_a_scheduler_that_says_nothing_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
