@@ -23,6 +23,7 @@ from protos.serving import trace
 
 NAME = "laps-sd"
 MODEL_VERSION = "1"
+MOST_AT_ONCE = 256  # requests of one stream that are answered at a time
 FINAL = "triton_final_response"
 Context = Any  # grpc.aio.ServicerContext: grpc is not typed
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
@@ -97,7 +98,8 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(  # type: ignore[override] # noqa: N802
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> None:
-        """When the client sends no more, what it asked for is still answered; when it hangs up, all is cancelled."""
+        """When the client sends no more, what it asked for is still answered; when it hangs up, all is cancelled. A
+        client that sends and does not read is not read from either: its requests would be kept without bound."""
         writing = asyncio.Lock()  # grpc takes one write at a time
 
         async def write(message: pb.ModelStreamInferResponse) -> None:
@@ -107,11 +109,14 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
                 except grpc.aio.BaseError as error:  # the client has hung up, and the call is not cancelled yet
                     raise asyncio.CancelledError from error
 
+        places = asyncio.Semaphore(MOST_AT_ONCE)
         unreadable: RequestError | None = None
         async with asyncio.TaskGroup() as answering:
             try:
                 async for request in requests:
-                    answering.create_task(self._relay(request, write, context.time_remaining()))
+                    await places.acquire()
+                    relay = answering.create_task(self._relay(request, write, context.time_remaining()))
+                    relay.add_done_callback(lambda _: places.release())
             except RequestError as error:
                 unreadable = error
         if unreadable is not None:

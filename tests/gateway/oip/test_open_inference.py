@@ -6,12 +6,15 @@ import json
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 
+from gateway.front import Front
 from gateway.oip.request import understand
+from gateway.oip.service import MOST_AT_ONCE, OpenInference
+from gateway.text import TextModel
 from protos.errors import BadInput
 from protos.oip import inference_pb2 as pb
 from protos.oip import inference_pb2_grpc
@@ -140,6 +143,41 @@ async def test_hanging_up_cancels_every_request_of_a_stream() -> None:
         submitted = {(await link.accept()).request_id for _ in range(2)}
         call.cancel()
         assert {(await link.next("cancel")).request_id for _ in range(2)} == submitted
+
+
+class Unread:
+    """A stream whose client sends one request after another, and reads nothing until `reads` is set."""
+
+    def __init__(self, requests: int) -> None:
+        self.left, self.written, self.reads = requests, 0, asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[pb.ModelInferRequest]:
+        while self.left:
+            self.left -= 1
+            yield ask()
+
+    async def write(self, _: object) -> None:
+        await self.reads.wait()
+        self.written += 1
+
+    def time_remaining(self) -> None:
+        return None
+
+
+class NoModels:
+    def models(self) -> dict[str, TextModel]:
+        return {}
+
+
+async def test_requests_of_a_client_that_reads_nothing_are_not_taken_without_bound() -> None:
+    stream = Unread(MOST_AT_ONCE + 9)
+    call = asyncio.create_task(OpenInference(cast(Front, NoModels())).ModelStreamInfer(aiter(stream), stream))
+    for _ in range(2 * MOST_AT_ONCE):  # turns of the loop: nothing else would stop it
+        await asyncio.sleep(0)
+    assert stream.left == 8  # one is taken, and waits for a place
+    stream.reads.set()
+    await asyncio.wait_for(call, WAIT_S)
+    assert (stream.left, stream.written) == (0, MOST_AT_ONCE + 9)
 
 
 async def test_a_cancelled_answer_is_an_error_and_never_a_whole_text() -> None:
