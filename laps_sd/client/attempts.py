@@ -18,6 +18,7 @@ from laps_sd.client.wire import RETRY_AFTER_KEY, Lost, NotServing, RequestError,
 
 RESUME_S = 30.0  # a broken stream of a detached request is given up after so long without a chunk
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0  # between attempts, where the server names no time
+MOST_S = 365 * 86_400.0  # of a deadline: gRPC fails at once where its clock cannot count so far, and at infinity
 MOST_TOLD_S = 60.0  # a server that names a longer time is not waited for
 DETAILS_KEY = "grpc-status-details-bin"  # in the trailers of every status that a gateway makes
 # A server or a proxy that stops ends calls with CANCELLED when it cannot end them in order.
@@ -56,7 +57,7 @@ class Attempts:
     @property
     def remaining_s(self) -> float | None:
         """For the next attempt; None: no deadline."""
-        return None if self._deadline is None else max(0.0, self._deadline - self.clock())
+        return None if self._deadline is None else min(max(0.0, self._deadline - self.clock()), MOST_S)
 
     def got(self, message: inference_pb2.GenerateResponse) -> Chunk:
         """A chunk has come. From now on the stream is continued behind it."""

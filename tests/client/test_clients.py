@@ -17,6 +17,7 @@ import pytest
 from laps_sd import AsyncClient, Client
 from laps_sd.authority import make_certs
 from laps_sd.client import BadInput, BeyondEnd, Chunk, DeadlinePassed, Lost, NotServing, QueueFull, RequestError
+from laps_sd.client.base import SERVICE, SERVING
 from laps_sd.client.causes import find_cause
 from laps_sd.client.server import find_server
 from protos.v1 import inference_pb2
@@ -114,6 +115,20 @@ def test_a_server_that_never_gets_ready_says_so_after_the_time_given(by: Any) ->
 def test_a_deadline_names_who_did_not_finish(by: Any) -> None:
     with serving(Gateway([None])) as gateway, pytest.raises(DeadlinePassed, match=f"{gateway.target} did not finish"):
         by("complete", "x", timeout_s=0.2)(gateway.target)
+
+
+@both
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e12])
+def test_a_deadline_may_be_as_far_as_one_likes(by: Any, timeout_s: float) -> None:
+    with serving(Gateway([last(0)])) as gateway:
+        assert by("complete", "x", timeout_s=timeout_s)(gateway.target).finish_reason == "length"
+
+
+@both
+def test_a_server_may_be_waited_for_for_ever(by: Any) -> None:
+    with serving(Gateway()) as gateway:
+        gateway.health.set(SERVICE, SERVING)
+        by("ready", float("inf"))(gateway.target)
 
 
 @both
