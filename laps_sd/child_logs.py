@@ -13,7 +13,7 @@ _HEALTHY = re.compile(r"WARNING Memory overcommit must be enabled|(Redis|Valkey)
 def as_entry(child: str, line: bytes) -> bytes:
     """The line, or a JSON object with the names that services use: service, event, level, timestamp; `words` is what
     the child printed."""
-    if line.startswith(b"{"):
+    if line.startswith(b"{") and _is_entry(line):
         return line
     words, level = line.decode(errors="replace").rstrip("\n"), "info"
     if found := _REDIS.fullmatch(words):
@@ -28,3 +28,12 @@ def as_entry(child: str, line: bytes) -> bytes:
         "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
     }
     return json.dumps(entry).encode() + b"\n"
+
+
+def _is_entry(line: bytes) -> bool:
+    """Libraries print what only begins so: a dict of Python's, or half a line."""
+    try:
+        timestamp = json.loads(line).get("timestamp")
+        return timestamp is None or bool(datetime.fromisoformat(timestamp))
+    except (ValueError, TypeError, RecursionError):
+        return False

@@ -18,6 +18,12 @@ def test_an_entry_of_a_service_stays_as_it_is() -> None:
         (b"7:M 22 Nov 2026 18:54:36.913 * Ready to accept connections\n", "info", "Ready to accept connections"),
         (b"7:M 22 Nov 2026 18:54:36.913 # Can't save in background\n", "warning", "Can't save in background"),
         (b"Traceback (most recent call last):\n", "info", "Traceback (most recent call last):"),
+        (b"{'loss': 1.5}\n", "info", "{'loss': 1.5}"),
+        (b'{"event": "cut o\n', "info", '{"event": "cut o'),
+        (b'{"event": "\xff"}\n', "info", '{"event": "\ufffd"}'),
+        (b'{"a":' * 100_000 + b"\n", "info", '{"a":' * 100_000),
+        (b'{"timestamp": 1700000000}\n', "info", '{"timestamp": 1700000000}'),
+        (b'{"timestamp": "at noon"}\n', "info", '{"timestamp": "at noon"}'),
     ],
 )
 def test_words_become_an_entry(line: bytes, level: str, words: str) -> None:
