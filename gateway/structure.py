@@ -39,7 +39,7 @@ class Structures:
         """`places`: how many grammars of the caller's tenant may wait for the compiler. Raises BadInput; NotServing
         where the compiler does not answer."""
         field = f"structure.{structure.WhichOneof('kind')}" if structure.WhichOneof("kind") else "structure"
-        _check_sizes(field, structure)
+        check_sizes(field, structure)
         try:
             form = grammar(structure)
         except ValueError as error:
@@ -130,7 +130,8 @@ class Structures:
             await process.wait()
 
 
-def _check_sizes(field: str, structure: Structure) -> None:
+def check_sizes(field: str, structure: Structure) -> None:
+    """Raises BadInput, of `field`."""
     texts = structure.choice.texts
     if structure.HasField("choice"):
         if not texts or not all(texts):

@@ -91,22 +91,29 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
         raise BadInput("top_p", f"must be in (0, 1], not {request.top_p:g}")
     if request.top_k > vocab_size:
         raise BadInput("top_k", f"{request.top_k} exceeds the vocabulary of {vocab_size}")
+    check_counts(request)
     _check_logits(request, vocab_size)
     of_prompt = request.HasField("prompt_logprobs") or request.embedding
     if request.HasField("max_tokens") and request.max_tokens < 1 and not of_prompt:
         raise BadInput("max_tokens", "must be at least 1, unless something is asked of the prompt")
     if request.HasField("predicted_tokens") and request.predicted_tokens < 1:
         raise BadInput("predicted_tokens", "must be at least 1")
-    if len(request.stop) > MAX_STOPS:
-        raise BadInput("stop", f"{len(request.stop)} strings; at most {MAX_STOPS}")
-    if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in request.stop):
-        raise BadInput("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
     if request.ignore_eos and request.HasField("structure"):
         raise BadInput("ignore_eos", "an output with a structure ends where the structure does; leave one of them out")
     if request.priority not in PRIORITIES:
         raise BadInput("priority", f"unknown value {request.priority}")
     if request.on_disconnect not in ON_DISCONNECT:
         raise BadInput("on_disconnect", f"unknown value {request.on_disconnect}")
+
+
+def check_counts(request: inference_pb2.GenerateRequest) -> None:
+    """What a request may have much of, beside its input and its structure. Raises BadInput."""
+    if len(request.stop) > MAX_STOPS:
+        raise BadInput("stop", f"{len(request.stop)} strings; at most {MAX_STOPS}")
+    if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in request.stop):
+        raise BadInput("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
+    if len(request.logit_bias) > MAX_BIASES:
+        raise BadInput("logit_bias", f"{len(request.logit_bias)} tokens; at most {MAX_BIASES}")
 
 
 def check_served(request: inference_pb2.GenerateRequest, model: TextModel) -> None:
@@ -122,8 +129,6 @@ def _check_logits(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
     for name in ("presence_penalty", "frequency_penalty"):
         if not -2 <= (value := getattr(request, name)) <= 2:
             raise BadInput(name, f"must be in [-2, 2], not {value:g}")
-    if len(request.logit_bias) > MAX_BIASES:
-        raise BadInput("logit_bias", f"{len(request.logit_bias)} tokens; at most {MAX_BIASES}")
     for token, value in request.logit_bias.items():
         if token >= vocab_size:
             raise BadInput("logit_bias", f"token {token} exceeds the vocabulary of {vocab_size}")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from gateway.http.errors import Unsupported
 from gateway.openai import formats, tools
 from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message, Part, Rendered
+from gateway.structure import check_sizes
+from gateway.validate import check_counts
 from protos.errors import BadInput
 from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
 from protos.v1 import types_pb2
@@ -134,6 +136,10 @@ def _asked(
         prompt_logprobs=body.prompt_logprobs if echoed is None else echoed,
         structure=structure,
     )
+    # Before it is copied for each answer.
+    check_counts(common)
+    if structure is not None:
+        check_sizes(structure_field, structure)
     requests: list[GenerateRequest] = []
     alone = len(inputs) * body.n == 1
     for fill in inputs:
