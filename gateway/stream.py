@@ -43,6 +43,7 @@ class Stream:
         self.answer = metrics.answer()
         limits = feed.submit.limits
         self._detokenizer = model.detokenizer(limits.stop, limits.min_tokens)
+        self.before: list[str] = []  # the text before `offset`, once there is a chunk
         self._told: common_pb2.Logprobs | None = None  # of the prompt, for an answer without output
         self._feed, self._link, self._metrics = feed, link, metrics
         self._offset, self._timeout_s, self._stalled_s = offset, timeout_s, stalled_s
@@ -53,6 +54,11 @@ class Stream:
         self._patience: asyncio.TimerHandle | None = None
         self._written_since: float | None = None
         self._cut = False  # the client read too little for too long
+
+    @property
+    def structure(self) -> types_pb2.Structure:
+        """The form that the answer must have."""
+        return self._feed.submit.sampling.structure
 
     async def accepted(self) -> None:
         """Return once the request is durable. Raises RequestError if it never will be."""
@@ -70,7 +76,7 @@ class Stream:
                 self._keep_to_itself(batch)
             self.answer.add(batch)
             if batch.start < self._offset:
-                await detokenizer.push_in_turns(batch.skip(self._offset))
+                self.before.append(await detokenizer.push_in_turns(batch.skip(self._offset)))
             if not batch.tokens and batch.ending is None:
                 continue
             if batch.start < self._offset:

@@ -1,6 +1,7 @@
 """One choice of an answer while it comes: its text, its log-probabilities, its call of a function, and what it counts.
 Pure: it gets chunks, and words what is said of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,8 @@ class Speculation:
 class Choice:
     """`index`: its place in the answer. `figures`: of its stream, which counts before a chunk comes here. `echo`: what
     goes before its text. `may`: what it may call. `prompt_apart`: the prompt's log-probabilities are told by
-    themselves, in `of_prompt`, not before the answer's."""
+    themselves, in `of_prompt`, not before the answer's. `had`: of a resumed answer that may have a marked call, the
+    text that the client has, complete once there is a chunk."""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Choice:
         echo: str = "",
         may: MayCall = NOTHING,
         prompt_apart: bool = False,
+        had: Sequence[str] | None = None,
     ) -> None:
         self.index = index
         self.of_prompt: list[dict[str, Any] | None] | None = None
@@ -65,7 +68,8 @@ class Choice:
         self._text = [echo] if echo else []
         self._unsaid = echo  # goes with the first event
         self._begun = False  # the first event is said
-        self._calling = Calling(may) if may.functions else None
+        self._calling = Calling(may) if may.functions or had is not None else None
+        self._had = had
         self._called = False  # the name of the function is said
         self._role = {"role": "assistant"}  # goes with the first event
         self._logprobs: dict[str, Any] | None = None
@@ -87,6 +91,9 @@ class Choice:
     def events(self, chunk: Chunk) -> list[dict[str, Any]]:
         """The entries of `choices` that a stream says of it. Raises Cancelled."""
         self._end(chunk)
+        if self._had and self._calling is not None:
+            self._calling.push("".join(self._had))
+            self._had, self._called = None, bool(self._calling.name)
         said = []
         if chunk.token_ids or chunk.text or self._unsaid or chunk.prompt_token_ids:
             text, self._unsaid = self._unsaid + chunk.text, ""

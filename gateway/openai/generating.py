@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.chunk import Chunk
 from gateway.front import Front
 from gateway.http import errors
-from gateway.openai import sse, token_bytes
+from gateway.openai import sse, token_bytes, tools
 from gateway.openai.answer import Answer
 from gateway.openai.choice import Choice
 from gateway.openai.frames import Frames
@@ -96,6 +96,7 @@ class Generating:
     def _answer(self, streams: Sequence[Stream]) -> Answer:
         asked, model = self._asked, streams[0].model
         echoes = [each if isinstance(each, str) else model.decode(each) for each in asked.echo]
+        resumed = asked.chat and not asked.requests
         choices = [
             Choice(
                 index,
@@ -106,6 +107,7 @@ class Generating:
                 echo=echoes[index] if echoes else "",
                 may=asked.may,
                 prompt_apart=asked.prompt_logprobs,
+                had=stream.before if resumed and tools.may_mark(stream.structure) else None,
             )
             for index, stream in enumerate(streams)
         ]

@@ -89,6 +89,11 @@ def structure(may: MayCall, form: Structure | None) -> Structure | None:
     return Structure(lark="\n".join([*begin, called, *rules]))
 
 
+def may_mark(form: Structure) -> bool:
+    """Whether an answer in this form, which `structure` made, may have a call behind a mark."""
+    return "\nmarked: " in form.lark and MARK in form.lark
+
+
 def written(call: ToolCall) -> str:
     """An earlier call, as the model writes one."""
     return f"{MARK}{_NAME}{call.function.name}{_ARGUMENTS}{call.function.arguments or '{}'}{_END}"

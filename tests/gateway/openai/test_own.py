@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -10,6 +11,7 @@ from laps_sd.client import AsyncClient
 from protos.v1 import status_pb2, types_pb2
 from tests.gateway.harness import TOKENIZER, WAIT_S, ending, ids
 from tests.gateway.openai.harness import CHAT, Door, door, events
+from tests.gateway.openai.test_tools import ADD, ARGUMENTS, CALL, WEATHER
 
 TEXT = "the quick brown fox jumps"
 
@@ -94,6 +96,34 @@ async def test_a_stream_can_be_taken_up_as_a_completion_from_any_token() -> None
         assert "".join(each["choices"][0]["text"] for each in said) == TEXT.removeprefix(
             str(TOKENIZER.decode(ids(TEXT)[:3]))
         )
+
+
+def told(said: list[Any]) -> tuple[str, list[str], str, str | None]:
+    """The words of a stream's events, the functions that they name, the arguments, and the finish reason."""
+    choices = [choice for each in said if each != "[DONE]" for choice in each["choices"]]
+    words = "".join(choice["delta"].get("content") or "" for choice in choices)
+    calls = [call["function"] for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    names = [call["name"] for call in calls if "name" in call]
+    return words, names, "".join(call["arguments"] for call in calls), choices[-1]["finish_reason"]
+
+
+@pytest.mark.parametrize("before", ["", "call>", "Rome"])
+@pytest.mark.parametrize(("tool_choice", "words"), [("auto", "the fox "), ("required", "")])
+async def test_a_call_goes_on_as_a_call_from_any_token(before: str, tool_choice: str, words: str) -> None:
+    """The client has nothing, a part of the mark, or the function's name and some of the arguments."""
+    text = words + CALL
+    fields = {"tools": [WEATHER, ADD], "tool_choice": tool_choice, "on_disconnect": "detach", "stream": True}
+    async with door(context_tokens=2048) as at:
+        answer, at.scheduler.submitted["r"] = await at.answered(CHAT | fields | {"request_id": "r"}, text)
+        whole = events(answer)
+        offset = len(ids(text[: text.index(before)]))
+        places = [int(line.removeprefix("id: ")) for line in answer.text.splitlines() if line.startswith("id: ")]
+        had = [each for each, place in zip(whole, places, strict=False) if place <= offset]
+        task = asyncio.create_task(at.http.get(f"/v1/requests/r/stream?offset={offset}"))
+        await at.link.next("follow")
+        await at.say(at.scheduler.submitted["r"], text)
+        rest = events(await asyncio.wait_for(task, WAIT_S))
+        assert told([*had, *rest]) == told(whole) == (words, ["weather"], ARGUMENTS, "tool_calls")
 
 
 async def test_events_have_ids_only_where_the_request_runs_on() -> None:
