@@ -107,7 +107,7 @@ def loadtest(
     from laps_sd import machine
     from laps_sd.client import AsyncClient, RequestError
     from laps_sd.loadtest import drivers as fleet
-    from laps_sd.loadtest.plan import Planned, arrivals, clipped, plan, rescaled
+    from laps_sd.loadtest.plan import Planned, arrivals, clipped, plan, repeated, rescaled
     from laps_sd.loadtest.results import detail, parse_slos, summarise
     from laps_sd.loadtest.show import LATE, table
     from laps_sd.loadtest.target import READY_S, Refused, Server
@@ -130,7 +130,10 @@ def loadtest(
             from laps_sd.loadtest.report import render
 
     jobs = _jobs(workload, rate, requests, concurrency, prompt_tokens, max_tokens, seed)
+    starts_over = rate is not None or not jobs[-1].arrival_s
     jobs = rescaled(jobs, speed=speed, length_scale=length_scale if workload else 1.0, spread_s=spread_s, seed=seed)
+    if requests is not None and starts_over:  # behind `rescaled`, which puts them in order of arrival
+        jobs = repeated(jobs, requests)
     if warmup >= len(jobs):
         raise typer.BadParameter(f"leaves none of {len(jobs)} requests to be counted", param_hint="--warmup")
     due_s: Sequence[float | None] = [job.arrival_s for job in jobs]
@@ -191,8 +194,8 @@ def _jobs(
     max_tokens: int | None,
     seed: int,
 ) -> "list[Job]":
-    """The jobs in order of arrival. A file that is too short is repeated, unless its arrival times are used."""
-    from laps_sd.loadtest.plan import own, repeated, synthetic
+    """The jobs in order of arrival: `requests` at most, fewer where a file is short."""
+    from laps_sd.loadtest.plan import own, synthetic
     from scheduler_service.sim.workload import WorkloadError, read_workload
 
     if workload is None and prompt_tokens is not None:
@@ -205,9 +208,7 @@ def _jobs(
         jobs = read_workload(workload, arrivals=timed, lengths=False, note=partial(typer.echo, err=True))
     except WorkloadError as error:
         raise typer.BadParameter(str(error), param_hint="--workload") from None
-    if requests is None:
-        return jobs
-    return jobs[:requests] if rate is None and jobs[-1].arrival_s else repeated(jobs, requests)
+    return jobs[:requests]
 
 
 async def _run(

@@ -129,6 +129,15 @@ async def test_texts_without_arrivals_go_round_a_closed_loop(tmp_path: Path) -> 
     assert "3, 0" in out
 
 
+async def test_a_trace_that_is_repeated_keeps_its_order(tmp_path: Path) -> None:
+    trace = workload(tmp_path, *({"arrival_s": at, "prompt": "the fox", "output_tokens": at + 2} for at in range(3)))
+    async with answering_stack() as (server, submitted):
+        words = ["--workload", trace, "--requests", "6", "--rate", "inf", "--concurrency", "1"]
+        code, _, err = await loadtest("--server", server, *words)
+    assert code in (0, FELL_BEHIND), err
+    assert [submit.limits.max_tokens for submit in submitted] == [2, 3, 4, 2, 3, 4]
+
+
 async def test_a_server_that_is_not_there_is_one_clear_line() -> None:
     code, _, err = await loadtest("--server", "127.0.0.1:1", "--rate", "1", "--timeout-s", "1", "--ready-s", "0.5")
     assert code == 1
