@@ -24,9 +24,16 @@ class OpenAI(Target):
         super().__init__(server)
         url = server.at.rstrip("/")
         self._base = url if url.endswith("/v1") else f"{url}/v1"
-        parsed = httpx2.URL(self._base)
+        try:
+            parsed = httpx2.URL(self._base)
+        except httpx2.InvalidURL as error:
+            raise Refused(f"INVALID_ARGUMENT: {server.at!r} is no address: {error}") from None
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise Refused(f"INVALID_ARGUMENT: {server.at!r} is no http:// or https:// address")
+        if parsed.port is not None and not 0 < parsed.port < 1 << 16:
+            raise Refused(f"INVALID_ARGUMENT: {server.at!r} has a port that is none")
+        if not (server.api_key or "").isascii():
+            raise Refused("INVALID_ARGUMENT: a key has only characters of ASCII")
         if server.api_key and parsed.scheme == "http" and not is_loopback(parsed.host):
             raise Refused(f"INVALID_ARGUMENT: {parsed.host} is another machine: no key goes there but by https://")
 
@@ -99,7 +106,7 @@ async def _read(response: httpx2.Response, record: Record, clock: Clock) -> None
             said = json.loads(event.data)
             if said.get("error"):
                 raise Refused(f"ERROR: {json.dumps(said['error'])[:300]}")
-            usage = said.get("usage") or usage
+            usage = dict(said.get("usage") or usage)
             for choice in said.get("choices", ()):
                 delta = choice.get("delta") or choice
                 if any(delta.get(name) for name in _TEXTS):
@@ -109,9 +116,14 @@ async def _read(response: httpx2.Response, record: Record, clock: Clock) -> None
             raise Refused(f"PROTOCOL: {event.data[:100]!r} is no event of OpenAI's") from error
     if not record.finish_reason:
         raise Refused("DATA_LOSS: the stream ended before the answer did")
-    record.input_tokens = usage.get("prompt_tokens", 0)
-    record.output_tokens = usage.get("completion_tokens", len(record.outputs))
+    record.input_tokens = _count(usage, "prompt_tokens", 0)
+    record.output_tokens = _count(usage, "completion_tokens", len(record.outputs))
     _share_out(record)
+
+
+def _count(usage: dict[str, Any], name: str, otherwise: int) -> int:
+    """Some servers say null."""
+    return value if isinstance(value := usage.get(name), int) else otherwise
 
 
 def _share_out(record: Record) -> None:

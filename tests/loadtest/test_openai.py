@@ -61,6 +61,13 @@ async def test_without_a_usage_outputs_are_counted() -> None:
     assert record.output_tokens == 2
 
 
+@pytest.mark.parametrize("said", [None, "7", [], {}])
+async def test_a_usage_without_numbers_is_none(said: Any) -> None:
+    told = {"choices": [], "usage": {"prompt_tokens": said, "completion_tokens": said}}
+    record = await ask(Answers([text("a"), text("b", "length"), told, DONE]))
+    assert (record.input_tokens, record.output_tokens) == (0, 2)
+
+
 async def test_a_connection_serves_one_request_after_another() -> None:
     answers = Answers([text("a", "length"), usage(3, 1), DONE])
     await ask(answers, times=3)
@@ -91,6 +98,7 @@ async def test_an_output_is_noted_when_it_comes() -> None:
         (Answers([text("a"), {"error": {"message": "broken"}}]), "ERROR: .*broken"),
         (Answers([text("a")]), "DATA_LOSS"),
         (Answers(["what?"]), "PROTOCOL: 'what\\?'"),
+        (Answers([{"usage": "none"}]), "PROTOCOL: "),
     ],
 )
 async def test_an_answer_that_is_none_is_refused(answers: Answers, words: str) -> None:
@@ -129,10 +137,23 @@ async def test_a_server_that_fails_without_a_word_is_told_of_by_the_kind_of_its_
             await target.ready()
 
 
-@pytest.mark.parametrize(("at", "words"), [("localhost:8000", "no http"), ("http://example.org", "no key goes there")])
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [
+        ("localhost:8000", "no http"),
+        ("http://example.org", "no key goes there"),
+        ("http://127.0.0.1:99999", "a port that is none"),
+        ("http://[::1", "is no address: Invalid port"),
+    ],
+)
 def test_an_address_that_will_not_do_is_refused(at: str, words: str) -> None:
     with pytest.raises(Refused, match=words):
         OpenAI(Server(at=at, model="tiny", api_key="secret"))
+
+
+def test_a_key_that_no_header_can_hold_is_refused() -> None:
+    with pytest.raises(Refused, match="only characters of ASCII"):
+        OpenAI(Server(at="http://127.0.0.1:1", model="tiny", api_key="\xe9"))
 
 
 async def test_words_are_measured_by_the_servers_own_count() -> None:
