@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,7 +44,7 @@ def loadtest(
         int | None, typer.Option(min=1, max=10_000_000, help="The first N; with --rate a file starts over.")
     ] = None,
     burstiness: Annotated[
-        float, typer.Option(min=0.001, help="Shape of the gamma-distributed gaps: 1 is Poisson, less is bursty.")
+        float, typer.Option(min=0.001, help="Shape of the gamma-distributed gaps: 1 is Poisson, less bursty, inf even.")
     ] = 1.0,
     ramp_to: Annotated[float | None, typer.Option(min=1e-6, help="The rate moves from --rate to this.")] = None,
     concurrency: Annotated[
@@ -55,7 +55,9 @@ def loadtest(
     spread_s: Annotated[
         float, typer.Option(min=0, help="Put each arrival off by up to that: for traces with a coarse clock.")
     ] = 0.0,
-    length_scale: Annotated[float, typer.Option(min=1e-6, help="Of the file's token counts; texts stay.")] = 1.0,
+    length_scale: Annotated[
+        float, typer.Option(min=1e-6, max=1e6, help="Of the file's token counts; texts stay.")
+    ] = 1.0,
     context_tokens: Annotated[
         int | None, typer.Option(min=2, help="Longer requests are clipped. Default: the server's.")
     ] = None,
@@ -100,7 +102,7 @@ def loadtest(
 
     Open loop unless --concurrency closes it: an arrival never waits for an answer, and latency counts from its time.
     """
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in locals().items()}
+    settings = {name: _for_json(value) for name, value in locals().items()}
     del settings["api_key"]
     import asyncio
 
@@ -117,6 +119,8 @@ def loadtest(
         raise typer.BadParameter("give --workload, --rate or --concurrency", param_hint="--rate")
     if (openai is None) != (model is None):
         raise typer.BadParameter("--openai and --model go together", param_hint="--openai")
+    if openai is not None and stats_server is not None:
+        raise typer.BadParameter("goes with --server: nothing is asked beside --openai", param_hint="--stats-server")
     if drivers > min(concurrency or drivers, requests or drivers):
         raise typer.BadParameter("more than requests in flight", param_hint="--drivers")
     if ramp_to is not None and (rate is None or math.isinf(max(rate, ramp_to))):
@@ -157,6 +161,11 @@ def loadtest(
         chat=not raw,
         temperature=temperature,
     )
+    if openai is not None:
+        try:
+            fleet.target(asked)
+        except Refused as error:
+            raise typer.BadParameter(str(error).partition(": ")[2], param_hint="--openai") from None
     try:
         stats = AsyncClient(stats_server or server, api_key=api_key, ca=ca) if openai is None else None
         served, records, timeline, cut = asyncio.run(_run(asked, planned, context_tokens, stats, concurrency, drivers))
@@ -174,7 +183,7 @@ def loadtest(
     if json_file:
         body = results | {"served_by": asdict(served), "settings": settings, "timeline": timeline.samples}
         body |= {"requests": [detail(record) for record in records]} if with_detail else {}
-        json_file.write_text(json.dumps(body, indent=1) + "\n")
+        json_file.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n")
     if html_file:
         about = served.facts() | machine.facts(_without_key(sys.argv[1:]))
         html_file.write_text(render(about, results, records, timeline.samples), encoding="utf-8")
@@ -252,6 +261,11 @@ async def _about(target: "Target", stats: "AsyncClient | None") -> "tuple[Served
     except RequestError as error:
         return Served(at, "", f"not told ({error.code.name})"), target.context_tokens
     return Served(at, said.model, said.policy), said.context_tokens
+
+
+def _for_json(value: Any) -> Any:
+    """JSON has no infinity."""
+    return str(value) if isinstance(value, Path) or (isinstance(value, float) and math.isinf(value)) else value
 
 
 def _without_key(words: Sequence[str]) -> list[str]:

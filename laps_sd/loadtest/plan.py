@@ -10,6 +10,7 @@ from laps_sd.own_prompts import BOUNDS, texts
 from scheduler_service.sim.workload import Job
 
 CHARACTERS_A_TOKEN = 4  # about; only the server knows
+EVEN = 1e12  # a burstiness from here on makes gaps that are equal
 CONTEXT_SHARE = 0.5  # of the context, which an output keeps if prompt and output do not fit together
 
 # One token each in common vocabularies. `Words` holds what they are in the server's.
@@ -57,7 +58,8 @@ def arrivals(
     """`count` arrival times in seconds, the first at 0. `rate`: arrivals a second; infinite: all at once.
 
     Gaps have a gamma distribution with shape `burstiness`, as in `vllm bench serve`: 1 is a Poisson process, less comes
-    in bursts. `ramp_to`: the rate changes from `rate` to this in equal steps, one for each request.
+    in bursts, infinity at equal gaps. `ramp_to`: the rate changes from `rate` to this in equal steps, one for each
+    request.
     """
     if math.isinf(rate):
         return [0.0] * count
@@ -65,7 +67,8 @@ def arrivals(
     last = rate if ramp_to is None else ramp_to
     steps = max(1, count - 2)
     rates = (rate + (last - rate) * step / steps for step in range(count - 1))
-    gaps = (rng.gammavariate(burstiness, 1 / (now * burstiness)) for now in rates)
+    even = burstiness >= EVEN
+    gaps = (1 / now if even else rng.gammavariate(burstiness, 1 / (now * burstiness)) for now in rates)
     return list(accumulate(gaps, initial=0.0))
 
 

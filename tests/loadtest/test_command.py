@@ -96,7 +96,8 @@ async def test_without_a_workload_prompts_of_three_kinds_are_sent_with_short_and
         words = ["--rate", "inf", "--requests", "24", "--detail", "--json", str(data), "--html", str(page)]
         code, out, err = await loadtest("--server", server, *words)
     assert code in (0, FELL_BEHIND), err
-    results = json.loads(data.read_text())
+    results = json.loads(data.read_text(), parse_constant=pytest.fail)  # it would be no JSON
+    assert results["settings"]["rate"] == "inf"
     assert {request["category"] for request in results["requests"]} == {"chat", "code", "reasoning"}
     assert len({submit.limits.max_tokens for submit in submitted}) >= 4
     assert not any(submit.limits.ignore_eos for submit in submitted)
@@ -151,6 +152,9 @@ async def test_a_server_that_is_not_there_is_one_clear_line() -> None:
         ([], "give --workload, --rate or --concurrency"),
         (["--rate", "1", "--slo", "itl:3"], "none of ttft"),
         (["--rate", "1", "--openai", "http://h"], "go together"),
+        (["--rate", "1", "--openai", "http://h:x", "--model", "m"], "--openai: 'http://h:x' is no address"),
+        (["--rate", "1", "--openai", "http://h", "--model", "m", "--stats-server", "h:1"], "goes with --server"),
+        (["--rate", "1", "--length-scale", "inf"], "Invalid value for '--length-scale'"),
         (["--ramp-to", "3", "--concurrency", "1"], "finite --rate"),
         (["--rate", "inf", "--ramp-to", "3"], "finite --rate"),
         (["--concurrency", "2", "--drivers", "3"], "more than requests in flight"),

@@ -31,6 +31,10 @@ def test_an_infinite_rate_sends_all_at_once() -> None:
     assert arrivals(3, math.inf) == [0, 0, 0]
 
 
+def test_an_infinite_burstiness_makes_equal_gaps() -> None:
+    assert arrivals(3, 4.0, burstiness=math.inf) == [0, 0.25, 0.5]
+
+
 def test_equal_seeds_draw_equal_arrivals() -> None:
     assert arrivals(9, 1.0, seed=1) == arrivals(9, 1.0, seed=1) != arrivals(9, 1.0, seed=2)
 
