@@ -10,6 +10,7 @@ import typer
 
 from laps_sd import terminal
 from laps_sd.options import Options
+from laps_sd.outputs import writable
 
 SLOTS = 32
 SHAPE = {name: f"{{{name}:,}}" for name in ("workers", "waiting", "tenants", "gateways")}
@@ -86,7 +87,12 @@ def scheduler(
     repetitions: Annotated[int, typer.Option(min=1, help="With --against: of each cell on each side.")] = 3,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="What FILE holds of other cells and measurements stays in it."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=writable,
+            help="What FILE holds of other cells and measurements stays in it.",
+        ),
     ] = None,
 ) -> None:
     """The scheduler and its Redis alone, between workers and gateways that cost next to nothing.

@@ -84,6 +84,12 @@ def test_a_cell_is_measured_on_processes_of_its_own_and_added_to_the_record(tmp_
     assert cell["p50_ms"] <= cell["p99_ms"] <= cell["max_ms"]
 
 
+def test_a_record_that_cannot_be_written_is_told_before_anything_is_measured() -> None:
+    result = bench("--workers", "1", "--waiting", "1", "--seconds", "0.5", "--json", "/no/such/folder/out.json")
+    assert result.exit_code == 2
+    assert "cannot be written" in result.output
+
+
 FAKE_BENCH = """
 import json, sys
 json.dump({"cells": [{"argv": sys.argv[1:]}]}, open(sys.argv[-1], "w"))
