@@ -1,6 +1,7 @@
 """laps-sd.toml: settings as flags have them, above all sections or in the section of the service that they are for, and
 further settings of the services in their sections. Which there are is not known here."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -28,6 +29,11 @@ def settings_of(file: Path, flags: Mapping[str, str | None]) -> tuple[dict[str, 
             if name in told:
                 raise ValueError(f"{file}: {name} stands there twice, once in [{service}]")
             told[name] = section.pop(name)
+        for name, value in section.items():
+            try:
+                json.dumps(value)
+            except TypeError:
+                raise ValueError(f"{file}: [{service}] {name}: no setting is a date or a time") from None
     if strange := [name for name in told if name not in flags]:
         near = get_close_matches(strange[0], [*flags, *SERVICES], 1)
         raise ValueError(f"{file}: unknown setting {strange[0]!r}" + (f"; did you mean {near[0]}?" if near else ""))

@@ -69,9 +69,9 @@ def server_command(program: str, data: Path, socket: Path) -> Command:
 def check_reachable(url: str) -> None:
     """Raises NoServer if nobody listens at redis://HOST:PORT or unix:///PATH, or none of the Sentinels does: better at
     once than after retries."""
-    parts = urlsplit(url)
-    place = parts.path if parts.scheme == "unix" else parts.netloc.rpartition("@")[2]  # never a password
     try:
+        parts = urlsplit(url)
+        place = parts.path if parts.scheme == "unix" else parts.netloc.rpartition("@")[2]  # never a password
         if parts.scheme == "unix":
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(parts.path)

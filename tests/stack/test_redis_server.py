@@ -74,7 +74,7 @@ def test_no_server_at_all_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "url",
     [
-        "127.0.0.1:6379", "redis://127.0.0.1:1", "unix:///no/such.sock", "redis://[::1]:port",
+        "127.0.0.1:6379", "redis://127.0.0.1:1", "unix:///no/such.sock", "redis://[::1]:port", "redis://[::1",
         "redis+sentinel://127.0.0.1:1,127.0.0.1:2/main", "redis+sentinel://127.0.0.1:1", "rediss+sentinel://:1/main",
     ],
 )  # fmt: skip

@@ -86,6 +86,8 @@ def test_further_settings_of_a_service_reach_it_unless_the_environment_has_them(
         ("[worker]\nblock_tokens = 0", "[worker] block_tokens: Input should be greater than or equal to 1"),
         ("[gateway]\nnonsense = 1", "[gateway] nonsense: no such setting"),
         ("[gateway]\nscheduler = 'h:1'", "[gateway] scheduler: `laps-sd up` sets this itself"),
+        ("[gateway]\nstalled_s = 2024-01-01", "[gateway] stalled_s: no setting is a date or a time"),
+        ("[gateway]\ncors_origins = [1979-05-27]", "[gateway] cors_origins: no setting is a date or a time"),
         ("this is no TOML", "Expected"),
     ],
 )
