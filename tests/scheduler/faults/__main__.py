@@ -110,7 +110,9 @@ def _run_some(seeds: range) -> list[Result]:
     gc.disable()
     with simulated():
         results = [run(schedule(seed)) for seed in seeds]
+    gc.unfreeze()  # each service of a schedule freezes all that is there, the worlds of earlier ones too
     gc.collect()
+    gc.freeze()
     return results
 
 
