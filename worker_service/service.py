@@ -3,7 +3,6 @@ a model becomes an engine is not known here, and no torch is imported."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from worker_service.metrics import Metrics
 from worker_service.model_files import ModelError
 from worker_service.runner import Runner
 from worker_service.stays import Stays
-from worker_service.watchdog import Watchdog
+from worker_service.watchdog import running
 from worker_service.wire import of_model
 
 # The service whose health, by grpc.health.v1, is the worker's readiness.
@@ -129,10 +128,7 @@ async def _work(
     engine, runner = loaded.engine, loaded.runner
     metrics.serve(loaded.model.name, runner.tally, lambda: engine.blocks)
     log.info("warming_up")
-    runner.start()
-    ended = asyncio.wrap_future(runner.ended)
-    watchdog = asyncio.create_task(Watchdog(runner, settings.step_timeout_s, settings.warm_up_timeout_s).run())
-    try:
+    async with running(runner, settings.step_timeout_s, settings.warm_up_timeout_s) as ended:
         cost = await asyncio.shield(asyncio.wrap_future(runner.warmed))
         log.info("warmed", model=loaded.model.name, **loaded.about, cost=str(cost))
         link = Link(
@@ -155,8 +151,3 @@ async def _work(
         )
         attached.set_result(link)
         await first_of(link.run, lambda: asyncio.shield(ended))
-    finally:
-        runner.stop()
-        with suppress(Exception):
-            await ended
-        watchdog.cancel()  # not before: the last step may hang, too

@@ -7,6 +7,9 @@ import asyncio
 import faulthandler
 import os
 import sys
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -28,6 +31,41 @@ class Watched(Protocol):
     """The runner, as far as it is watched."""
 
     task: Task | None  # None: it waits
+
+
+class Thread(Watched, Protocol):
+    """The runner, as far as it is started and stopped."""
+
+    ended: Future[None]
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@asynccontextmanager
+async def running(
+    runner: Thread, step_timeout_s: float, warm_up_timeout_s: float
+) -> "AsyncIterator[asyncio.Future[None]]":
+    """Start the thread of `runner`; at the end stop it, and return once it has ended. It is watched until then, for its
+    last task may hang, too. Yields its end. The times are those of Watchdog."""
+    runner.start()
+    ended = asyncio.wrap_future(runner.ended)
+    watching = asyncio.create_task(Watchdog(runner, step_timeout_s, warm_up_timeout_s).run())
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        yield ended
+    finally:
+        runner.stop()
+        while not ended.done():
+            try:
+                await asyncio.wait([ended])
+            except asyncio.CancelledError as error:  # first_of cancels again and again
+                cancelled = error
+        watching.cancel()
+        ended.exception()  # else asyncio complains that nobody has asked for it
+        if cancelled is not None:
+            raise cancelled
 
 
 class Watchdog:

@@ -23,17 +23,41 @@ async def main():
 
 asyncio.run(main())
 """
+# SIGTERM comes while the device hangs, and the service asks its parts to end again and again.
+TOLD_TO_END = """
+import asyncio, os, signal, threading
+from types import SimpleNamespace
+from worker_service.config import CommonSettings
+from worker_service.runner import Runner
+from worker_service.service import Loaded, serve
+
+class Hangs:
+    def bind_thread(self, threads):
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait()
+
+async def load():
+    runner, model = Runner(Hangs(), 1, 0), SimpleNamespace(name="m")
+    return Loaded(engine=runner._engine, runner=runner, model=model, context_tokens=int, max_draft=1, about={})
+
+asyncio.run(serve(CommonSettings(model="/none", warm_up_timeout_s=1, _cli_parse_args=False), load))
+"""
 WAITS = "await asyncio.sleep(60)"
 KEEPS_THE_INTERPRETER = "await asyncio.sleep(0.1); ctypes.PyDLL(None).pause()"
+PROGRAMS = [PROGRAM.format(work=WAITS), PROGRAM.format(work=KEEPS_THE_INTERPRETER), TOLD_TO_END]
 
 
-@pytest.mark.parametrize("work", [WAITS, KEEPS_THE_INTERPRETER])
-async def test_a_step_that_does_not_end_ends_the_process(work: str) -> None:
+@pytest.mark.parametrize("program", PROGRAMS, ids=["waits", "keeps the interpreter", "told to end"])
+async def test_a_step_that_does_not_end_ends_the_process(program: str) -> None:
     hangs = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM.format(work=work), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     async with asyncio.timeout(WAIT_S):
-        _, errors = await hangs.communicate()
+        try:
+            _, errors = await hangs.communicate()
+        finally:
+            if hangs.returncode is None:
+                hangs.kill()
     assert hangs.returncode == 1
     assert b"most recent call first" in errors  # where each thread is
 

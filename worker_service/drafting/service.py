@@ -27,7 +27,7 @@ from worker_service.drafting.config import Settings
 from worker_service.drafting.link import DraftLink, Served
 from worker_service.drafting.metrics import Metrics
 from worker_service.drafting.session import Bounds
-from worker_service.watchdog import Watchdog
+from worker_service.watchdog import running
 
 if TYPE_CHECKING:  # it brings torch along, and the port is up before
     from worker_service.drafting.passes import Passes
@@ -95,20 +95,14 @@ async def _work(
 
     passes = loaded.passes
     computing = Computing(passes, settings.threads, tell)
-    computing.start()
-    ended = asyncio.wrap_future(computing.ended)
-    watchdog = asyncio.create_task(Watchdog(computing, settings.step_timeout_s, settings.warm_up_timeout_s).run())
-    try:
-        step_s, chain_s = await asyncio.shield(asyncio.wrap_future(computing.started))
-        bounds = Bounds(passes.context_tokens, passes.vocab_size, settings.handles, settings.session_tokens)
-        link.serve(Served(computing, bounds, loaded.name, loaded.vocabulary, step_s, chain_s))
-        metrics.serve(loaded.name, computing.tally, settings.blocks, lambda: len(link))
-        await server.set_ready(True)
-        log.info("ready", model=loaded.name, step_ms=round(1e3 * step_s, 2), chain_ms=round(1e3 * chain_s, 2))
-        await asyncio.shield(ended)
-    finally:
-        link.leaving.set()
-        computing.stop()
-        with suppress(Exception):
-            await ended
-        watchdog.cancel()  # not before: the last pass may hang, too
+    async with running(computing, settings.step_timeout_s, settings.warm_up_timeout_s) as ended:
+        try:
+            step_s, chain_s = await asyncio.shield(asyncio.wrap_future(computing.started))
+            bounds = Bounds(passes.context_tokens, passes.vocab_size, settings.handles, settings.session_tokens)
+            link.serve(Served(computing, bounds, loaded.name, loaded.vocabulary, step_s, chain_s))
+            metrics.serve(loaded.name, computing.tally, settings.blocks, lambda: len(link))
+            await server.set_ready(True)
+            log.info("ready", model=loaded.name, step_ms=round(1e3 * step_s, 2), chain_ms=round(1e3 * chain_s, 2))
+            await asyncio.shield(ended)
+        finally:
+            link.leaving.set()
