@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -232,6 +233,74 @@ def test_masks_that_fail_end_the_requests_that_wait_for_them(tiny: Tiny, monkeyp
     driver.finish_all()
     assert driver.finished == {"r": Finish.ERROR, "plain": driver.finished["plain"]}
     assert "panicked" in next(row.error for row in driver.rows if row.error)
+
+
+CHOICE = grammar(KINDS["choice"])
+
+
+class PanicError(BaseException):
+    """As of native code."""
+
+
+class Panicking:
+    """A matcher of llguidance that panics in one of its methods, or, in "mask", where its mask is made."""
+
+    def __init__(self, real: LLMatcher, within: str) -> None:
+        self.real, self.within = real, within
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            if name == self.within:
+                raise PanicError(name)
+            made = getattr(self.real, name)(*args)
+            return Panicking(made, self.within) if isinstance(made, LLMatcher) else made
+
+        return call
+
+
+@pytest.fixture
+def panics(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """All grammars but CHOICE panic within this method from now on."""
+    build, fill = module.Structures._build, module.MaskMaker._fill
+
+    def panic(within: str) -> None:
+        def built(self: Structures, made: Any, text: str, output: list[int]) -> Any:
+            matcher = build(self, made, text, output)
+            return matcher if text == CHOICE else Panicking(matcher, within)
+
+        def filled(self: module.MaskMaker, trials: Any, rows: int) -> None:
+            if any(isinstance(trial, Panicking) and within == "mask" for trial, *_ in trials):
+                raise PanicError(within)
+            fill(self, [(getattr(trial, "real", trial), *rest) for trial, *rest in trials], rows)
+
+        monkeypatch.setattr(module.Structures, "_build", built)
+        monkeypatch.setattr(module.MaskMaker, "_fill", filled)
+
+    return panic
+
+
+@pytest.mark.parametrize("within", ["deep_copy", "mask", "consume_token"])
+def test_a_grammar_that_panics_ends_its_request_alone(tiny: Tiny, panics: Callable[[str], None], within: str) -> None:
+    expected = answer(tiny, Sampling(grammar=CHOICE)).outputs["r"]
+    panics(within)
+    driver = Driver(tiny.engine())
+    for name, text in {"bad": FEW, "good": CHOICE}.items():
+        driver.admit(name, tiny.prompt(PROMPT), LIMITS, Sampling(grammar=text))
+    wait(request.matcher._building for request in driver.engine._requests.values() if request.matcher)
+    driver.finish_all()
+    assert driver.finished["bad"] is Finish.ERROR
+    assert within in next(row.error for row in driver.rows if row.error)
+    assert driver.outputs["good"] == expected
+
+
+@pytest.mark.parametrize("within", ["compute_ff_tokens", "try_consume_tokens"])
+def test_a_grammar_that_panics_over_drafts_goes_without(tiny: Tiny, panics: Callable[[str], None], within: str) -> None:
+    own = Sampling(grammar=grammar(Structure(regex="[ab]{9}")))
+    expected = answer(tiny, own).outputs["r"]
+    panics(within)
+    driver = answer(tiny, own, drafter=Wild(tiny.prompt("z")[0]))
+    assert driver.finished["r"] is not Finish.ERROR
+    assert driver.outputs["r"] == expected
 
 
 def test_a_grammar_on_which_llguidance_never_returns_ends_its_request(

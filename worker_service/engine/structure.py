@@ -12,6 +12,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -37,7 +38,8 @@ class StructureError(Exception):
 
 
 class Matcher:
-    """How far the output of one request has come in its grammar."""
+    """How far the output of one request has come in its grammar. All that native code raises is caught: a panic is no
+    Exception, and would end the worker."""
 
     def __init__(self, building: "Future[LLMatcher]", eos_ids: frozenset[int]) -> None:
         self._building, self._eos_ids = building, eos_ids
@@ -51,29 +53,47 @@ class Matcher:
 
     def copy(self) -> "LLMatcher":
         """Of its state, to try tokens on. Waits until its grammar is compiled. Raises StructureError."""
-        return self._own().deep_copy()
+        try:
+            return self._own().deep_copy()
+        except StructureError:
+            raise
+        except BaseException as error:
+            raise StructureError(f"structure: {_said(error)}") from error
 
     def push(self, token: int) -> bool:
         """Add a token of output; returns whether the structure is complete and can go no further."""
-        matcher, self._trial = self._own(), None
-        return matcher.consume_token(token) and matcher.is_stopped()
+        self._trial = None
+        if not self._follows:
+            return False
+        try:
+            matcher = self._own()
+            return matcher.consume_token(token) and matcher.is_stopped()
+        except BaseException as error:  # told by the next masks
+            self._building, self._built = Future(), None
+            self._building.set_exception(error)
+            return False
 
     def forced(self, limit: int) -> list[int]:
         """At most `limit` tokens that come next whatever the model prefers."""
         if not self._follows:
             return []
-        self._trial = self.copy()
-        return self._trial.compute_ff_tokens()[:limit]
+        with suppress(BaseException):
+            self._trial = self.copy()
+            return self._trial.compute_ff_tokens()[:limit]
+        self._trial = None
+        return []
 
     def prune(self, drafts: Sequence[int], limit: int) -> list[int]:
         """The drafts before the first one that the grammar forbids or that ends the output, and then the tokens that
         they force: at most `limit` in all."""
         if not self._follows:
             return []
-        trial, self._trial = self._trial or self.copy(), None
         text = list(takewhile(lambda token: token not in self._eos_ids, drafts))
-        kept = text[: trial.try_consume_tokens(text)]
-        return (kept + trial.compute_ff_tokens() if kept else kept)[:limit]
+        with suppress(BaseException):
+            trial, self._trial = self._trial or self.copy(), None
+            kept = text[: trial.try_consume_tokens(text)]
+            return (kept + trial.compute_ff_tokens() if kept else kept)[:limit]
+        return []
 
     @property
     def _follows(self) -> bool:
@@ -144,7 +164,16 @@ class MaskMaker:
                 result[name] = error
         if rows > len(self._bits):
             self._bits = np.empty((rows, self._words), np.int32)
-        self._fill(list(trials.values()), rows)
+        try:
+            self._fill(list(trials.values()), rows)
+        except BaseException:  # of one of them; nobody knows which
+            for name, (_, row, drafts) in list(trials.items()):
+                try:
+                    trials[name] = asked[name].matcher.copy(), row, drafts
+                    self._fill([trials[name]], rows)
+                except BaseException as error:
+                    del trials[name]
+                    result[name] = StructureError(f"structure: its masks failed: {_said(error)}")
         few = few_allowed(self._bits[:rows], self._few_of) if self._few_of else ()
         masks = torch.from_numpy(self._bits[:rows].view(np.uint8))
         for name, (trial, begin, drafts) in trials.items():
