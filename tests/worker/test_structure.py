@@ -366,6 +366,18 @@ def test_nobody_waits_while_a_grammar_is_compiled(
     assert has("choice", text_of(tiny, driver.outputs["r"]))
 
 
+def test_a_grammar_that_is_not_compiled_in_time_ends_its_request_although_others_run(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, never: threading.Event
+) -> None:
+    monkeypatch.setattr(module, "COMPILE_S", 0.0)
+    monkeypatch.setattr(module.Structures, "_build", lambda *args: never.wait())
+    driver = Driver(tiny.engine())
+    driver.admit("r", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=FEW))
+    driver.admit("plain", tiny.prompt(PROMPT), LIMITS)
+    rows = driver.step([Run("r", 4, 64), Run("plain", 4, 64)])
+    assert [(row.request_id, row.finish) for row in rows] == [("r", Finish.ERROR), ("plain", None)]
+
+
 @pytest.fixture
 def never() -> Iterator[threading.Event]:
     """An event that comes after the test, so that no thread stays."""

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import takewhile
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,14 +43,14 @@ class Matcher:
     Exception, and would end the worker."""
 
     def __init__(self, building: "Future[LLMatcher]", eos_ids: frozenset[int]) -> None:
-        self._building, self._eos_ids = building, eos_ids
+        self._building, self._eos_ids, self._due = building, eos_ids, monotonic() + COMPILE_S
         self._built: LLMatcher | None = None
         self._trial: LLMatcher | None = None  # a copy of its present state, which no token was tried on
 
     @property
     def ready(self) -> bool:
-        """Whether its grammar is compiled, so that nothing below waits."""
-        return self._building.done()
+        """Whether its grammar is compiled, or has taken too long, so that nothing below waits."""
+        return self._building.done() or monotonic() >= self._due
 
     def copy(self) -> "LLMatcher":
         """Of its state, to try tokens on. Waits until its grammar is compiled. Raises StructureError."""
@@ -98,7 +99,8 @@ class Matcher:
     @property
     def _follows(self) -> bool:
         """Whether it is compiled and nothing is wrong with it. What is wrong is told by the masks."""
-        return self.ready and self._building.exception() is None and not self._building.result().is_error()
+        done = self._building.done()
+        return done and self._building.exception() is None and not self._building.result().is_error()
 
     def _own(self) -> "LLMatcher":
         if self._built is None:
@@ -109,7 +111,7 @@ class Matcher:
 
     def _result(self) -> "LLMatcher":
         try:
-            return self._building.result(COMPILE_S)
+            return self._building.result(max(self._due - monotonic(), 0))
         except TimeoutError:
             raise StructureError(f"structure: its grammar was not compiled within {COMPILE_S:g} s") from None
         except BaseException as error:  # a panic of native code is no Exception
