@@ -307,6 +307,16 @@ def test_offloaded_kv_survives_another_placement_and_is_cut_to_the_tokens_that_c
     assert driver.step([Run("r", 0, 99)])[0].prefilled == 8
 
 
+def test_offloading_gives_back_the_blocks_of_kv_that_no_longer_counts(tiny: Tiny) -> None:
+    driver = Driver(tiny.engine(blocks=4, host_blocks=4))
+    driver.admit("r", tiny.prompt("A short request overtakes"), Limits(max_tokens=20), Sampling(prompt_logprobs=0))
+    driver.step([Run("r", 4, 64)])
+    driver.readmit("r", 0)  # its prompt is to be scored anew
+    driver.engine.offload("r")
+    assert driver.engine.free_blocks == 4
+    assert driver.engine.held()[0].offloaded == 0
+
+
 def test_of_offloaded_kv_what_others_still_hold_is_shared_again(tiny: Tiny) -> None:
     driver = Driver(tiny.engine(block_tokens=8, host_blocks=9))
     head = list(range(20, 36))

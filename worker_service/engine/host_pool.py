@@ -15,12 +15,10 @@ class HostPool:
         self._target = target
 
     def save(self, request: EngineRequest) -> None:
-        """Copy the request's KV to the host if there is room for all of it; its blocks on the device are given back in
-        any case. A request without KV, or whose KV is here already, is left as it is."""
-        if request.saved or not request.kv.length:
-            return
+        """Copy the request's KV to the host if it is not here yet and there is room for all of it; its blocks on the
+        device are given back in any case."""
         needed = request.kv.used_blocks
-        if needed <= self.free_blocks:
+        if not request.saved and 0 < needed <= self.free_blocks:
             self._target.save(request.id, request.kv.table[:needed])
             request.saved = Saved(needed, request.kv.length)
             self.free_blocks -= needed
