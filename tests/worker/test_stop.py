@@ -2,17 +2,40 @@
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from gateway.detokenizer import Detokenizer, byte_table
 from worker_service.engine.stop import StopStrings
 
 
-def test_tokens_that_cut_one_character_after_another_hide_no_stop_string() -> None:
-    text = "😀" * 7
+def cut(text: str, *ends: int) -> tuple[Tokenizer, list[int]]:
+    """A text whose tokens end at these bytes, and at its own end."""
     symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)[0][0]
-    pieces = [symbols[:2], *(symbols[i : i + 4] for i in range(2, len(symbols), 4))]  # half, six times two halves, half
+    pieces = [symbols[begin:end] for begin, end in zip((0, *ends), (*ends, len(symbols)), strict=True)]
     vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     ids = [vocabulary[piece] for piece in pieces]
     assert tokenizer.decode(ids) == text
+    return tokenizer, ids
+
+
+def test_tokens_that_cut_one_character_after_another_hide_no_stop_string() -> None:
+    text = "😀" * 7
+    tokenizer, ids = cut(text, *range(2, 28, 4))  # half, six times two halves, half
     stops = StopStrings(tokenizer, [text])
     assert [stops.push(token) for token in ids] == [False] * 7 + [True]
+
+
+def test_worker_and_gateway_agree_on_the_token_that_completes_a_stop_string() -> None:
+    """Also where that token ends within the next character: min_tokens counts up to it."""
+    tokenizer, ids = cut("a.” b.", 1, 3, 5, 6, 7)
+    stops = StopStrings(tokenizer, ["."])
+    assert [stops.push(token) for token in ids] == [False, True, False, False, False, True]
+    for min_tokens, shown in {2: "a", 3: "a.” b"}.items():
+        gateway = Detokenizer(tokenizer, ["."], min_tokens, byte_table(tokenizer))
+        assert gateway.push(ids) + gateway.finish() == shown
+
+
+def test_a_character_cut_in_three_is_told_once() -> None:
+    tokenizer, ids = cut("a😀b", 2, 3)
+    stops = StopStrings(tokenizer, ["a😀b"])
+    assert [stops.push(token) for token in ids] == [False, False, True]

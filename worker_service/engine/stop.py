@@ -1,5 +1,6 @@
 """Stop strings: whether the newest token completes one. Nothing else about a request's end is decided here."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ class StopStrings:
         self._tail = ""
         self._context: list[int] = []  # the tokens decoded last: at the beginning of a text some decode differently
         self._fresh: list[int] = []
+        self._told = 0  # characters of the fresh tokens' text that were told already
+        decoder = tokenizer.decoder.__getstate__() if self._stop and tokenizer.decoder else b"{}"
+        self._by_bytes = json.loads(decoder).get("type") == "ByteLevel"  # as gateway/detokenizer.py: they must agree
         for token in output:
             self.push(token)
 
@@ -33,11 +37,13 @@ class StopStrings:
         return any(text.find(stop, max(len(text) - len(new) - len(stop) + 1, 0)) >= 0 for stop in self._stop)
 
     def _detokenize(self, token: int) -> str:
-        """The text that this token completes: empty if it ends within a character."""
+        """The text that this token completes. If it ends within a character: without that, by bytes, else empty."""
         self._fresh.append(token)
-        before = self._tokenizer.decode(self._context)
+        known = len(self._tokenizer.decode(self._context)) + self._told
         text: str = self._tokenizer.decode(self._context + self._fresh)
         if text.endswith(_REPLACEMENT) and len(self._fresh) < _INCOMPLETE_TOKENS:
-            return ""
-        self._context, self._fresh = self._fresh, []
-        return text[len(before) :]
+            whole = text.rstrip(_REPLACEMENT)[known:] if self._by_bytes else ""
+            self._told += len(whole)
+            return whole
+        self._context, self._fresh, self._told = self._fresh, [], 0
+        return text[known:]
