@@ -10,6 +10,7 @@ Slots = Annotated[int, Interval(ge=1, le=1024)]
 KvTokens = Annotated[int, Ge(192)]  # what a worker's warm-up needs for one request
 HostKvTokens = Annotated[int, Ge(0)]
 DraftLen = Annotated[int, Interval(ge=0, le=64)]
+StepTimeoutS = Annotated[float, Interval(gt=0, le=1_000_000)]  # the watchdog's timer cannot count 1e10
 DrainS = Annotated[float, Ge(0)]
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16"]
 Weights: TypeAlias = Literal["auto", "int8", "int4", "stored"]

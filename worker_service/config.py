@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from protos.bounds import DraftLen, DrainS, Dtype, HostKvTokens, KvTokens, Port, Slots, Weights
+from protos.bounds import DraftLen, DrainS, Dtype, HostKvTokens, KvTokens, Port, Slots, StepTimeoutS, Weights
 from protos.settings import Addresses, ServiceSettings, addresses, is_loopback
 from worker_service.engine.types import CostProfile, Place
 
@@ -57,11 +57,11 @@ class CommonSettings(ServiceSettings):
     dtype: Dtype = "auto"
     slots: Slots = Field(4, description="requests that run in one step")
     max_draft: DraftLen = Field(8, description="most tokens drafted for a request in one step; over --stages 16")
-    step_timeout_s: float = Field(
-        30.0, gt=0, description="a step that takes so much longer than expected hangs: the worker ends with 1"
+    step_timeout_s: StepTimeoutS = Field(
+        30.0, description="a step that takes so much longer than expected hangs: the worker ends with 1"
     )
-    warm_up_timeout_s: float = Field(
-        900.0, gt=0, description="as step_timeout_s, for the warm-up: its first passes may compile"
+    warm_up_timeout_s: StepTimeoutS = Field(
+        900.0, description="as step_timeout_s, for the warm-up: its first passes may compile"
     )
     leave_if_refused: bool = Field(
         False, description="end with 2 where the scheduler does not take this model or version; default: ask again"

@@ -84,6 +84,9 @@ class Watchdog:
         """
         try:
             await self._watch()
+        except Exception as error:  # nobody waits for this coroutine, and nothing would be watched any more
+            structlog.get_logger().error("cannot_watch", reason=repr(error))
+            os._exit(1)
         finally:  # else its timer would end the process long after nobody is watched any more
             faulthandler.cancel_dump_traceback_later()
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.waiting import WAIT_S
 from worker_service import watchdog
+from worker_service.config import CommonSettings as Common
+from worker_service.drafting.config import Settings as Drafter
 from worker_service.watchdog import POLL_S, Task, Watchdog
 
 PROGRAM = """
@@ -105,6 +108,27 @@ async def polls(monkeypatch: pytest.MonkeyPatch, task: Task | None, **options: i
         await Watchdog(runner, step_timeout_s=2, warm_up_timeout_s=6).run()  # type: ignore[arg-type]
     assert not armed  # its timer must not outlive it
     return made.count
+
+
+async def test_a_watchdog_that_cannot_watch_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OverflowError("timeout value is too large")
+
+    def end(code: int) -> None:
+        raise Ended
+
+    monkeypatch.setattr(watchdog.faulthandler, "dump_traceback_later", refuse)
+    monkeypatch.setattr(watchdog.os, "_exit", end)
+    with pytest.raises(Ended):
+        await Watchdog(Runner(None), step_timeout_s=2, warm_up_timeout_s=6).run()
+
+
+@pytest.mark.parametrize("settings", [Common, Drafter])
+@pytest.mark.parametrize("name", ["step_timeout_s", "warm_up_timeout_s"])
+@pytest.mark.parametrize("seconds", [1e10, float("inf")])
+def test_times_that_no_timer_can_count_are_refused(settings: Any, name: str, seconds: float) -> None:
+    with pytest.raises(ValidationError, match=name):
+        settings(model="m", **{name: seconds}, _cli_parse_args=False)
 
 
 @pytest.mark.parametrize(("expected_s", "limit_s"), [(0.0, 2), (0.1, 3), (None, 6)])

@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from protos.bounds import Dtype, KvTokens, Port
+from protos.bounds import Dtype, KvTokens, Port, StepTimeoutS
 from protos.settings import ServiceSettings
 
 
@@ -34,10 +34,10 @@ class Settings(ServiceSettings):
     metrics_port: Port | None = Field(
         None, description="serves /metrics, /health and /live, on --host; 0: any free one"
     )
-    step_timeout_s: float = Field(
-        30.0, gt=0, description="a pass that takes so much longer than expected hangs: the drafter ends with 1"
+    step_timeout_s: StepTimeoutS = Field(
+        30.0, description="a pass that takes so much longer than expected hangs: the drafter ends with 1"
     )
-    warm_up_timeout_s: float = Field(900.0, gt=0, description="as step_timeout_s, for the first passes")
+    warm_up_timeout_s: StepTimeoutS = Field(900.0, description="as step_timeout_s, for the first passes")
 
     @property
     def blocks(self) -> int:
