@@ -3,6 +3,7 @@
 import shutil
 from array import array
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tests.worker.harness import Tiny
-from worker_service.engine import gathered, native
+from worker_service.engine import gathered, host_blocks, native
 from worker_service.engine.attention import NativeAttention, QueryRange, TorchAttention
 from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.kv import KV, BlockPool
@@ -196,6 +197,24 @@ def test_what_is_saved_comes_back_in_other_blocks(kind: type, first: int) -> Non
         results.append(attention.attend(*(x[29:] for x in text), 0, Options(0.2)))
     assert torch.equal(*results)
     assert all(torch.equal(layer[:, 4], own) for layer, own in zip(attention._data, before, strict=True))
+
+
+def test_copies_on_the_host_take_no_more_memory_than_those_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many blocks each has."""
+    monkeypatch.setattr(host_blocks, "ARRAY_BYTES", 60_000)  # of a few blocks
+    attention, random = attention_of(TorchAttention, torch.float32), Random(0)
+    kept: list[tuple[list[int], list[int], list[torch.Tensor]]] = []
+    for _ in range(40):
+        for layer in attention._data:
+            layer.normal_()
+        table = random.sample(range(8), random.randint(1, 5))
+        kept.append((table, attention.save(table), [layer[:, table].clone() for layer in attention._data]))
+        while sum(len(one) for one, *_ in kept) > 9:
+            there, saved, expected = kept.pop(random.randrange(len(kept)))
+            attention.restore(there, saved)
+            attention.discard(saved)
+            assert all(torch.equal(layer[:, there], own) for layer, own in zip(attention._data, expected, strict=True))
+    assert attention._host.blocks <= 9 + 5 + attention._host._each
 
 
 @pytest.mark.parametrize("bias", [False, True])

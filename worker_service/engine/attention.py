@@ -19,6 +19,7 @@ from worker_service.engine import native
 from worker_service.engine.block_plan import BlockPlan
 from worker_service.engine.block_plan import QueryRange as QueryRange
 from worker_service.engine.gathered import Group, Kept
+from worker_service.engine.host_blocks import HostBlocks
 from worker_service.engine.probe import LayerAsks, Options, check_options
 from worker_service.engine.ragged import RaggedAttention
 from worker_service.engine.shape import AttentionShape
@@ -32,7 +33,7 @@ class PagedAttention(ABC):
 
     def __init__(self, data: Sequence[torch.Tensor], longest: int) -> None:
         """`data`: of each layer [2 (key, value), blocks, kv heads, block_tokens * dim]. `longest`: tokens of a text."""
-        self._data = data
+        self._data, self._host = data, HostBlocks(data)
         self.longest = longest
         self.first = 0  # number of the layer that `data` begins with: a process may have some of a model's layers
         self.asked: Mapping[int, LayerAsks] = {}  # by the model, of each layer
@@ -62,20 +63,32 @@ class PagedAttention(ABC):
         `query` and the result: [T, heads, dim]. `layer`: counted from `first` on.
         """
 
-    def save(self, table: Sequence[int]) -> list[torch.Tensor]:
-        """A copy of these blocks in the host's memory, of each layer [2, blocks, ...]; pinned, if a GPU reads it."""
+    @torch.inference_mode()
+    def save(self, table: Sequence[int]) -> list[int]:
+        """Copy these blocks to the host's memory; returns which blocks they are there."""
+        saved = self._host.take(len(table))
         blocks = sent(torch.tensor(list(table), dtype=torch.long), self._data[0].device)
-        parts = (layer[:, blocks] for layer in self._data)  # one at a time: the device's memory is short just now
-        if self._leaving:
-            return self._leaving.take(parts)
-        return [torch.empty(own.shape, dtype=own.dtype, pin_memory=own.is_cuda).copy_(own) for own in parts]
+        for number, layer in enumerate(self._data):  # one at a time: the device's memory is short just now
+            part = layer.transpose(0, 1)[blocks].contiguous()
+            pieces = [(part[places], there) for places, there in self._host.pieces(saved, number)]
+            if self._leaving:
+                self._leaving.take(part, pieces)
+                continue
+            for own, there in pieces:
+                there.copy_(own)
+        return saved
 
-    def restore(self, table: Sequence[int], saved: Sequence[torch.Tensor], first: int = 0) -> None:
-        """Write what `save` returned into these blocks, from its block number `first` on."""
+    def restore(self, table: Sequence[int], saved: Sequence[int], first: int = 0) -> None:
+        """Write what `save` has copied into these blocks, from its block number `first` on."""
         if self._leaving:
             self._leaving.wait()
-        for own, layer in zip(saved, self._data, strict=True):
-            layer[:, list(table)] = own[:, first : first + len(table)].to(layer.device)
+        for number, layer in enumerate(self._data):
+            for places, there in self._host.pieces(saved[first : first + len(table)], number):
+                layer[:, list(table[places])] = there.to(layer.device).transpose(0, 1)
+
+    def discard(self, saved: Sequence[int]) -> None:
+        """Give up what `save` has copied."""
+        self._host.give(saved)
 
 
 _instances: WeakValueDictionary[int, PagedAttention] = WeakValueDictionary()

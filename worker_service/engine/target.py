@@ -65,7 +65,7 @@ class Target:
         self._graphs: Graphs | None = None
         self._given: list[torch.Tensor] = []  # of this pass, by layers that are exposed
         self._shares = shares
-        self._saved: dict[str, list[torch.Tensor]] = {}  # copies of KV in the host's memory
+        self._saved: dict[str, list[int]] = {}  # copies of KV: blocks in the host's memory
         self.device, self.dtype = torch.device(model.device), model.dtype
         self.vocab_size = int(text_config(model.config).vocab_size)
 
@@ -181,7 +181,7 @@ class Target:
 
     def discard(self, name: str) -> None:
         """Give up the copy under this name."""
-        del self._saved[name]
+        self._memory.discard(self._saved.pop(name))
 
     @property
     def asked(self) -> Mapping[int, LayerAsks]:

@@ -37,20 +37,19 @@ class Leaving:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._ends = deque[torch.cuda.Event]()
 
-    def take(self, parts: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Of each part a pinned copy, which is whole after `wait`. Parts may be given up at once."""
-        taken, ends = [], deque[torch.cuda.Event]()
-        for part in parts:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            taken.append(torch.empty(part.shape, dtype=part.dtype, pin_memory=True))
-            with torch.cuda.stream(self._stream):
-                taken[-1].copy_(part, non_blocking=True)
-            part.record_stream(self._stream)
-            ends.append(self._stream.record_event())
-            if len(ends) > _UNDER_WAY:
-                ends.popleft().synchronize()
-        return taken
+    def take(self, part: torch.Tensor, pieces: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy pieces of `part` to pinned memory each, where they are whole after `wait`. `part` may be given up at
+        once."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for own, there in pieces:
+                there.copy_(own, non_blocking=True)
+        part.record_stream(self._stream)
+        self._ends.append(self._stream.record_event())
+        if len(self._ends) > _UNDER_WAY:
+            self._ends.popleft().synchronize()
 
     def wait(self) -> None:
         """Until all copies are whole: the host reads some of what it sends back."""
