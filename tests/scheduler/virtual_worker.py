@@ -90,7 +90,7 @@ class WireWorker:
     def hear(self, message: worker_pb.ToWorker) -> None:
         if message.HasField("welcome"):
             self.welcome = message.welcome
-        else:
+        elif message.HasField("command"):  # else it is a heartbeat: a busy machine brings some about
             self.commands.append(message.command)
 
     @property
