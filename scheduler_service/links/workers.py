@@ -29,6 +29,7 @@ class WorkerLink(rpc.WorkerLinkServicer):
     async def Attach(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
         try:
             hello = await self._hello(context)  # before any refusal: a worker whose write fails is not told the reason
+            await asyncio.sleep(0)  # its model may be megabytes, and reading them has taken a turn
             leader = self._leads()
             session = await leader.attach(hello)
         except RequestError as error:
