@@ -1,6 +1,6 @@
 """The checker: what docs/explanation/reliability.md promises, held against what clients saw and what the store has."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
@@ -18,6 +18,7 @@ class Kept:
     arrival: float
     tokens: list[int]
     ending: bytes | None = None
+    heard: bool = False  # its leader got the answer of a commit with it
 
 
 class Promise:
@@ -69,6 +70,17 @@ class Promise:
                 self.violated(f"{id} went on after its end")
             kept.tokens = tokens
         kept.ending = stored.ending or kept.ending
+
+    def heard(self, ids: Iterable[str]) -> None:
+        """The answer of a commit with these requests has come."""
+        for id in ids:
+            if id in self.kept:
+                self.kept[id].heard = True
+
+    def lost(self, store: MemoryStore) -> None:
+        """The store forgot what it no longer holds. A request that was never acknowledged may be submitted anew: no
+        leader has to know it, and no client was told of it."""
+        self.kept = {id: kept for id, kept in self.kept.items() if kept.heard or id in store.requests}
 
     # ---- what a client sees ----
 

@@ -81,7 +81,14 @@ class StoreServer:
         if unanswered:
             self._at(now + self.rng.choice((0.0005, TIMEOUT_S)), _fail, answer, "connection reset before it answered")
         else:
-            self._at(now + self.rng.uniform(0.0001, 0.001), _set, answer, result)
+            heard = [write.record.request.id for write in args[2]] if name == "commit" else []
+            self._at(now + self.rng.uniform(0.0001, 0.001), self._set, answer, result, heard)
+
+    def _set(self, answer: "asyncio.Future[Any]", result: Any, heard: list[str]) -> None:
+        """`heard`: the requests that it tells of."""
+        if not answer.done():
+            answer.set_result(result)
+            self._promise.heard(heard)
 
     def forget(self, seconds: float | None) -> None:
         """It comes back as it was so many seconds ago; None: empty."""
@@ -89,6 +96,7 @@ class StoreServer:
         kept = [copy.copy(store) for at, store in self.history if at <= then]
         self.store = MemoryStore(clock=self.loop.time) if seconds is None or not kept else kept[-1]
         self.history = [(self.loop.now, copy.copy(self.store))]
+        self._promise.lost(self.store)
 
 
 def _at_once(call: Any) -> Any:
@@ -98,11 +106,6 @@ def _at_once(call: Any) -> Any:
     except StopIteration as done:
         return done.value
     raise AssertionError("the store in memory waits for nothing")
-
-
-def _set(answer: "asyncio.Future[Any]", result: Any) -> None:
-    if not answer.done():
-        answer.set_result(result)
 
 
 def _raise(answer: "asyncio.Future[Any]", error: Exception) -> None:
