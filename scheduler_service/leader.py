@@ -103,7 +103,9 @@ class Leader:
             history=history,
             event_log=self.event_log,
         )
-        self._other_model = OtherModel(self.durable.fail)
+        live = self.ledger.live
+        self._other_model = OtherModel(self.durable.fail, lambda: {id: tracked.model for id, tracked in live.items()})
+        self._attaching = asyncio.Lock()
         self.workers = WorkerPool(settings, self.durable, self.ledger, self.sessions, self.outboxes)
         self.requests = Requests(
             settings,
@@ -178,10 +180,10 @@ class Leader:
             raise NotServing("a leader of a higher epoch was obeyed")
         with suppress(StoreUnavailable):  # then the KV that the worker holds of unread requests is computed again
             await self.recovery.fetch(held.request_id for held in hello.held)
-        if self.workers.model is None:
-            self.workers.model = hello.model  # from now on no worker of another model may attach
-        await self._other_model.serve(self.workers.model.fingerprint)
-        return self.workers.attach(hello)
+        async with self._attaching:  # of two first workers with different models the second is refused
+            self.workers.check_model(hello.model.name, hello.model.fingerprint)
+            await self._other_model.serve(hello.model.fingerprint)
+            return self.workers.attach(hello)
 
     async def run(self) -> None:
         """Until cancelled. Raises Fenced, HigherEpoch."""

@@ -30,7 +30,7 @@ class WorkerPool:
     def __init__(
         self, settings: Settings, durable: DurableCore, ledger: Ledger, sessions: Sessions, outboxes: Outboxes
     ) -> None:
-        self.model: common_pb.ModelInfo | None = None  # the one that every worker runs
+        self.model: common_pb.ModelInfo | None = None  # the one that every worker runs, or ran last
         self.epoch = 0  # of this leader
         self.sessions = sessions
         self.loading: list[str] = []  # names of workers that are coming
@@ -42,9 +42,8 @@ class WorkerPool:
     # ---- who is there ----
 
     def attach(self, hello: pb.Hello) -> WorkerSession:
-        """A worker's new connection; an older one of the same worker is closed. Raises BadInput if the worker runs
-        another model than the others, or one with a smaller context, or refuses what they serve."""
-        self._check_model(hello.model.name, hello.model.fingerprint)
+        """A worker's new connection; an older one of the same worker is closed. Its model was checked. Raises BadInput
+        if its context is smaller than that of the others, or it refuses what they serve."""
         if self.model is None or not self.sessions:
             self.model = hello.model
         elif hello.model.context_tokens < self.model.context_tokens:
@@ -66,15 +65,16 @@ class WorkerPool:
     def expecting(self, request: pb.AnnounceRequest) -> Iterator[None]:
         """A worker loads its model while the block runs. Raises RequestError if it does not belong here."""
         checks.announcement(request)
-        self._check_model(request.model_name, request.model_fingerprint)
+        self.check_model(request.model_name, request.model_fingerprint)
         self.loading.append(request.worker_id)
         try:
             yield
         finally:
             self.loading.remove(request.worker_id)
 
-    def _check_model(self, name: str, fingerprint: str) -> None:
-        if self.model is None or fingerprint == self.model.fingerprint:
+    def check_model(self, name: str, fingerprint: str) -> None:
+        """Raises BadInput if the attached workers run another model. Without any of them the model may change."""
+        if self.model is None or not self.sessions or fingerprint == self.model.fingerprint:
             return
         other = f"{name} differs from" if name != self.model.name else f"this {name} has other files or --weights than"
         raise BadInput("model", f"{other} what the other workers run: {self.model.name}")

@@ -12,6 +12,7 @@ from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.insight import stats
 from scheduler_service.leader import Leader
+from scheduler_service.other_model import OtherModel
 from scheduler_service.store import RedisStore, Stored, Unreadable
 from tests.scheduler import stored
 from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker, scheduler
@@ -201,10 +202,10 @@ async def test_what_the_store_may_not_set_aside_ends_no_service(
     await old_rules.close()
 
 
-def other_model() -> Any:
+def other_model(fingerprint: str = "g") -> Any:
     changed = type(MODEL)()
     changed.CopyFrom(MODEL)
-    changed.fingerprint = "g"
+    changed.fingerprint = fingerprint
     return changed
 
 
@@ -224,6 +225,45 @@ async def test_another_model_continues_no_stored_request_and_nobody_waits_behind
         await worker.report(worker.row("new", 0, 5, finish=STOP))
         await gateway.until(lambda: "new" in gateway.endings)
     assert await store.index() == ([], [])
+
+
+async def test_when_the_last_worker_has_gone_one_of_another_model_may_come(store: RedisStore) -> None:
+    async with live(store) as (leader, worker, gateway):
+        await gateway.submit("a")
+        await worker.until("a")
+        await worker.close()
+        await gateway.until(lambda: not gateway.serving.ready)
+        other = await ScriptedWorker(worker.target, "other").attach(model=other_model())
+        await gateway.until(lambda: "a" in gateway.endings)
+        assert gateway.endings["a"].message == "it was submitted for model f; the workers now run model g"
+        await gateway.until(lambda: gateway.serving.model.fingerprint == "g")
+        await gateway.submit("new")
+        await other.until("new")
+        assert list(leader.core.fleet.entries) == ["new"]
+        await other.close()
+
+
+async def test_a_model_change_that_is_broken_off_is_completed_by_the_next_worker() -> None:
+    failed: list[str] = []
+    change = OtherModel(lambda id, message: failed.append(id), lambda: {str(n): "f" for n in range(100)})
+    first = asyncio.create_task(change.serve("g"))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert 0 < len(failed) < 100
+    await change.serve("g")
+    assert len(failed) == 100
+
+
+async def test_of_two_first_workers_with_different_models_one_is_refused(store: RedisStore) -> None:
+    await leave(store, "a")
+    async with scheduler(store) as (leader, _):
+        await all_read(leader)
+        like: Any = {"slots": 1, "blocks": 64, "block_tokens": 16, "cost": worker_pb.CostProfile(verify_s=0.01)}
+        hellos = (worker_pb.Hello(worker_id=name, model=other_model(name), **like) for name in ("g", "h"))
+        results = await asyncio.gather(*map(leader.attach, hellos), return_exceptions=True)
+        (refused,) = [result for result in results if isinstance(result, BaseException)]
+        assert "this scripted has other files" in str(refused)
 
 
 async def test_a_request_of_another_model_ends_also_if_it_is_read_after_the_workers_came(
