@@ -96,9 +96,10 @@ class Cells:
         self._list = listed
 
     async def _part(self) -> None:
-        """From cells that are listed no more, once none of their requests is read here."""
-        listed = {cell.name for cell in self._list.cells}
-        for name in [name for name, link in self.links.items() if name not in listed and not link.feeds]:
+        """From cells that are listed no more, once none of their requests is read here. A cell that cannot be reached
+        is not told which ones to cancel: it ends those that no gateway follows."""
+        unlisted = self.links.keys() - {cell.name for cell in self._list.cells}
+        for name in [name for name in unlisted if self.links[name].lost or not self.links[name].feeds]:
             del self.links[name]
             if (task := self._tasks.pop(name, None)) is not None:
                 task.cancel()
@@ -121,8 +122,8 @@ class Cells:
 
     @property
     def live(self) -> int:
-        """Requests that are read here."""
-        return sum(len(link.feeds) for link in self.links.values())
+        """Requests that are read here, and those whose cancel a scheduler is still to acknowledge."""
+        return sum(len(link.feeds) for link in self.links.values() if not link.lost)
 
     def models(self, *, ready: bool = False) -> dict[str, TextModel]:
         """By name. `ready`: those alone that a worker is there for."""

@@ -39,6 +39,7 @@ class Link:
     ) -> None:
         """`on_ready` is called when the scheduler becomes ready, or no longer is. `wants_load`: as in Connection."""
         self.ready = False
+        self.lost = False  # away for so long that the clients of all streams were told: nobody reads here
         self.model: TextModel | None = None
         # The live streams, by request. A request has several if it was resumed here, or submitted here again.
         self.feeds: dict[str, list[Feed]] = {}
@@ -73,10 +74,8 @@ class Link:
     # Steps of the clients.
 
     def submit(self, submit: gateway_link_pb2.Submit) -> Feed:
-        """A stream of a new request. If the same request is live here already, a further stream of that one.
-
-        Raises NotServing while there is no connection; DuplicateRequest if another request has the id.
-        """
+        """A stream of a new request. If the same request is live here already, a further stream of that one. Raises
+        NotServing while there is no connection; DuplicateRequest if another request has the id."""
         if not (live := self.feeds.get(submit.request_id, [])):
             return self._open(submit)
         if not same(live[0].submit, submit):
@@ -110,10 +109,8 @@ class Link:
         return feed
 
     def cancel(self, request_id: str) -> None:
-        """End a request, and surely: while it is live here, the cancel is said again after a broken connection.
-
-        Raises NotServing if it is not live here and there is no connection.
-        """
+        """End a request, and surely: while it is live here, the cancel is said again after a broken connection. Raises
+        NotServing if it is not live here and there is no connection."""
         if not (feeds := self.feeds.get(request_id, [])) and not self.scheduler.up:
             raise unreachable()
         messages = [message for feed in feeds for message in feed.on(Event.CANCEL)]
@@ -183,6 +180,7 @@ class Link:
 
     async def _linked(self) -> None:
         self._link_number += 1
+        self.lost = False
         self._stop_countdown()
         self._patient_until = asyncio.get_running_loop().time() + self._reconnect_timeout_s
         async for feeds in self._every_feed():
@@ -205,10 +203,11 @@ class Link:
             self._tell(feed, Event.LINK)
 
     async def _unlinked(self) -> None:
-        self._give_up = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._lost)
+        self._give_up = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._give_up_all)
         await self._set_ready(False)
 
-    def _lost(self) -> None:
+    def _give_up_all(self) -> None:
+        self.lost = True
         error = NotServing(f"the scheduler could not be reached for {self._reconnect_timeout_s:g} s")
         self._giving_up = asyncio.ensure_future(self.give_up(error))
 

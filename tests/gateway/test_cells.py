@@ -2,10 +2,11 @@
 homes of ids that clients chose: test_cell_file.py."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -37,16 +38,19 @@ class Service:
         self.clients: list[AsyncClient] = []
         self.links: dict[str, list[Link]] = {name: [] for name in NAMES}
 
-    def write(self, version: int = 1, drain: str = "") -> None:
+    def write(self, version: int = 1, drain: str = "", without: str = "") -> None:
         cells = [
             f'name = "{name}"\nschedulers = "127.0.0.1:{cell.port}"\ndrain = {str(name == drain).lower()}'
             for name, cell in self.cells.items()
+            if name != without
         ]
         write(self.file, *cells, version=version)
 
 
 @asynccontextmanager
-async def service(folder: Path, **models: Any) -> AsyncIterator[Service]:
+async def service(
+    folder: Path, settings: Mapping[str, Any] = MappingProxyType({}), **models: Any
+) -> AsyncIterator[Service]:
     made = Service(folder / "cells.toml")
     async with AsyncExitStack() as stack:
         for name, cell in made.cells.items():
@@ -55,7 +59,7 @@ async def service(folder: Path, **models: Any) -> AsyncIterator[Service]:
             stack.push_async_callback(cell.stop)
         made.write()
         for _ in range(2):
-            served = await stack.enter_async_context(gateway(cells=made.file))
+            served = await stack.enter_async_context(gateway(cells=made.file, **settings))
             made.gateways.append(served)
             made.clients.append(await stack.enter_async_context(AsyncClient(served.grpc, max_retries=0)))
             for name, cell in made.cells.items():
@@ -156,6 +160,37 @@ async def test_when_a_cell_dies_new_requests_go_elsewhere_and_its_own_wait(tmp_p
 
         await until(back)
         assert (await made.clients[0].status(f"a-{DRAWN}")).request_id == f"a-{DRAWN}"
+
+
+async def hung_up_on_a_dead_cell(made: Service) -> None:
+    """A client of the first gateway has hung up on its request in cell b, and the cell dies before it says so."""
+    asking = asyncio.create_task(made.clients[0].complete("the", request_id=f"b-{DRAWN}"))
+    await made.links["b"][0].accept()
+    asking.cancel()
+    await made.links["b"][0].next("cancel")
+    await made.cells["b"].stop()
+
+    async def given_up() -> bool:
+        return made.gateways[0].cells.links["b"].lost
+
+    await until(given_up)
+
+
+async def test_requests_that_nobody_reads_in_a_dead_cell_take_no_room(tmp_path: Path) -> None:
+    async with service(tmp_path, {"max_requests": 1, "reconnect_timeout_s": 0.1}) as made:
+        await hung_up_on_a_dead_cell(made)
+        assert (await answered(made, 0, "a")).startswith("a-")
+
+
+async def test_a_dead_cell_that_is_listed_no_more_is_forgotten(tmp_path: Path) -> None:
+    async with service(tmp_path, {"reconnect_timeout_s": 0.1}) as made:
+        await hung_up_on_a_dead_cell(made)
+        made.write(version=2, without="b")
+
+        async def forgotten() -> bool:
+            return list(made.gateways[0].cells.links) == ["a"]
+
+        await until(forgotten)
 
 
 async def test_a_cell_drains_while_gateways_serve(tmp_path: Path) -> None:
