@@ -5,18 +5,22 @@ import time
 from collections.abc import Callable
 
 from gateway.answer import Answer
-from protos.metrics import GEN_AI, PER_TOKEN_S, PREFIX, TOKENS, Families, loop_lag
+from protos.metrics import GEN_AI, PER_TOKEN_S, PREFIX, TOKENS, Distribution, Families, loop_lag
 
 
 class Metrics(Families):
-    """Times are in seconds. `live`: how many requests are submitted and not finished."""
+    """Times are in seconds. `live`: how many requests are submitted and not finished.
+
+    An answer counts at the call that submits its request, not at those that take it up or read it again. The scheduler
+    counts each request once, however it is read."""
 
     def __init__(self, prefix: str = PREFIX, model: Callable[[], str] = str, live: Callable[[], int] = int) -> None:
         super().__init__(prefix, model)
         self.lag = loop_lag(self)
         self.requests = self.counts("requests", "Streams that ended, by gRPC status", "status")
         self.ignored_fields = self.counts("http_ignored_fields", "Fields of HTTP bodies that nobody here knows", "path")
-        self.success = self.counts("request_success", "Finished requests, by finish reason", "finished_reason")
+        text = "Requests finished at the call that submitted them, by finish reason: Resume counts nothing"
+        self.success = self.counts("request_success", text, "finished_reason")
         self.gauge("num_requests_live", "Requests of this gateway, submitted and not finished", lambda: float(live()))
         self.prompt_tokens = self.counts("prompt_tokens", "Prompt tokens of finished requests")
         self.generation_tokens = self.counts("generation_tokens", "Output tokens of finished requests")
@@ -40,9 +44,9 @@ class Metrics(Families):
             "request_generation_tokens", "Output tokens of a finished request", TOKENS
         )
 
-    def answer(self) -> Answer:
+    def answer(self, *, counted: bool = True) -> Answer:
         """One that begins now."""
-        return Answer(ttft=self.ttft, itl=self.itl)
+        return Answer(self.ttft, self.itl) if counted else Answer(Distribution(()), Distribution(()))
 
     def finished(self, answer: Answer, prompt_tokens: int) -> None:
         """Count a request whose answer is whole."""

@@ -40,7 +40,8 @@ class Stream:
         off. `count_stalled` gets 1 when that happens, and -1 when the client has read on."""
         self.request_id, self.model = feed.request_id, model
         self.prompt_tokens = len(feed.submit.prompt)
-        self.answer = metrics.answer()
+        self._counted = not feed.life.accepted  # else another call has submitted the request
+        self.answer = metrics.answer(counted=self._counted)
         limits = feed.submit.limits
         self._detokenizer = model.detokenizer(limits.stop, limits.min_tokens)
         self.before: list[str] = []  # the text before `offset`, once there is a chunk
@@ -88,7 +89,8 @@ class Stream:
                 chunk.text += detokenizer.finish()
                 chunk.final = self.answer.final(self.prompt_tokens)
             yield chunk
-        self._metrics.finished(self.answer, self.prompt_tokens)
+        if self._counted:
+            self._metrics.finished(self.answer, self.prompt_tokens)
 
     def _check(self, told: common_pb2.Logprobs | None) -> None:
         asked = self._feed.submit.sampling

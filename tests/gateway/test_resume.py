@@ -1,15 +1,19 @@
 """Streams that are taken up again, requests that are sent again, and clients that outlive their gateway."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from typing import Any
 from unittest import mock
 
 import grpc
+import httpx2
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.app import Gateway
 from gateway.feed import BEYOND
 from gateway.text import TextModel
 from laps_sd.client import AsyncClient, Collector, Usage
@@ -77,6 +81,37 @@ async def test_from_any_token_on_text_and_statistics_go_on_as_if_nothing_had_hap
             answer = resumed.completion()
             assert answer.usage == Usage(3, len(TOKENS))
             assert answer.spec_decode.num_draft_tokens == 4 * -(-len(TOKENS) // 2)
+
+
+async def figures(served: Gateway) -> dict[str, float]:
+    """Of answers, as the gateway's metrics tell them."""
+    async with httpx2.AsyncClient() as http:
+        told = (await http.get(f"http://{served.http}/metrics")).text
+    samples = [sample for family in text_string_to_metric_families(told) for sample in family.samples]
+    answers = r".*(success|_tokens|_token_seconds|_latency_seconds)_(total|count|sum)"
+    return {sample.name: sample.value for sample in samples if re.fullmatch(answers, sample.name)}
+
+
+async def test_an_answer_that_is_read_again_counts_as_no_other_request() -> None:
+    async with AsyncExitStack() as opened:
+        scheduler = Scheduler()
+        await scheduler.start()
+        opened.push_async_callback(scheduler.stop)
+        served = await opened.enter_async_context(gateway(scheduler))
+        client = await opened.enter_async_context(AsyncClient(served.grpc, max_retries=0))
+        link = await scheduler.link()
+        await client.ready(WAIT_S)
+        task, submit = await begin(client, link)
+        await relay_all(link, submit)
+        await finish(task)
+        counted = await figures(served)
+        assert counted["laps_sd_request_success_total"] == counted["laps_sd_time_to_first_token_seconds_count"] == 1
+        scheduler.submitted[submit.request_id] = submit
+        again = asyncio.create_task(collect(client.resume(submit.request_id)))
+        await link.next("follow")
+        await relay_all(link, submit)
+        await again
+        assert await figures(served) == counted
 
 
 async def test_an_unknown_request_is_not_found() -> None:
