@@ -96,7 +96,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             on_ready=on_ready,
         )
 
-    cells = Cells(link_to, listed_cells(settings), settle_s=settings.cells_settle_s)
+    cells = Cells(link_to, listed_cells(settings), settle_s=settings.cells_settle_s, on_ready=on_ready)
     metrics = Metrics(settings.metrics_prefix, lambda: ",".join(cells.models()), lambda: cells.live)
     traces = tracing.make("gateway", settings.otlp_endpoint, settings.trace_ratio)
     front = Front(settings, cells, metrics, traces)

@@ -42,10 +42,12 @@ class Cells:
         listed: Callable[[], CellList],
         random: Random | None = None,
         settle_s: float = 0.0,
+        on_ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`listed`: the newest list, asked for now and then. It raises nothing. `settle_s`: after it was read here, all
-        other gateways have it, too."""
+        other gateways have it, too. `on_ready` is called when a new list may have changed `ready`."""
         self._make, self._listed, self._random, self._settle_s = make, listed, random or Random(), settle_s
+        self._on_ready = on_ready
         self._list = self._heard = CellList(0, ())  # the one that counts, and the newest one
         self._settled_s = 0.0  # when all gateways have that one, by the monotonic clock
         self.links: dict[str, Link] = {}  # by the name of the cell
@@ -66,7 +68,10 @@ class Cells:
                 for task in self._tasks.values():
                     if task.done():
                         task.result()
+                before = self._list
                 self.look(self._listed())
+                if self._list is not before and self._on_ready is not None:
+                    await self._on_ready()
                 await self._part()
         finally:
             for task in self._tasks.values():
@@ -118,7 +123,8 @@ class Cells:
 
     @property
     def ready(self) -> bool:
-        return any(link.ready for link in self.links.values())
+        """Whether any cell takes new requests."""
+        return any(self.links[cell.name].ready for cell in self._list.cells if not cell.drain)
 
     @property
     def live(self) -> int:

@@ -162,6 +162,31 @@ async def test_when_a_cell_dies_new_requests_go_elsewhere_and_its_own_wait(tmp_p
         assert (await made.clients[0].status(f"a-{DRAWN}")).request_id == f"a-{DRAWN}"
 
 
+async def test_a_gateway_whose_only_live_cell_drains_is_not_ready(tmp_path: Path) -> None:
+    async with service(tmp_path) as made, httpx2.AsyncClient(base_url=f"http://{made.gateways[0].http}") as http:
+
+        async def answers(status: int) -> bool:
+            return (await http.get("/health")).status_code == status
+
+        await made.cells["b"].stop()
+        await until(lambda: gone(made, "b"))
+        assert await answers(200)
+        made.write(version=2, drain="a")
+        await until(lambda: answers(503))
+
+
+async def test_the_health_check_of_grpc_follows_the_list_too(tmp_path: Path) -> None:
+    async with service(tmp_path) as made:
+        await made.cells["b"].stop()
+        await until(lambda: gone(made, "b"))
+        made.write(version=2, drain="a")
+
+        async def unready() -> bool:
+            return not made.gateways[0].server.ready
+
+        await until(unready)
+
+
 async def hung_up_on_a_dead_cell(made: Service) -> None:
     """A client of the first gateway has hung up on its request in cell b, and the cell dies before it says so."""
     asking = asyncio.create_task(made.clients[0].complete("the", request_id=f"b-{DRAWN}"))
