@@ -73,6 +73,10 @@ class EventLog:
         line["ready_first"], line["probe"] = core.fleet.ready_first, probe
         self._put(lambda: line)
 
+    def forgot(self) -> None:
+        """The leader forgot what was learned."""
+        self._put(lambda: {"forgot": True})
+
     def terms(self, terms: Mapping[str, Terms]) -> None:
         """The terms of tenants from now on."""
         line: dict[str, object] = {"terms": _TERMS.dump_python(dict(terms))}
@@ -133,6 +137,8 @@ def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Pla
                 core.fleet.bounds = _BOUNDS.validate_python(line["bounds"])
                 core.fleet.few_plans = line.get("few_plans", False)
                 core.fleet.ready_first = line.get("ready_first", False)
+            elif "forgot" in line:
+                core.fleet.known.forget()
             elif "terms" in line:
                 core.fleet.tenants.terms = _TERMS.validate_python(line["terms"])
             elif "restored" in line:

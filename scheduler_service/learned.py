@@ -29,7 +29,8 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """`examples` and `model` are the predictor's; `version` counts its models."""
+    """`examples` and `model` are the predictor's; `version` counts its models. `served`: fingerprint of the model whose
+    answers taught all of this; "": it was stored before fingerprints were."""
 
     length: FleetLength
     acceptance: FleetAcceptance
@@ -37,6 +38,7 @@ class Learned:
     model: Model | None = None
     version: int = 0
     probe: FleetProbe = field(default_factory=FleetProbe)
+    served: str = ""
 
     def encode(self) -> bytes:
         """Takes some 0.1 s for a full window, most of it outside the interpreter's lock."""
@@ -44,6 +46,7 @@ class Learned:
             "schema": SCHEMA,
             "features": FEATURES_VERSION,
             "version": self.version,
+            "served": self.served,
             "length": _LENGTH.dump_python(self.length, mode="json"),
             "acceptance": _ACCEPTANCE.dump_python(self.acceptance, mode="json"),
             "probe": _PROBE.dump_python(self.probe, mode="json"),
@@ -66,11 +69,12 @@ def decode(packed: bytes) -> Learned:
             _ACCEPTANCE.validate_python(header["acceptance"]),
         )
         probe = _PROBE.validate_python(header.get("probe", {}))  # earlier versions knew none
+        served = str(header.get("served", ""))  # nor this
         if header["features"] != FEATURES_VERSION:
-            return Learned(FleetLength(length.finished, length.tokens), acceptance)
+            return Learned(FleetLength(length.finished, length.tokens), acceptance, served=served)
         window = Window.of_arrays(_part(arrays, "window."))
         model = Model.of_arrays(part) if (part := _part(arrays, "model.")) else None
-        return Learned(length, acceptance, window.snapshot(), model, int(header["version"]), probe)
+        return Learned(length, acceptance, window.snapshot(), model, int(header["version"]), probe, served)
     except UNREADABLE as error:
         raise Unreadable(str(error)) from error
 

@@ -34,6 +34,7 @@ class Learning:
         self._due = asyncio.Event()
         self._epoch = 0
         self._saved = 0  # finished requests that the store knows of
+        self._served = ""  # fingerprint of the model whose answers taught it; "": not known
         self._log = structlog.get_logger()
 
     @property
@@ -56,9 +57,22 @@ class Learning:
     def _restore(self, learned: Learned) -> None:
         known = self._core.fleet.known
         known.length, known.acceptance, known.probe = learned.length, learned.acceptance, learned.probe
-        self._saved = learned.length.finished
+        self._saved, self._served = learned.length.finished, learned.served
         if self._predictor:
             self._predictor.restore(learned.examples, learned.model, learned.version)
+
+    def serve(self, fingerprint: str) -> bool:
+        """Workers run this model. Forget what the answers of another one taught; returns whether there was such a
+        one."""
+        changed = self._served not in ("", fingerprint)
+        self._served = fingerprint
+        if changed:
+            self._log.info("learned_of_another_model", finished=self._core.fleet.known.length.finished)
+            self._core.fleet.known.forget()
+            self._predictor = self._predictor and OnlinePredictor()  # a fit under way goes to the old one
+            self._asked.clear()
+            self._saved = 0
+        return changed
 
     # ---- by request ----
 
@@ -124,7 +138,8 @@ class Learning:
         predictor = self._predictor
         known = (predictor.known(), predictor.model, predictor.status.version) if predictor else (EMPTY, None, 0)
         fleet = self._core.fleet.known
-        learned = Learned(copy.deepcopy(fleet.length), copy.copy(fleet.acceptance), *known, copy.deepcopy(fleet.probe))
+        length, acceptance, probe = copy.deepcopy(fleet.length), copy.copy(fleet.acceptance), copy.deepcopy(fleet.probe)
+        learned = Learned(length, acceptance, *known, probe, self._served)
         await self._store.save_learned(self._epoch, await asyncio.to_thread(learned.encode))
         self._saved = finished
 

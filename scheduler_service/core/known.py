@@ -20,6 +20,11 @@ class Known:
         self._by_default = True
         self._usual: tuple[FleetLength, int, Length] | None = None  # as in `belief`, and since when
 
+    def forget(self) -> None:
+        """Requests of another model taught it."""
+        self.length, self.probe = FleetLength(), FleetProbe()
+        self.acceptance = FleetAcceptance.at(self.draft_len)
+
     def first_worker(self, cost: CostProfile, slots: int) -> None:
         """A worker has come with these costs and slots. Nothing changes unless it is the first one."""
         if self._by_default:

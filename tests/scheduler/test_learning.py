@@ -252,6 +252,40 @@ async def test_what_a_version_without_probes_has_stored_is_taken(store: Store) -
     assert learning._core.fleet.known.probe == FleetProbe()
 
 
+async def test_what_another_models_answers_taught_is_forgotten(store: Store) -> None:
+    before = await unreadable(store, await kept())
+    assert not before.serve("f")  # of which model the stored answers were is not known
+    finish(before)
+    await before.save()
+    after = new(store)
+    await after.take_over(await store.lead(2000))
+    assert not after.serve("f")
+    assert after._core.fleet.known.length.finished == 2 * LEAST_NEW
+    assert after.serve("g")
+    assert after.status is not None
+    assert (after.status.word, after._core.fleet.known.length.finished) == ("cold", 0)
+    assert after.expect(submit(SHORT)) is None
+
+
+async def test_a_fit_to_another_models_answers_is_not_used() -> None:
+    trainer = GatedTrainer()
+    learning = new(MemoryStore(), trainer)
+    learning.serve("f")
+    async with running(learning):
+        finish(learning, 2 * LEAST_NEW)
+
+        async def began() -> bool:
+            return trainer.begun == 1
+
+        await until(began)
+        learning.serve("g")
+        trainer.gate.set()
+        finish(learning)
+        await warm(learning)
+        assert learning.status is not None
+        assert learning.status.trained_on == LEAST_NEW
+
+
 async def test_a_training_process_that_crashes_costs_one_refit() -> None:
     trainer = Trainer((sys.executable, "-c", "raise SystemExit(1)"))
     learning = new(MemoryStore(), trainer)
@@ -349,6 +383,25 @@ async def test_live_a_short_kind_is_expected_to_be_shorter(redis_url: str, names
         await gateway.close()
         await worker.close()
     await store.close()
+
+
+async def test_the_event_log_replays_that_it_was_forgotten(tmp_path: Path) -> None:
+    store, path = MemoryStore(), tmp_path / "events.jsonl"
+    before = await unreadable(store, await kept())
+    before.serve("of another model")
+    finish(before)
+    await before.save()
+    async with scheduler(store, policy="gittins", event_log=path) as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        assert leader.core.fleet.known.length.finished == 0
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a", max_tokens=100)
+        await worker.until("a")
+        await gateway.close()
+        await worker.close()
+    core = Core(make_policy("gittins"))
+    assert all(logged == rebuilt for _, logged, rebuilt in replay(path, lambda: core))
+    assert core.fleet.known.length.finished == 0
 
 
 async def test_the_event_log_replays_what_was_learned_and_expected(tmp_path: Path) -> None:
