@@ -2,6 +2,7 @@
 schema for its kind."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,22 @@ def test_how_many_workers_there_are_is_kedas(components: tuple[str, ...], tmp_pa
     for each in rendered(tmp_path, components):
         if each["kind"] in ("Deployment", "LeaderWorkerSet") and each["metadata"]["name"] == "worker":
             assert "replicas" not in each["spec"]
+
+
+def test_keda_takes_a_prometheus_without_an_answer_for_an_error(tmp_path: Path) -> None:
+    """Not for zero: it would end workers, and never use its fallback."""
+    spec = next(each for each in rendered(tmp_path, ("keda",)) if each["kind"] == "ScaledObject")["spec"]
+    assert spec["fallback"]["replicas"] > 1
+    for trigger in spec["triggers"]:
+        assert trigger["metadata"]["ignoreNullValues"] == "false"
+        assert trigger["metadata"]["query"].endswith(" or vector(0) and on() max(laps_sd_leads) == 1")
+
+
+def test_full_slots_ask_keda_for_no_more_workers_than_there_are(tmp_path: Path) -> None:
+    spec = next(each for each in rendered(tmp_path, ("keda",)) if each["kind"] == "ScaledObject")["spec"]
+    busy = spec["triggers"][1]["metadata"]
+    assert re.match(r"clamp_max\(.*, 1\) \* max\(laps_sd_workers\) or ", busy["query"])
+    assert busy["threshold"] == "1"
 
 
 def test_a_group_of_pods_reaches_names_and_the_scheduler_by_its_own_policy(tmp_path: Path) -> None:
