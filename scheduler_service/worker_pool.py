@@ -21,6 +21,7 @@ from scheduler_service.outbox import Outboxes
 from scheduler_service.reports import Output
 from scheduler_service.session import Sessions, WorkerSession
 
+MODEL_STAYS_S = 60.0  # where live requests wait for it, behind its last worker, which may be coming back
 STEP_SLACK = 10.0  # a report may take this many times the expected round, beside the settings' step_timeout_s
 
 
@@ -73,8 +74,11 @@ class WorkerPool:
             self.loading.remove(request.worker_id)
 
     def check_model(self, name: str, fingerprint: str) -> None:
-        """Raises BadInput if the attached workers run another model. Without any of them the model may change."""
-        if self.model is None or not self.sessions or fingerprint == self.model.fingerprint:
+        """Raises BadInput if the attached workers run another model, or if live requests wait for some that have only
+        just gone. Else the model may change."""
+        gone_s = self._durable.clock() - self._core.fleet.staffed_at
+        free = not self.sessions and (gone_s >= MODEL_STAYS_S or not self._core.fleet.entries)
+        if self.model is None or free or fingerprint == self.model.fingerprint:
             return
         other = f"{name} differs from" if name != self.model.name else f"this {name} has other files or --weights than"
         raise BadInput("model", f"{other} what the other workers run: {self.model.name}")

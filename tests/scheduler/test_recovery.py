@@ -1,6 +1,7 @@
 """A scheduler that starts on what others left in Redis: earlier code, other models, records that nobody can read."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 import pytest
 import redis
 
+from protos.errors import BadInput
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.insight import stats
 from scheduler_service.leader import Leader
 from scheduler_service.other_model import OtherModel
 from scheduler_service.store import RedisStore, Stored, Unreadable
+from scheduler_service.worker_pool import MODEL_STAYS_S
 from tests.scheduler import stored
 from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker, scheduler
 from tests.waiting import until
@@ -227,12 +230,13 @@ async def test_another_model_continues_no_stored_request_and_nobody_waits_behind
     assert await store.index() == ([], [])
 
 
-async def test_when_the_last_worker_has_gone_one_of_another_model_may_come(store: RedisStore) -> None:
+async def test_when_the_last_worker_has_been_gone_for_long_one_of_another_model_may_come(store: RedisStore) -> None:
     async with live(store) as (leader, worker, gateway):
         await gateway.submit("a")
         await worker.until("a")
         await worker.close()
         await gateway.until(lambda: not gateway.serving.ready)
+        leader.durable.clock = lambda: time.time() + MODEL_STAYS_S
         other = await ScriptedWorker(worker.target, "other").attach(model=other_model())
         await gateway.until(lambda: "a" in gateway.endings)
         assert gateway.endings["a"].message == "it was submitted for model f; the workers now run model g"
@@ -241,6 +245,19 @@ async def test_when_the_last_worker_has_gone_one_of_another_model_may_come(store
         await other.until("new")
         assert list(leader.core.fleet.entries) == ["new"]
         await other.close()
+
+
+async def test_live_requests_wait_for_workers_of_their_model_that_have_just_gone(store: RedisStore) -> None:
+    async with live(store) as (leader, worker, gateway):
+        await gateway.submit("a")
+        await worker.until("a")
+        await worker.close()
+        await gateway.until(lambda: not gateway.serving.ready)
+        with pytest.raises(BadInput, match="other files"):
+            await leader.attach(worker_pb.Hello(worker_id="other", model=other_model()))
+        again = await ScriptedWorker(worker.target, "again").attach()
+        await again.until("a")
+        await again.close()
 
 
 async def test_a_model_change_that_is_broken_off_is_completed_by_the_next_worker() -> None:
