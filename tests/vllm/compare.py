@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
@@ -37,13 +37,15 @@ KINDS: dict[str, dict[str, Any] | None] = {"stock": None, "observe": {"mode": "o
 
 @dataclass(frozen=True)
 class Size:
-    """`rounds`: of bursts, each of `burst` requests a place. `requests`: of a run at a load, of which there are
-    `repetitions`. `most`: output tokens."""
+    """`rounds`: of bursts, each of `burst` requests a place: many short ones, since the machine's speed changes within
+    half a minute, and two that follow each other meet nearly the same. `requests`: of a run at a load, of which there
+    are `repetitions`. `most`: output tokens, of a burst `most_of_burst`."""
 
     tried: tuple[int, ...] = (8, 16, 32, 64)  # max_num_seqs
     watched: tuple[int, ...] = (1, 8, 16)
-    burst: int = 3
-    rounds: int = 5
+    burst: int = 2
+    rounds: int = 12
+    most_of_burst: int = 64
     requests: int = 300
     repetitions: int = 3
     most: int = MOST
@@ -54,7 +56,7 @@ class Size:
 TOLD = Cell("4 slots", 4, PLENTY), Cell("KV of 4 long requests", ROWS, 4 * LONGEST + 1)
 OTHERS = [Cell(f"{slots} slots", slots, PLENTY) for slots in (2, 16, 8, 32)]
 OTHERS += [Cell(f"KV of {times} long requests", ROWS, times * LONGEST + 1) for times in (8, 6)]
-SMOKE = Size((2, 4), (1,), 2, 2, 8, 1, 8, (), others=False)
+SMOKE = Size((2, 4), (1,), 2, 2, 8, 8, 1, 8, (), others=False)
 
 
 class OutOfTime(Exception):
@@ -115,8 +117,19 @@ def requests(count: int, seed: int, most: int) -> list[Asked]:
 def whole(count: int, seed: int, most: int) -> list[Asked]:
     """Of fixed lengths, from 7 tokens on: every order makes the same tokens."""
     rng = random.Random(seed)
-    lengths = [round(math.exp(rng.uniform(math.log(7), math.log(max(8, most // 2))))) for _ in range(count)]
+    lengths = [round(math.exp(rng.uniform(math.log(7), math.log(max(8, most))))) for _ in range(count)]
     return [Asked(rng.choice(_prompts()), length, True) for length in lengths]
+
+
+def _whole_rate(served: Sequence[Served]) -> float:
+    return sum(each.tokens for each in served) / max(each.last for each in served)
+
+
+def _rate_of(served: Sequence[Served]) -> float:
+    """Tokens a second of a burst. Its last ones run by themselves, so it is that until all have begun."""
+    begun = max(each.first for each in served)
+    done = sum(min(1.0, (begun - each.first) / max(1e-9, each.last - each.first)) * each.tokens for each in served)
+    return max(_whole_rate(served), done / begun)
 
 
 @dataclass(frozen=True)
@@ -142,34 +155,36 @@ class Compared:
         for cell, number in product(OTHERS if size.others else (), range(size.repetitions)):
             self.load(cell, 0.9, number)
 
-    def some(self, cells: Sequence[Cell]) -> None:
+    def some(self, cells: Sequence[Cell], loads: Sequence[float]) -> None:
         """Raises OutOfTime."""
-        for number, cell, load in product(range(self.size.repetitions), cells, (0.9, *self.size.loads)):
+        for number, cell, load in product(range(self.size.repetitions), cells, loads):
             self.load(cell, load, number)
 
     def saturation(self) -> None:
-        """All at once, at the max_num_seqs at which vLLM's own order makes most tokens a second."""
+        """All at once, at the max_num_seqs at which vLLM's own order makes most tokens a second: as long as somebody
+        waits, since an order that leaves the longest for the end is alone with them in the end."""
         tried = self.size.tried
         rates = {seqs: self._burst(Key("best", seqs, "stock"), seqs, max(tried)) for seqs in tried}
         best = max(rates, key=rates.__getitem__)
         for number in range(self.size.rounds):
             for kind in _turned(list(KINDS), number):
-                self._burst(Key("saturation", best, kind, number=number), best, best)
+                self._burst(Key("saturation", best, kind, number=number), best, best, _rate_of)
 
     def watching(self) -> None:
         for seqs, number in product(self.size.watched, range(self.size.rounds)):
             for kind in _turned(["stock", "observe"], number):
-                self._burst(Key("watching", seqs, kind, number=number), seqs, max(4, seqs))
+                self._burst(Key("watching", seqs, kind, number=number), seqs, seqs)
 
-    def _burst(self, key: Key, seqs: int, places: int) -> float:
+    def _burst(
+        self, key: Key, seqs: int, places: int, rate_of: Callable[[Sequence[Served]], float] = _whole_rate
+    ) -> float:
         """Tokens a second."""
-        asked = whole(self.size.burst * places, 7, self.size.most)
+        asked = whole(max(3, self.size.burst * places), 7, self.size.most_of_burst)
 
         def make() -> dict[str, Any]:
             run = self._serve(Cell("", seqs, PLENTY), key.kind, asked, [0.0] * len(asked))
             assert [each.tokens for each in run.served] == [each.most for each in asked]
-            tokens, seconds = sum(each.tokens for each in run.served), max(each.last for each in run.served)
-            return {"tokens_per_s": tokens / seconds, **_fell(run)}
+            return {"tokens_per_s": rate_of(run.served), **_fell(run)}
 
         return float(self.runs.of(key, make)["tokens_per_s"])
 
@@ -234,14 +249,6 @@ def expected_tokens(asked: Sequence[Asked], answers: Sequence[Sequence[int]]) ->
     return fmean(fmean(by_bound[each.most] or [each.most]) for each in asked)
 
 
-def _rate_of(served: list[Served]) -> float:
-    """Tokens a second of a burst. Its last ones run by themselves, so it is that until all have begun."""
-    whole = sum(each.tokens for each in served) / max(each.last for each in served)
-    begun = max(each.first for each in served)
-    done = sum(min(1.0, (begun - each.first) / max(1e-9, each.last - each.first)) * each.tokens for each in served)
-    return max(whole, done / begun)
-
-
 def _seen(served: list[Served]) -> dict[str, Any]:
     fields = ("arrival", "first", "last", "pause", "tokens")
     return {name: [round(getattr(each, name), 4) for each in served] for name in fields}
@@ -269,23 +276,23 @@ def main(words: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=25.0, help="after these no run is begun (25)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"of the runs ({FOLDER})")
     names = [cell.name for cell in (*TOLD, *OTHERS)]
-    parser.add_argument(
-        "--cells", nargs="+", choices=names, metavar="CELL", help=f"their loads only, of: {', '.join(names)}"
-    )
+    parser.add_argument("--cells", nargs="+", choices=names, metavar="CELL", help=f"these only, of: {', '.join(names)}")
+    parser.add_argument("--loads", nargs="+", type=float, default=[0.9], metavar="LOAD", help="of these cells (0.9)")
     parser.add_argument("--smoke", action="store_true", help="a little of everything, which proves nothing")
     given = parser.parse_args(words)
     folder = given.folder / "smoke" if given.smoke else given.folder
-    tell = (lambda lines: None) if given.smoke else write_page
-    runs = Runs(folder / f"runs-{_code()}.jsonl", time.monotonic() + 60 * given.minutes, tell)
+    code = _code()
+    tell = (lambda lines: None) if given.smoke else partial(write_page, code=code)
+    runs = Runs(folder / f"runs-{code}.jsonl", time.monotonic() + 60 * given.minutes, tell)
     try:
         compared = Compared(SMOKE if given.smoke else Size(), runs, Turns(PLENTY), folder)
         if given.cells:
-            compared.some([cell for cell in (*TOLD, *OTHERS) if cell.name in given.cells])
+            compared.some([cell for cell in (*TOLD, *OTHERS) if cell.name in given.cells], given.loads)
         else:
             compared.everything()
     except OutOfTime:
         print("out of time; the same command goes on from here")
-    print(section(summary(runs.lines)))
+    print(section(summary(runs.lines, code)))
     return 0
 
 

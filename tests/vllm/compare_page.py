@@ -4,7 +4,7 @@ Neither vLLM nor the model is needed here."""
 import json
 import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,8 +61,8 @@ def _array(line: dict[str, Any]) -> Served:
     return np.array([line[name] for name in COLUMNS]).T
 
 
-def summary(lines: Lines) -> dict[str, Any]:
-    """Of the runs of which there are pairs."""
+def summary(lines: Lines, code: str = "") -> dict[str, Any]:
+    """Of the runs of which there are pairs. `code`: a digest of what made them."""
     bursts = [_burst(lines, *each) for each in (("saturation", "observe"), ("saturation", "order"))]
     watched = sorted({key.seqs for key in lines if key.cell == "watching"})
     bursts += [_burst(lines, "watching", "observe", seqs) for seqs in watched]
@@ -71,9 +71,11 @@ def summary(lines: Lines) -> dict[str, Any]:
         "machine": machine(),
         "dtype": "float32",  # of tests/vllm/turns.py
         "best": {str(key.seqs): line["tokens_per_s"] for key, line in lines.items() if key.cell == "best"},
-        "fell_back": sorted({line["fell_back"] for line in lines.values() if "fell_back" in line}),
-        "bursts": [each for each in bursts if each],
-        "loads": [each for cell, load in loads if load is not None and (each := _load(lines, cell, load))],
+        "code": code,
+        "bursts": [each | {"code": code} for each in bursts if each],
+        "loads": [
+            each | {"code": code} for cell, load in loads if load is not None and (each := _load(lines, cell, load))
+        ],
     }
 
 
@@ -98,7 +100,7 @@ def _burst(lines: Lines, part: str, kind: str, seqs: int | None = None) -> dict[
     ratio, half = interval_95([one / other for one, other, _ in pairs])
     return {
         "seqs": all_seqs[0], "kind": kind, "rounds": len(pairs), "stock": float(np.mean(theirs)),
-        "ours": float(np.mean(mine)), "ratio": [ratio, ratio - half, ratio + half],
+        "ours": float(np.mean(mine)), "ratio": [ratio, ratio - half, ratio + half], "fell_back": _fell(ours.values()),
     }  # fmt: skip
 
 
@@ -119,7 +121,14 @@ def _load(lines: Lines, cell: str, load: float) -> dict[str, Any]:
         stock, ours = (unit * float(np.mean([pair[which][field] for pair in runs])) for which in (0, 1))
         figures[name] = {"stock": stock, "ours": ours, "ratio": None}
     requests = sum(len(stock) for stock, _ in pairs)
-    return {"cell": cell, "load": load, "requests": requests, "runs": len(pairs), "figures": figures}
+    return {
+        "cell": cell, "load": load, "requests": requests, "runs": len(pairs), "figures": figures,
+        "fell_back": _fell(ours for _, ours in runs),
+    }  # fmt: skip
+
+
+def _fell(lines: Iterable[dict[str, Any]]) -> list[str]:
+    return sorted({line["fell_back"] for line in lines if "fell_back" in line})
 
 
 def _ratio(
@@ -144,30 +153,39 @@ def _ratio(
 
 
 def section(figures: dict[str, Any]) -> str:
-    if not figures["bursts"] + figures["loads"]:
+    """Rows that older code made say so."""
+    rows = figures["bursts"] + figures["loads"]
+    if not rows:
         return "Not measured yet.\n"
     lines = ["|requests come|what|vLLM|LAPS-SD|LAPS-SD / vLLM|", "|---|---|---|---|---|"]
     for each in figures["bursts"]:
         does = {"observe": "tokens/s, watching", "order": "tokens/s, ordering"}[each["kind"]]
-        where = f"all at once, `max_num_seqs` {each['seqs']}, {each['rounds']} times"
+        where = f"all at once, `max_num_seqs` {each['seqs']}, {each['rounds']} times" + _age(each, figures)
         lines.append(f"|{where}|{does}|{each['stock']:.0f}|{each['ours']:.0f}|{_shown(each['ratio'], 3)}|")
     for each in figures["loads"]:
-        where = f"{each['cell']}, load {each['load']}, {each['requests']} requests in {each['runs']} runs"
+        where = f"{each['cell']}, load {each['load']}, {each['requests']} requests in {each['runs']} runs" + _age(
+            each, figures
+        )
         for name, both in each["figures"].items():
             lines.append(f"|{where}|{name}|{both['stock']:.3g}|{both['ours']:.3g}|{_shown(both['ratio'], 2)}|")
             where = ""
     table = "\n".join(lines)
-    fell = "".join(f"LAPS-SD left the order to vLLM in a run: {why}.\n" for why in figures["fell_back"])
+    why_fell = sorted({why for each in rows for why in each["fell_back"]})
+    fell = "".join(f"LAPS-SD left the order to vLLM in a run: {why}.\n" for why in why_fell)
     rates = ", ".join(f"{seqs}: {rate:.0f}" for seqs, rate in figures["best"].items())
     best = f" vLLM's own tokens\na second by `max_num_seqs`: {rates}." if rates else ""
     return f"""{table}
 
 {fell}SmolLM2-135M in {figures["dtype"]} on one core ({figures["machine"]}), n-gram drafts, one engine on which both
 schedulers take turns. Load 1 brings as many tokens a second as vLLM's own order makes while somebody waits.{best}
-Prompts are the project's own, answers bounded by 16 to 256 tokens; all at once: of 7 to 128 tokens. A good answer
+Prompts are the project's own, answers bounded by 16 to 256 tokens; all at once: of 7 to 64 tokens, by earlier code to 128. A good answer
 begins within a second, and goes on with 100 ms a token. In brackets 95 % intervals. Made by
 `make vllm-figures`.
 """
+
+
+def _age(row: dict[str, Any], figures: dict[str, Any]) -> str:
+    return "" if row["code"] == figures["code"] else " (earlier code)"
 
 
 def _shown(ratio: list[float] | None, digits: int) -> str:
@@ -177,12 +195,24 @@ def _shown(ratio: list[float] | None, digits: int) -> str:
     return f"{value} ({low} to {high})"
 
 
-def write_page(lines: Lines) -> None:
-    """Until there is a pair of runs the page keeps the figures that it has."""
-    figures = summary(lines)
-    if figures["bursts"] or figures["loads"]:
-        FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
-        main()
+def write_page(lines: Lines, code: str) -> None:
+    """The page keeps those figures that were not measured anew."""
+    figures = beside_earlier(summary(lines, code), json.loads(FIGURES.read_text()))
+    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+    main()
+
+
+def beside_earlier(figures: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """`figures`, with those of the `earlier` ones that they lack, if the machine was the same."""
+    if figures["machine"] != earlier["machine"]:
+        return figures
+    both = dict(figures, best=figures["best"] or earlier["best"])
+    for part, fields in (("bursts", ("seqs", "kind")), ("loads", ("cell", "load"))):
+        measured = {tuple(each[name] for name in fields) for each in figures[part]}
+        both[part] = figures[part] + [
+            each for each in earlier[part] if tuple(each[name] for name in fields) not in measured
+        ]
+    return both
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.compare_page import FIGURES, PAGE, Key, Lines, section, summary
+from tests.vllm.compare_page import FIGURES, PAGE, Key, Lines, beside_earlier, section, summary
 
 NONE = summary({})
 
@@ -68,3 +68,24 @@ def test_a_run_in_which_laps_sd_fell_back_is_told() -> None:
     lines = loads(4.0, 2.0)
     lines[Key("4 slots", 4, "order", 0.9)]["fell_back"] = "3 plans in a row took over 5 ms"
     assert "LAPS-SD left the order to vLLM in a run: 3 plans in a row took over 5 ms." in section(summary(lines))
+
+
+def test_rows_that_were_not_measured_anew_stay_and_say_that_older_code_made_them() -> None:
+    earlier = summary(loads(4.0, 2.0), code="old")
+    lines: Lines = {Key("8 slots", 8, kind, 0.9): served(1.0) for kind in ("stock", "order")}
+    both = beside_earlier(summary(lines, code="new"), earlier)
+    assert [(row["cell"], row["code"]) for row in both["loads"]] == [("8 slots", "new"), ("4 slots", "old")]
+    table = section(both)
+    assert "|4 slots, load 0.9, 40 requests in 1 runs (earlier code)|" in table
+    assert "|8 slots, load 0.9, 40 requests in 1 runs|" in table
+
+
+def test_a_row_that_was_measured_anew_takes_the_place_of_the_earlier_one() -> None:
+    both = beside_earlier(summary(loads(4.0, 3.0), code="new"), summary(loads(4.0, 2.0), code="old"))
+    (row,) = both["loads"]
+    assert (row["code"], row["figures"]["mean s"]["ours"]) == ("new", 3.0)
+
+
+def test_rows_of_another_machine_are_left_out() -> None:
+    earlier = summary(loads(4.0, 2.0)) | {"machine": "another"}
+    assert beside_earlier(NONE, earlier)["loads"] == []
