@@ -30,6 +30,7 @@ from gateway.tracing import CallSpan, operation, traced
 from protos.errors import (
     BadInput,
     DeadlinePassed,
+    Lost,
     NotServing,
     QueueFull,
     RequestError,
@@ -140,6 +141,8 @@ class Front:
             link, model = await self._home(required_id(request_id))
             submit = await link.scheduler.submission(request_id)
             owned(request_id, submit.tenant)
+            if submit.model_fingerprint not in ("", model.fingerprint):
+                raise Lost(f"{request_id} was submitted for a model that is served no more, and is no text here")
             async with self._opened(link, link.follow(submit), model, offset, _until(deadline), call) as stream:
                 yield stream
 

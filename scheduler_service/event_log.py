@@ -138,7 +138,7 @@ def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Pla
                 core.fleet.few_plans = line.get("few_plans", False)
                 core.fleet.ready_first = line.get("ready_first", False)
             elif "forgot" in line:
-                core.fleet.known.forget()
+                core.fleet.forget()
             elif "terms" in line:
                 core.fleet.tenants.terms = _TERMS.validate_python(line["terms"])
             elif "restored" in line:

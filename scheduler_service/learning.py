@@ -68,7 +68,7 @@ class Learning:
         self._served = fingerprint
         if changed:
             self._log.info("learned_of_another_model", finished=self._core.fleet.known.length.finished)
-            self._core.fleet.known.forget()
+            self._core.fleet.forget()
             self._predictor = self._predictor and OnlinePredictor()  # a fit under way goes to the old one
             self._asked.clear()
             self._saved = 0

@@ -76,8 +76,9 @@ class WorkerPool:
     def check_model(self, name: str, fingerprint: str) -> None:
         """Raises BadInput if the attached workers run another model, or if live requests wait for some that have only
         just gone. Else the model may change."""
-        gone_s = self._durable.clock() - self._core.fleet.staffed_at
-        free = not self.sessions and (gone_s >= MODEL_STAYS_S or not self._core.fleet.entries)
+        fleet = self._core.fleet
+        waiting = fleet.entries or fleet.unseen.requests
+        free = not self.sessions and not (waiting and self._durable.clock() - fleet.staffed_at < MODEL_STAYS_S)
         if self.model is None or free or fingerprint == self.model.fingerprint:
             return
         other = f"{name} differs from" if name != self.model.name else f"this {name} has other files or --weights than"

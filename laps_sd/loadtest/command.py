@@ -138,6 +138,8 @@ def loadtest(
     jobs = rescaled(jobs, speed=speed, length_scale=length_scale if workload else 1.0, spread_s=spread_s, seed=seed)
     if requests is not None and starts_over:  # behind `rescaled`, which puts them in order of arrival
         jobs = repeated(jobs, requests)
+        if rate is None:
+            jobs.sort(key=lambda job: job.arrival_s)
     if warmup >= len(jobs):
         raise typer.BadParameter(f"leaves none of {len(jobs)} requests to be counted", param_hint="--warmup")
     due_s: Sequence[float | None] = [job.arrival_s for job in jobs]

@@ -146,6 +146,11 @@ class Fleet:
         self.staff()
         return worker
 
+    def forget(self) -> None:
+        """Another model is served from now on. No worker is attached."""
+        self.known.forget()
+        self.refit.forget()
+
     def detach(self, name: str, now: float) -> None:
         """All its requests have been displaced."""
         del self.workers[name]

@@ -21,7 +21,8 @@ class Known:
         self._usual: tuple[FleetLength, int, Length] | None = None  # as in `belief`, and since when
 
     def forget(self) -> None:
-        """Requests of another model taught it."""
+        """Requests and workers of another model taught it."""
+        self._by_default = True
         self.length, self.probe = FleetLength(), FleetProbe()
         self.acceptance = FleetAcceptance.at(self.draft_len)
 

@@ -32,6 +32,10 @@ class Refit:
         self._ids.pop(id, None)
         self._remaining = min(self._remaining, len(self._ids))
 
+    def forget(self) -> None:
+        """All beliefs begin anew."""
+        self._look_at, self._known = 1, []
+
     def learned(self, length: FleetLength, acceptance: FleetAcceptance) -> None:
         """One more has finished, and this is believed now."""
         if length.finished < self._look_at:

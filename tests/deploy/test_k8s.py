@@ -209,5 +209,5 @@ def test_the_autoscaler_asks_for_metrics_that_there_are() -> None:
     asked = [
         name for each in scaled["spec"]["triggers"] for name in re.findall(r"laps_sd_\w+", each["metadata"]["query"])
     ]
-    assert len(asked) == 7
+    assert len(asked) == 8
     assert set(asked) <= names

@@ -17,7 +17,7 @@ from gateway.app import Gateway
 from gateway.feed import BEYOND
 from gateway.text import TextModel
 from laps_sd.client import AsyncClient, Collector, Usage
-from protos.errors import BeyondEnd, DuplicateRequest, NotServing, RequestError, UnknownRequest
+from protos.errors import BeyondEnd, DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -112,6 +112,13 @@ async def test_an_answer_that_is_read_again_counts_as_no_other_request() -> None
         await relay_all(link, submit)
         await again
         assert await figures(served) == counted
+
+
+async def test_an_answer_of_another_model_is_not_told_by_this_ones_tokenizer() -> None:
+    async with stack() as (scheduler, _, client):
+        scheduler.submitted["r"] = submission(model_fingerprint="another")
+        with pytest.raises(Lost, match="served no more"):
+            await collect(client.resume("r"))
 
 
 async def test_an_unknown_request_is_not_found() -> None:

@@ -109,7 +109,8 @@ def test_keda_takes_a_prometheus_without_an_answer_for_an_error(tmp_path: Path) 
 def test_full_slots_ask_keda_for_no_more_workers_than_there_are(tmp_path: Path) -> None:
     spec = next(each for each in rendered(tmp_path, ("keda",)) if each["kind"] == "ScaledObject")["spec"]
     busy = spec["triggers"][1]["metadata"]
-    assert re.match(r"clamp_max\(.*, 1\) \* max\(laps_sd_workers\) or ", busy["query"])
+    staying = r"\(max\(laps_sd_workers\) - max\(laps_sd_workers_draining\)\)"
+    assert re.match(rf"clamp_max\(.*, 1\) \* {staying} or ", busy["query"])
     assert busy["threshold"] == "1"
 
 

@@ -120,3 +120,12 @@ def test_a_running_request_is_never_claimed_by_another_worker() -> None:
     busy.step()
     queue.observe(worker_up("idle"), 1.0)
     assert queue.plan("idle").schedule == ()
+
+
+def test_with_another_model_the_costs_are_those_of_its_first_worker() -> None:
+    fleet = core().fleet
+    fleet.attach(worker_up("first", cost=replace(COST, verify_s=0.03), slots=4), 0.0)
+    fleet.detach("first", 1.0)
+    fleet.forget()
+    fleet.attach(worker_up("second", cost=replace(COST, verify_s=0.3), slots=32), 2.0)
+    assert (fleet.known.cost.verify_s, fleet.known.slots) == (0.3, 32)

@@ -83,3 +83,10 @@ def test_drafts_that_change_are_told_though_as_many_are_accepted() -> None:
         acceptance.observe(Acceptance(10, 80, 20, 10))
         refit.learned(length, acceptance)
     assert refit.due() == ["a"]
+
+
+def test_the_first_answer_of_another_model_is_a_lesson_again() -> None:
+    refit, _, acceptance = taught("a")
+    refit.forget()
+    ended(refit, FleetLength(), acceptance, 900)
+    assert told(refit) == ["a"]

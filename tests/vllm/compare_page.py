@@ -178,8 +178,8 @@ def section(figures: dict[str, Any]) -> str:
 
 {fell}SmolLM2-135M in {figures["dtype"]} on one core ({figures["machine"]}), n-gram drafts, one engine on which both
 schedulers take turns. Load 1 brings as many tokens a second as vLLM's own order makes while somebody waits.{best}
-Prompts are the project's own, answers bounded by 16 to 256 tokens; all at once: of 7 to 64 tokens, by earlier code to 128. A good answer
-begins within a second, and goes on with 100 ms a token. In brackets 95 % intervals. Made by
+Prompts are the project's own, answers bounded by 16 to 256 tokens; all at once: of 7 to 64 tokens, by earlier
+code to 128. A good answer begins within a second, and goes on with 100 ms a token. In brackets 95 % intervals. Made by
 `make vllm-figures`.
 """
 

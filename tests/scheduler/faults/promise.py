@@ -18,7 +18,7 @@ class Kept:
     arrival: float
     tokens: list[int]
     ending: bytes | None = None
-    heard: bool = False  # its leader got the answer of a commit with it
+    heard: bool = False  # a commit with it was answered
 
 
 class Promise:
@@ -72,7 +72,7 @@ class Promise:
         kept.ending = stored.ending or kept.ending
 
     def heard(self, ids: Iterable[str]) -> None:
-        """The answer of a commit with these requests has come."""
+        """A commit with these requests is answered."""
         for id in ids:
             if id in self.kept:
                 self.kept[id].heard = True

@@ -81,14 +81,9 @@ class StoreServer:
         if unanswered:
             self._at(now + self.rng.choice((0.0005, TIMEOUT_S)), _fail, answer, "connection reset before it answered")
         else:
-            heard = [write.record.request.id for write in args[2]] if name == "commit" else []
-            self._at(now + self.rng.uniform(0.0001, 0.001), self._set, answer, result, heard)
-
-    def _set(self, answer: "asyncio.Future[Any]", result: Any, heard: list[str]) -> None:
-        """`heard`: the requests that it tells of."""
-        if not answer.done():
-            answer.set_result(result)
-            self._promise.heard(heard)
+            if name == "commit" and not answer.done():
+                self._promise.heard(write.record.request.id for write in args[2])
+            self._at(now + self.rng.uniform(0.0001, 0.001), _set, answer, result)
 
     def forget(self, seconds: float | None) -> None:
         """It comes back as it was so many seconds ago; None: empty."""
@@ -106,6 +101,11 @@ def _at_once(call: Any) -> Any:
     except StopIteration as done:
         return done.value
     raise AssertionError("the store in memory waits for nothing")
+
+
+def _set(answer: "asyncio.Future[Any]", result: Any) -> None:
+    if not answer.done():
+        answer.set_result(result)
 
 
 def _raise(answer: "asyncio.Future[Any]", error: Exception) -> None:
