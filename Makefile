@@ -81,7 +81,7 @@ help:
 	@echo "make vllm-figures  vLLM's own order beside ours on the real model, the most telling first (25 minutes of an idle machine, then it goes on)"
 	@echo "make vllm-steps  the same counted in steps on the toy executor, which no busy machine disturbs (ten minutes of one core; it goes on)"
 	@echo "make vllm-replay  answers of the record served again inside vLLM, in virtual time: what a change of the order does (REPLAY=... its arguments)"
-	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (a quarter of an hour of two idle cores)"
+	@echo "make sim-faults  50,000 simulated fault schedules, replayable by seed (about an hour of two cores)"
 	@echo "make fuzz   a million inputs to every RPC of a real stack (half an hour; INPUTS=... SEED=...)"
 	@echo "make chaos  1,050 faults on real processes under load, every token checked (about an hour; adds up over runs)"
 	@echo "make soak   the same stack for an hour without faults: memory and open files of every process (MINUTES=60)"
