@@ -107,7 +107,7 @@ def check_fields(request: inference_pb2.GenerateRequest, vocab_size: int) -> Non
 
 
 def check_counts(request: inference_pb2.GenerateRequest) -> None:
-    """What a request may have much of, beside its input and its structure. Raises BadInput."""
+    """A request has no more stop strings and biases than it may, and none too long. Raises BadInput."""
     if len(request.stop) > MAX_STOPS:
         raise BadInput("stop", f"{len(request.stop)} strings; at most {MAX_STOPS}")
     if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in request.stop):

@@ -3,15 +3,12 @@
 import asyncio
 import contextlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
 import numpy as np
-import psutil
 import pytest
 
 from protos.link.v1 import common_pb2 as common_pb
@@ -34,7 +31,7 @@ from scheduler_service.predictor.model import Model
 from scheduler_service.predictor.online import LEAST_NEW
 from scheduler_service.predictor.window import Snapshot, Window, pack, unpack
 from scheduler_service.store import MemoryStore, RedisStore, Store
-from scheduler_service.trainer import Trainer, TrainingFailed
+from scheduler_service.trainer import Trainer
 from tests.scheduler.builders import request, worker_up
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.waiting import until
@@ -300,57 +297,6 @@ async def test_a_training_process_that_crashes_costs_one_refit() -> None:
         finish(learning)
         await warm(learning)
     assert median(learning, SHORT) < median(learning, LONG)
-
-
-def snapshot() -> Snapshot:
-    learning = new(MemoryStore(), GatedTrainer())
-    finish(learning)
-    assert learning._predictor is not None
-    return learning._predictor.known()
-
-
-async def test_the_training_process_fits_what_is_fitted_here_and_serves_again_after_its_death() -> None:
-    trainer, what = Trainer(), snapshot()
-    try:
-        first = await trainer.fit(what)
-        assert first.weights == pytest.approx(fit(Window.of(what)).weights)
-        assert trainer._process is not None
-        trainer._process.kill()
-        await trainer._process.wait()
-        assert (await trainer.fit(what)).weights == pytest.approx(first.weights)
-    finally:
-        await trainer.close()
-
-
-async def test_a_training_process_that_does_not_answer_is_ended() -> None:
-    trainer = Trainer((sys.executable, "-c", "import time; time.sleep(60)"), deadline_s=0.3)
-    pids = {child.pid for child in psutil.Process().children()}
-    with pytest.raises(TrainingFailed):
-        await trainer.fit(snapshot())
-    assert {child.pid for child in psutil.Process().children()} <= pids
-
-
-async def test_a_training_process_ends_with_its_scheduler() -> None:
-    code = """
-import asyncio, os, signal
-from tests.scheduler.test_learning import Trainer, snapshot
-async def main():
-    trainer = Trainer()
-    await trainer.fit(snapshot())
-    print(trainer._process.pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-asyncio.run(main())
-"""
-    run = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=60)
-    pid = int(run.stdout)
-
-    async def gone() -> bool:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        return True
-
-    await until(gone)
-    assert pid != os.getpid()
 
 
 async def test_live_a_short_kind_is_expected_to_be_shorter(redis_url: str, namespace: str) -> None:

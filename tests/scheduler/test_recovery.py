@@ -230,14 +230,21 @@ async def test_another_model_continues_no_stored_request_and_nobody_waits_behind
     assert await store.index() == ([], [])
 
 
-async def test_when_the_last_worker_has_been_gone_for_long_one_of_another_model_may_come(store: RedisStore) -> None:
+@asynccontextmanager
+async def left_waiting(store: RedisStore, id: str) -> AsyncIterator[tuple[Leader, str, ScriptedGateway]]:
+    """A leader, its address and a gateway; the only worker has gone, and this request waits."""
     async with live(store) as (leader, worker, gateway):
-        await gateway.submit("a")
-        await worker.until("a")
+        await gateway.submit(id)
+        await worker.until(id)
         await worker.close()
         await gateway.until(lambda: not gateway.serving.ready)
+        yield leader, worker.target, gateway
+
+
+async def test_when_the_last_worker_has_been_gone_for_long_one_of_another_model_may_come(store: RedisStore) -> None:
+    async with left_waiting(store, "a") as (leader, target, gateway):
         leader.durable.clock = lambda: time.time() + MODEL_STAYS_S
-        other = await ScriptedWorker(worker.target, "other").attach(model=other_model())
+        other = await ScriptedWorker(target, "other").attach(model=other_model())
         await gateway.until(lambda: "a" in gateway.endings)
         assert gateway.endings["a"].message == "it was submitted for model f; the workers now run model g"
         await gateway.until(lambda: gateway.serving.model.fingerprint == "g")
@@ -248,14 +255,10 @@ async def test_when_the_last_worker_has_been_gone_for_long_one_of_another_model_
 
 
 async def test_live_requests_wait_for_workers_of_their_model_that_have_just_gone(store: RedisStore) -> None:
-    async with live(store) as (leader, worker, gateway):
-        await gateway.submit("a")
-        await worker.until("a")
-        await worker.close()
-        await gateway.until(lambda: not gateway.serving.ready)
+    async with left_waiting(store, "a") as (leader, target, _):
         with pytest.raises(BadInput, match="other files"):
             await leader.attach(worker_pb.Hello(worker_id="other", model=other_model()))
-        again = await ScriptedWorker(worker.target, "again").attach()
+        again = await ScriptedWorker(target, "again").attach()
         await again.until("a")
         await again.close()
 

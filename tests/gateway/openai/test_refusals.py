@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.openai import request, routes
+from gateway.openai import routes
 from gateway.openai.fields import Body, Chat, Completion, Detokenize, Tokenize
 from gateway.openai.parse import parse
 from gateway.openai.response_fields import Responses
-from gateway.structure import MAX_BYTES
-from gateway.validate import MAX_BIASES, MAX_STOPS
-from protos.errors import BadInput
 from tests.gateway.openai.harness import CHAT, COMPLETION, HELLO, door
 
 RESPONSE = {"model": "tiny", "input": "the fox"}
@@ -109,21 +106,6 @@ UNSUPPORTED: list[tuple[str, Any] | tuple[str, Any, str]] = [
     ("suffix", "x"),
     ("web_search_options", {}),
 ]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("logit_bias", {str(token): 1 for token in range(MAX_BIASES + 1)}),
-        ("stop", ["a"] * (MAX_STOPS + 1)),
-        ("structured_outputs", {"regex": "a" * MAX_BYTES}),
-    ],
-)
-def test_a_field_too_large_is_refused_before_it_is_copied_for_every_answer(field: str, value: Any) -> None:
-    body = parse(Completion, json.dumps(COMPLETION | {"n": 16, field: value}).encode())
-    with pytest.raises(BadInput) as error:
-        request.of_completion(body, "r")
-    assert error.value.field == field
 
 
 async def test_a_bad_field_is_named() -> None:
