@@ -64,7 +64,7 @@ VLLM_TESTS := -m pytest -p no:cacheprovider --confcutdir tests/vllm -W ignore --
 
 help:
 	@echo "make demo   the stack on the real model: twelve prompts, first come first served, then by our policy"
-	@echo "make demo-picture  the README's picture of it, from a run on this machine"
+	@echo "make demo-picture  the tutorial's picture of it, from a run on this machine"
 	@echo "make test   all tests but the long ones below, against a real Redis and the real model"
 	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
@@ -113,7 +113,7 @@ demo: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/laps-sd demo --model $(MODEL)
 
-# The README's picture, from a run on this machine: its numbers are that run's.
+# The tutorial's picture, from a run on this machine: its numbers are that run's.
 demo-picture: env
 	$(BIN)/laps-sd pull $(MODEL)
 	$(BIN)/laps-sd demo --model $(MODEL) --svg docs/demo.svg

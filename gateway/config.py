@@ -46,7 +46,7 @@ class Settings(ServiceSettings):
         None, description="TOML file of a service's cells, in place of --scheduler; looked at again when it changes"
     )
     cells_settle_s: float = Field(
-        5, ge=0, description="after a change of --cells all gateways have read it; until then ids that move wait"
+        5, ge=0, description="until all gateways have read a changed --cells; requests whose cell changes wait"
     )
     cert: Path | None = Field(None, description="PEM file: what clients are shown; default: --tls.cert")
     key: Path | None = Field(None, description="PEM file: the private key of --cert")

@@ -72,7 +72,7 @@ class Settings(ServiceSettings):
     )
     max_lag: int = Field(16, ge=1, le=2**31, description="rounds that a worker may run ahead of its last command")
     report_within_ms: int = Field(
-        0, ge=0, le=1000, description="so long rounds may wait to share a report, and reports a command; 0: none waits"
+        0, ge=0, le=1000, description="how long rounds may wait to share a report, and reports a command; 0: not at all"
     )
     worker_timeout_s: float = Field(30.0, gt=0, description="a worker not heard of for so long is lost")
     step_timeout_s: float = Field(

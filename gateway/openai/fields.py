@@ -82,7 +82,9 @@ class Own(Body):
         None, description="an id of the client's own; X-Request-Id does the same"
     )
     class_: Literal["interactive", "default", "batch"] = Field(
-        "default", alias="class", description="how urgent it is; the header X-SMG-Priority does the same"
+        "default",
+        alias="class",
+        description="how urgent it is; without it X-SMG-Priority: system, interactive, bulk (batch)",
     )
     predicted_tokens: Positive | None = Field(None, description="the client's guess of the answer's length in tokens")
     timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="the answer must be whole by then")
