@@ -7,7 +7,7 @@ from math import inf
 from scheduler_service.core.beliefs import Acceptance, Forecast, Length
 from scheduler_service.core.classes import ClassAccount
 from scheduler_service.core.fair_ranking import FairRanking
-from scheduler_service.core.fairness import Tenant
+from scheduler_service.core.fairness import Flow, Tenant
 from scheduler_service.core.known import Known
 from scheduler_service.core.lifecycle import Move, State, after
 from scheduler_service.core.policies import Claim
@@ -57,7 +57,8 @@ class Entry:
     probation: int = 0  # rounds with output until it is no suspect any more (isolation.py)
     suspected: int = 0  # the placement under which it was last suspected
     crowd: int = 1  # requests that may have been under way on its worker then
-    tenant: Tenant = field(init=False)  # whose it is, and the class that it counts for: `Fleet.prepare`
+    tenant: Tenant = field(init=False)  # whose it is, and what it is charged to: `Fleet.prepare`
+    flow: Flow = field(init=False)
     of_class: ClassAccount = field(init=False)
     changed: bool = True  # since its last record was written, in more than output, acceptance and key
     claim: Claim = Claim(1, 0, 0.0)

@@ -1,8 +1,8 @@
-"""Requests of several classes and tenants in one order, though these change places. No account lives here.
+"""Requests of several classes and flows in one order, though these change places. No account lives here.
 
-A key holds the class and the tenant as such, and compares as they stand now. So the keys of each class and tenant are a
-ranking of their own, a group, which nobody else's virtual time can put out of order. Where groups are few they follow
-one another as they stand, and those that stand equal are merged. Else the order of all is kept in plain numbers beside
+A key holds the class and the flow as such, and compares as they stand now. So the keys of each flow are a ranking
+of their own, a group, which nobody else's virtual time can put out of order. Where groups are few they follow one
+another as they stand, and those that stand equal are merged. Else the order of all is kept in plain numbers beside
 them: whole where keys are few, else its front, as far as it was asked for.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from scheduler_service.core.ranking import Changes, Key, Ranking
 
-GROUP = slice(0, 3)  # of a key: whether those that have begun go before it, class and tenant
+GROUP = slice(0, 3)  # of a key: whether those that have begun go before it, class and flow
 CLAIM = itemgetter(slice(3, None))  # of a key: all that is compared within a group
 FEW_GROUPS = 4
 FEW = 512  # keys, whose whole order is kept
@@ -23,12 +23,12 @@ LEAST_FRONT = 64  # keys
 
 
 class FairRanking:
-    """`changes`: those of the classes and tenants.
+    """`changes`: those of the classes and flows.
 
     The front holds for each of its keys the plain numbers of its place, then the key. What is added, removed or moved
-    is so there, too. When classes or tenants have changed places, it is put in order again. One that has become too
+    is so there, too. When classes or flows have changed places, it is put in order again. One that has become too
     short is read anew from the groups with the best heads. A head is the best key of its group in plain numbers. It
-    is renewed when it is looked at: a group may have changed since, and is marked as `_stale`, or its tenant's
+    is renewed when it is looked at: a group may have changed since, and is marked as `_stale`, or its
     virtual time may have grown, so that the head stands too far in front.
     """
 
@@ -94,7 +94,7 @@ class FairRanking:
             self.add(new)
 
     def _changed(self, name: Key, old: Key | None, new: Key | None) -> None:
-        """A key of that class and tenant."""
+        """A key of that group."""
         for names, claims in self._equal.items():
             if name in names:
                 if old is not None:
@@ -113,7 +113,7 @@ class FairRanking:
             self._front = None
 
     def _ordered_front(self) -> list[Key] | None:
-        """The front as classes and tenants stand now; None if there is none."""
+        """The front as classes and flows stand now; None if there is none."""
         if self._front is not None and self._front_at != self._changes.count:
             self._front_at = self._changes.count
             self._front = sorted([_plain(plain[-1]) for plain in self._front]) if self._whole else None
@@ -121,7 +121,7 @@ class FairRanking:
 
     @property
     def groups(self) -> Collection[Key]:
-        """The name of each, which ends with class and tenant."""
+        """The name of each, which ends with class and flow."""
         return self._groups.keys()
 
     def _best(self, count: int) -> list[Key]:
@@ -173,14 +173,14 @@ class FairRanking:
                 return [self._groups[head[-1]] for head in best]
 
     def _renew_head(self, name: Key) -> None:
-        """Of the group of that class and tenant."""
-        _, klass, tenant = name
+        """Of the group of that name."""
+        _, klass, flow = name
         heads = self._heads.setdefault(klass, Ranking())
         if (old := self._head.pop(name, None)) is not None:
             heads.remove(old)
         if (group := self._groups.get(name)) is not None:
             new, _, _, *rest = group.best
-            head = self._head[name] = (new, tenant.grain, *rest, name)
+            head = self._head[name] = (new, flow.grain, *rest, name)
             heads.add(head)
 
     def beyond(self, count: int) -> Iterator[Key]:
@@ -241,7 +241,7 @@ class FairRanking:
 
 
 def in_order(keys: list[Key]) -> list[Key]:
-    """Sorted. Where there are several tenants, plain numbers are compared: a tenant's own comparison is slow."""
+    """Sorted. Where there are several flows, plain numbers are compared: a flow's own comparison is slow."""
     return sorted(keys, key=_plain if len({key[2] for key in keys}) > 1 else None)
 
 
@@ -251,7 +251,7 @@ def merged(rankings: Iterable[Iterable[Key]]) -> Iterator[Key]:
 
 
 def _merged(groups: Iterable[Iterable[Key]]) -> Iterator[Key]:
-    """Plain, in one order: that of classes and tenants as they stand now."""
+    """Plain, in one order: that of classes and flows as they stand now."""
     return merge(*(map(_plain, group) for group in groups))
 
 

@@ -56,7 +56,7 @@ class Fleet:
 
     def prepare(self, entry: Entry) -> Entry:
         """Set all that the claim of a new request depends on. It is not live yet."""
-        entry.tenant = self.tenants.find(entry.request.tenant)
+        entry.tenant, entry.flow = self.tenants.find(entry.request.tenant), self.tenants.flow(entry.request)
         entry.of_class = self.classes.account(entry.request.klass)
         entry.draft_len = self.draft_len
         entry.live_per_slot = len(self.entries) / max(1, self.slots)
@@ -93,7 +93,7 @@ class Fleet:
         """It is live from now on: all that it may need is reserved until it ends."""
         self.entries[entry.request.id] = entry
         self.largest = max(self.largest, entry.request.most_tokens)
-        entry.tenant = self.tenants.join(entry.request)
+        entry.tenant, entry.flow = self.tenants.join(entry.request)
         entry.of_class.live += 1
         entry.count(entry.state, 1)
         self.load.reserve(entry, self.believed_rounds(entry))
@@ -212,7 +212,7 @@ class Fleet:
         entry.key = key
 
     def key(self, entry: Entry) -> Key:
-        """Where it belongs among all others, by its class, tenant and claim as they are now."""
+        """Where it belongs among all others, by its class, flow and claim as they are now."""
         claim = self.policy.claim(entry, self.known.round_s)
         if claim.level != entry.claim.level:
             entry.changed = True
@@ -227,7 +227,7 @@ class Fleet:
             claim = Claim(1, -2, entry.last_token_s)
         elif entry.overdue:
             claim = Claim(1, -1, request.arrival)
-        return (new, entry.of_class, entry.tenant, *claim, waits, request.arrival, request.id)
+        return (new, entry.of_class, entry.flow, *claim, waits, request.arrival, request.id)
 
     def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
         """Make `home` its worker. With `move` its KV elsewhere is given up: what the old one reports is stale. KV of an

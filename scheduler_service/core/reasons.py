@@ -54,13 +54,13 @@ def _running(fleet: Fleet, entry: Entry) -> Iterator[Entry]:
 
 def _difference(entry: Entry, before: Entry) -> Reason:
     """Why `before` goes before `entry`. The worst placed of those that run is compared: its slot comes free first."""
-    (began, klass, tenant, *_), (waits, own_class, own_tenant, *_) = before.key, entry.key
+    (began, klass, flow, *_), (waits, own_class, own_flow, *_) = before.key, entry.key
     first, own = before.claim, entry.claim
     if began != waits:
         return Reason.BEGUN
     if klass != own_class:
         return Reason.CLASS
-    if tenant != own_tenant:
+    if flow != own_flow:
         return Reason.TENANT
     if before.overdue:
         return Reason.OVERDUE

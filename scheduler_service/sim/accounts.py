@@ -109,7 +109,7 @@ class Accounts:
         for rounds, requests, prefilled in self._uncharged:
             service_s, times = requests * share_s + prefilled * prefill_s, rounds if one_by_one else 1
             for _ in range(times):
-                charge_one(self._fleet.classes, entry.of_class, entry.tenant, service_s * (rounds // times))
+                charge_one(self._fleet.classes, entry.of_class, entry.flow, service_s * (rounds // times))
         self._uncharged.clear()
 
     def count(self, ends_s: list[float], prefilled: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from scheduler_service.core import fair_ranking, fairness
 from scheduler_service.core.classes import LEAST, ClassAccount
 from scheduler_service.core.fair_ranking import FairRanking
-from scheduler_service.core.fairness import GRAIN_S, Tenant, Tenants
+from scheduler_service.core.fairness import GRAIN_S, Flow, Tenants
 from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.terms import Terms
 from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted
@@ -101,20 +101,33 @@ def test_who_was_alone_owes_nothing() -> None:
 def test_going_away_and_coming_back_settles_no_account() -> None:
     tenants = Tenants()
     one, other = request("1", tenant="a"), request("2", tenant="b")
-    ahead = tenants.join(one)
+    _, ahead = tenants.join(one)
     tenants.join(other)
     ahead.charge(100)
     tenants.leave(one)
-    assert tenants.join(one).virtual_s == 100
+    assert tenants.join(one)[1].virtual_s == 100
+
+
+def test_who_waits_in_a_worse_class_holds_nothing_back_in_a_better_one() -> None:
+    """In the worse class there is hardly any service to share: whoever came next would otherwise start where it
+    stands there, long before all that were served in the better class."""
+    fleet = SimFleet()
+    fleet.flood("a", klass=RequestClass.INTERACTIVE)
+    fleet.flood("b", klass=RequestClass.BATCH)
+    fleet.shares(200)
+    fleet.flood("c", klass=RequestClass.INTERACTIVE)
+    shares = fleet.shares(100)
+    assert abs(shares["a"] - shares["c"]) <= 3 * SLOTS
 
 
 def test_who_is_not_ahead_is_forgotten() -> None:
     tenants = Tenants()
     for number in range(1000):
         one = request("1", tenant=f"t{number}")
-        tenants.join(one).charge(1)
+        tenants.join(one)[1].charge(1)
         tenants.leave(one)
-    assert len(tenants._tenants) <= 100
+    assert len(tenants._tenants) == 0
+    assert len(tenants._flows[one.klass]._flows) <= 100
 
 
 def test_the_class_goes_before_the_share() -> None:
@@ -179,7 +192,7 @@ def operations(random: Random) -> Iterator[tuple[str, str, int]]:
 
 
 def places(keys: Iterable[Key]) -> list[Key]:
-    """Tenants whose virtual time is in the same grain may stand in any order."""
+    """Flows whose virtual time is in the same grain may stand in any order."""
     return [(*key[:2], key[2].grain, key[3]) for key in keys]
 
 
@@ -195,13 +208,13 @@ def test_a_ranking_is_in_order_however_virtual_times_move(few: int, few_groups: 
 
 def in_order_after(operations: Iterable[tuple[str, str, int]]) -> None:
     changes = Changes()
-    tenants = {name: Tenant(name, changes) for name in "abcdefgh"}
+    flows = {name: Flow(name, changes) for name in "abcdefgh"}
     accounts = [ClassAccount(klass, changes) for klass in RequestClass]
     ranking, kept = FairRanking(changes), []
     for what, name, number in operations:
-        key = (number % 5 == 0, accounts[number % 3], tenants[name], number, f"{name}{number}")
+        key = (number % 5 == 0, accounts[number % 3], flows[name], number, f"{name}{number}")
         if what == "charge":
-            tenants[name].charge(number / 10)
+            flows[name].charge(number / 10)
         elif what == "owe":
             accounts[number % 3].serve(number / 10 - 2)
         elif what == "ask":

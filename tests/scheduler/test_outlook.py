@@ -47,7 +47,7 @@ def test_a_page_survives_that_a_tenants_requests_end_while_it_is_put_together(te
     ids = [f"{tenant}-{number}" for tenant in range(tenants) for number in range(4)]
     for id in ids:
         worker.submit(id, tenant=id[0])
-        fleet.entries[id].tenant.catch_up(float(id[0]))  # so that they follow one another
+        fleet.entries[id].flow.catch_up(float(id[0]))  # so that they follow one another
     pieces, listed = in_order(fleet, at_once=2), list[str]()
     while not listed:
         listed += next(pieces)
