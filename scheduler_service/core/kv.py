@@ -2,6 +2,7 @@
 by itself."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from scheduler_service.core.entry import Entry, Worker
 
@@ -14,7 +15,6 @@ def fit(
     chosen: Sequence[Entry],
     by_claim_reversed: Iterable[Entry],
     *,
-    patient: bool = True,
     quarantined: bool = False,
     foresight: bool = False,
 ) -> tuple[list[Entry], dict[Entry, int]]:
@@ -32,65 +32,115 @@ def fit(
     to run out of memory before they end: what was begun too early would be dropped, and computed again. Where that
     takes little time (DEAR) foresight does not count.
     """
-    patient = patient and not quarantined
-    slots = worker.up.slots
-    free = worker.free_blocks
-    foresight = foresight and not quarantined and not all(entry.blocks for entry in chosen)
-    homed: list[Entry] | None = None  # lowest claim first; looked up only when memory is short
-    holding: set[Entry] = set()  # KV, or are to begin
-    if foresight:
-        homed = list(by_claim_reversed)
-        holding = {entry for entry in homed if entry.blocks}
-        foresight = _is_dear(worker, len(holding) + 1)
-    fits = sum([_need(worker, entry) for entry in chosen]) <= free
-    if fits and not (foresight and not _lasts(worker, holding.union(chosen))):
+    fitting = _Fitting(worker, chosen, by_claim_reversed, quarantined, foresight)
+    if fitting.all_fit():
         return list(chosen), {}
-    kept: list[Entry] = []
-    evict: dict[Entry, int] = {}
-    reserved = False  # for the best one, which waits: no other request begins
-    for place, entry in enumerate(chosen[:slots]):
-        if entry in evict or (reserved and not entry.blocks):
-            continue
-        if foresight and kept and not entry.blocks and not _lasts(worker, {*holding, entry}):
-            reserved = True
-            continue
-        need = _need(worker, entry)
-        if need > free:
-            if homed is None:
-                homed = list(by_claim_reversed)
-                if quarantined:
-                    homed = [*(other for other in homed if other not in chosen), *reversed(chosen)]
-            giving = dict(_giving(worker, homed, evict, patient))
-            givers = _givers(giving, homed[: homed.index(entry)], need - free)
-            if givers is None and (place or any(other.blocks and other not in giving for other in homed)):
-                reserved = reserved or not place
-                continue  # it waits for all of its memory rather than take a part
-            for giver in givers or ():
-                evict[giver] = giving[giver]
-                free += giver.blocks
-                holding.discard(giver)
-        kept.append(entry)
-        holding.add(entry)
-        free -= need
-    if homed is not None and not quarantined:
-        giving = dict(_giving(worker, homed, evict, patient=True))
-        for entry in reversed(homed):
-            need = _need(worker, entry)
-            passed = entry in kept or entry in evict or entry in giving or not entry.blocks
-            if len(kept) < slots and need <= free and not passed:
-                kept.append(entry)
-                free -= need
-    if chosen and not kept:  # each waits for memory of another
-        return fit(worker, chosen, homed or (), patient=False, quarantined=quarantined)
-    for entry in chosen[slots:]:  # the worker fills up with them, so they must fit like the others
-        need = _need(worker, entry)
-        if need <= free and not (entry in kept or entry in evict or (reserved and not entry.blocks)):
-            if foresight and not entry.blocks and not _lasts(worker, {*holding, entry}):
+    fitting.choose(patient=not quarantined)
+    if chosen and not fitting.kept:  # each waits for memory of another
+        fitting = _Fitting(worker, chosen, fitting.homed, quarantined, foresight=False)
+        fitting.choose(patient=False)
+    fitting.add_spares()
+    return fitting.kept, fitting.evict
+
+
+class _Fitting:
+    """Who runs (`kept`) and who gives up KV (`evict`), as far as that is decided, and the memory that is left."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        chosen: Sequence[Entry],
+        by_claim_reversed: Iterable[Entry],
+        quarantined: bool,
+        foresight: bool,
+    ) -> None:
+        self.kept: list[Entry] = []
+        self.evict: dict[Entry, int] = {}
+        self._worker, self._slots, self._free = worker, worker.up.slots, worker.free_blocks
+        self._chosen, self._by_claim_reversed, self._quarantined = chosen, by_claim_reversed, quarantined
+        self._reserved = False  # for the best one, which waits: no other request begins
+        self._holding: set[Entry] = set()  # KV, or are to begin; asked for with foresight alone
+        self._foresight = foresight and not quarantined and not all(entry.blocks for entry in chosen)
+        if self._foresight:
+            self._holding = {entry for entry in self.homed if entry.blocks}
+            self._foresight = _is_dear(worker, len(self._holding) + 1)
+
+    @cached_property
+    def homed(self) -> list[Entry]:
+        """This worker's requests in the order in which they give up KV. Listing them takes time: asked for only where
+        memory is short, or foresight counts."""
+        homed = list(self._by_claim_reversed)
+        if self._quarantined:
+            return [*(other for other in homed if other not in self._chosen), *reversed(self._chosen)]
+        return homed
+
+    def all_fit(self) -> bool:
+        """Whether all that are chosen may run, and nobody gives up anything."""
+        if sum([_need(self._worker, entry) for entry in self._chosen]) > self._free:
+            return False
+        return not self._foresight or _lasts(self._worker, self._holding.union(self._chosen))
+
+    def choose(self, *, patient: bool) -> None:
+        """Those that run in the slots. `patient`: only KV that was worth it is given up."""
+        for place, entry in enumerate(self._chosen[: self._slots]):
+            if entry in self.evict or not self._may_begin(entry):
+                continue
+            if self._make_room(entry, best=not place, patient=patient):
+                self._keep(entry)
+            elif not place:
+                self._reserved = True
+        if len(self.kept) < self._slots and not self._quarantined:
+            self._let_others_go_on()
+
+    def _may_begin(self, entry: Entry) -> bool:
+        """True of one that has begun."""
+        if entry.blocks:
+            return True
+        if self.kept and not self._lasts_with(entry):
+            self._reserved = True
+        return not self._reserved
+
+    def _lasts_with(self, entry: Entry) -> bool:
+        return not self._foresight or _lasts(self._worker, {*self._holding, entry})
+
+    def _make_room(self, entry: Entry, *, best: bool, patient: bool) -> bool:
+        """Whether there is room for it, if need be since others give way. It waits for all of its memory rather than
+        take a part; but the `best` one runs anyway where nobody else keeps any."""
+        short = _need(self._worker, entry) - self._free
+        if short <= 0:
+            return True
+        giving = dict(_giving(self._worker, self.homed, self.evict, patient))
+        givers = _givers(giving, self.homed[: self.homed.index(entry)], short)
+        if givers is None and (not best or any(other.blocks and other not in giving for other in self.homed)):
+            return False
+        for giver in givers or ():
+            self.evict[giver] = giving[giver]
+            self._free += giver.blocks
+            self._holding.discard(giver)
+        return True
+
+    def _keep(self, entry: Entry) -> None:
+        self.kept.append(entry)
+        self._holding.add(entry)
+        self._free -= _need(self._worker, entry)
+
+    def _let_others_go_on(self) -> None:
+        """In the slots that are left run those whose KV was not worth it yet."""
+        giving = dict(_giving(self._worker, self.homed, self.evict, patient=True))
+        for entry in reversed(self.homed):
+            passed = entry in self.kept or entry in self.evict or entry in giving or not entry.blocks
+            if len(self.kept) < self._slots and not passed and _need(self._worker, entry) <= self._free:
+                self._keep(entry)
+
+    def add_spares(self) -> None:
+        """The worker fills its slots up with them, so they must fit like the others."""
+        for entry in self._chosen[self._slots :]:
+            waits = self._reserved and not entry.blocks
+            if waits or entry in self.kept or entry in self.evict or _need(self._worker, entry) > self._free:
+                continue
+            if not entry.blocks and not self._lasts_with(entry):
                 break
-            kept.append(entry)
-            holding.add(entry)
-            free -= need
-    return kept, evict
+            self._keep(entry)
 
 
 def _need(worker: Worker, entry: Entry) -> int:
