@@ -76,6 +76,6 @@ class Isolation:
         return [entry for entry in found if entry is not None and entry.home == worker.up.worker]
 
     @property
-    def waiting(self) -> int:
+    def waiting(self) -> list[Entry]:
         """Suspects without a worker."""
-        return sum(entry.home is None for entry in self.suspects.values())
+        return [entry for entry in self.suspects.values() if entry.home is None]

@@ -1,6 +1,7 @@
 """Which requests a worker runs: its own, those without a worker, those that wait at another. Makes no whole plan."""
 
 from bisect import insort
+from collections.abc import Iterator
 from itertools import islice
 
 from scheduler_service.core.entry import Entry, Worker
@@ -44,7 +45,7 @@ def choose_suspects(fleet: Fleet, name: str) -> list[Entry] | None:
         return None
     worker = fleet.workers[name]
     suspects = isolation.quarantined(worker)
-    if not suspects and quarantine_due(fleet) and name == hungriest(fleet):
+    if not suspects and name == to_quarantine(fleet):
         suspects = _next_group(fleet, worker)
         for entry in suspects:
             fleet.place(entry, name)
@@ -54,52 +55,68 @@ def choose_suspects(fleet: Fleet, name: str) -> list[Entry] | None:
     return suspects or None
 
 
-def quarantine_due(fleet: Fleet) -> bool:
-    """Whether a worker is to be quarantined: one at a time, so that the others serve the requests that nobody
+def to_quarantine(fleet: Fleet) -> str | None:
+    """The worker to be quarantined next, if any: one at a time, so that the others serve the requests that nobody
     suspects."""
     isolation = fleet.isolation
-    return isolation.waiting > 0 and not any(map(isolation.quarantined, fleet.workers.values()))
+    waiting = isolation.waiting
+    if not waiting or any(map(isolation.quarantined, fleet.workers.values())):
+        return None
+    return hungriest(fleet, waiting)
 
 
 def _next_group(fleet: Fleet, worker: Worker) -> list[Entry]:
-    """The suspects that go next: the first of those that wait, and some that were suspected with it."""
-    suspects = [one for one in fleet.isolation.suspects.values() if one.home is None and worker.holds(one)]
-    if not suspects:
-        return []
-    waiting = sorted(suspects, key=lambda entry: entry.key)
+    """The suspects that go next: the first of those that wait and that this worker can hold, and some that were
+    suspected with it."""
+    waiting = sorted(filter(worker.holds, fleet.isolation.waiting), key=lambda entry: entry.key)
     crowd = waiting[0].crowd
     return [entry for entry in waiting if entry.crowd == crowd][: min(worker.up.slots, -(-crowd // GROUPS))]
 
 
-def hungriest(fleet: Fleet) -> str | None:
-    """The worker that a new request is best offered to first: the one with most vacant slots."""
+def hungriest(fleet: Fleet, entries: list[Entry]) -> str | None:
+    """The worker that one of these is best offered to first: with most vacant slots, of those that can hold it."""
+    return next((name for name in _hungry(fleet) if any(map(fleet.workers[name].holds, entries))), None)
+
+
+def _hungry(fleet: Fleet) -> Iterator[str]:
+    """The workers that requests are offered to, the one with most vacant slots first."""
     for name in fleet.vacancies.most():
         worker = fleet.workers[name]
         if not worker.draining and not (worker.quarantined and fleet.isolation.quarantined(worker)):
-            return name
-    return None
+            yield name
 
 
 def called_for(fleet: Fleet, id: str) -> str | None:
-    """The worker that should plan at once since this request has come: the hungriest one, if the newcomer is to run
-    there next or spares are missing. Else the plan that answers that worker's next report is early enough."""
-    if (name := hungriest(fleet)) is None:
+    """The worker that should plan at once since this request has come: the hungriest that can hold it, if the newcomer
+    is to run there next or spares are missing. Else the plan that answers its next report is early enough."""
+    entry = fleet.entries[id]
+    if (name := hungriest(fleet, [entry])) is None:
         return None
     worker = fleet.workers[name]
     spared = len(worker.ranking) >= most_listed(fleet, worker)
     last = worker.ranking.at(worker.up.slots - 1) if spared else None  # of those that run next
-    return None if last is not None and last < fleet.entries[id].key else name
+    return None if last is not None and last < entry.key else name
 
 
 def idle_beside_work(fleet: Fleet) -> str | None:
     """A worker with a vacant slot, if it could claim a request that waits elsewhere: it should plan."""
-    if not fleet.vacancies.any:
-        return None
-    name = hungriest(fleet)
-    if name is None or fleet.workers[name].vacancy <= 0:
-        return None
-    offered = len(fleet.unplaced) > fleet.isolation.waiting or quarantine_due(fleet)
-    return name if offered or claimable(fleet, name, []) else None
+    tried = -1  # tokens: a worker that holds no more would find nothing either
+    for name in _hungry(fleet):
+        worker = fleet.workers[name]
+        if worker.vacancy <= 0 or tried >= fleet.largest:
+            return None
+        if worker.memory_tokens > tried:
+            if name == to_quarantine(fleet) or _is_offered(fleet, worker) or claimable(fleet, name, []):
+                return name
+            tried = worker.memory_tokens
+    return None
+
+
+def _is_offered(fleet: Fleet, worker: Worker) -> bool:
+    """Whether it can hold any of the requests that have no worker, other than suspects."""
+    isolation = fleet.isolation
+    offered = _first(fleet, worker, fleet.unplaced, len(isolation.waiting) + 1)
+    return any(key[-1] not in isolation.suspects for key in offered)
 
 
 def most_listed(fleet: Fleet, worker: Worker) -> int:

@@ -32,11 +32,6 @@ class Vacancies:
         del self._order[bisect_left(self._order, self._keys.pop(name))]
 
     @property
-    def any(self) -> bool:
-        """Whether a slot is vacant somewhere."""
-        return bool(self._order) and self._order[0][0] < 0
-
-    @property
     def waiting(self) -> bool:
         """Whether a worker has more requests than slots."""
         return bool(self._order) and self._order[-1][0] > 0

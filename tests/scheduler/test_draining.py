@@ -45,7 +45,7 @@ def test_nothing_is_offered_to_a_draining_worker() -> None:
     busy = FakeWorker(queue, {"a": 9}, name="busy")
     queue.observe(Draining("draining"), 0.0)
     busy.submit("a")
-    assert hungriest(queue.fleet) == "busy"
+    assert hungriest(queue.fleet, [*queue.fleet.entries.values()]) == "busy"
     assert idle_beside_work(queue.fleet) == "busy"
     assert not queue.plan("draining").schedule
 

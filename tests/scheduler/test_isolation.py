@@ -13,7 +13,7 @@ from protos.v1 import types_pb2
 from scheduler_service.core.core import Core
 from scheduler_service.core.isolation import PROBATION_ROUNDS
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.placement import GROUPS
+from scheduler_service.core.placement import GROUPS, idle_beside_work
 from scheduler_service.core.types import (
     Changed,
     CostProfile,
@@ -227,6 +227,22 @@ def test_nobody_runs_beside_a_suspect_that_waits_for_memory() -> None:
     worker = FakeWorker(core("fcfs"), {"old": 1000, "late": 5}, slots=2, blocks=4, cost=SLOW_PREFILL)
     served = beside(worker, prompt=40, rounds=2)  # too few for what the KV of "old" has cost
     assert [run.id for run in served.plan("w").schedule] == ["late"]
+
+
+def test_a_suspect_waits_for_no_worker_that_is_too_small_for_it() -> None:
+    """The small one has as many vacant slots, and came first."""
+    queue, lengths = core("fcfs"), {"large": 99}
+    small = FakeWorker(queue, lengths, "small", slots=4, blocks=100)
+    dies = FakeWorker(queue, lengths, "holds", slots=4, blocks=2000)
+    dies.submit("large", prompt=5000, max_tokens=100)
+    dies.step()
+    died(dies)
+    back = FakeWorker(queue, lengths, "holds", slots=4, blocks=2000)
+    assert idle_beside_work(queue.fleet) == "holds"
+    small.step()
+    back.run(PROBATION_ROUNDS)
+    assert (small.ran, back.ran) == ([()], [("large",)] * PROBATION_ROUNDS)
+    assert not queue.fleet.isolation.suspects
 
 
 def test_many_suspects_go_in_groups_which_a_death_divides() -> None:

@@ -1,6 +1,6 @@
 """Whom a worker lists, what it takes from others, what it is to forget, and who plans when a request comes."""
 
-from scheduler_service.core.placement import SPARES, called_for
+from scheduler_service.core.placement import SPARES, called_for, idle_beside_work
 from scheduler_service.core.types import Held, RequestClass, Submitted
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 
@@ -69,3 +69,27 @@ def test_a_request_calls_for_a_plan_if_it_is_to_run_next_or_spares_are_missing()
     assert called_for(queue.fleet, "waits") is None
     worker.submit("urgent", klass=RequestClass.INTERACTIVE)
     assert called_for(queue.fleet, "urgent") == worker.name
+
+
+def test_a_request_calls_for_the_worker_that_can_hold_it_though_a_smaller_one_is_as_idle() -> None:
+    queue = core("fcfs")
+    for name, blocks in (("small", 100), ("large", 2000)):
+        queue.observe(worker_up(name, slots=4, blocks=blocks), 0.0)
+    queue.observe(Submitted(request("much", prompt=5000, max_tokens=100)), 0.0)
+    assert called_for(queue.fleet, "much") == "large"
+    assert not queue.plan("small").schedule
+    assert idle_beside_work(queue.fleet) == "large"
+    assert [run.id for run in queue.plan("large").schedule] == ["much"]
+    assert idle_beside_work(queue.fleet) is None
+    queue.observe(Submitted(request("little")), 0.0)
+    assert idle_beside_work(queue.fleet) == called_for(queue.fleet, "little") == "small"
+
+
+def test_a_small_worker_is_woken_for_nothing_that_only_a_busy_one_can_hold() -> None:
+    queue = core("fcfs")
+    large = FakeWorker(queue, {"runs": 9}, "large", blocks=2000)
+    queue.observe(worker_up("small", slots=4, blocks=100), 0.0)
+    large.submit("runs", "waits", prompt=5000, max_tokens=100)
+    large.step()
+    large.submit("last", prompt=5000, max_tokens=100)
+    assert idle_beside_work(queue.fleet) is None
