@@ -105,12 +105,12 @@ async def _write(leader: Leader, session: WorkerSession, stream: Stream[pb.FromW
         except TimeoutError:
             await stream.write(pb.ToWorker())
             continue
-        if session.closed.is_set():
-            return
-        session.wake.clear()
         if session.told_to_drain:
             session.told_to_drain = False
             await stream.write(pb.ToWorker(drain=pb.Drain()))
+        if session.closed.is_set():  # from here to the command nothing may wait: no plan is made for a closed session
+            return
+        session.wake.clear()
         command = leader.workers.command(session)
         reported_at, session.reported_at = session.reported_at, None
         if reported_at is not None:

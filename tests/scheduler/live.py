@@ -67,6 +67,13 @@ class Peer:
         await self._channel.close()
 
 
+def hello(name: str = "w", **more: Any) -> worker_pb.Hello:
+    """What a worker says first."""
+    said = worker_pb.Hello(protocol=version.CURRENT, worker_id=name, session="s", model=MODEL, slots=1, max_draft=4)
+    said.MergeFrom(worker_pb.Hello(block_tokens=16, blocks=64, cost=worker_pb.CostProfile(verify_s=0.01), **more))
+    return said
+
+
 class ScriptedWorker(Peer):
     def __init__(self, target: str, name: str = "w", slots: int = 1) -> None:
         super().__init__(target, worker_link_pb2_grpc.WorkerLinkStub, "Attach")
@@ -77,20 +84,9 @@ class ScriptedWorker(Peer):
         self.admitted: dict[str, worker_pb.Admit] = {}
 
     async def attach(self, *held: worker_pb.Held, **changes: Any) -> "ScriptedWorker":
-        hello = worker_pb.Hello(
-            protocol=version.CURRENT,
-            worker_id=self.name,
-            session=self.session,
-            model=MODEL,
-            slots=self.slots,
-            block_tokens=16,
-            blocks=64,
-            max_draft=4,
-            cost=worker_pb.CostProfile(verify_s=0.01),
-            held=held,
-        )
-        hello.MergeFrom(worker_pb.Hello(**changes))
-        await self.call.write(worker_pb.FromWorker(hello=hello))
+        said = hello(self.name, session=self.session, slots=self.slots, held=held)
+        said.MergeFrom(worker_pb.Hello(**changes))
+        await self.call.write(worker_pb.FromWorker(hello=said))
         self.welcome = (await self.read()).welcome
         return self
 

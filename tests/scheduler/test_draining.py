@@ -2,13 +2,16 @@
 
 import grpc
 
+from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.placement import hungriest, idle_beside_work
 from scheduler_service.core.types import Draining
+from scheduler_service.links.workers import WorkerLink
 from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core
-from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, hello, scheduler
+from tests.scheduler.virtual_worker import Stream
 
 
 def test_a_draining_worker_keeps_who_runs_and_gives_up_the_others() -> None:
@@ -75,3 +78,20 @@ async def test_a_worker_that_drains_hands_over_and_is_let_go() -> None:
         assert [*leader.sessions] == ["other"]
         for peer in (ends, other, gateway):
             await peer.close()
+
+
+async def test_no_plan_is_made_for_a_session_that_is_closed_while_the_word_to_drain_is_written() -> None:
+    async with scheduler(MemoryStore()) as (leader, _):
+        told: list[str] = []
+
+        def heard(message: worker_pb.ToWorker) -> None:
+            told.append(message.WhichOneof("kind") or "")
+            if told[-1] == "command":
+                leader.workers.drain("w", force=True)
+            elif told[-1] == "drain":
+                leader.sessions["w"].close()
+
+        stream = Stream(heard)
+        stream.said.put_nowait(worker_pb.FromWorker(hello=hello()))
+        await WorkerLink(lambda: leader).Attach(None, stream)
+        assert told == ["welcome", "command", "drain"]
