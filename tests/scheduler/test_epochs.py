@@ -1,6 +1,7 @@
 """Who leads when a worker has obeyed a leader of a higher epoch than the store knows of."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -87,3 +88,14 @@ async def test_an_epoch_that_no_clock_can_have_given_is_bad_input() -> None:
         leader = await led(slot)
         assert await answer(target, leader.epoch + 2 * DAY_MS) is grpc.StatusCode.INVALID_ARGUMENT
         assert await answer(target, leader.epoch) == leader.epoch
+
+
+async def test_workers_of_a_leader_whose_clock_was_days_ahead_come_back_once_it_is_mended() -> None:
+    store = MemoryStore()
+    ahead = await store.lead(int(time.time() * 1000) + 2 * DAY_MS)
+    async with held(store, standby=False) as (slot, target, _):
+        leader = await led(slot)
+        assert leader.epoch > ahead
+        for obeyed in (ahead, leader.epoch):
+            assert await answer(target, obeyed) == leader.epoch
+        assert await answer(target, leader.epoch + 1) is grpc.StatusCode.INVALID_ARGUMENT
