@@ -2,13 +2,15 @@
 class=default drafts=local`; the line of `*` is for tenants without one. `class` is the best class that a tenant gets,
 whatever it asks for; with `drafts=local` no drafter outside a worker reads its texts."""
 
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 from scheduler_service.core.terms import Terms
 from scheduler_service.core.types import RequestClass
 
-_NUMBERS = {"weight": "weight", "requests": "max_requests", "tokens": "max_tokens"}
+_BOUNDS = {"requests": "max_requests", "tokens": "max_tokens"}
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6  # service over weight is counted in whole grains
 _CLASSES = {klass.name.lower(): klass for klass in RequestClass}
 _DRAFTS = {"local": True, "anywhere": False}
 
@@ -37,20 +39,22 @@ def _terms(where: str, settings: list[str]) -> Terms:
             values["best_class"] = _CLASSES[text]
         elif name == "drafts" and text in _DRAFTS:
             values["local_drafts"] = _DRAFTS[text]
-        elif name in _NUMBERS and (value := _number(text)) is not None:
-            values[_NUMBERS[name]] = value
+        elif name == "weight" and _LEAST_WEIGHT <= (weight := _number(text)) <= _MOST_WEIGHT:
+            values["weight"] = weight
+        elif name in _BOUNDS and 0 < (bound := _number(text)) < inf:
+            values[_BOUNDS[name]] = bound
         else:
             known = (
-                f"{', '.join(_NUMBERS)} with a number over 0, class with one of {', '.join(_CLASSES)}, "
-                f"drafts with one of {', '.join(_DRAFTS)}"
+                f"weight with a number from {_LEAST_WEIGHT:f} to {_MOST_WEIGHT:.0f}, {', '.join(_BOUNDS)} with one "
+                f"over 0, class with one of {', '.join(_CLASSES)}, drafts with one of {', '.join(_DRAFTS)}"
             )
             raise ValueError(f"{where}: {setting!r} is not NAME=VALUE; known are {known}")
     return Terms(**values)
 
 
-def _number(text: str) -> float | None:
+def _number(text: str) -> float:
+    """NaN, which lies between no bounds, if it is none."""
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        return None
-    return value if 0 < value < float("inf") else None
+        return nan

@@ -314,7 +314,19 @@ def test_terms_are_read_by_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["a weight=0", "a weight", "a speed=1", "a tokens=many", "a requests=inf", "a class=best", "a drafts=no", "b\nb"],
+    [
+        "a weight=0",
+        "a weight=1e-320",
+        "a weight=2e6",
+        "a weight=nan",
+        "a weight",
+        "a speed=1",
+        "a tokens=many",
+        "a requests=inf",
+        "a class=best",
+        "a drafts=no",
+        "b\nb",
+    ],
 )
 def test_a_line_that_is_none_is_refused_by_its_number(tmp_path: Path, line: str) -> None:
     (tmp_path / "tenants").write_text(f"# tenants\n{line}\n")
