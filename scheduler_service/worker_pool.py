@@ -132,9 +132,10 @@ class WorkerPool:
         """`seconds` have passed. Give up on workers that have owed the report of a round for too long: they still send
         heartbeats, but their device hangs."""
         for session in self.sessions.values():
-            up = self._core.fleet.workers[session.worker].up
-            expected_s = up.cost.round_s(up.max_draft, up.slots)
-            expected_s += up.slots * self._settings.prefill_chunk * up.cost.prefill_token_s
+            worker = self._core.fleet.workers[session.worker]
+            up = worker.up
+            prefill = min(up.slots * self._settings.prefill_chunk, worker.memory_tokens)  # of one round
+            expected_s = up.cost.round_s(up.max_draft, up.slots) + prefill * up.cost.prefill_token_s
             limit_s = self._settings.step_timeout_s + STEP_SLACK * expected_s
             if session.wait(seconds, self._settings.max_lag) >= limit_s and not session.closed.is_set():
                 self._log.error("worker_hung", worker=session.worker, after_s=round(session.owed_s, 1))

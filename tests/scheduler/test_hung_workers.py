@@ -7,7 +7,7 @@ from protos.v1 import types_pb2
 from scheduler_service import reports
 from scheduler_service.session import WorkerSession
 from scheduler_service.store import MemoryStore
-from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, hello, scheduler
 
 LAG = 3
 
@@ -98,6 +98,18 @@ async def test_a_worker_that_beats_but_owes_a_round_loses_its_requests_to_anothe
         beats.cancel()
         for peer in (hangs, other, gateway):
             await peer.close()
+
+
+async def test_a_round_is_owed_no_longer_for_prompts_that_the_workers_memory_cannot_hold() -> None:
+    """Nobody cuts prompts in chunks there, and the longest round computes what fits into 64 blocks of 16 tokens."""
+    async with scheduler(MemoryStore(), step_timeout_s=60.0, prefill_chunk=2**31) as (leader, _):
+        owing = await leader.attach(hello(cost=pb.CostProfile(prefill_token_s=0.001)))
+        owing.commanded(pb.StepCommand(**RUNS), 1)
+        owing.wake.clear()
+        leader.workers.close_hung(60.0)
+        assert not owing.closed.is_set()
+        leader.workers.close_hung(15.0)
+        assert owing.closed.is_set()
 
 
 async def beat(worker: ScriptedWorker) -> None:
