@@ -58,6 +58,7 @@ class Comparing:
         self._command, self._deadline_s = command, deadline_s
         self._asked = asyncio.Event()
         self._old_at = 0.0  # when the last one is no longer new
+        self._forgotten = 0  # times that the model has changed
 
     @property
     def computing(self) -> bool:
@@ -73,14 +74,22 @@ class Comparing:
         if self._clock() >= self._old_at and self._fleet.workers and self.ended >= LEAST:
             self._asked.set()
 
+    def forget(self) -> None:
+        """Another model is served from now on: requests and costs of the last one say nothing of it."""
+        self._history.forget()
+        self._forgotten += 1
+        self.newest, self.problem, self._old_at = None, "", 0.0
+
     async def run(self) -> None:
         """Until cancelled: make the comparisons that are asked for, one at a time."""
         log = structlog.get_logger()
         while True:
             await self._asked.wait()
-            began_at = self._clock()
+            began_at, forgotten = self._clock(), self._forgotten
             try:
-                self.newest, self.problem = await self._compare(), ""
+                made, self.problem = await self._compare(), ""
+                if forgotten == self._forgotten:
+                    self.newest = made
             except (OSError, ValueError, ComparisonFailed) as error:  # a timeout is an OSError
                 self.problem = str(error) or "the simulation took too long"
                 log.warning("comparison_failed", reason=self.problem)

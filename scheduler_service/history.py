@@ -66,5 +66,10 @@ class History:
             self._forget_oldest()
         return list(self._ended)
 
+    def forget(self) -> None:
+        """All of them."""
+        self._ended.clear()
+        self._weight = 0
+
     def _forget_oldest(self) -> None:
         self._weight -= self._ended.popleft().weight

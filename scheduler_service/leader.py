@@ -184,8 +184,10 @@ class Leader:
         async with self._attaching:  # of two first workers with different models the second is refused
             self.workers.check_model(hello.model.name, hello.model.fingerprint)
             await self._other_model.serve(hello.model.fingerprint)
-            if self.learning.serve(hello.model.fingerprint) and self.event_log:
-                self.event_log.forgot()
+            if self.learning.serve(hello.model.fingerprint):
+                self.comparing.forget()
+                if self.event_log:
+                    self.event_log.forgot()
             return self.workers.attach(hello)
 
     async def run(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from protos.times import seconds
+from protos.v1 import types_pb2
 from scheduler_service import comparing
 from scheduler_service.comparing import LEAST, Comparing
 from scheduler_service.config import Settings
@@ -25,6 +26,7 @@ from scheduler_service.sim.workload import Job
 from scheduler_service.store import MemoryStore
 from scheduler_service.store.rounds import encode
 from tests.scheduler.builders import FakeWorker, core, request
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.waiting import until
 
 
@@ -136,6 +138,48 @@ async def test_a_comparison_is_made_once_and_kept_for_a_while() -> None:
         clock.now += comparing.KEPT_S
         compared.ask()
         assert compared.computing
+
+
+async def test_with_another_model_neither_a_comparison_is_left_nor_what_it_was_about() -> None:
+    compared, history, _ = comparison(Clock())
+    fill(history, LEAST)
+    async with running(compared):
+        compared.ask()
+        await made(compared)
+        assert compared.newest is not None, compared.problem
+        compared.forget()
+        assert (compared.newest, compared.ended) == (None, 0)
+        fill(history, LEAST)
+        compared.ask()
+        assert compared.computing
+
+
+async def test_a_comparison_under_way_when_the_model_changes_is_of_no_use() -> None:
+    compared, history, _ = comparison(Clock())
+    fill(history, LEAST)
+    async with running(compared):
+        compared.ask()
+        await asyncio.sleep(0)  # it has read the history
+        compared.forget()
+        await made(compared)
+        assert (compared.newest, compared.problem) == (None, "")
+
+
+async def test_a_worker_of_another_model_has_the_requests_of_the_last_one_forgotten() -> None:
+    async with scheduler(MemoryStore()) as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await worker.until("a")
+        await worker.report(worker.row("a", 0, 7, finish=types_pb2.FINISH_REASON_STOP))
+        await gateway.until(lambda: "a" in gateway.endings)
+        assert leader.comparing.ended == 1
+        await worker.close()
+        await gateway.until(lambda: not gateway.serving.ready)
+        other = await ScriptedWorker(target).attach(model={"fingerprint": "other"})
+        assert leader.comparing.ended == 0
+        await other.close()
+        await gateway.close()
 
 
 async def test_too_few_requests_are_not_compared() -> None:
