@@ -53,15 +53,13 @@ class Tracked:
 
 
 class Ledger:
-    """`clock`: seconds. `drop` is told of requests that turn out not to be ours to run. `turns`: of the event loop."""
+    """`drop` is told of requests that turn out not to be ours to run. `turns`: of the event loop."""
 
-    def __init__(
-        self, store: Store, clock: Callable[[], float], drop: Callable[[str], None], turns: Turns | None = None
-    ) -> None:
+    def __init__(self, store: Store, drop: Callable[[str], None], turns: Turns | None = None) -> None:
         self.live: dict[str, Tracked] = {}
-        self._store, self._clock, self._drop_from_core = store, clock, drop
+        self._store, self._drop_from_core = store, drop
         self._turns = turns or Turns(UNITS)
-        self._passed_s = 0.0
+        self._passed_s = 0.0  # as `orphans` is told: no clock that is set forth or back
         self._orphans: dict[str, float] = {}  # live requests that no gateway wants, and since when; the longest first
         # Follows of requests that recovery is still to read: offset, gateway, most tokens.
         self._early: dict[str, list[tuple[int, GatewayOutbox, int]]] = {}
@@ -211,7 +209,7 @@ class Ledger:
                 self._relay_rounds(id, tracked, write)
             else:
                 self._relay(id, tracked, write)
-        oldest = self._clock() - ENDED_KEPT_S
+        oldest = self._passed_s - ENDED_KEPT_S
         while self._ended and (first := next(iter(self._ended.items())))[1][0] < oldest:
             del self._ended[first[0]]
 
@@ -242,7 +240,7 @@ class Ledger:
             tracked.output = []
             self._remove(id, tracked)
             self._ended.pop(id, None)
-            self._ended[id] = (self._clock(), tracked)
+            self._ended[id] = (self._passed_s, tracked)
 
     def _relay_rounds(self, id: str, tracked: Tracked, write: Write) -> None:
         at, size = 0, len(write.log)

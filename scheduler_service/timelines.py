@@ -135,7 +135,7 @@ class Timelines:
     def _finish(self, id: str, timeline: _Timeline, now: float) -> None:
         """The phase that it is in is over."""
         if timeline.phase is Phase.PAUSED:
-            paused_s = now - self._paused.pop(id)
+            paused_s = max(0.0, now - self._paused.pop(id))  # the clock may have been set back
             timeline.paused_s += paused_s
             timeline.longest_pause_s = max(timeline.longest_pause_s, paused_s)
         told = now > timeline.since or timeline.phase is Phase.QUEUED  # each was queued, if for no time at all

@@ -82,6 +82,14 @@ def test_the_longest_of_a_requests_pauses_is_told() -> None:
     assert (timelines.longest_pause.sum, timelines.paused_time.sum) == (4.0, 5.0)
 
 
+def test_a_clock_that_is_set_back_makes_no_pause_shorter_than_none() -> None:
+    timelines, _ = told()
+    for at, record in ((13.0, RUNS), (14.0, PAUSED), (18.0, RUNS), (3620.0, PAUSED), (21.0, RUNS)):
+        timelines.changed(record, at)
+    timelines.ended(FINISHED, 30.0)
+    assert (timelines.longest_pause.sum, timelines.paused_time.sum) == (4.0, 4.0)
+
+
 def test_a_span_of_running_names_the_worker() -> None:
     spans = Spans()
     timelines = Timelines(spans)  # type: ignore[arg-type]

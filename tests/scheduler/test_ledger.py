@@ -1,6 +1,7 @@
 """What a leader keeps of requests that ended, as long as the store might have lost them; and how it tells of them."""
 
 import asyncio
+import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,9 @@ from protos.channels import LINK_MESSAGE_BYTES
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2 as types_pb
+from scheduler_service.config import Settings
 from scheduler_service.core.lifecycle import State
+from scheduler_service.leader import Leader
 from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, Ledger, Tracked
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.pace import REPEATED, UNITS
@@ -26,37 +29,52 @@ LONG = UNITS * AT_ONCE  # rounds: they are repeated in several turns of the even
 
 
 class Book(Ledger):
-    """With one request that ends now, and a clock that is set."""
+    """With requests that end now, and time that passes when it is told to."""
 
     def __init__(self) -> None:
-        super().__init__(MemoryStore(), lambda: self.now, lambda id: None)
-        self.now = 0.0
+        super().__init__(MemoryStore(), lambda id: None)
+
+    def wait(self, seconds: float) -> None:
+        assert not self.orphans(seconds, timeout_s=math.inf)
 
     async def end(self, id: str) -> None:
-        ended = record(id, state=State.FINISHED)
-        self.live[id] = Tracked(pb.Submit(request_id=id), ended, stored=True)
-        await self.durable([(Write(ended, ending=b""), Verdict.APPLIED)])
+        await end(self, id)
 
     @property
     def kept(self) -> list[str]:
         return [write.record.request.id for write in self.everything()]
 
 
+async def end(ledger: Ledger, id: str) -> None:
+    ended = record(id, state=State.FINISHED)
+    ledger.live[id] = Tracked(pb.Submit(request_id=id), ended, stored=True)
+    await ledger.durable([(Write(ended, ending=b""), Verdict.APPLIED)])
+
+
 async def test_a_request_that_ended_long_ago_takes_no_memory() -> None:
     book = Book()
     await book.end("a")
-    book.now = ENDED_KEPT_S - 1
+    book.wait(ENDED_KEPT_S - 1)
     await book.end("b")
     assert book.kept == ["a", "b"]
-    book.now = ENDED_KEPT_S + 1
+    book.wait(2)
     await book.durable([])
     assert book.kept == ["b"]
+
+
+async def test_a_clock_that_is_set_back_has_nothing_kept_for_longer() -> None:
+    clock = iter(range(10_000, 0, -1_000))
+    leader = Leader(Settings(_cli_parse_args=False), MemoryStore(), clock=lambda: float(next(clock)))  # type: ignore[call-arg]
+    await end(leader.ledger, "a")
+    leader.ledger.orphans(ENDED_KEPT_S + 1, timeout_s=math.inf)
+    await leader.ledger.durable([])
+    assert not list(leader.ledger.everything())
 
 
 async def test_what_ended_before_the_store_went_away_is_kept_however_long_it_stays_away() -> None:
     book = Book()
     await book.end("a")
-    book.now = 100 * ENDED_KEPT_S
+    book.wait(100 * ENDED_KEPT_S)
     assert book.kept == ["a"]
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from typing import Any
 
 import grpc
@@ -230,7 +229,7 @@ async def test_another_submission_under_the_id_of_an_ended_request_is_refused(li
 
 async def test_what_is_not_durable_is_not_yet_the_submission_of_its_id() -> None:
     """It may turn out that an ended request of other content has it. (Simulated faults, seed 17222.)"""
-    ledger = Ledger(MemoryStore(), time.time, lambda id: None)
+    ledger = Ledger(MemoryStore(), lambda id: None)
     ledger.live["a"] = Tracked(gateway_pb.Submit(request_id="a"), Entry(request("a"), Known(4)).record())
     with pytest.raises(UnknownRequest):
         await ledger.submission("a")

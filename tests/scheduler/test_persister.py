@@ -51,7 +51,7 @@ class Forgetful(MemoryStore):
 async def test_a_store_that_went_back_is_read_again_though_the_answer_to_its_rewriting_was_lost() -> None:
     """(Simulated faults, seed 403967.)"""
     store, rewritten = Forgetful(), asyncio.Event()
-    ledger = Ledger(store, lambda: 0.0, lambda id: None)
+    ledger = Ledger(store, lambda id: None)
     persister = Persister(store, 1, ledger, rewritten.set)
     running = asyncio.create_task(persister.run(await store.lead(1)))
     async with asyncio.timeout(WAIT_S):
@@ -65,7 +65,7 @@ async def test_a_store_that_went_back_is_read_again_though_the_answer_to_its_rew
 
 async def test_reports_of_many_workers_do_not_count_as_submissions_that_the_store_is_behind_with() -> None:
     store = MemoryStore()
-    persister = Persister(store, 16, Ledger(store, lambda: 0.0, lambda id: None), lambda: None)
+    persister = Persister(store, 16, Ledger(store, lambda id: None), lambda: None)
     persister.put([submission("a")])
     for number in range(64):
         persister.put([submission(f"of {number}")], worker=f"worker-{number}")
@@ -86,7 +86,7 @@ class Refusing(MemoryStore):
 async def test_why_a_store_refuses_is_told_until_it_takes_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_service.persister.REFUSED_S", 0.0)
     store = Refusing()
-    persister = Persister(store, 1, Ledger(store, lambda: 0.0, lambda id: None), lambda: None)
+    persister = Persister(store, 1, Ledger(store, lambda id: None), lambda: None)
     running = asyncio.create_task(persister.run(await store.lead(1)))
 
     async def refused() -> bool:
@@ -104,7 +104,7 @@ async def test_why_a_store_refuses_is_told_until_it_takes_a_commit(monkeypatch: 
 
 async def test_a_worker_waits_for_its_own_reports_alone() -> None:
     store = MemoryStore()
-    persister = Persister(store, 2, Ledger(store, lambda: 0.0, lambda id: None), lambda: None)
+    persister = Persister(store, 2, Ledger(store, lambda id: None), lambda: None)
     for worker in ("busy", "other", "busy"):
         persister.put([], worker)
     assert [persister.full(worker) for worker in ("busy", "other", "new")] == [True, False, False]
@@ -155,7 +155,7 @@ async def test_commits_without_writes_take_no_number_from_one_that_waits_for_mem
 async def test_what_is_left_of_a_request_that_is_no_longer_ours_holds_up_nobody() -> None:
     """The store has said that another request of its id was there first, and has forgotten that one since."""
     store = MemoryStore()
-    ledger = Ledger(store, lambda: 0.0, lambda id: None)
+    ledger = Ledger(store, lambda id: None)
     persister = Persister(store, 1, ledger, lambda: None)
     persister.put([tokens("withdrawn", 0, 10)], worker="w")
     persister.put([ours(ledger, "b")])
@@ -197,7 +197,7 @@ HALF = MAX_WHOLE_BYTES // 2
 
 async def test_a_part_of_a_rewriting_ends_before_it_is_long_under_way() -> None:
     store, rewritten = Rewritten(), asyncio.Event()
-    persister = Persister(store, 1, Heavy(store, lambda: 0.0, lambda id: None), rewritten.set)
+    persister = Persister(store, 1, Heavy(store, lambda id: None), rewritten.set)
     running = asyncio.create_task(persister.run(await store.lead(1)))
     async with asyncio.timeout(WAIT_S):
         await store.written.wait()
