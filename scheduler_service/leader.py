@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
+from itertools import count, islice
 from uuid import uuid4
 
 import structlog
@@ -147,6 +147,7 @@ class Leader:
         except BaseException:
             await first_of(lambda: self.persisting, lambda: asyncio.sleep(0))  # cancelled, and surely at its end
             raise
+        self.workers.led_since = self.clock()
         with_kv, waiting = len(self.ledger.live), len(self.recovery.unread)
         self._log.info("leading", epoch=self.epoch, with_kv=with_kv, waiting=waiting, policy=self.settings.policy)
 
@@ -180,7 +181,10 @@ class Leader:
         if self._highest_epoch > self.epoch:
             raise NotServing("a leader of a higher epoch was obeyed")
         with suppress(StoreUnavailable):  # then the KV that the worker holds of unread requests is computed again
-            await self.recovery.fetch(held.request_id for held in hello.held)
+            wanted = [held.request_id for held in hello.held]
+            if not self.ledger.live:
+                wanted += islice(self.recovery.unread, 1)  # it tells for which model the others wait
+            await self.recovery.fetch(wanted)
         async with self._attaching:  # of two first workers with different models the second is refused
             self.workers.check_model(hello.model.name, hello.model.fingerprint)
             await self._other_model.serve(hello.model.fingerprint)

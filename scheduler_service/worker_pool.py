@@ -5,10 +5,11 @@ A report is answered at once; what it brought is stored in the background (durab
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 
 import structlog
 
-from protos.errors import BadInput, LastWorker, UnknownWorker
+from protos.errors import BadInput, LastWorker, NotServing, UnknownWorker
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as pb
 from scheduler_service import checks, reports, translate
@@ -33,6 +34,7 @@ class WorkerPool:
     ) -> None:
         self.model: common_pb.ModelInfo | None = None  # the one that every worker runs, or ran last
         self.epoch = 0  # of this leader
+        self.led_since = -inf  # by the clock
         self.sessions = sessions
         self.loading: list[str] = []  # names of workers that are coming
         self._to_go: set[str] = set()  # names of workers that were told to drain, and have not said that they do
@@ -75,12 +77,17 @@ class WorkerPool:
 
     def check_model(self, name: str, fingerprint: str) -> None:
         """Raises BadInput if the attached workers run another model, or if live requests wait for some that have only
-        just gone. Else the model may change."""
+        just gone; NotServing if those have not come yet, and this leader has only just begun. Else it may change."""
         fleet = self._core.fleet
+        gone_s = self._durable.clock() - max(fleet.staffed_at, self.led_since)
         waiting = fleet.entries or fleet.unseen.requests
-        free = not self.sessions and not (waiting and self._durable.clock() - fleet.staffed_at < MODEL_STAYS_S)
-        if self.model is None or free or fingerprint == self.model.fingerprint:
+        free = not self.sessions and not (waiting and gone_s < MODEL_STAYS_S)
+        stored = (tracked.model for tracked in self._ledger.live.values() if tracked.model)
+        own = self.model.fingerprint if self.model else next(stored, "")
+        if free or own in ("", fingerprint):
             return
+        if self.model is None:
+            raise NotServing(f"live requests wait for workers of model {own}; {name} may come in a minute")
         other = f"{name} differs from" if name != self.model.name else f"this {name} has other files or --weights than"
         raise BadInput("model", f"{other} what the other workers run: {self.model.name}")
 

@@ -3,22 +3,23 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
 import redis
 
-from protos.errors import BadInput
+from protos.errors import BadInput, NotServing
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2 as types_pb
+from scheduler_service.config import Settings
 from scheduler_service.insight import stats
 from scheduler_service.leader import Leader
 from scheduler_service.other_model import OtherModel
 from scheduler_service.store import RedisStore, Stored, Unreadable
 from scheduler_service.worker_pool import MODEL_STAYS_S
 from tests.scheduler import stored
-from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker, scheduler
+from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker, hello, scheduler
 from tests.waiting import until
 
 STOP, ERROR = types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_ERROR
@@ -40,8 +41,9 @@ def raw(redis_url: str) -> Iterator[redis.Redis]:
 
 @asynccontextmanager
 async def live(store: RedisStore, *held: worker_pb.Held, **changes: Any) -> AsyncIterator[Live]:
-    """A leader, a worker of two slots and a gateway."""
+    """A leader, a worker of two slots and a gateway. The leader has begun so long ago that the model may be another."""
     async with scheduler(store, policy="fcfs", predictor="none") as (leader, target):
+        leader.workers.led_since -= MODEL_STAYS_S
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target, slots=2).attach(*held, **changes)
         await gateway.until(lambda: gateway.serving.ready)
         yield leader, worker, gateway
@@ -263,6 +265,25 @@ async def test_live_requests_wait_for_workers_of_their_model_that_have_just_gone
         await again.close()
 
 
+@pytest.mark.parametrize("runs", [True, False])
+async def test_after_a_change_of_leaders_they_wait_for_workers_of_their_model_as_well(
+    store: RedisStore, runs: bool
+) -> None:
+    """Those with KV are read when the leader begins, and one of the others when a worker comes."""
+    async with nullcontext() if runs else left_waiting(store, "a"):
+        if runs:
+            await leave(store, "a")
+    leader = Leader(Settings(_cli_parse_args=False), store)  # type: ignore[call-arg]
+    await leader.lead()
+    assert bool(leader.recovery.unread) is not runs
+    with pytest.raises(NotServing, match="live requests wait for workers of model f"):  # it comes again
+        await leader.attach(hello("other", model=other_model()))
+    await leader.attach(hello("own"))
+    assert list(leader.core.fleet.entries) == ["a"]
+    leader.persisting.cancel()
+    await asyncio.gather(leader.persisting, return_exceptions=True)
+
+
 async def test_a_model_change_that_is_broken_off_is_completed_by_the_next_worker() -> None:
     failed: list[str] = []
     change = OtherModel(lambda id, message: failed.append(id), lambda: {str(n): "f" for n in range(100)})
@@ -279,6 +300,7 @@ async def test_of_two_first_workers_with_different_models_one_is_refused(store: 
     await leave(store, "a")
     async with scheduler(store) as (leader, _):
         await all_read(leader)
+        leader.workers.led_since -= MODEL_STAYS_S
         like: Any = {"slots": 1, "blocks": 64, "block_tokens": 16, "cost": worker_pb.CostProfile(verify_s=0.01)}
         hellos = (worker_pb.Hello(worker_id=name, model=other_model(name), **like) for name in ("g", "h"))
         results = await asyncio.gather(*map(leader.attach, hellos), return_exceptions=True)
