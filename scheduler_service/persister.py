@@ -15,8 +15,8 @@ from scheduler_service.store import LostWrites, Pulse, Store, StoreFull, StoreRe
 Batch = Sequence[Write]
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 MAX_WRITES_PER_COMMIT = 256  # the scheduler and Redis do nothing else while they handle one commit
-# Whole requests rewritten at once, and their bytes: until the store has all of a part it looks as if nobody led.
-MAX_WHOLE, MAX_WHOLE_BYTES = 64, 4 << 20
+MAX_WHOLE = 64  # requests rewritten at once: until the store has all of a part it looks as if nobody led
+MAX_BYTES = 4 << 20  # of either, but for a last write or batch: the store must have answered by its timeout
 BEAT_S = 0.25  # an empty commit after so long without one shows that the leader lives, and whether the store lost any
 REFUSED_S = 5.0  # after so long without a commit a refusal of the store is no passing trouble
 RETRY_S, MAX_RETRY_S = 0.05, 0.25  # pauses between attempts: each is twice as long as the one before
@@ -103,11 +103,13 @@ class Persister:
     async def _commit_some(self) -> None:
         """As many batches as fit into one commit: under load each costs less, and none waits for more to come."""
         writes: list[Write] = []
-        taken = 0
+        taken = size = 0
         for batch, _, _ in self._pending:
-            if taken and len(writes) + len(batch) > MAX_WRITES_PER_COMMIT:
+            if taken and (len(writes) + len(batch) > MAX_WRITES_PER_COMMIT or size >= MAX_BYTES):
                 break
-            writes += filter(self._ledger.concerns, batch)
+            ours = list(filter(self._ledger.concerns, batch))
+            writes += ours
+            size += sum(map(_bytes, ours))
             taken += 1
         verdicts = await self._commit(writes)
         await self._ledger.durable(zip(writes, verdicts, strict=True))
@@ -173,8 +175,12 @@ async def _some(whole: Iterator[Write]) -> list[Write]:
     """The next part. Each is decoded when it is asked for; other tasks run in between."""
     some: list[Write] = []
     size = 0
-    while len(some) < MAX_WHOLE and size < MAX_WHOLE_BYTES and (write := next(whole, None)) is not None:
+    while len(some) < MAX_WHOLE and size < MAX_BYTES and (write := next(whole, None)) is not None:
         some.append(write)
-        size += len(write.log) + len(write.submit or b"")
+        size += _bytes(write)
         await asyncio.sleep(0)
     return some
+
+
+def _bytes(write: Write) -> int:
+    return len(write.log) + len(write.submit or b"")

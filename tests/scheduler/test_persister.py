@@ -8,7 +8,7 @@ import pytest
 
 from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.ledger import Ledger, Tracked
-from scheduler_service.persister import MAX_WHOLE_BYTES, Persister
+from scheduler_service.persister import MAX_BYTES, Persister
 from scheduler_service.store import MemoryStore, Pulse, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
 from tests.scheduler.live import WAIT_S
 from tests.scheduler.store.writes import submission, tokens
@@ -192,7 +192,7 @@ class Heavy(Ledger):
             yield replace(submission(id), log=bytes(size))
 
 
-HALF = MAX_WHOLE_BYTES // 2
+HALF = MAX_BYTES // 2
 
 
 async def test_a_part_of_a_rewriting_ends_before_it_is_long_under_way() -> None:
@@ -204,5 +204,36 @@ async def test_a_part_of_a_rewriting_ends_before_it_is_long_under_way() -> None:
         store.forget()
         await rewritten.wait()
     assert store.parts == [[HALF, HALF], [3 * HALF], [1]]
+    running.cancel()
+    await asyncio.wait([running])
+
+
+class Counted(MemoryStore):
+    """Takes note of how many bytes of prompts it was given at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
+        self.sizes += [sum(len(write.submit or b"") for write in writes)] if writes else []
+        return await super().commit(epoch, number, writes)
+
+
+async def test_a_commit_ends_before_it_is_long_under_way() -> None:
+    """Each batch goes whole, however large it is."""
+    store = Counted()
+    ledger = Ledger(store, lambda id: None)
+    persister = Persister(store, 1, ledger, lambda: None)
+    sizes = {"a": 1, "b": HALF, "c": HALF, "d": 3 * HALF, "e": 1}
+    for id, size in sizes.items():
+        persister.put([replace(ours(ledger, id), submit=bytes(size))])
+    running = asyncio.create_task(persister.run(await store.lead(1)))
+
+    async def done() -> bool:
+        return not persister.behind
+
+    await until(done)
+    assert store.sizes == [1 + HALF + HALF, 3 * HALF, 1]
     running.cancel()
     await asyncio.wait([running])
