@@ -123,7 +123,11 @@ class Fleet:
         return Ended(entry.record(), finish, start, reason)
 
     def refit_some(self) -> None:
-        """Some claims follow what finished requests have taught."""
+        """Some claims follow the costs, once there are any, and what finished requests taught. There are workers."""
+        for id in self.refit.costless():
+            entry = self.entries[id]
+            entry.live_per_slot /= self.slots  # there was none
+            self.rank(entry)
         for id in self.refit.due():
             self._expect(self.entries[id])
             self.rank(self.entries[id])
@@ -139,7 +143,8 @@ class Fleet:
     # ---- workers ----
 
     def attach(self, up: WorkerUp, now: float) -> Worker:
-        self.known.first_worker(up.cost, up.slots)
+        if self.known.first_worker(up.cost, up.slots):
+            self.refit.costs_came(self.entries)
         self.staffed_at = now
         worker = self.workers[up.worker] = Worker(up, up.blocks, FairRanking(self._changes))
         self.vacancies.set(up.worker, worker.vacancy)

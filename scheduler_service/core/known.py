@@ -7,7 +7,8 @@ from scheduler_service.core.types import CostProfile, Request
 
 class Known:
     """One profile of costs serves for all requests: that of the first worker. It never changes after that, so that
-    claims made at different times can be compared. `draft_len`: drafts a round in which service is counted."""
+    claims made at different times can be compared; those made before it are made anew (core/refit.py). `draft_len`:
+    drafts a round in which service is counted."""
 
     def __init__(self, draft_len: int) -> None:
         self.draft_len = draft_len
@@ -26,12 +27,13 @@ class Known:
         self.length, self.probe = FleetLength(), FleetProbe()
         self.acceptance = FleetAcceptance.at(self.draft_len)
 
-    def first_worker(self, cost: CostProfile, slots: int) -> None:
-        """A worker has come with these costs and slots. Nothing changes unless it is the first one."""
-        if self._by_default:
-            self._by_default = False
+    def first_worker(self, cost: CostProfile, slots: int) -> bool:
+        """A worker has come with these costs and slots. Nothing changes unless it is the first one, which is told."""
+        first, self._by_default = self._by_default, False
+        if first:
             self.cost, self.slots = cost, slots
             self.round_s = cost.round_s(self.draft_len, slots)
+        return first
 
     def belief(self, request: Request) -> Length:
         """Of its length. Requests of whose length nothing is known share one belief until another has finished."""

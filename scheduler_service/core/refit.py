@@ -1,11 +1,12 @@
-"""Which requests get a new claim next because finished ones have taught something: a few per plan, so that the time of
-a decision stays bounded.
+"""Which requests get a new claim next because finished ones have taught something, or costs have come: a few per plan,
+so that the time of a decision stays bounded.
 
 What is believed is not here, but in core/beliefs.py and core/known.py.
 """
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import islice
 
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
@@ -24,12 +25,14 @@ class Refit:
         self._remaining = 0  # requests that get a new claim before this is over
         self._look_at = 1  # finished requests, after which the beliefs are compared next
         self._known: list[float] = []  # the beliefs when all began to get new claims last
+        self._costless: dict[str, None] = {}  # live requests with claims of before the first worker's costs were known
 
     def join(self, id: str) -> None:
         self._ids[id] = None
 
     def leave(self, id: str) -> None:
         self._ids.pop(id, None)
+        self._costless.pop(id, None)
         self._remaining = min(self._remaining, len(self._ids))
 
     def forget(self) -> None:
@@ -48,10 +51,21 @@ class Refit:
             self._known = known
             self._remaining = len(self._ids)
 
+    def costs_came(self, ids: Iterable[str]) -> None:
+        """The first worker has. Each of these gets a new claim, whatever finished requests teach of it."""
+        self._costless = dict.fromkeys(ids)
+
+    def costless(self) -> list[str]:
+        """The next of those."""
+        ids = list(islice(self._costless, AT_ONCE))
+        for id in ids:
+            del self._costless[id]
+        return ids
+
     @property
     def pending(self) -> bool:
         """Whether any request gets a new claim with the next plan."""
-        return self._remaining > 0
+        return self._remaining > 0 or bool(self._costless)
 
     def due(self) -> list[str]:
         """The next requests that get a new claim."""

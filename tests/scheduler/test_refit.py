@@ -1,7 +1,11 @@
 """Which requests hear of what finished ones have taught, and when."""
 
+import pytest
+
 from scheduler_service.core.beliefs import Acceptance, FleetAcceptance, FleetLength
 from scheduler_service.core.refit import AT_ONCE, Refit
+from scheduler_service.core.types import CostProfile, Submitted
+from tests.scheduler.builders import core, records, request, worker_up
 
 
 def ended(refit: Refit, length: FleetLength, acceptance: FleetAcceptance, tokens: int, accepted: int = 2) -> None:
@@ -90,3 +94,33 @@ def test_the_first_answer_of_another_model_is_a_lesson_again() -> None:
     refit.forget()
     ended(refit, FleetLength(), acceptance, 900)
     assert told(refit) == ["a"]
+
+
+@pytest.mark.parametrize("policy", ["gittins:opening=balanced", "laps-sd", "srpt-length", "sjf", "las"])
+@pytest.mark.parametrize("hint", [None, 90])
+def test_after_a_change_of_leaders_claims_are_made_of_the_same_costs_as_before(policy: str, hint: int | None) -> None:
+    """The second leader restores before a worker comes: by the default costs what was old went behind newcomers."""
+    name, *more = policy.split(":")
+    first, second = core(name, *more), core(name, *more)
+    up = worker_up(slots=2, cost=CostProfile(draft_s=0.001, verify_s=0.03, verify_slope_s=0.01, prefill_token_s=0.002))
+    first.observe(up, 0.0)
+    for number in range(3 * AT_ONCE):
+        asked = request(f"r{number:02}", float(number), prompt=10 * number + 4, predicted_tokens=hint)
+        first.observe(Submitted(asked), float(number))
+    second.restore(records(first))
+    second.observe(up, 100.0)
+    for _ in range(3):
+        second.plan("w")
+    assert {id: entry.claim for id, entry in second.fleet.entries.items()} == {
+        id: entry.claim for id, entry in first.fleet.entries.items()
+    }
+
+
+def test_when_costs_come_a_few_requests_at_a_time_get_new_claims_whatever_they_learn() -> None:
+    refit, ids = Refit(), [f"r{i}" for i in range(AT_ONCE + 3)]
+    refit.costs_came(ids)
+    refit.leave("r0")
+    assert refit.pending
+    assert refit.costless() == ids[1 : AT_ONCE + 1]
+    assert refit.costless() == ids[AT_ONCE + 1 :]
+    assert not refit.pending
