@@ -140,7 +140,8 @@ class PeerNames(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is no
         allowed = self._names.get(details.method.split("/")[1])
         if handler is None or allowed is None:
             return handler
-        kind = "stream_stream" if handler.request_streaming else "unary_unary"
+        streams = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if many else "unary" for many in streams)
         behaviour = getattr(handler, kind)
 
         async def call(request, context):  # type: ignore[no-untyped-def]

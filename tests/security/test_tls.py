@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from laps_sd.authority import make_certs
-from protos.link.v1 import gateway_link_pb2_grpc
+from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2, worker_link_pb2_grpc
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
 from protos.tls import Files, PeerNames, Tls
 from protos.v1 import inference_pb2, status_pb2
@@ -32,14 +32,20 @@ class Scheduler(gateway_link_pb2_grpc.GatewayLinkServicer):
         return
 
 
+class Workers(worker_link_pb2_grpc.WorkerLinkServicer):
+    async def Announce(self, request: worker_link_pb2.AnnounceRequest, context: grpc.aio.ServicerContext) -> None:  # type: ignore[override] # noqa: N802
+        await context.write(worker_link_pb2.Announced())
+
+
 @asynccontextmanager
 async def serving(identity: Tls) -> AsyncIterator[str]:
-    """A scheduler's port that gateways alone may call; yields HOST:PORT."""
-    names = PeerNames({"laps_sd.link.v1.GatewayLink": ["gateway"]})
+    """A scheduler's port with a service for gateways alone and one for workers alone; yields HOST:PORT."""
+    names = PeerNames({"laps_sd.link.v1.GatewayLink": ["gateway"], "laps_sd.link.v1.WorkerLink": ["worker"]})
     server = Server(
         ["laps_sd.link.v1.GatewayLink"], LINK_MESSAGE_BYTES, identity.server_credentials(), interceptors=[names]
     )
     gateway_link_pb2_grpc.add_GatewayLinkServicer_to_server(Scheduler(), server.grpc)
+    worker_link_pb2_grpc.add_WorkerLinkServicer_to_server(Workers(), server.grpc)
     port = await server.start("127.0.0.1", 0)
     try:
         yield f"127.0.0.1:{port}"
@@ -110,6 +116,16 @@ async def test_a_worker_may_not_do_what_gateways_do(certs: Path, streams: bool) 
         call = stub.Link(timeout=WAIT_S) if streams else stub.Stats(inference_pb2.StatsRequest(), timeout=WAIT_S)
         assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
         assert "gateway may call this" in await call.details()
+
+
+async def test_a_worker_alone_may_announce_one(certs: Path) -> None:
+    async with serving(tls(certs / "scheduler")) as target:
+        async with channel(target, tls(certs / "worker").channel_credentials()) as link:
+            call = worker_link_pb2_grpc.WorkerLinkStub(link).Announce(worker_link_pb2.AnnounceRequest(), timeout=WAIT_S)
+            assert await call.read() == worker_link_pb2.Announced()
+        async with channel(target, tls(certs / "gateway").channel_credentials()) as link:
+            call = worker_link_pb2_grpc.WorkerLinkStub(link).Announce(worker_link_pb2.AnnounceRequest(), timeout=WAIT_S)
+            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_any_peer_may_ask_whether_it_is_well(certs: Path) -> None:
