@@ -178,12 +178,17 @@ class Cells:
                 return link
         if len(homes) == 1:
             return homes[0]
+        away: NotServing | None = None
         for link in homes:
             try:
                 await link.scheduler.submission(request_id)
+                return link
             except UnknownRequest:
                 continue
-            return link
+            except NotServing as error:  # another cell may have it
+                away = error
+        if away is not None:
+            raise away
         if model is not None and (left_s := self._settled_s - time.monotonic()) > 0:
             raise NotServing("the cell of this id has just changed", retry_after_ms=int(1e3 * left_s) + 1)
         return homes[0]

@@ -249,6 +249,22 @@ async def test_an_id_that_moves_is_new_nowhere_until_all_gateways_know_of_the_mo
         assert await answered(made, 0, "b", request_id=id) == id
 
 
+async def test_a_request_is_found_in_its_cell_while_another_that_may_have_it_is_away(tmp_path: Path) -> None:
+    async with service(tmp_path) as made:
+        cells = made.gateways[0].cells
+        here, nowhere = [id for id in (f"order-{number}" for number in range(99)) if cells.homes(id) == ["a"]][:2]
+        made.write(version=2, drain="a")
+        cells.look(read_cells(made.file))
+        assert cells.homes(here) == ["b", "a"]
+        made.cells["a"].submitted[here] = pb.Submit(request_id=here, prompt=[1], tenant="default")
+        made.cells["a"].known[here] = status_pb.RequestStatus(request_id=here, tenant="default")
+        await made.cells["b"].stop()
+        await until(lambda: gone(made, "b"))
+        assert (await made.clients[0].status(here)).request_id == here
+        with pytest.raises(NotServing):
+            await made.clients[0].status(nowhere)
+
+
 async def test_one_door_serves_the_models_of_all_cells(tmp_path: Path) -> None:
     other = model_info(fingerprint="two")
     other.name = "small"
