@@ -67,6 +67,8 @@ def _authority(folder: Path) -> Authority:
     """The one in this folder, made if there is none. Raises ValueError if its files cannot be used."""
     certificate_file, key_file = folder / "ca.crt", folder / "ca.key"
     if not key_file.exists():
+        if certificate_file.exists():
+            raise ValueError(f"{folder}: ca.key is gone: put it back, or delete ca.crt for a new authority")
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name(CA_NAME)
         certificate = (

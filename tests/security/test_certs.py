@@ -81,6 +81,16 @@ def test_an_authority_that_cannot_be_used_is_a_sentence_and_stays(tmp_path: Path
     assert (tmp_path / "ca" / "ca.key").read_text() == "no key"
 
 
+def test_an_authority_whose_key_is_gone_is_not_replaced(certs: Path) -> None:
+    (certs / "ca" / "ca.key").unlink()
+    before = (certs / "ca" / "ca.crt").read_bytes()
+    problem = "ca.key is gone: put it back, or delete ca.crt for a new authority"
+    assert invoke(certs) == (1, f"laps-sd: {certs / 'ca'}: {problem}\n")
+    assert (certs / "ca" / "ca.crt").read_bytes() == before
+    (certs / "ca" / "ca.crt").unlink()
+    assert invoke(certs)[0] == 0
+
+
 def test_a_host_that_is_no_name_is_a_sentence_and_changes_no_certificate(certs: Path) -> None:
     before = (certs / "gateway" / "tls.crt").read_bytes()
     code, output = invoke(certs, "--host", "größe")
