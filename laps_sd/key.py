@@ -68,14 +68,15 @@ def revoke(
     try:
         before = file.stat()
         left = without(file.read_bytes().decode(), asked)
-        draft = file.with_name(file.name + ".tmp")
+        target = file.resolve()  # not a link to it, which a gateway may not read
+        draft = target.with_name(target.name + ".tmp")
         draft.unlink(missing_ok=True)
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as lines:
             os.fchmod(lines.fileno(), before.st_mode & 0o777)
             with suppress(PermissionError):  # only the superuser may, and only for him it matters
                 os.fchown(lines.fileno(), before.st_uid, before.st_gid)
             lines.write(left.encode())
-        os.replace(draft, file)
+        os.replace(draft, target)
     except (ValueError, OSError) as error:
         _fail(error, file)
     typer.echo(f"revoked {asked}")

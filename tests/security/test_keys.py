@@ -165,6 +165,19 @@ def test_a_revoked_key_is_nobodys_and_all_else_in_the_file_stays_as_it_was(file:
         keys.caller(f"Bearer {gone}")
 
 
+def test_a_key_is_revoked_in_the_file_that_a_link_leads_to(file: Path, tmp_path: Path) -> None:
+    key, line = new_key("acme", [Right.GENERATE])
+    write(file, line)
+    keys = Keys(file)
+    link = tmp_path / "elsewhere" / "link"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    assert run("revoke", key, "--file", link)[0] == 0
+    with pytest.raises(Unauthenticated):
+        keys.caller(f"Bearer {key}")
+    assert link.is_symlink()
+
+
 def test_a_key_can_be_revoked_by_itself(file: Path) -> None:
     key, line = new_key("acme", [Right.GENERATE])
     write(file, line)
