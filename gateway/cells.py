@@ -10,7 +10,8 @@ import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from itertools import groupby
+from itertools import dropwhile, groupby
+from operator import attrgetter
 from random import Random
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from gateway.cell_file import Cell, CellList
 from gateway.config import RETRY_AFTER_MS
 from gateway.link import Link
 from gateway.text import TextModel
+from protos.bounds import MOST_LISTED, PAGE
 from protos.errors import BadInput, NotServing, RequestError, UnknownModel, UnknownRequest
 from protos.v1 import inference_pb2, types_pb2
 
@@ -231,25 +233,31 @@ class Cells:
         await asyncio.gather(*(link.scheduler.flush(timeout_s) for link in self.links.values()))
 
     async def list_requests(self, request: inference_pb2.ListRequestsRequest) -> inference_pb2.ListRequestsResponse:
-        """A page of one cell. Its token names the cell: CELL/TOKEN. Raises BadInput, NotServing."""
+        """A page, cell by cell, those first that take no new requests. Its token, CELL/TOKEN, names the cell that the
+        next page begins with. Raises BadInput, NotServing."""
         if self.alone:
             return await next(iter(self.links.values())).scheduler.list_requests(request)
-        names = list(self.links)
-        name, _, token = (request.page_token or f"{names[0]}/").partition("/")
-        if name not in names:
+        serving = {cell.name for cell in self._list.cells if not cell.drain}
+        links = sorted(self.links.items(), key=lambda named: named[0] in serving)
+        first, _, token = (request.page_token or f"{links[0][0]}/").partition("/")
+        if first not in self.links:
             raise BadInput("page_token", "is not the next_page_token of an answer")
-        asked = inference_pb2.ListRequestsRequest()
-        asked.CopyFrom(request)
-        asked.page_token = token
-        try:
-            page = await self.links[name].scheduler.list_requests(asked)
-        except NotServing:
-            page = inference_pb2.ListRequestsResponse()  # of a cell that is away nobody can tell
-        later = names[names.index(name) + 1 :]
-        if page.next_page_token:
-            page.next_page_token = f"{name}/{page.next_page_token}"
-        elif later:
-            page.next_page_token = f"{later[0]}/"
+        page, size = inference_pb2.ListRequestsResponse(), min(request.page_size or PAGE, MOST_LISTED)
+        for name, link in dropwhile(lambda named: named[0] != first, links):
+            if len(page.requests) == size:
+                page.next_page_token = f"{name}/"
+                break
+            asked = inference_pb2.ListRequestsRequest(
+                page_size=size - len(page.requests), page_token=token, recent_rounds=request.recent_rounds
+            )
+            token = ""
+            try:
+                page.MergeFrom(await link.scheduler.list_requests(asked))
+            except NotServing:
+                continue  # of a cell that is away nobody can tell
+            if page.next_page_token:
+                page.next_page_token = f"{name}/{page.next_page_token}"
+                break
         return page
 
     async def ask_all(self, ask: Callable[[Link], Awaitable[Answer]]) -> dict[str, Answer]:
@@ -273,15 +281,12 @@ class Cells:
 def _winners(cells: list[Cell], weights: Mapping[str, bytes]) -> list[str]:
     """Of the heaviest of these cells at each version that added some of them, the newest first."""
     winners: list[str] = []
-    for _, added in groupby(sorted(cells, key=_since), key=_since):
+    since = attrgetter("since")
+    for _, added in groupby(sorted(cells, key=since), key=since):
         best = max([*winners[-1:], *(cell.name for cell in added)], key=weights.__getitem__)
         if winners[-1:] != [best]:
             winners.append(best)
     return winners[::-1]
-
-
-def _since(cell: Cell) -> int:
-    return cell.since
 
 
 def _weight(key: str, cell: Cell) -> bytes:

@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from laps_sd.generate import ApiKey, Ca, Server
-
-MOST_LISTED = 256  # requests of one page: the server lists no more
+from protos.bounds import MOST_LISTED
 
 
 def top(

@@ -1,5 +1,5 @@
-"""Bounds of settings that the command line and the services share, each declared once. No service is imported for
-them, so that `laps-sd up --help` can tell them too."""
+"""Bounds of settings and answers that the command line and the services share, each declared once. No service is
+imported for them, so that `laps-sd up --help` can tell them too."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -15,3 +15,6 @@ DrainS = Annotated[float, Ge(0)]
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16"]
 Weights: TypeAlias = Literal["auto", "int8", "int4", "stored"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+MOST_LISTED = 256  # requests of a page, and tenants in Stats, so that the cost of an answer stays bounded
+PAGE = 50  # requests of a page where the caller does not say

@@ -9,6 +9,7 @@ from math import inf
 
 from google.protobuf.duration_pb2 import Duration
 
+from protos.bounds import MOST_LISTED, PAGE
 from protos.errors import BadInput, UnknownRequest
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.times import duration, timestamp
@@ -27,8 +28,6 @@ from scheduler_service.pace import LOOKED_UP
 from scheduler_service.predictor.port import Status
 from scheduler_service.session import WorkerSession
 
-MOST_LISTED = 256  # requests of a page, and tenants in Stats, so that the cost of an answer stays bounded
-PAGE = 50  # requests of a page where the caller does not say
 COUNTED_AT_ONCE = 256  # live requests, until other tasks run
 MOST_ROUNDS = 64  # of a request's last ones, that are told
 LISTED_AT_ONCE = 8  # the same; where each of these stands has to be looked up among all others

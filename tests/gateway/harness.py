@@ -171,7 +171,10 @@ class Scheduler(rpc.GatewayLinkServicer):
     async def ListRequests(  # noqa: N802
         self, request: inference_pb2.ListRequestsRequest, context: Any
     ) -> inference_pb2.ListRequestsResponse:
-        return inference_pb2.ListRequestsResponse(requests=self.known.values())
+        known, start = list(self.known.values()), int(request.page_token or 0)
+        end = start + (request.page_size or len(known))
+        token = str(end) if end < len(known) else ""
+        return inference_pb2.ListRequestsResponse(requests=known[start:end], next_page_token=token)
 
     async def Stats(self, request: inference_pb2.StatsRequest, context: Any) -> status_pb.StatsResponse:  # noqa: N802
         workers = [status_pb.WorkerStatus(worker_id="w")]

@@ -284,12 +284,33 @@ async def test_one_door_serves_the_models_of_all_cells(tmp_path: Path) -> None:
 async def test_figures_of_all_cells_are_told_as_those_of_one_service(tmp_path: Path) -> None:
     async with service(tmp_path) as made:
         assert (await made.clients[0].stats()).waiting == 6  # three in each
-        for name in NAMES:
-            made.cells[name].known[name] = status_pb.RequestStatus(request_id=name)
-        first = await made.clients[0].list_requests()
-        second = await made.clients[0].list_requests(page_token=first.next_page_token)
-        assert [status.request_id for page in (first, second) for status in page.requests] == ["a", "b"]
-        assert not second.next_page_token
+
+
+async def listed(made: Service, size: int) -> list[list[str]]:
+    """The ids of all pages."""
+    pages, token = list[list[str]](), ""
+    while token or not pages:
+        page = await made.clients[0].list_requests(size, page_token=token)
+        pages.append([status.request_id for status in page.requests])
+        token = page.next_page_token
+    return pages
+
+
+async def test_a_page_of_requests_goes_on_with_the_next_cell(tmp_path: Path) -> None:
+    async with service(tmp_path) as made:
+        for id in ("a0", "a1", "a2", "b0", "b1"):
+            made.cells[id[0]].known[id] = status_pb.RequestStatus(request_id=id)
+        assert await listed(made, 0) == [["a0", "a1", "a2", "b0", "b1"]]
+        assert await listed(made, 2) == [["a0", "a1"], ["a2", "b0"], ["b1"]]
+        assert await listed(made, 3) == [["a0", "a1", "a2"], ["b0", "b1"]]
+        with pytest.raises(BadInput, match="page_token"):
+            await made.clients[0].list_requests(page_token="c/")
+        made.write(version=2, drain="b")
+        made.gateways[0].cells.look(read_cells(made.file))
+        assert await listed(made, 4) == [["b0", "b1", "a0", "a1"], ["a2"]]
+        await made.cells["b"].stop()
+        await until(lambda: gone(made, "b"))
+        assert await listed(made, 4) == [["a0", "a1", "a2"]]
 
 
 async def gone(made: Service, name: str) -> bool:
