@@ -261,20 +261,13 @@ class Cells:
         return page
 
     async def ask_all(self, ask: Callable[[Link], Awaitable[Answer]]) -> dict[str, Answer]:
-        """The answers of the cells that can be reached, by name. Raises NotServing if none can."""
+        """The answers of the cells that give one, by name. Raises RequestError if none does."""
         asked = dict(self.links)  # the list may change while they answer
         answers = await asyncio.gather(*(ask(link) for link in asked.values()), return_exceptions=True)
-        told: dict[str, Answer] = {}
-        away: NotServing | None = None
-        for name, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, NotServing):
-                away = answer
-            elif isinstance(answer, BaseException):
+        told = {name: one for name, one in zip(asked, answers, strict=True) if not isinstance(one, BaseException)}
+        for answer in answers:
+            if isinstance(answer, BaseException) and not (told and isinstance(answer, RequestError)):
                 raise answer
-            else:
-                told[name] = answer
-        if not told and away is not None:
-            raise away
         return told
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.cell_file import Cell, read_cells
-from laps_sd.client import AsyncClient, BadInput, NotServing, UnknownRequest
+from laps_sd.client import AsyncClient, BadInput, NotServing, QueueFull, UnknownRequest
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import status_pb2 as status_pb
 from tests.gateway.harness import Link, Scheduler, ending, gateway, ids, model_info
@@ -333,6 +333,22 @@ async def test_figures_are_told_although_the_list_changes_meanwhile(tmp_path: Pa
             return 1
 
         assert await cells.ask_all(ask) == {"a": 1, "b": 1}
+
+
+async def test_figures_are_told_although_a_cell_refuses_to_tell_its_own(tmp_path: Path) -> None:
+    async with service(tmp_path) as made:
+        cells = made.gateways[0].cells
+        refusing = [cells.links["a"]]
+
+        async def ask(link: Any) -> int:
+            if link in refusing:
+                raise QueueFull("too many questions")
+            return 1
+
+        assert await cells.ask_all(ask) == {"b": 1}
+        refusing.append(cells.links["b"])
+        with pytest.raises(QueueFull):
+            await cells.ask_all(ask)
 
 
 async def test_an_answers_id_is_understood_although_the_cell_it_hashes_to_is_away(tmp_path: Path) -> None:
