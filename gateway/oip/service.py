@@ -55,7 +55,8 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     @answers_errors
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
-        self._model(request.name, request.version)
+        if not self._serves(request.name, request.version):  # strangers may ask, and learn no other name
+            raise UnknownModel("this model is not served")
         return pb.ModelReadyResponse(ready=self._front.ready)
 
     @answers_errors
@@ -167,10 +168,14 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
         asked.request.model = model.name
         return asked
 
+    def _serves(self, name: str, model_version: str) -> bool:
+        """Raises NotServing."""
+        return name in self._front.models() and model_version in ("", MODEL_VERSION)
+
     def _model(self, name: str, model_version: str) -> TextModel:
         """Raises UnknownModel, NotServing."""
         models = self._front.models()
-        if name not in models or model_version not in ("", MODEL_VERSION):
+        if not self._serves(name, model_version):
             served = " and ".join(map(repr, models))
             raise UnknownModel(f"model {name[:64]!r} version {model_version[:16]!r} is not served; {served} is")
         return models[name]

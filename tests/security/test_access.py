@@ -26,6 +26,8 @@ from protos.errors import (
     UnknownRequest,
 )
 from protos.link.v1 import gateway_link_pb2
+from protos.oip import inference_pb2 as oip
+from protos.oip import inference_pb2_grpc as oip_grpc
 from protos.serving import channel
 from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway
@@ -73,6 +75,17 @@ async def test_without_a_key_nothing_is_answered(stack: Stack, call: str) -> Non
         with pytest.raises(Unauthenticated, match="send `Bearer KEY`"):
             await CALLS[call](client)
     assert stack.link.received.empty()
+
+
+async def test_without_a_key_no_name_of_a_model_is_told(stack: Stack) -> None:
+    async with channel(stack.target) as link:
+        stub = oip_grpc.GRPCInferenceServiceStub(link)
+        assert (await stub.ModelReady(oip.ModelReadyRequest(name="tiny"))).ready
+        for asked in (oip.ModelReadyRequest(name="other"), oip.ModelReadyRequest(version="7")):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.ModelReady(asked)
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+            assert "tiny" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("tenant", "call"), [("acme", "Stats"), ("acme", "DrainWorker"), ("ops", "Generate")])

@@ -71,8 +71,8 @@ async def test_the_server_and_its_model_tell_what_they_are() -> None:
         assert {"text_input", "sampling_parameters"} <= {tensor.name for tensor in metadata.inputs}
         config = (await stub.ModelConfig(pb.ModelConfigRequest(name="tiny"))).config
         assert config.model_transaction_policy.decoupled
-        with pytest.raises(grpc.aio.AioRpcError, match="'other' version '' is not served"):
-            await stub.ModelReady(pb.ModelReadyRequest(name="other"))
+        with pytest.raises(grpc.aio.AioRpcError, match="'other' version '' is not served; 'tiny' is"):
+            await stub.ModelMetadata(pb.ModelMetadataRequest(name="other"))
 
 
 async def test_a_call_that_nobody_serves_is_unimplemented() -> None:
