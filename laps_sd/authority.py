@@ -45,12 +45,16 @@ class Authority:
 
 
 def make_certs(folder: Path, hosts: Sequence[str] = (), days: int = 365, namespace: str = "laps-sd") -> None:
-    """An authority and a password that are there stay; certificates are made anew. Raises OSError, or ValueError if
-    the authority's files cannot be used, or a host is no name."""
+    """An authority and a password that are there stay; certificates are made anew. `hosts`: NAME for all services, or
+    ROLE=NAME for one. Raises OSError, or ValueError if the authority's files cannot be used, or a host is no name."""
     for name in ("ca", *PURPOSES):
         (folder / name).mkdir(mode=0o750 if name == "redis" else 0o700, parents=True, exist_ok=True)
     authority = _authority(folder / "ca")
-    made = {name: _signed(authority, (name, *hosts, *LOCAL_NAMES), days) for name in PURPOSES}
+    split = [host.rpartition("=") for host in hosts]
+    made = {
+        role: _signed(authority, (role, *(name for of, _, name in split if of in ("", role)), *LOCAL_NAMES), days)
+        for role in PURPOSES
+    }
     for name, (key, certificate) in made.items():
         _write(folder / name / "ca.crt", _pem(authority.certificate), 0o644)
         # Redis often runs as another user, in the group of this folder.

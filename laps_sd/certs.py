@@ -9,7 +9,8 @@ import typer
 def certs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Gets one folder for each service.")],
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address that services are reached under; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="[ROLE=]NAME", help="A name or address of the service ROLE, or of all; repeatable."),
     ] = None,
     days: Annotated[
         int, typer.Option(min=1, max=36_500, help="How long the services' certificates are good for.")
@@ -22,9 +23,14 @@ def certs(
     """
     from laps_sd.authority import PURPOSES, make_certs
 
-    if taken := PURPOSES.keys() & set(host or ()):
-        problem = f"{', '.join(taken)}: every service gets these names, and would pass for that one, which has its own"
-        raise typer.BadParameter(problem, param_hint="--host")
+    for each in host or ():
+        role, equals, name = each.rpartition("=")
+        if (equals and role not in PURPOSES) or not name:
+            problem = f"{each!r} must be NAME, or ROLE=NAME where ROLE is one of {', '.join(PURPOSES)}"
+            raise typer.BadParameter(problem, param_hint="--host")
+        if name in PURPOSES:
+            problem = f"{name}: another service with this name would pass for that one, which has its own"
+            raise typer.BadParameter(problem, param_hint="--host")
     try:
         make_certs(folder, host or (), days, namespace)
     except (OSError, ValueError) as error:

@@ -40,9 +40,34 @@ def test_run_again_it_renews_certificates_and_keeps_authority_and_password(certs
     assert all(file.read_bytes() != content for file, content in renewed.items())
 
 
-def test_no_service_gets_the_name_that_another_is_known_by(tmp_path: Path) -> None:
-    """All get the names of `--host`, and a worker's certificate would pass for the gateway's."""
-    code, output = invoke(tmp_path, "--host", "gateway")
+def names_of(folder: Path) -> list[str]:
+    certificate = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+
+
+def test_a_name_for_one_service_is_in_no_other_certificate(tmp_path: Path) -> None:
+    """A drafter's key cannot pass for the scheduler's, nor for the public gateway's."""
+    given = ("scheduler=s.example", "scheduler=::2", "gateway=gw.example", "all.example")
+    assert invoke(tmp_path, *(word for name in given for word in ("--host", name)))[0] == 0
+    local = {"localhost", "127.0.0.1", "::1", "all.example"}
+    assert set(names_of(tmp_path / "scheduler")) == local | {"scheduler", "s.example", "::2"}
+    assert set(names_of(tmp_path / "gateway")) == local | {"gateway", "gw.example"}
+    for role in ("worker", "drafter", "redis"):
+        assert set(names_of(tmp_path / role)) == local | {role}
+
+
+@pytest.mark.parametrize("host", ["planner=s.example", "=s.example", "scheduler=", ""])
+def test_a_host_of_no_service_is_a_sentence(tmp_path: Path, host: str) -> None:
+    code, output = invoke(tmp_path, "--host", host)
+    assert (code, f"{host!r} must be NAME, or ROLE=NAME where ROLE is one of gateway, scheduler" in output) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("host", ["gateway", "worker=gateway"])
+def test_no_service_gets_the_name_that_another_is_known_by(tmp_path: Path, host: str) -> None:
+    """A worker's certificate would pass for the gateway's."""
+    code, output = invoke(tmp_path, "--host", host)
     assert (code, "which has its own" in output) == (2, True)
     assert not list(tmp_path.iterdir())
 
@@ -64,9 +89,7 @@ def test_a_service_is_its_name_signed_by_the_authority_for_what_it_does(tmp_path
     worker = x509.load_pem_x509_certificate((tmp_path / "worker" / "tls.crt").read_bytes())
     worker.verify_directly_issued_by(authority)
     assert worker.subject.rfc4514_string() == "CN=worker"
-    names = worker.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["worker", "gw.example", "localhost"]
-    assert [*map(str, names.get_values_for_type(x509.IPAddress))] == ["10.0.0.3", "127.0.0.1", "::1"]
+    assert names_of(tmp_path / "worker") == ["worker", "gw.example", "localhost", "10.0.0.3", "127.0.0.1", "::1"]
     purposes = worker.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(purposes) == [ExtendedKeyUsageOID.CLIENT_AUTH]
     assert (worker.not_valid_after_utc - worker.not_valid_before_utc).days == 30
