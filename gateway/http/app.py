@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
 from gateway.front import Front
 from gateway.http import errors
@@ -80,8 +81,9 @@ def common_routes(front: Front, registry: CollectorRegistry, *, metrics_right: R
 
 
 class RequestId:
-    """Every answer has the header `x-request-id`: the client's own, where that is a valid id, else one drawn here. A
-    handler finds it in `request.state.request_id`, and whether it is the client's own in `id_is_own`. And `date`."""
+    """Every answer has the header `x-request-id`: the call's own, where that is valid, which the logs have too. It
+    names no request, since proxies add one to every call. Without it the header is what a handler says, or an id that
+    is drawn here; a handler finds that in `request.state.request_id`. And every answer has `date`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -91,18 +93,20 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(REQUEST_ID_KEY, "")
-        own = REQUEST_ID.fullmatch(given)
-        request_id = given if own else uuid.uuid4().hex
-        scope.setdefault("state", {}).update(request_id=request_id, id_is_own=bool(own))
+        own = given if REQUEST_ID.fullmatch(given) else ""
+        drawn = scope.setdefault("state", {})["request_id"] = uuid.uuid4().hex
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.setdefault(REQUEST_ID_KEY, request_id)
+                if own:
+                    headers[REQUEST_ID_KEY] = own
+                headers.setdefault(REQUEST_ID_KEY, drawn)
                 headers.setdefault("date", formatdate(usegmt=True))  # RFC 9110 6.6.1; nothing below adds it
             await send(message)
 
-        await self._app(scope, receive, named)
+        with bound_contextvars(**({"x_request_id": own} if own else {})):
+            await self._app(scope, receive, named)
 
 
 async def _request_error(request: Request, error: Exception) -> Response:

@@ -2,26 +2,34 @@
 any token on. Pure: what is said at the paths under /v1/requests."""
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from gateway.openai.fields import UINT32
+from gateway.openai.fields import UINT32, Own
 from protos.errors import BadInput
 from protos.times import seconds
 from protos.v1 import types_pb2
 from protos.v1.status_pb2 import RequestState, RequestStatus
 
+SomeOwn = TypeVar("SomeOwn", bound=Own)
 LAST_EVENT_ID = "last-event-id"
 # The header by which gateways of others (smg) say how urgent a request is, and our classes by its values.
 PRIORITY = "x-smg-priority"
+IDEMPOTENCY = "idempotency-key"
 _CLASSES = {"system": "interactive", "interactive": "interactive", "bulk": "batch"}
 _ANSWER = re.compile(r"^(chatcmpl|cmpl|resp)[-_](?=.)")  # what the ids of answers have before the request's id
 
 
-def class_of(header: str) -> str:
-    """The class that the header asks for: as there, what it does not know is the default."""
-    return _CLASSES.get(header.strip().lower(), "default")
+def with_headers(body: SomeOwn, headers: Mapping[str, str]) -> SomeOwn:
+    """The body with what headers say in place of fields that it does not have."""
+    said: dict[str, str] = {}
+    if PRIORITY in headers and "class_" not in body.model_fields_set:
+        said["class_"] = _CLASSES.get(headers[PRIORITY].strip().lower(), "default")  # as there, also of unknown values
+    if IDEMPOTENCY in headers and body.request_id is None:
+        said["request_id"] = headers[IDEMPOTENCY].strip('"')  # the IETF's draft has quotes, most clients have none
+    return body.model_copy(update=said) if said else body
 
 
 def of_answer(id: str) -> str:

@@ -81,8 +81,7 @@ class Doors:
     async def embedding(self, asked: Request) -> Embedding:
         body = await self._body(Embeddings, asked)
         model = self._model(body.model, ready=True)
-        own = body.request_id or (asked.state.request_id if asked.state.id_is_own else "")
-        return Embedding(self._front, body, model, own, asked.state.request_id)
+        return Embedding(self._front, body, model, body.request_id or "", asked.state.request_id)
 
     async def models(self, asked: Request) -> Response:
         models = self._front.models()
@@ -163,9 +162,7 @@ class Doors:
         body = parse(kind, raw) if len(raw) <= THREAD_ABOVE_BYTES else await asyncio.to_thread(parse, kind, raw)
         if ignored := unknown(body):
             self._metrics.ignored_fields[asked.url.path] += len(ignored)
-        if own.PRIORITY in asked.headers and isinstance(body, Own) and "class_" not in body.model_fields_set:
-            return body.model_copy(update={"class_": own.class_of(asked.headers[own.PRIORITY])})
-        return body
+        return own.with_headers(body, asked.headers) if isinstance(body, Own) else body
 
     def _model(self, name: str, *, ready: bool = False) -> TextModel:
         """The model of that name; an alias is one of the first model. Raises UnknownModel, NotServing."""
@@ -178,7 +175,7 @@ class Doors:
     def _placed(self, wanted: Asked, asked: Request, model: TextModel) -> Asked:
         """In a cell, where the id is none that the client chose but one that was drawn for the call."""
         drawn: str = asked.state.request_id
-        if asked.state.id_is_own or wanted.request_id != drawn:
+        if wanted.request_id != drawn:
             return wanted
         return wanted.under(self._front.new_id(wanted.requests[0], model.name, drawn))
 

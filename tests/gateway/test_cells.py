@@ -103,6 +103,23 @@ async def test_a_new_request_goes_where_it_waits_least_and_its_id_names_the_cell
             assert (await answered(made, 0, better)).startswith(f"{better}-")
 
 
+async def test_the_id_that_a_proxy_gives_each_call_chooses_no_cell(tmp_path: Path) -> None:
+    async with service(tmp_path) as made, httpx2.AsyncClient(base_url=f"http://{made.gateways[0].http}") as http:
+        id = next(id for id in (f"p-{number}" for number in range(99)) if made.gateways[0].cells.homes(id) == ["a"])
+        await load(made.links["a"][0], 9.0)
+
+        async def heard() -> bool:
+            return made.gateways[0].cells.links["a"].wait(1) == (True, 9.0)
+
+        await until(heard)
+        body = {"model": "tiny", "prompt": "the"}
+        asking = asyncio.create_task(http.post("/v1/completions", json=body, headers={"x-request-id": id}))
+        submit = await made.links["b"][0].accept()
+        await made.links["b"][0].delta(submit, 0, ids(" fox"), ending=ending())
+        assert (await asking).json()["id"] == f"cmpl-{submit.request_id}"
+        assert submit.request_id.startswith("b-")
+
+
 async def test_any_gateway_resumes_and_tells_of_a_request_by_its_id(tmp_path: Path) -> None:
     async with service(tmp_path) as made:
         for name in NAMES:

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from laps_sd.client import AsyncClient
+from protos.link.v1 import common_pb2
 from protos.v1 import status_pb2, types_pb2
 from tests.gateway.harness import TOKENIZER, WAIT_S, ending, ids
 from tests.gateway.openai.harness import CHAT, Door, door, events
@@ -191,6 +194,43 @@ async def test_a_bad_offset_is_named() -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "offset")
         answer = await at.http.get("/v1/requests/r/stream", headers={"last-event-id": "x"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "last-event-id")
+
+
+@pytest.mark.parametrize(("header", "fields"), [("k-1", {}), ('"k-1"', {}), ("other", {"request_id": "k-1"})])
+async def test_an_idempotency_key_is_the_requests_id_unless_the_body_has_one(
+    header: str, fields: dict[str, str]
+) -> None:
+    async with door() as at:
+        answer, submit = await at.answered(CHAT | fields, headers={"Idempotency-Key": header})
+        assert (answer.json()["id"], submit.request_id) == ("chatcmpl-k-1", "k-1")
+
+
+async def test_an_idempotency_key_that_is_no_id_is_refused() -> None:
+    async with door() as at:
+        answer = await at.http.post("/v1/chat/completions", json=CHAT, headers={"Idempotency-Key": "a b"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", {"model": "tiny", "input": "the fox"}),
+        ("/v1/embeddings", {"model": "tiny", "input": "the fox"}),
+    ],
+)
+async def test_the_id_that_proxies_give_a_call_names_no_request(path: str, body: dict[str, Any]) -> None:
+    async with door() as at:
+        seen, embedding = set[str](), common_pb2.Logprobs(embedding=[0.5])
+        for _ in range(2):
+            task = at.asked(body, path, headers={"X-Request-Id": "corr-1"})
+            submit = await at.link.accept()
+            seen.add(submit.request_id)
+            with capture_logs(processors=[merge_contextvars]) as logs:
+                await at.link.delta(submit, 0, [1], logprobs=embedding, ending=ending())
+                assert (await task).headers["x-request-id"] == "corr-1"
+                assert [entry["x_request_id"] for entry in logs if entry["event"] == "ended"] == ["corr-1"]
+        assert len(seen - {"corr-1"}) == 2
 
 
 @pytest.mark.parametrize(
