@@ -6,20 +6,20 @@ to the cell that rendezvous hashing gives it: the same at every gateway that has
 """
 
 import asyncio
-import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from itertools import dropwhile, groupby
-from operator import attrgetter
+from collections.abc import Awaitable, Callable
+from itertools import dropwhile
 from random import Random
 from typing import TypeVar
 
 import structlog
 
-from gateway.cell_file import Cell, CellList
+from gateway.cell_file import CellList
 from gateway.config import RETRY_AFTER_MS
 from gateway.link import Link
+from gateway.rendezvous import homes_of, weight
+from gateway.several import in_cell
 from gateway.text import TextModel
 from protos.bounds import MOST_LISTED, PAGE
 from protos.errors import BadInput, NotServing, RequestError, UnknownModel, UnknownRequest
@@ -156,7 +156,7 @@ class Cells:
                 raise UnknownModel(f"model: there is no such model; this service has {', '.join(self.models())}")
             raise NotServing("no cell with a warmed worker", retry_after_ms=RETRY_AFTER_MS)
         if beginning:
-            own = max(able, key=lambda cell: _weight(beginning, cell)).name
+            own = max(able, key=lambda cell: weight(beginning, cell)).name
             full, _ = self.links[own].wait(priority, GATEWAYS)
             if not full:
                 return own
@@ -196,24 +196,7 @@ class Cells:
         return homes[0]
 
     def homes(self, request_id: str, model: str | None = None) -> list[str]:
-        """Cells that may have a request whose id a client chose: the one that gets it now, then those that would have
-        got it before a cell was added or drained."""
-        homes: list[str] = []
-        for group in self._groups(model):
-            weights = {cell.name: _weight(request_id, cell) for cell in group}
-            homes += _winners([cell for cell in group if not cell.drain], weights)
-            homes += _winners(group, weights)
-        return list(dict.fromkeys(homes))
-
-    def _groups(self, model: str | None) -> Iterable[list[Cell]]:
-        """The cells by the model that the list says they serve."""
-        groups: dict[str, list[Cell]] = {}
-        for cell in self._list.cells:
-            if model in (None, "") or cell.model in ("", model):
-                groups.setdefault(cell.model, []).append(cell)
-        if not groups:
-            raise UnknownModel(f"model: no cell of this service has {model}")
-        return groups.values()
+        return homes_of(request_id, self._list.cells, model)
 
     def named(self, name: str) -> tuple[Link, str]:
         """The cell of CELL/REST, and the rest. Raises BadInput."""
@@ -223,6 +206,13 @@ class Cells:
         if cell not in self.links:
             raise BadInput("worker_id", f"must be CELL/WORKER; cells are {', '.join(self.links)}")
         return self.links[cell], rest
+
+    async def get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.GetRequestResponse:
+        link = await self.home(request.request_id)
+        answer = await link.scheduler.get_request(request)
+        if not self.alone:
+            in_cell(next(name for name, one in self.links.items() if one is link), [answer.request])
+        return answer
 
     # ---- all of them ----
 
@@ -252,9 +242,11 @@ class Cells:
             )
             token = ""
             try:
-                page.MergeFrom(await link.scheduler.list_requests(asked))
+                part = await link.scheduler.list_requests(asked)
             except NotServing:
                 continue  # of a cell that is away nobody can tell
+            in_cell(name, part.requests)
+            page.MergeFrom(part)
             if page.next_page_token:
                 page.next_page_token = f"{name}/{page.next_page_token}"
                 break
@@ -269,22 +261,6 @@ class Cells:
             if isinstance(answer, BaseException) and not (told and isinstance(answer, RequestError)):
                 raise answer
         return told
-
-
-def _winners(cells: list[Cell], weights: Mapping[str, bytes]) -> list[str]:
-    """Of the heaviest of these cells at each version that added some of them, the newest first."""
-    winners: list[str] = []
-    since = attrgetter("since")
-    for _, added in groupby(sorted(cells, key=since), key=since):
-        best = max([*winners[-1:], *(cell.name for cell in added)], key=weights.__getitem__)
-        if winners[-1:] != [best]:
-            winners.append(best)
-    return winners[::-1]
-
-
-def _weight(key: str, cell: Cell) -> bytes:
-    """Rendezvous hashing: a key goes to the heaviest cell, and stays there unless that cell goes, or a new one wins."""
-    return hashlib.blake2b(f"{cell.name} {key}".encode(errors="replace"), digest_size=8).digest()
 
 
 def priority_of(number: int) -> int:

@@ -242,7 +242,7 @@ class Front:
     async def get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.GetRequestResponse:
         """The state of one request of the caller's."""
         required_id(request.request_id)
-        answer = await (await self._cells.home(request.request_id)).scheduler.get_request(request)
+        answer = await self._cells.get_request(request)
         owned(request.request_id, answer.request.tenant)
         return answer
 

@@ -1,6 +1,6 @@
-"""Figures of several cells as those of one service. Nothing is asked here."""
+"""What several cells say as what one service does. Nothing is asked here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from protos.v1 import status_pb2 as pb
 
@@ -41,6 +41,12 @@ def together(cells: Mapping[str, pb.StatsResponse]) -> pb.StatsResponse:
             if getattr(answer, name).ToNanoseconds() > getattr(whole, name).ToNanoseconds():
                 getattr(whole, name).CopyFrom(getattr(answer, name))
     return whole
+
+
+def in_cell(cell: str, requests: Iterable[pb.RequestStatus]) -> None:
+    """Their workers are named as those of `together`."""
+    for one in requests:
+        one.worker_id = one.worker_id and f"{cell}/{one.worker_id}"
 
 
 def _add_priorities(whole: pb.StatsResponse, answer: pb.StatsResponse) -> None:

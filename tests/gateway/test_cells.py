@@ -339,6 +339,10 @@ async def test_workers_are_named_with_their_cell_also_while_another_cell_is_away
         await made.cells["a"].stop()
         await until(lambda: gone(made, "a"))
         assert [worker.worker_id for worker in (await made.clients[0].stats()).workers] == ["b/w"]
+        id = f"b-{0:032x}"
+        made.cells["b"].known[id] = status_pb.RequestStatus(request_id=id, worker_id="w")
+        assert [one.worker_id for one in (await made.clients[0].list_requests()).requests] == ["b/w"]
+        assert (await made.clients[0].status(id)).worker_id == "b/w"
 
 
 async def test_figures_are_told_although_the_list_changes_meanwhile(tmp_path: Path) -> None:
