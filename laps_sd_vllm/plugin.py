@@ -40,12 +40,13 @@ class LapsSd(Directed):
         super().__init__(*args, vllm_config=vllm_config, **kwargs)
         self.count_blocks = False
         self._late = self._stuck = 0
-        self._groups = len(self.kv_cache_config.kv_cache_groups)
+        place = self._place()
+        self._blocks = place.blocks
         rank = vllm_config.parallel_config.data_parallel_index
         folder = Path(envs.VLLM_CACHE_ROOT) / "laps-sd"
         self.advice = Advice(
             self.settings,
-            self._place(),
+            place,
             learned=self._learned(folder, rank),
             status_file=status.written(status.folder(Path(envs.VLLM_CACHE_ROOT)), rank),
             blocks_of=self.held_blocks,
@@ -55,7 +56,9 @@ class LapsSd(Directed):
         logger.info("LAPS-SD: mode %s, policy %s", self.settings.mode, self.advice.status.policy)
 
     def _place(self) -> Capacity:
-        """The capacity to be shared. With several kinds of KV blocks a block counts as one of each."""
+        """The capacity to be shared. With several kinds of KV blocks a block counts as one of each. Of a sliding window
+        vLLM keeps only some blocks, so that longer requests have room than this counts for; whatever vLLM takes in must
+        be able to run."""
         rows = self._limits[0]
         asked_for = self.settings.slots
         if asked_for is not None and asked_for > rows:
@@ -64,7 +67,9 @@ class LapsSd(Directed):
         slots = asked_for or (max(1, rows * 3 // 4) if self.use_v2_model_runner and self.obeys else rows)
         return Capacity(
             slots=slots,
-            blocks=max(1, self.blocks // self._groups),
+            blocks=max(
+                self.blocks // len(self.kv_cache_config.kv_cache_groups), -(-self.max_model_len // self.block_size)
+            ),
             block_tokens=self.block_size,
             drafts=self.num_spec_tokens,
             step_tokens=self.max_num_scheduled_tokens,
@@ -131,7 +136,7 @@ class LapsSd(Directed):
             self.advice.cancelled(request.request_id, now, stopped=chosen and bool(params and params.stop))
 
     def _step_done(self, done: StepDone) -> None:
-        done.free_blocks //= self._groups
+        done.free_blocks = done.free_blocks * self._blocks // self.blocks
         self.advice.step(done, time.time())
         self._stuck = 0 if done.rows or not done.skipped else self._stuck + 1
 

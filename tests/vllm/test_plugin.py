@@ -131,6 +131,22 @@ def test_a_model_with_two_kinds_of_blocks_is_ordered_too(did: Counter[str]) -> N
     assert not core.scheduler.fallen
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_request_that_only_a_sliding_window_leaves_room_for_runs(asynchronous: bool) -> None:
+    """With others and alone."""
+    core = plugin(Way(False, asynchronous, 4, 26), {"executor": TwoGroups}, mode="order", slots=4)
+    jobs = {"long": ([700] * 440, 60), "short": ([701] * 40, 60), "longer": ([702] * 460, 50)}
+    assert core.scheduler.blocks // 2 < 440 // core.scheduler.block_size
+    texts: dict[str, list[int]] = {id: [] for id in jobs}
+    for id, job in jobs.items():
+        add(core, id, *job)
+    for _ in range(400):
+        for id, (tokens, _) in step(core).items():
+            texts[id].extend(tokens)
+    assert not core.scheduler.fallen
+    assert texts == {id: continued(*job) for id, job in jobs.items()}
+
+
 def test_class_hint_and_tenant_come_from_the_request() -> None:
     core = plugin(mode="order")
     told = {"laps_sd_tokens": 40, "laps_sd_tenant": "alice"}
