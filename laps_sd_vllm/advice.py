@@ -48,7 +48,7 @@ class Place:
 
 
 class Advice:
-    """`learned`: file; None: none. `blocks_of`: as in Ordering. `say`: a line for the log."""
+    """`learned`: file; None: none. `served`: as in Learning. `blocks_of`: as in Ordering. `say`: a line for the log."""
 
     def __init__(
         self,
@@ -56,12 +56,14 @@ class Advice:
         place: Place,
         *,
         learned: Path | None,
+        served: str,
         status_file: Path,
         blocks_of: Callable[[str], int],
         say: Say,
     ) -> None:
         self._settings, self._log, self._file = settings, say, status_file
-        if settings.predictor == "online" and find_spec("sklearn") is None:
+        online = settings.predictor == "online"
+        if online and find_spec("sklearn") is None:
             told = "needs scikit-learn: pip install 'laps-sd-vllm[predictor]', or set it to none"
             raise Unsupported(f"{KEY}.predictor {told}")
         self._background = Background()
@@ -71,7 +73,7 @@ class Advice:
         assert not isinstance(draft_len, str)
         draft_len = draft_len if draft_len is None else min(draft_len, place.drafts)
         self.status = Status(settings.mode, name)
-        self.learning = Learning(self._background, learned, settings.predictor == "online", place.drafts, self._say)
+        self.learning = Learning(self._background, learned, online, served, place.drafts, self._say)
         fleet = SimFleet(
             place.slots, 1, draft_len, kv_budget_tokens=place.blocks * place.block_tokens,
             plan_lag=place.steps_ahead, prefill_chunk=place.step_tokens, foresight=True,

@@ -20,11 +20,14 @@ Say = Callable[[str], None]
 
 class Learning:
     """`file`: where it is kept; None: nowhere. `online`: whether requests are predicted. `say`: a line for the log.
-    `length` and `acceptance`: beliefs about all requests, which an ordering shares."""
+    `served`: whose answers teach: a model, and behind a slash who drafts for it. `length` and `acceptance`: beliefs
+    about all requests, which an ordering shares."""
 
-    def __init__(self, background: Background, file: Path | None, online: bool, draft_len: int, say: Say) -> None:
+    def __init__(
+        self, background: Background, file: Path | None, online: bool, served: str, draft_len: int, say: Say
+    ) -> None:
         self.length, self.acceptance = FleetLength(), FleetAcceptance.at(draft_len)
-        self._background, self._file, self._say = background, file, say
+        self._background, self._file, self._served, self._say = background, file, served, say
         self.predictor = OnlinePredictor() if online else None
         self._finished = 0  # since the file was last written
         self._save_at = 0.0
@@ -39,7 +42,12 @@ class Learning:
         except (OSError, Unreadable) as error:
             self._say(f"{file} cannot be used, so nothing is known yet: {error}")
             return
-        self.length, self.acceptance = learned.length, learned.acceptance
+        if learned.served.partition("/")[0] != self._served.partition("/")[0]:
+            self._say(f"{file} was learned from another model, so nothing is known yet")
+            return
+        self.length = learned.length
+        if learned.served == self._served:
+            self.acceptance = learned.acceptance
         if self.predictor is not None:
             self.predictor.restore(learned.examples, learned.model, learned.version)
         self._say(f"learned from {learned.length.finished} requests earlier: {file}")
@@ -98,7 +106,7 @@ class Learning:
         """The state as it is now; what takes long comes later."""
         predictor = self.predictor
         known = (predictor.known(), predictor.model, predictor.status.version) if predictor else ()
-        learned = Learned(copy.deepcopy(self.length), copy.copy(self.acceptance), *known)
+        learned = Learned(copy.deepcopy(self.length), copy.copy(self.acceptance), *known, served=self._served)
         return lambda: write_whole(file, learned.encode())
 
 

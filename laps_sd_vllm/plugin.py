@@ -6,6 +6,7 @@ fits, reads or writes files in the engine's thread; at the start alone what was 
 
 import time
 from collections.abc import Callable, Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class LapsSd(Directed):
             self.settings,
             place,
             learned=self._learned(folder, rank),
+            served=self._served(),
             status_file=status.written(status.folder(Path(envs.VLLM_CACHE_ROOT)), rank),
             blocks_of=self.held_blocks,
             say=logger.info,
@@ -82,9 +84,18 @@ class LapsSd(Directed):
         if asked_for is False:
             return None
         if asked_for is not None:
+            asked_for = asked_for.expanduser()
             return asked_for.with_name(f"{asked_for.name}-{rank}") if rank else asked_for
         name = "".join(c if c.isalnum() or c in "._-" else "-" for c in str(self.vllm_config.model_config.model))
         return folder / f"{name[-80:]}-{rank}.learned"
+
+    def _served(self) -> str:
+        """As in Learning; the same after a restart."""
+        model, drafter = self.vllm_config.model_config, self.vllm_config.speculative_config
+        known = model.hf_config.to_dict() | {"transformers_version": "", "of": (model.model, model.revision)}
+        told = "\n".join(sorted(f"{name} {value}" for name, value in known.items()))
+        drafts = f"{drafter.method} {drafter.model} {drafter.num_speculative_tokens}" if drafter is not None else "none"
+        return f"{sha256(told.encode()).hexdigest()[:32]}/{drafts}"
 
     # ---- errors of ours ----
 

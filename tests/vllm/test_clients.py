@@ -267,11 +267,16 @@ def test_a_learned_file_that_is_no_good_is_told_and_begun_anew(tmp_path: Path, b
             core.scheduler.shutdown()
             kept = bytearray(file.read_bytes())
     file.write_bytes(kept)
-    again = Learning(core.scheduler.advice._background, file, False, 4, told.append)
+    again = Learning(core.scheduler.advice._background, file, False, core.scheduler._served(), 4, told.append)
     assert again.length.finished == 0
     assert [line.partition(": ")[0] for line in told] == [f"{file} cannot be used, so nothing is known yet"]
     core = plugin(WAYS[0], learned=str(file))
     add(core, "anew", [700] * 9, 5)
     run_all(core)
     core.scheduler.shutdown()
-    assert Learning(core.scheduler.advice._background, file, False, 4, told.append).length.finished == 1
+    assert (
+        Learning(
+            core.scheduler.advice._background, file, False, core.scheduler._served(), 4, told.append
+        ).length.finished
+        == 1
+    )

@@ -13,6 +13,7 @@ from laps_sd_vllm import advice, status
 from laps_sd_vllm.side_by_side import answer
 from laps_sd_vllm.versions import Unsupported
 from laps_sd_vllm.watching import MEASURED, OTHERS
+from scheduler_service.core.beliefs import FleetAcceptance
 from scheduler_service.core.types import RequestClass
 from scheduler_service.learned import decode
 from scheduler_service.sim.side_by_side import QUESTION
@@ -193,6 +194,34 @@ def test_what_was_learned_is_kept(tmp_path: Path, did: Counter[str]) -> None:
     assert again.learning.length.finished == 40
     assert again.ordering.core.fleet.known.length is again.learning.length
     assert again.learning.predictor.status.finished == 40
+
+
+def test_what_another_model_taught_is_not_used(tmp_path: Path, did: Counter[str]) -> None:
+    """Though its folder has the same name, as in a container."""
+    asked = {"learned": str(tmp_path / "kept.learned")}
+    core = plugin(**asked)
+    serve(core, did)
+    core.scheduler.shutdown()
+    other = plugin(arguments={"hf_overrides": {"rope_theta": 12345.0}}, **asked)
+    assert other.scheduler.advice.learning.length.finished == 0
+    assert plugin(**asked).scheduler.advice.learning.length.finished == 24
+
+
+def test_acceptance_is_of_as_many_drafts(tmp_path: Path, did: Counter[str]) -> None:
+    asked = {"learned": str(tmp_path / "kept.learned")}
+    core = plugin(Way(False, False, 4), **asked)
+    serve(core, did)
+    core.scheduler.shutdown()
+    same, fewer = (plugin(Way(False, False, drafts), **asked).scheduler.advice.learning for drafts in (4, 1))
+    assert same.acceptance == core.scheduler.advice.learning.acceptance
+    assert fewer.acceptance == FleetAcceptance.at(1)
+    assert fewer.length.finished == 24
+
+
+def test_a_file_may_be_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scheduler = plugin(learned="~/kept.learned").scheduler
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert scheduler._learned(tmp_path, 0) == tmp_path / "kept.learned"
 
 
 def test_what_was_learned_before_a_fall_is_kept(tmp_path: Path, did: Counter[str]) -> None:
