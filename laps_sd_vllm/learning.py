@@ -3,7 +3,9 @@ for the background. It decides nothing."""
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
 from laps_sd_vllm.background import FIT, FIT_S, Background, run_framed, write_whole
 from scheduler_service.core.beliefs import Expected, FleetAcceptance, FleetLength
@@ -29,7 +31,8 @@ class Learning:
         self.length, self.acceptance = FleetLength(), FleetAcceptance.at(draft_len)
         self._background, self._file, self._served, self._say = background, file, served, say
         self.predictor = OnlinePredictor() if online else None
-        self._finished = 0  # since the file was last written
+        self._finished = self._written = 0  # requests: since the start, and of these in the file
+        self._writing = Lock()  # of the file: the background's thread and the end of the process write it
         self._save_at = 0.0
         if file is not None:
             self._restore(file)
@@ -65,7 +68,7 @@ class Learning:
                 known = predictor.begin_refit()
                 self._background.start("fit", lambda: _fit(known))
         if self._file is not None and now >= self._save_at and self._background.start("save", self._saving(self._file)):
-            self._save_at, self._finished = now + SAVE_EVERY_S, 0
+            self._save_at = now + SAVE_EVERY_S
 
     def fitted(self, model: Model | None, error: Exception | None) -> None:
         """The result of a fit."""
@@ -79,35 +82,37 @@ class Learning:
 
     def close(self) -> None:
         """Write what was learned since it was last written: here, since a fit may be under way in the background."""
-        if (job := self._last_saving()) is not None:
-            job()
+        if self._file is not None:
+            self._last(self._saving(self._file))
         self._background.close(CLOSE_S)
 
     def leave(self) -> None:
         """The same in the background: nothing is learned any more, but the process goes on."""
-        if (job := self._last_saving()) is not None:
-            self._background.start("last save", job)
+        if self._file is not None:
+            saving = self._saving(self._file)
+            self._background.start("last save", lambda: self._last(saving))
 
-    def _last_saving(self) -> Callable[[], None] | None:
-        """None: everything is written."""
-        if self._file is None or not self._finished:
-            return None
-        saving, self._finished = self._saving(self._file), 0
-
-        def job() -> None:
-            try:
-                saving()
-            except OSError as error:
-                self._say(f"what was learned is not kept: {error}")
-
-        return job
+    def _last(self, saving: Callable[[], None]) -> None:
+        try:
+            saving()
+        except OSError as error:
+            self._say(f"what was learned is not kept: {error}")
 
     def _saving(self, file: Path) -> Callable[[], None]:
-        """The state as it is now; what takes long comes later."""
-        predictor = self.predictor
-        known = (predictor.known(), predictor.model, predictor.status.version) if predictor else ()
-        learned = Learned(copy.deepcopy(self.length), copy.copy(self.acceptance), *known, served=self._served)
-        return lambda: write_whole(file, learned.encode())
+        """The state as it is now, unless by then the file has it or a later one; what takes long comes later."""
+        finished, predictor = self._finished, self.predictor
+        learned = Learned(copy.deepcopy(self.length), copy.copy(self.acceptance), served=self._served)
+        if predictor is not None:
+            version = predictor.status.version
+            learned = replace(learned, examples=predictor.known(), model=predictor.model, version=version)
+
+        def save() -> None:
+            with self._writing:
+                if finished > self._written:
+                    write_whole(file, learned.encode())
+                    self._written = finished
+
+        return save
 
 
 def _fit(known: Snapshot) -> Model:

@@ -1,0 +1,107 @@
+"""What was learned is kept, whenever the process ends. vLLM is not needed for that."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laps_sd_vllm import learning
+from laps_sd_vllm.background import Background, write_whole
+from laps_sd_vllm.learning import SAVE_EVERY_S, Learning
+from scheduler_service.learned import decode
+
+
+class ByHand(Background):
+    """Nothing is done until a test does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[Callable[[], Any]] = []
+
+    def start(self, name: str, job: Callable[[], Any]) -> bool:
+        self.begun.append(job)
+        return True
+
+
+class Disk:
+    """Counts what is written. `full`: nothing can be."""
+
+    def __init__(self) -> None:
+        self.writes, self.full = 0, False
+
+    def write(self, file: Path, content: bytes) -> None:
+        if self.full:
+            raise OSError("no space left")
+        self.writes += 1
+        write_whole(file, content)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(learning, "write_whole", disk.write)
+    return disk
+
+
+def finish(learning: Learning, now: float) -> None:
+    learning.length.observe(9, None, cut=False)
+    learning.finished(None, 9, 0, 0, cut=False, now=now)
+
+
+def kept(file: Path) -> int:
+    return decode(file.read_bytes()).length.finished
+
+
+def learns(file: Path, background: Background, say: Callable[[str], None] = print) -> Learning:
+    return Learning(background, file, False, "a model/none", 0, say)
+
+
+def test_the_end_writes_the_newest_though_an_older_save_is_still_to_come(tmp_path: Path, disk: Disk) -> None:
+    file, background = tmp_path / "kept.learned", ByHand()
+    ends = learns(file, background)
+    finish(ends, 100.0)
+    assert len(background.begun) == 1
+    finish(ends, 101.0)
+    ends.close()
+    assert (kept(file), disk.writes) == (2, 1)
+    background.begun[0]()
+    assert (kept(file), disk.writes) == (2, 1)
+
+
+def test_a_save_that_did_not_come_to_be_done_is_made_up_for(tmp_path: Path, disk: Disk) -> None:
+    file = tmp_path / "kept.learned"
+    ends = learns(file, ByHand())
+    finish(ends, 100.0)
+    ends.close()
+    assert (kept(file), disk.writes) == (1, 1)
+
+
+def test_a_save_that_failed_is_tried_again_at_the_end(tmp_path: Path, disk: Disk) -> None:
+    file, background, told = tmp_path / "kept.learned", ByHand(), list[str]()
+    ends = learns(file, background, told.append)
+    finish(ends, 100.0)
+    disk.full = True
+    ends.leave()
+    background.begun[1]()
+    assert told == ["what was learned is not kept: no space left"]
+    disk.full = False
+    ends.close()
+    assert kept(file) == 1
+
+
+def test_what_is_written_already_is_not_written_again(tmp_path: Path, disk: Disk) -> None:
+    file, background = tmp_path / "kept.learned", ByHand()
+    ends = learns(file, background)
+    finish(ends, 100.0)
+    background.begun[0]()
+    ends.leave()
+    background.begun[1]()
+    ends.close()
+    assert disk.writes == 1
+    again = learns(file, background)
+    again.close()
+    assert disk.writes == 1
+    finish(again, 200.0 + SAVE_EVERY_S)
+    again.close()
+    assert (kept(file), disk.writes) == (2, 2)
