@@ -203,7 +203,7 @@ class Advice:
         self.learning.leave()
 
     def _compared(self, comparison: Comparison) -> None:
-        """In the background's thread, so that it is told even where no step follows."""
+        """In a thread of the background, so that it is told even where no step follows."""
         self.status.compared, self.status.window_s = comparison.requests, comparison.window_s
         self.status.policies = comparison.policies
         self._write_status()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-from laps_sd_vllm.background import FIT, FIT_S, Background, run_framed, write_whole
+from laps_sd_vllm.background import FIT, FIT_S, Background, write_whole
 from scheduler_service.core.beliefs import Expected, FleetAcceptance, FleetLength
 from scheduler_service.learned import Learned, Unreadable, decode
 from scheduler_service.predictor.model import Model
@@ -66,7 +66,7 @@ class Learning:
             predictor.observe(row, emitted, drafted, accepted, cut=cut)
             if predictor.due:
                 known = predictor.begin_refit()
-                self._background.start("fit", lambda: _fit(known))
+                self._background.start("fit", lambda: _fit(self._background, known), process=True)
         if self._file is not None and now >= self._save_at and self._background.start("save", self._saving(self._file)):
             self._save_at = now + SAVE_EVERY_S
 
@@ -115,10 +115,10 @@ class Learning:
         return save
 
 
-def _fit(known: Snapshot) -> Model:
+def _fit(background: Background, known: Snapshot) -> Model:
     """Raises OSError, subprocess.TimeoutExpired; ValueError where the answer is nonsense."""
     packed = pack(Window.of(known).arrays())
     try:
-        return Model.of_arrays(unpack(run_framed(FIT, packed, FIT_S)))
+        return Model.of_arrays(unpack(background.run_framed(FIT, packed, FIT_S)))
     except UNREADABLE as error:
         raise ValueError(f"the answer of a fit cannot be read: {error}") from error

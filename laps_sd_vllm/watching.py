@@ -4,7 +4,7 @@ decided here."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from laps_sd_vllm.background import COMPARE, COMPARE_S, Background, run
+from laps_sd_vllm.background import COMPARE, COMPARE_S, Background
 from laps_sd_vllm.requests import Ended, Live, Recent
 from laps_sd_vllm.side_by_side import ANSWER, Figures, told
 from laps_sd_vllm.steps import StepDone
@@ -75,14 +75,14 @@ class Watch:
         called there, in its thread."""
         if now < self._next_s or self._new < LEAST:
             return
-        ended, fleet, policies = self._recent.since(now), self._fleet, self._policies
+        ended, background, fleet, policies = self._recent.since(now), self._background, self._fleet, self._policies
 
         def job() -> Comparison:
-            comparison = _compare(ended, fleet, cost, policies, now, clock)
+            comparison = _compare(background, ended, fleet, cost, policies, now, clock)
             tell(comparison)
             return comparison
 
-        if self._background.start("compare", job):
+        if self._background.start("compare", job, process=True):
             self._new, self._next_s = 0, now + self._every_s
 
     def compared(self, comparison: Comparison) -> None:
@@ -90,6 +90,7 @@ class Watch:
 
 
 def _compare(
+    background: Background,
     ended: Sequence[Ended],
     fleet: SimFleet,
     cost: CostProfile,
@@ -103,6 +104,6 @@ def _compare(
     first, last = min(arrivals), max(arrivals)
     jobs = [each.job(number, first, fleet.max_draft) for number, each in enumerate(ended)]
     question = QUESTION.dump_json(Question(jobs, replace(fleet, costs=StepCosts.of(cost)), policies))
-    figures = ANSWER.validate_json(run(COMPARE, question, COMPARE_S))
+    figures = ANSWER.validate_json(background.run(COMPARE, question, COMPARE_S))
     figures[MEASURED] = told([each.latency_s for each in ended], max(each.live.pause_s for each in ended))
     return Comparison(figures, len(ended), last - first, clock() - began, now)

@@ -97,7 +97,7 @@ class Clock:
 class AtOnce(Background):
     """Jobs are done when they are begun."""
 
-    def start(self, name: str, job: Callable[[], Any]) -> bool:
+    def start(self, name: str, job: Callable[[], Any], *, process: bool = False) -> bool:
         self._done.put((name, job(), None))
         return True
 

@@ -19,7 +19,7 @@ class ByHand(Background):
         super().__init__()
         self.begun: list[Callable[[], Any]] = []
 
-    def start(self, name: str, job: Callable[[], Any]) -> bool:
+    def start(self, name: str, job: Callable[[], Any], *, process: bool = False) -> bool:
         self.begun.append(job)
         return True
 
