@@ -128,5 +128,8 @@ def write_whole(file: Path, content: bytes) -> None:
     """All of it or nothing, whoever reads at that moment. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_name(f"{file.name}.{os.getpid()}-{threading.get_ident()}.new")
-    half.write_bytes(content)
-    half.replace(file)
+    try:
+        half.write_bytes(content)
+        half.replace(file)
+    finally:
+        half.unlink(missing_ok=True)

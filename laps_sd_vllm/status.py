@@ -80,8 +80,8 @@ def read(file: Path) -> dict[str, Any] | None:
 
 
 def clean(folder: Path) -> None:
-    """Forget what servers left that were killed."""
+    """Forget what servers left that were killed, half-written files among it."""
     with suppress(OSError):
-        for file in folder.glob("*.json"):
+        for file in folder.glob("*.json*"):
             if file.stat().st_mtime < time.time() - OLD_S:
                 file.unlink(missing_ok=True)

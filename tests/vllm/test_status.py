@@ -2,13 +2,17 @@
 that."""
 
 import multiprocessing
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
 from laps_sd_vllm import status
+from laps_sd_vllm.background import write_whole
 from laps_sd_vllm.status import Status
+
+OLD = 1_000_000_000.0  # of 2001
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -56,3 +60,19 @@ def test_containers_that_share_a_folder_write_files_of_their_own(
         files.add(status.written(tmp_path, 0))
         assert status.find(tmp_path, 0) in files
     assert len(files) == 2
+
+
+def test_what_killed_servers_left_is_forgotten_half_written_files_too(tmp_path: Path) -> None:
+    for name in ("old.json", "old.json.1-2.new", "fresh.json"):
+        (tmp_path / name).touch()
+    for file in tmp_path.glob("old*"):
+        os.utime(file, (OLD, OLD))
+    status.clean(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["fresh.json"]
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        write_whole(tmp_path / "taken", b"something")
+    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
