@@ -8,7 +8,7 @@ wait until EVERY running requests are one step, and a plan is made only where so
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from laps_sd_vllm.steps import Desired, Place, StepDone, StepRow
+from laps_sd_vllm.steps import TO_THE_END, Desired, Place, StepDone, StepRow
 from scheduler_service.core.core import Core
 from scheduler_service.core.policies import Policy
 from scheduler_service.core.types import (
@@ -27,7 +27,7 @@ from scheduler_service.core.types import StepDone as CoreStep
 NAME = "vllm"
 EVERY = 8  # running requests: with so many more, rounds wait one step more ...
 MOST_STEPS = 16  # ... but not longer
-FINISH = {"FINISHED_STOPPED": Finish.STOP, "FINISHED_LENGTH_CAPPED": Finish.LENGTH}
+FINISH = dict(zip(TO_THE_END, (Finish.STOP, Finish.LENGTH), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

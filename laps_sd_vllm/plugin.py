@@ -113,7 +113,7 @@ class LapsSd(Directed):
         self.fallen = True
         self.desired = None
         try:
-            logger.error("LAPS-SD orders no more, vLLM's own order goes on: %s", why)
+            logger.error("LAPS-SD %s no more, vLLM's own order goes on: %s", f"{self.settings.mode}s", why)
             self.advice.fell_back(why)
         except Exception as error:  # then nobody hears of it, and the engine goes on all the same
             logger.error("LAPS-SD: that could not be counted: %s", error)

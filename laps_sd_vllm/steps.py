@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+# How vLLM says that a request has come to its end. Whatever else ended it, it did not.
+TO_THE_END = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

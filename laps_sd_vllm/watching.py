@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from laps_sd_vllm.background import COMPARE, COMPARE_S, Background
 from laps_sd_vllm.requests import Ended, Live, Recent
 from laps_sd_vllm.side_by_side import ANSWER, Figures, told
-from laps_sd_vllm.steps import StepDone
+from laps_sd_vllm.steps import TO_THE_END, StepDone
 from scheduler_service.core.types import CostProfile, Request
 from scheduler_service.predictor.window import Row
 from scheduler_service.sim.costs import StepCosts
@@ -54,7 +54,9 @@ class Watch:
             if live is not None:
                 live.ran(row, now)
                 if row.status is not None:
-                    ended.append(self.live.pop(row.request_id))
+                    del self.live[row.request_id]
+                    if row.status.name in TO_THE_END:
+                        ended.append(live)
         for each in ended:
             self.ended(each, now)
         return ended
@@ -76,6 +78,8 @@ class Watch:
         if now < self._next_s or self._new < LEAST:
             return
         ended, background, fleet, policies = self._recent.since(now), self._background, self._fleet, self._policies
+        if len(ended) < LEAST:  # the others are older
+            return
 
         def job() -> Comparison:
             comparison = _compare(background, ended, fleet, cost, policies, now, clock)

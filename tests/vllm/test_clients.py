@@ -14,6 +14,7 @@ from vllm.v1.request import RequestStatus
 
 from laps_sd_vllm import status
 from laps_sd_vllm.learning import Learning
+from laps_sd_vllm.steps import StepDone, StepRow
 from tests.vllm.drive import add, run_all, step
 from tests.vllm.play import Way, toy_core, ways
 from tests.vllm.toy import continued
@@ -153,6 +154,22 @@ def test_what_came_to_a_stop_string_teaches_its_length(mode: str, stop: list[str
     advice = core.scheduler.advice
     assert (advice.status.finished, advice.learning.length.finished) == (lessons, lessons)
     assert len(list(advice.watch._recent)) == lessons
+
+
+@pytest.mark.parametrize("mode", ["observe", "order"])
+def test_what_ends_with_an_error_teaches_nothing(mode: str) -> None:
+    core = plugin(WAYS[0], mode=mode)
+    add(core, "a", [700] * 9, 50)
+    for _ in range(4):
+        step(core)
+    advice, live = core.scheduler.advice, core.scheduler.advice.watch.live
+    emitted = live["a"].emitted
+    assert emitted
+    row = StepRow("a", emitted, [9], status=RequestStatus.FINISHED_ERROR)
+    advice.step(StepDone([row], core.scheduler.free_blocks, 0.0, 1.0), 1.0)
+    assert (advice.status.finished, advice.learning.length.finished) == (0, 0)
+    assert not live
+    assert list(advice.watch._recent) == []
 
 
 def test_once_the_last_answer_came_to_a_stop_string_the_status_tells_of_it() -> None:

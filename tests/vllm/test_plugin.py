@@ -1,6 +1,7 @@
 """The plug-in in vLLM's own engine, on the toy executor: it orders, or it watches and leaves the order alone."""
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from laps_sd_vllm import advice, status
+from laps_sd_vllm.advice import START, _of_core
+from laps_sd_vllm.requests import KEPT_S
 from laps_sd_vllm.side_by_side import answer
 from laps_sd_vllm.versions import Unsupported
 from laps_sd_vllm.watching import MEASURED, OTHERS
@@ -286,6 +289,22 @@ def test_other_policies_are_tried_on_the_last_minutes(did: Counter[str]) -> None
     core.scheduler.shutdown()
     told._write_status()  # of a comparison that takes longer
     assert not told._file.exists()
+
+
+def test_requests_that_ended_long_ago_are_not_compared(did: Counter[str]) -> None:
+    core = plugin()
+    serve(core, did, 12)
+    told = core.scheduler.advice
+    told.watch.compare(_of_core(START), time.time() + 2 * KEPT_S, time.monotonic, told._compared)
+    assert told._background._under_way <= {"status", "status at rest"}
+
+
+@pytest.mark.parametrize("mode", ["observe", "order"])
+def test_a_fall_is_told_as_what_it_is(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, told = plugin(mode=mode), list[str]()
+    monkeypatch.setattr("laps_sd_vllm.plugin.logger.error", lambda line, *words: told.append(line % words))
+    core.scheduler._fall_back("a test")
+    assert told == [f"LAPS-SD {mode}s no more, vLLM's own order goes on: a test"]
 
 
 def test_other_policies_are_simulated_with_the_rule_for_those_who_begin(did: Counter[str]) -> None:
