@@ -42,6 +42,8 @@ def _refusal(scheduler: Any, most_groups: int) -> str:
     config = scheduler.vllm_config
     if scheduler.policy is not SchedulingPolicy.FCFS:
         return "--scheduling-policy must be fcfs, since the order is LAPS-SD's business"
+    if scheduler.max_num_active_reqs < scheduler.max_num_running_reqs:
+        return "--max-num-active-seqs must not be below --max-num-seqs, since slots bounds who runs"
     if config.model_config.runner_type == "pooling":
         return "a pooling model has no steps to order"
     if scheduler.is_encoder_decoder:

@@ -152,7 +152,11 @@ def test_aborted_requests_leave_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [({"scheduling_policy": "priority"}, "fcfs"), ({"executor": TwoGroups}, "2 kinds of KV blocks")],
+    [
+        ({"scheduling_policy": "priority"}, "fcfs"),
+        ({"executor": TwoGroups}, "2 kinds of KV blocks"),
+        ({"max_num_active_seqs": 3}, "--max-num-active-seqs must not be below --max-num-seqs"),
+    ],
 )
 def test_what_was_never_tried_is_refused_in_one_sentence(arguments: dict[str, Any], word: str) -> None:
     with pytest.raises(Unsupported, match=word) as told:
