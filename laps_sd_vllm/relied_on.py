@@ -44,6 +44,8 @@ def _refusal(scheduler: Any, most_groups: int) -> str:
         return "--scheduling-policy must be fcfs, since the order is LAPS-SD's business"
     if scheduler.max_num_active_reqs < scheduler.max_num_running_reqs:
         return "--max-num-active-seqs must not be below --max-num-seqs, since slots bounds who runs"
+    if getattr(config.scheduler_config, "prefill_schedule_interval", 1) > 1:  # it looks as if there were no memory
+        return "--prefill-schedule-interval must be 1"
     if config.model_config.runner_type == "pooling":
         return "a pooling model has no steps to order"
     if scheduler.is_encoder_decoder:
