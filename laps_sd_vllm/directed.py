@@ -1,8 +1,7 @@
 """A vLLM scheduler that runs who it is told to run: the first `slots` runnable requests of a ranking, best first.
 
 One that runs unnamed is paused: it is not scheduled, and keeps its KV. Which order is right is decided
-elsewhere. This file and `reporting.py` alone touch what vLLM does not promise to keep; `relied_on.py` lists and checks
-it.
+elsewhere. What vLLM does not promise to keep, and this relies on, is listed and checked in `relied_on.py`.
 """
 
 import time

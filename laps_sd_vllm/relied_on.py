@@ -1,5 +1,5 @@
-"""What `directed.py` takes for granted of vLLM, and what it was never tried with: checked when a scheduler is made, so
-that a vLLM that is otherwise refuses to start. Nothing is changed here."""
+"""What the scheduler and the worker's engine take for granted of vLLM, and what they were never tried with: checked
+when they are made, so that a vLLM that is otherwise refuses to start. Nothing is changed here."""
 
 from typing import Any
 
@@ -7,20 +7,34 @@ import vllm
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec, UniformTypeKVCacheSpecs
+from vllm.v1.request import Request
 
 from laps_sd_vllm import versions
 from laps_sd_vllm.versions import Unsupported
 
 ATTRIBUTES = (
     "running", "waiting", "kv_holding_waiting", "requests", "kv_cache_manager", "policy", "num_spec_tokens", "use_pp",
-    "use_v2_model_runner", "max_num_running_reqs", "max_num_active_reqs", "current_step", "block_size",
+    "use_v2_model_runner", "max_num_running_reqs", "max_num_active_reqs", "current_step", "block_size", "vllm_config",
+    "kv_cache_config", "max_num_scheduled_tokens", "max_model_len", "pause_state", "is_encoder_decoder", "lora_config",
+    "connector", "ec_connector",
 )  # fmt: skip
 METHODS = (
     "_preempt_request", "_free_request", "_update_request_with_output", "_is_blocked_waiting_status",
     "_handle_blocked_waiting_request", "make_spec_decoding_stats", "update_from_output", "get_request_counts",
+    "schedule", "add_request", "finish_requests", "shutdown",
 )  # fmt: skip
 # `schedule` asks each running request from which step on it may decode, and takes KV from the last running one.
 READ_BY_SCHEDULE = ("next_decode_eligible_step", "current_step", "max_num_active_reqs", "kv_holding_waiting", "running")
+REQUEST = (
+    "request_id", "status", "stop_reason", "arrival_time", "priority", "cache_salt", "sampling_params", "resumable",
+    "max_tokens", "prompt_token_ids", "output_token_ids", "spec_token_ids", "num_prompt_tokens", "num_output_tokens",
+    "num_tokens", "num_tokens_with_spec", "num_computed_tokens", "num_output_placeholders", "num_stale_output_tokens",
+    "next_decode_eligible_step", "is_finished",
+)  # fmt: skip
+ENGINE = (
+    "scheduler", "step_fn", "post_step", "batch_queue", "preprocess_add_request", "add_request", "abort_requests",
+    "shutdown",
+)  # fmt: skip
 GROUPS = (FullAttentionSpec, SlidingWindowSpec)  # kinds of attention whose KV stays while a request is not scheduled
 
 
@@ -31,10 +45,21 @@ def check(scheduler: Any, most_groups: int | None) -> None:
     missing = [name for name in (*ATTRIBUTES, *METHODS) if not hasattr(scheduler, name)]
     read = Scheduler.schedule.__code__.co_names
     missing += [name for name in READ_BY_SCHEDULE if name not in read]
-    if missing:
-        raise Unsupported(f"this vLLM {vllm.__version__} is not as it was released: its scheduler lacks {missing[0]}")
+    _refuse("scheduler", missing)
+    of_request = Request.__init__.__code__.co_names  # what it sets
+    _refuse("request", [name for name in REQUEST if name not in of_request and not hasattr(Request, name)])
     if most_groups is not None and (reason := _refusal(scheduler, most_groups)):
         raise Unsupported(f"LAPS-SD cannot order this vLLM: {reason}")
+
+
+def check_engine(core: Any) -> None:
+    """Of vLLM's EngineCore, which a worker steps itself. Raises Unsupported."""
+    _refuse("engine", [name for name in ENGINE if not hasattr(core, name)])
+
+
+def _refuse(what: str, missing: list[str]) -> None:
+    if missing:
+        raise Unsupported(f"this vLLM {vllm.__version__} is not as it was released: its {what} lacks {missing[0]}")
 
 
 def _refusal(scheduler: Any, most_groups: int) -> str:

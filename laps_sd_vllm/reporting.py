@@ -1,6 +1,6 @@
 """A vLLM scheduler that says what each of its steps did for each request. It changes nothing of what vLLM decides.
 
-This file and `directed.py` alone touch what vLLM does not promise to keep; `relied_on.py` lists and checks it.
+What vLLM does not promise to keep, and this relies on, is listed and checked in `relied_on.py`.
 """
 
 import time

@@ -1,17 +1,22 @@
 """vLLM's own engine on the toy executor: whoever runs, is paused or dropped when, the text is the undisturbed one."""
 
+import ast
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from laps_sd_vllm import asked, directed, plugin, relied_on, reporting
 from laps_sd_vllm.directed import Desired, Place, StepDone
 from laps_sd_vllm.versions import Unsupported
 from tests.vllm.drive import add, run_all, step
 from tests.vllm.play import Way, play, toy_core, ways
 from tests.vllm.toy import TwoGroups, continued
+from worker_service.vllm_engine import engine
 
 TIGHT = (11, 17)  # blocks: fewer than the running requests need, so that vLLM evicts by itself
 
@@ -171,7 +176,38 @@ def test_another_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         toy_core(Way(False, False, 0))
 
 
-def test_a_vllm_whose_scheduler_lacks_something_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("laps_sd_vllm.relied_on.METHODS", ("_gone",))
-    with pytest.raises(Unsupported, match="lacks _gone"):
+@pytest.mark.parametrize(
+    ("names", "what"), [("METHODS", "scheduler"), ("ATTRIBUTES", "scheduler"), ("REQUEST", "request")]
+)
+def test_a_vllm_that_lacks_something_is_refused(names: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relied_on, names, ("_gone",))
+    with pytest.raises(Unsupported, match=f"its {what} lacks _gone"):
         toy_core(Way(False, False, 0))
+
+
+def test_an_engine_that_lacks_something_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = toy_core(Way(False, False, 0))
+    relied_on.check_engine(core)
+    monkeypatch.setattr(relied_on, "ENGINE", ("_gone",))
+    with pytest.raises(Unsupported, match="its engine lacks _gone"):
+        relied_on.check_engine(core)
+
+
+def test_all_that_is_used_of_vllms_own_objects_is_checked() -> None:
+    """By the names that our sources give them."""
+    core = toy_core(Way(False, False, 0), None)
+    add(core, "a", [700] * 9, 5)
+    request = core.scheduler.requests["a"]
+    of_scheduler, of_request = set[str](), set[str]()
+    for file in (directed, reporting, plugin, relied_on, asked):
+        for node in ast.walk(ast.parse(Path(str(file.__file__)).read_text())):
+            if isinstance(node, ast.Attribute) and not node.attr.startswith("__"):
+                owner = ast.unparse(node.value)
+                if owner in ("self", "super()", "scheduler") and hasattr(core.scheduler, node.attr):
+                    of_scheduler.add(node.attr)
+                if owner == "request" and hasattr(request, node.attr):
+                    of_request.add(node.attr)
+    assert of_scheduler - {*relied_on.ATTRIBUTES, *relied_on.METHODS} == set()
+    assert of_request - {*relied_on.REQUEST} == set()
+    used = set(re.findall(r"self\._core\.(\w+)", Path(str(engine.__file__)).read_text()))
+    assert used == set(relied_on.ENGINE)

@@ -12,6 +12,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import RequestStatus
 
 from laps_sd_vllm.directed import Desired, Place, StepDone, StepRow
+from laps_sd_vllm.relied_on import check_engine
 from laps_sd_vllm.versions import Unsupported
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.types import Admission, Finish, Held, Limits, Row, Run, Sampling, StepResult
@@ -77,6 +78,7 @@ class VllmEngine:
         """Load the model here: CUDA's device and OpenMP's binding belong to the thread that computes."""
         try:
             self._core = EngineCore(self._config, Executor.get_class(self._config), log_stats=False)
+            check_engine(self._core)
         except Unsupported as error:
             raise ModelError(f"vLLM cannot be a worker's engine with these settings: {error}") from error
         except ValueError as error:  # memory that others hold now may be free another time
