@@ -41,6 +41,7 @@ class LapsSd(Directed):
         super().__init__(*args, vllm_config=vllm_config, **kwargs)
         self.count_blocks = False
         self._late = self._stuck = 0
+        self._blocked: dict[str, tuple[Any, Any, bool]] = {}  # whose grammar is still compiled: to be submitted
         place = self._place()
         self._blocks = place.blocks
         rank = vllm_config.parallel_config.data_parallel_index
@@ -131,7 +132,11 @@ class LapsSd(Directed):
                 raise RuntimeError("requests with streamed input cannot be ordered")
             return
         if new:
-            self.advice.submitted(*asked(request, self.max_model_len), time.time())
+            submitted = asked(request, self.max_model_len)
+            if self.obeys and self._is_blocked_waiting_status(request.status):
+                self._blocked[request.request_id] = submitted
+            else:
+                self.advice.submitted(*submitted, time.time())
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         ended = super().finish_requests(request_ids, finished_status)
@@ -143,6 +148,7 @@ class LapsSd(Directed):
         these requests, rather than all that there are, as where the server ends."""
         now = time.time()
         for request in ended:
+            self._blocked.pop(request.request_id, None)
             params = request.sampling_params
             self.advice.cancelled(request.request_id, now, stopped=chosen and bool(params and params.stop))
 
@@ -163,6 +169,9 @@ class LapsSd(Directed):
     def _prepare(self) -> tuple[Any, Any] | None:
         if self.draining:
             return self._drain()
+        for id in list(self._blocked):
+            if self._handle_blocked_waiting_request(self.requests[id]):
+                self.advice.submitted(*self._blocked.pop(id), time.time())
         began = time.thread_time()  # not the clock: on a busy machine everything is late
         made = self.advice.plan()
         if made is not None:

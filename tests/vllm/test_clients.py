@@ -9,8 +9,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
+from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from laps_sd_vllm import status
 from laps_sd_vllm.learning import Learning
@@ -154,6 +156,58 @@ def test_what_came_to_a_stop_string_teaches_its_length(mode: str, stop: list[str
     advice = core.scheduler.advice
     assert (advice.status.finished, advice.learning.length.finished) == (lessons, lessons)
     assert len(list(advice.watch._recent)) == lessons
+
+
+class Grammars:
+    """In place of vLLM's, which need a tokenizer. They allow everything."""
+
+    def grammar_bitmask(self, *_: Any) -> None:
+        return None
+
+    def accept_tokens(self, *_: Any) -> bool:
+        return True
+
+
+def add_with_grammar(core: Any, id: str) -> Any:
+    """It waits for its grammar. Returns where that goes once it is there."""
+    core.scheduler.structured_output_manager = Grammars()
+    add_request, structure = core.add_request, StructuredOutputRequest(StructuredOutputsParams(json="{}"))
+
+    def blocked(request: Any, *more: Any) -> None:
+        request.structured_output_request = structure
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        add_request(request, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "add_request", blocked)
+        add(core, id, [700] * 9, 5)
+    return structure
+
+
+def test_those_whose_grammars_are_compiled_take_nobodys_place() -> None:
+    core = plugin(Way(False, False, 0))
+    grammars = [add_with_grammar(core, f"g{number}") for number in range(40)]
+    add(core, "long", [700] * 90, 50)
+    texts: dict[str, list[int]] = {}
+    for _ in range(60):
+        for id, (tokens, _) in step(core).items():
+            texts.setdefault(id, []).extend(tokens)
+    assert texts == {"long": continued([700] * 90, 50)}
+    core.abort_requests(["g0"])
+    for grammar in grammars:
+        grammar.grammar = True
+    assert run_all(core) == {f"g{number}": continued([700] * 9, 5) for number in range(1, 40)}
+    assert not core.scheduler.fallen
+    assert core.scheduler.advice.ordering.core.fleet.entries == {}
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone() -> None:
+    core = plugin(Way(False, False, 0))
+    add_with_grammar(core, "bad").grammar = ValueError("no grammar")
+    add(core, "good", [700] * 9, 5)
+    assert run_all(core)["good"] == continued([700] * 9, 5)
+    assert not core.scheduler.requests
+    assert not core.scheduler.fallen, core.scheduler.advice.status.why
 
 
 @pytest.mark.parametrize("mode", ["observe", "order"])
