@@ -13,7 +13,7 @@ from typing import Any
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from laps_sd_vllm import settings, status
 from laps_sd_vllm.advice import Advice
@@ -140,17 +140,17 @@ class LapsSd(Directed):
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         ended = super().finish_requests(request_ids, finished_status)
-        self._safely(self._gone, ended, request_ids is not None)
+        self._safely(self._gone, ended, request_ids is not None and finished_status is RequestStatus.FINISHED_ABORTED)
         return ended
 
-    def _gone(self, ended: Iterable[Request], chosen: bool) -> None:
-        """vLLM's front end looks for stop strings, and aborts what has come to one as if its client had left. `chosen`:
-        these requests, rather than all that there are, as where the server ends."""
+    def _gone(self, ended: Iterable[Request], aborted: bool) -> None:
+        """vLLM's front end looks for stop strings, and aborts what has come to one as if its client had left.
+        `aborted`: these requests were, rather than all that there are, as where the server ends."""
         now = time.time()
         for request in ended:
             self._blocked.pop(request.request_id, None)
             params = request.sampling_params
-            self.advice.cancelled(request.request_id, now, stopped=chosen and bool(params and params.stop))
+            self.advice.cancelled(request.request_id, now, stopped=aborted and bool(params and params.stop))
 
     def _step_done(self, done: StepDone) -> None:
         done.free_blocks = done.free_blocks * self._blocks // self.blocks

@@ -241,12 +241,13 @@ def test_once_the_last_answer_came_to_a_stop_string_the_status_tells_of_it() -> 
     assert written["finished"] == 1
 
 
-def test_what_ends_with_the_server_has_come_to_no_stop_string() -> None:
+@pytest.mark.parametrize(("ids", "how"), [(None, "FINISHED_ABORTED"), (["a"], "FINISHED_ERROR")])
+def test_what_ends_with_the_server_or_an_error_has_come_to_no_stop_string(ids: list[str] | None, how: str) -> None:
     core = plugin(WAYS[0], mode="order")
     add(core, "a", [700] * 9, 50, stop=["."], detokenize=True)
     for _ in range(4):
         step(core)
-    core.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    core.scheduler.finish_requests(ids, RequestStatus[how])
     assert core.scheduler.advice.learning.length.finished == 0
 
 
