@@ -363,3 +363,20 @@ def test_what_vllm_refuses_is_a_sentence(told: dict[str, Any], why: str) -> None
     with pytest.raises(ModelError, match=why) as error:
         configured(**told)
     assert "\n" not in str(error.value)
+
+
+class OtherBlocks(ToyExecutor):
+    """vLLM takes larger blocks when it knows how the model attends: several times the memory, for as many of them."""
+
+    def _init_executor(self) -> None:
+        self.cache_config.block_size = 4 * BLOCK_TOKENS
+        super()._init_executor()
+
+
+def test_memory_that_was_reckoned_with_other_blocks_is_refused() -> None:
+    args = {"distributed_executor_backend": OtherBlocks}
+    with pytest.raises(
+        ModelError, match=r'^kv_tokens: vLLM has blocks of 64 tokens .* add "block_size": 64 to --vllm-args'
+    ):
+        engine(vllm_args=args)
+    engine(vllm_args=args | {"block_size": 4 * BLOCK_TOKENS}).close()

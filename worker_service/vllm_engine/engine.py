@@ -45,6 +45,7 @@ class VllmEngine:
         self._done: list[StepDone] = []  # steps that vLLM has told of and no result has yet
         self._core: EngineCore | None = None
         self._ended_at = 0.0
+        self._block_size = config.cache_config.block_size  # with which --kv-tokens was reckoned
         self._chunk = (
             config.scheduler_config.long_prefill_token_threshold or config.scheduler_config.max_num_batched_tokens
         )
@@ -83,6 +84,10 @@ class VllmEngine:
             raise ModelError(f"vLLM cannot be a worker's engine with these settings: {error}") from error
         except ValueError as error:  # memory that others hold now may be free another time
             raise NotNowError(f"vLLM could not start: {error}") from error
+        cache = self._config.cache_config
+        if cache.kv_cache_memory_bytes and cache.num_gpu_blocks_override and cache.block_size != self._block_size:
+            told = f"vLLM has blocks of {cache.block_size} tokens for this model"
+            raise ModelError(f'kv_tokens: {told}; add "block_size": {cache.block_size} to --vllm-args')
         self._scheduler: Any = self._core.scheduler
         self._scheduler.desired = Desired((), 0)
         self._scheduler.on_step = self._done.append
