@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Capacity:
     """Shared costs. `step_tokens`: of prompts, in one step; `steps_ahead`: scheduled before a step's output."""
 
     slots: int
@@ -53,7 +53,7 @@ class Advice:
     def __init__(
         self,
         settings: Settings,
-        place: Place,
+        capacity: Capacity,
         *,
         learned: Path | None,
         served: str,
@@ -69,21 +69,26 @@ class Advice:
         self._background = Background()
         policy = settings.make_policy()
         name = ":".join([policy_name(policy), *settings.policy_set])
-        draft_len = {"all": place.drafts, "auto": None}.get(str(settings.draft_len), settings.draft_len)
+        draft_len = {"all": capacity.drafts, "auto": None}.get(str(settings.draft_len), settings.draft_len)
         assert not isinstance(draft_len, str)
-        draft_len = draft_len if draft_len is None else min(draft_len, place.drafts)
+        draft_len = draft_len if draft_len is None else min(draft_len, capacity.drafts)
         self.status = Status(settings.mode, name)
-        self.learning = Learning(self._background, learned, online, served, place.drafts, self._say)
+        self.learning = Learning(self._background, learned, online, served, capacity.drafts, self._say)
         fleet = SimFleet(
-            place.slots, 1, draft_len, kv_budget_tokens=place.blocks * place.block_tokens,
-            plan_lag=place.steps_ahead, prefill_chunk=place.step_tokens, foresight=True,
+            capacity.slots, 1, draft_len, kv_budget_tokens=capacity.blocks * capacity.block_tokens,
+            plan_lag=capacity.steps_ahead, prefill_chunk=capacity.step_tokens, foresight=True,
         )  # fmt: skip
         self.watch = Watch(self._background, fleet, name, settings.compare_every_s)
         self._costs, self._cost_steps = CostModel(START), 0
         self.ordering: Ordering | None = None
         if settings.mode == "order":
             engine = Engine(
-                place.slots, place.blocks, place.block_tokens, place.drafts, place.step_tokens, _of_core(START)
+                capacity.slots,
+                capacity.blocks,
+                capacity.block_tokens,
+                capacity.drafts,
+                capacity.step_tokens,
+                _of_core(START),
             )
             self.ordering = Ordering(policy, engine, draft_len, blocks_of, 0.0)
             known = self.ordering.core.fleet.known

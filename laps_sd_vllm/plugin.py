@@ -16,8 +16,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.request import Request, RequestStatus
 
 from laps_sd_vllm import settings, status
-from laps_sd_vllm.advice import Advice
-from laps_sd_vllm.advice import Place as Capacity
+from laps_sd_vllm.advice import Advice, Capacity
 from laps_sd_vllm.asked import asked
 from laps_sd_vllm.directed import Desired, Directed, Place, StepDone
 from laps_sd_vllm.versions import Unsupported
@@ -42,13 +41,13 @@ class LapsSd(Directed):
         self.count_blocks = False
         self._late = self._stuck = 0
         self._blocked: dict[str, tuple[Any, Any, bool]] = {}  # whose grammar is still compiled: to be submitted
-        place = self._place()
-        self._blocks = place.blocks
+        capacity = self._capacity()
+        self._blocks = capacity.blocks
         rank = vllm_config.parallel_config.data_parallel_index
         folder = Path(envs.VLLM_CACHE_ROOT) / "laps-sd"
         self.advice = Advice(
             self.settings,
-            place,
+            capacity,
             learned=self._learned(folder, rank),
             served=self._served(),
             status_file=status.written(status.folder(Path(envs.VLLM_CACHE_ROOT)), rank),
@@ -58,7 +57,7 @@ class LapsSd(Directed):
         self.on_step = self._step_done
         logger.info("LAPS-SD: mode %s, policy %s", self.settings.mode, self.advice.status.policy)
 
-    def _place(self) -> Capacity:
+    def _capacity(self) -> Capacity:
         """The capacity to be shared. With several kinds of KV blocks a block counts as one of each. Of a sliding window
         vLLM keeps only some blocks, so that longer requests have room than this counts for; whatever vLLM takes in must
         be able to run."""
