@@ -170,6 +170,9 @@ async def test_a_chat_that_is_sent_again_after_midnight_is_the_same_request(monk
     async with stack(template="{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}") as (_, link, client):
         first = asyncio.create_task(client.complete(**chat))
         submit = await link.accept()
+        other, marker = await begin(client, link)
+        await link.delta(marker, 0, [40], ending=ending())
+        await finish(other)  # by now the gateway knows that the first one is accepted
         clock.now = lambda: datetime(2026, 11, 23, 0, 1)
         second = asyncio.create_task(client.complete(**chat))
         assert (await link.next("follow")).request_id == "mine"
@@ -267,6 +270,7 @@ async def test_a_detached_request_whose_client_hangs_up_unacknowledged_survives_
         await finish(other)
         link.cut.set()
         link = await scheduler.link()
+        await client.ready(WAIT_S)
         other, _ = await begin(client, link)  # and no more of the detached one, which is durable
         other.cancel()
 
