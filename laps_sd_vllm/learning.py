@@ -45,7 +45,7 @@ class Learning:
         except (OSError, Unreadable) as error:
             self._say(f"{file} cannot be used, so nothing is known yet: {error}")
             return
-        if learned.served.partition("/")[0] != self._served.partition("/")[0]:
+        if learned.served.partition("/")[0] not in ("", self._served.partition("/")[0]):  # "": it does not say
             self._say(f"{file} was learned from another model, so nothing is known yet")
             return
         self.length = learned.length

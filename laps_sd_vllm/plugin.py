@@ -4,6 +4,7 @@ Whatever goes wrong here ends in vLLM's own order, for good, and never in the en
 fits, reads or writes files in the engine's thread; at the start alone what was learned is read.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from hashlib import sha256
@@ -24,6 +25,7 @@ from laps_sd_vllm.versions import Unsupported
 GROUPS = 16  # kinds of KV blocks
 LATE_PLANS = 3  # in a row, and it is stock order for good
 STUCK_STEPS = 2  # in which somebody was to run, and nobody could
+VARYING = ("transformers_version", "max_model_len")  # in a configuration, though the model is the same
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM's format and level
 
@@ -40,9 +42,11 @@ class LapsSd(Directed):
         super().__init__(*args, vllm_config=vllm_config, **kwargs)
         self.count_blocks = False
         self._late = self._stuck = 0
+        self._groups = len(self.kv_cache_config.kv_cache_groups)
+        if self.obeys:
+            self.desired = Desired((), 0)  # nobody runs before the first plan: the core must have heard of all who run
         self._blocked: dict[str, tuple[Any, Any, bool]] = {}  # whose grammar is still compiled: to be submitted
         capacity = self._capacity()
-        self._blocks = capacity.blocks
         rank = vllm_config.parallel_config.data_parallel_index
         folder = Path(envs.VLLM_CACHE_ROOT) / "laps-sd"
         self.advice = Advice(
@@ -59,8 +63,8 @@ class LapsSd(Directed):
 
     def _capacity(self) -> Capacity:
         """The capacity to be shared. With several kinds of KV blocks a block counts as one of each. Of a sliding window
-        vLLM keeps only some blocks, so that longer requests have room than this counts for; whatever vLLM takes in must
-        be able to run."""
+        vLLM keeps only some blocks, so that longer requests have room than the free blocks say: whatever vLLM takes in
+        must be able to run."""
         rows = self._limits[0]
         asked_for = self.settings.slots
         if asked_for is not None and asked_for > rows:
@@ -69,9 +73,7 @@ class LapsSd(Directed):
         slots = asked_for or (max(1, rows * 3 // 4) if self.use_v2_model_runner and self.obeys else rows)
         return Capacity(
             slots=slots,
-            blocks=max(
-                self.blocks // len(self.kv_cache_config.kv_cache_groups), -(-self.max_model_len // self.block_size)
-            ),
+            blocks=max(self.blocks // self._groups, -(-self.max_model_len // self.block_size)),
             block_tokens=self.block_size,
             drafts=self.num_spec_tokens,
             step_tokens=self.max_num_scheduled_tokens,
@@ -92,8 +94,12 @@ class LapsSd(Directed):
     def _served(self) -> str:
         """As in Learning; the same after a restart."""
         model, drafter = self.vllm_config.model_config, self.vllm_config.speculative_config
-        known = model.hf_config.to_dict() | {"transformers_version": "", "of": (model.model, model.revision)}
-        told = "\n".join(sorted(f"{name} {value}" for name, value in known.items()))
+        try:
+            known = model.hf_config.to_dict() | dict.fromkeys(VARYING)
+            told = json.dumps(known, sort_keys=True, default=lambda value: type(value).__name__)
+        except Exception:  # of a model with code of its own: then its name must do
+            told = ""
+        told += f" {model.model} {model.revision}"
         drafts = f"{drafter.method} {drafter.model} {drafter.num_speculative_tokens}" if drafter is not None else "none"
         return f"{sha256(told.encode()).hexdigest()[:32]}/{drafts}"
 
@@ -152,7 +158,7 @@ class LapsSd(Directed):
             self.advice.cancelled(request.request_id, now, stopped=aborted and bool(params and params.stop))
 
     def _step_done(self, done: StepDone) -> None:
-        done.free_blocks = done.free_blocks * self._blocks // self.blocks
+        done.free_blocks //= self._groups
         self.advice.step(done, time.time())
         self._stuck = 0 if done.rows or not done.skipped else self._stuck + 1
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # How vLLM says that a request has come to its end. Whatever else ended it, it did not.
-TO_THE_END = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+TO_THE_END = ("FINISHED_STOPPED", "FINISHED_REPETITION", "FINISHED_LENGTH_CAPPED")
 
 
 @dataclass(frozen=True, slots=True)
