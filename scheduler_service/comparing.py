@@ -86,16 +86,16 @@ class Comparing:
         while True:
             await self._asked.wait()
             began_at, forgotten = self._clock(), self._forgotten
+            made, problem = self.newest, ""
             try:
-                made, self.problem = await self._compare(), ""
-                if forgotten == self._forgotten:
-                    self.newest = made
+                made = await self._compare()
             except (OSError, ValueError, ComparisonFailed) as error:  # a timeout is an OSError
-                self.problem = str(error) or "the simulation took too long"
-                log.warning("comparison_failed", reason=self.problem)
-            now = self._clock()
-            self._old_at = now + max(KEPT_S, SHARE * (now - began_at))
+                problem = str(error) or "the simulation took too long"
+                log.warning("comparison_failed", reason=problem)
             self._asked.clear()
+            if forgotten == self._forgotten:
+                now = self._clock()
+                self.newest, self.problem, self._old_at = made, problem, now + max(KEPT_S, SHARE * (now - began_at))
 
     async def _compare(self) -> Comparison:
         """Raises ComparisonFailed, OSError, ValueError."""

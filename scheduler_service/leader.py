@@ -39,7 +39,7 @@ from scheduler_service.other_model import OtherModel
 from scheduler_service.outbox import Outboxes
 from scheduler_service.pace import UNITS, Turns
 from scheduler_service.persister import Persister
-from scheduler_service.recovery import Recovery
+from scheduler_service.recovery import CHUNK, Recovery
 from scheduler_service.requests import Requests
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.standby import HigherEpoch
@@ -181,10 +181,12 @@ class Leader:
         if self._highest_epoch > self.epoch:
             raise NotServing("a leader of a higher epoch was obeyed")
         with suppress(StoreUnavailable):  # then the KV that the worker holds of unread requests is computed again
-            wanted = [held.request_id for held in hello.held]
-            if not self.ledger.live:
-                wanted += islice(self.recovery.unread, 1)  # it tells for which model the others wait
-            await self.recovery.fetch(wanted)
+            await self.recovery.fetch(held.request_id for held in hello.held)
+        try:
+            while not self.workers.own_model and self.recovery.unread:  # one of them tells for which the others wait
+                await self.recovery.fetch(list(islice(self.recovery.unread, CHUNK)))
+        except StoreUnavailable:
+            raise NotServing("it cannot be read yet for which model stored requests wait") from None
         async with self._attaching:  # of two first workers with different models the second is refused
             self.workers.check_model(hello.model.name, hello.model.fingerprint)
             await self._other_model.serve(hello.model.fingerprint)

@@ -75,6 +75,12 @@ class WorkerPool:
         finally:
             self.loading.remove(request.worker_id)
 
+    @property
+    def own_model(self) -> str:
+        """The fingerprint of the model that is served, or else that live requests wait for; "": nothing is known."""
+        stored = (tracked.model for tracked in self._ledger.live.values() if tracked.model)
+        return self.model.fingerprint if self.model else next(stored, "")
+
     def check_model(self, name: str, fingerprint: str) -> None:
         """Raises BadInput if the attached workers run another model, or if live requests wait for some that have only
         just gone; NotServing if those have not come yet, and this leader has only just begun. Else it may change."""
@@ -82,8 +88,7 @@ class WorkerPool:
         gone_s = self._durable.clock() - max(fleet.staffed_at, self.led_since)
         waiting = fleet.entries or fleet.unseen.requests
         free = not self.sessions and not (waiting and gone_s < MODEL_STAYS_S)
-        stored = (tracked.model for tracked in self._ledger.live.values() if tracked.model)
-        own = self.model.fingerprint if self.model else next(stored, "")
+        own = self.own_model
         if free or own in ("", fingerprint):
             return
         if self.model is None:

@@ -12,6 +12,7 @@ from scheduler_service.core.ranking import Key
 
 SPARES = 8  # listed at most beside those that run: more than end in a round or two, and each costs every plan
 FEW_PLANS_SPARES = 4  # under `few_plans` one for so many slots, if those are more: one plan is to last several rounds
+LOOKED_AT = 64  # requests without a worker, when it is asked whether an idle worker could run one
 GROUPS = 16  # that the suspects of a death are divided into: rounds alone are slow, and deaths slower
 
 
@@ -113,10 +114,11 @@ def idle_beside_work(fleet: Fleet) -> str | None:
 
 
 def _is_offered(fleet: Fleet, worker: Worker) -> bool:
-    """Whether it can hold any of the requests that have no worker, other than suspects."""
+    """Whether it can hold one of the best requests that have no worker, other than suspects. Not all are looked at: a
+    worker's command waits for the answer."""
     isolation = fleet.isolation
-    offered = _first(fleet, worker, fleet.unplaced, len(isolation.waiting) + 1)
-    return any(key[-1] not in isolation.suspects for key in offered)
+    best = fleet.unplaced.first(LOOKED_AT + len(isolation.waiting))
+    return any(key[-1] not in isolation.suspects and worker.holds(fleet.entries[key[-1]]) for key in best)
 
 
 def most_listed(fleet: Fleet, worker: Worker) -> int:

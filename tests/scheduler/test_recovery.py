@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import redis
@@ -16,7 +17,7 @@ from scheduler_service.config import Settings
 from scheduler_service.insight import stats
 from scheduler_service.leader import Leader
 from scheduler_service.other_model import OtherModel
-from scheduler_service.store import RedisStore, Stored, Unreadable
+from scheduler_service.store import RedisStore, Stored, StoreUnavailable, Unreadable
 from scheduler_service.worker_pool import MODEL_STAYS_S
 from tests.scheduler import stored
 from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker, hello, scheduler
@@ -278,6 +279,23 @@ async def test_after_a_change_of_leaders_they_wait_for_workers_of_their_model_as
     assert bool(leader.recovery.unread) is not runs
     with pytest.raises(NotServing, match="live requests wait for workers of model f"):  # it comes again
         await leader.attach(hello("other", model=other_model()))
+    await leader.attach(hello("own"))
+    assert list(leader.core.fleet.entries) == ["a"]
+    leader.persisting.cancel()
+    await asyncio.gather(leader.persisting, return_exceptions=True)
+
+
+async def test_no_worker_is_taken_while_it_cannot_be_read_which_model_is_waited_for(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with left_waiting(store, "a"):
+        pass
+    leader = Leader(Settings(_cli_parse_args=False), store)  # type: ignore[call-arg]
+    await leader.lead()
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "read", AsyncMock(side_effect=StoreUnavailable("away")))
+        with pytest.raises(NotServing, match="cannot be read yet"):
+            await leader.attach(hello("other", model=other_model()))
     await leader.attach(hello("own"))
     assert list(leader.core.fleet.entries) == ["a"]
     leader.persisting.cancel()
