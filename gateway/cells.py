@@ -209,9 +209,10 @@ class Cells:
 
     async def get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.GetRequestResponse:
         link = await self.home(request.request_id)
+        names = [name for name, one in self.links.items() if one is link and not self.alone]
         answer = await link.scheduler.get_request(request)
-        if not self.alone:
-            in_cell(next(name for name, one in self.links.items() if one is link), [answer.request])
+        for name in names:
+            in_cell(name, [answer.request])
         return answer
 
     # ---- all of them ----
@@ -243,8 +244,10 @@ class Cells:
             token = ""
             try:
                 part = await link.scheduler.list_requests(asked)
-            except NotServing:
-                continue  # of a cell that is away nobody can tell
+            except BadInput:
+                raise
+            except RequestError:
+                continue  # of a cell that is away, or too busy, nobody can tell
             in_cell(name, part.requests)
             page.MergeFrom(part)
             if page.next_page_token:

@@ -79,7 +79,7 @@ class Own(Body):
     """Fields that are this service's own."""
 
     request_id: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="an id of the client's own; the header Idempotency-Key does the same"
+        None, description="an id of the client's own; the header Idempotency-Key does the same, and detaches"
     )
     class_: Literal["interactive", "default", "batch"] = Field(
         "default",

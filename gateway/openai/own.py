@@ -27,8 +27,11 @@ def with_headers(body: SomeOwn, headers: Mapping[str, str]) -> SomeOwn:
     said: dict[str, str] = {}
     if PRIORITY in headers and "class_" not in body.model_fields_set:
         said["class_"] = _CLASSES.get(headers[PRIORITY].strip().lower(), "default")  # as there, also of unknown values
-    if IDEMPOTENCY in headers and body.request_id is None:
-        said["request_id"] = headers[IDEMPOTENCY].strip('"')  # the IETF's draft has quotes, most clients have none
+    key = headers.get(IDEMPOTENCY, "").strip('"')  # the IETF's draft has quotes, most clients have none
+    if key and body.request_id is None:
+        said["request_id"] = key
+        if "on_disconnect" not in body.model_fields_set:
+            said["on_disconnect"] = "detach"  # who sends it again after a broken connection wants the answer
     return body.model_copy(update=said) if said else body
 
 

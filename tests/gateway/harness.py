@@ -112,6 +112,7 @@ class Scheduler(rpc.GatewayLinkServicer):
         self.submitted: dict[str, pb.Submit] = {}
         self.asked = asyncio.Event()
         self.silent: asyncio.Event | None = None  # no submission is told before it is set
+        self.busy = False  # it refuses to list requests
         self._links: asyncio.Queue[Link] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
         self.port = 0
@@ -171,6 +172,8 @@ class Scheduler(rpc.GatewayLinkServicer):
     async def ListRequests(  # noqa: N802
         self, request: inference_pb2.ListRequestsRequest, context: Any
     ) -> inference_pb2.ListRequestsResponse:
+        if self.busy:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many ask")
         known, start = list(self.known.values()), int(request.page_token or 0)
         end = start + (request.page_size or len(known))
         token = str(end) if end < len(known) else ""

@@ -325,6 +325,8 @@ async def test_a_page_of_requests_goes_on_with_the_next_cell(tmp_path: Path) -> 
         made.write(version=2, drain="b")
         made.gateways[0].cells.look(read_cells(made.file))
         assert await listed(made, 4) == [["b0", "b1", "a0", "a1"], ["a2"]]
+        made.cells["b"].busy = True
+        assert await listed(made, 4) == [["a0", "a1", "a2"]]
         await made.cells["b"].stop()
         await until(lambda: gone(made, "b"))
         assert await listed(made, 4) == [["a0", "a1", "a2"]]

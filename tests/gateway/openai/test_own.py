@@ -205,6 +205,24 @@ async def test_an_idempotency_key_is_the_requests_id_unless_the_body_has_one(
         assert (answer.json()["id"], submit.request_id) == ("chatcmpl-k-1", "k-1")
 
 
+@pytest.mark.parametrize(("asked", "detached"), [({}, True), ({"on_disconnect": "cancel"}, False)])
+async def test_whoever_sends_the_same_key_after_a_broken_connection_finds_the_answer(
+    asked: dict[str, str], detached: bool
+) -> None:
+    async with door() as at:
+        _, submit = await at.answered(CHAT | asked, headers={"Idempotency-Key": "k-1"})
+        assert (submit.on_disconnect == types_pb2.ON_DISCONNECT_DETACH) is detached
+
+
+@pytest.mark.parametrize("key", ["", '""'])
+async def test_an_empty_key_is_none(key: str) -> None:
+    async with door() as at:
+        body = {"model": "tiny", "input": "the fox"}
+        answer, submit = await at.answered(body, path="/v1/responses", headers={"Idempotency-Key": key})
+        assert answer.status_code == 200
+        assert submit.on_disconnect == types_pb2.ON_DISCONNECT_CANCEL
+
+
 async def test_an_idempotency_key_that_is_no_id_is_refused() -> None:
     async with door() as at:
         answer = await at.http.post("/v1/chat/completions", json=CHAT, headers={"Idempotency-Key": "a b"})
