@@ -186,7 +186,7 @@ def in_virtual_time(clock: Clock) -> Iterator[None]:
     with ExitStack() as patched:
         for owner, name, value in (
             (plugin, "time", clock), (reporting, "time", clock), (advice, "Background", AtOnce),
-            (learning, "_fit", lambda known: fit(Window.of(known))),
+            (learning, "_fit", lambda background, known: fit(Window.of(known))),
         ):  # fmt: skip
             patched.enter_context(patch.object(owner, name, value))
         yield
