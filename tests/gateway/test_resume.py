@@ -64,6 +64,13 @@ async def begun(link: Link, client: AsyncClient, tokens: int, **params: Any) -> 
     return task, submit
 
 
+async def answered_meanwhile(client: AsyncClient, link: Link) -> None:
+    """Another request: when it has ended the gateway has read all that was said before."""
+    other, submit = await begin(client, link)
+    await link.delta(submit, 0, [40], ending=ending())
+    await finish(other)
+
+
 @pytest.mark.parametrize("stop", [[], ["mps"]])
 async def test_from_any_token_on_text_and_statistics_go_on_as_if_nothing_had_happened(stop: list[str]) -> None:
     async with stack() as (scheduler, link, client):
@@ -170,9 +177,7 @@ async def test_a_chat_that_is_sent_again_after_midnight_is_the_same_request(monk
     async with stack(template="{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}") as (_, link, client):
         first = asyncio.create_task(client.complete(**chat))
         submit = await link.accept()
-        other, marker = await begin(client, link)
-        await link.delta(marker, 0, [40], ending=ending())
-        await finish(other)  # by now the gateway knows that the first one is accepted
+        await answered_meanwhile(client, link)
         clock.now = lambda: datetime(2026, 11, 23, 0, 1)
         second = asyncio.create_task(client.complete(**chat))
         assert (await link.next("follow")).request_id == "mine"
@@ -202,6 +207,7 @@ async def test_a_request_that_is_to_be_submitted_again_later_is_submitted_by_who
         refusal = {"code": NotServing.code.value[0], "message": "no warmed worker", "retry_after_s": 60}
         await link.send(refusals=[pb.Refusal(request_id="mine", **refusal)])
         await client.ready(WAIT_S)
+        await answered_meanwhile(client, link)
         second = asyncio.create_task(client.complete("the fox", request_id="mine"))
         assert (await link.accept()).request_id == "mine"
         await relay_all(link, submit)

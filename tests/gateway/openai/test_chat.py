@@ -121,7 +121,7 @@ async def test_the_ids_of_several_choices_are_valid_whatever_the_id_of_the_body(
     longest, seen = "x" * MOST_ID_CHARS, set[str]()
     async with door() as at:
         for id in (longest, longest[:-1] + "y"):
-            task = at.asked(CHAT | {"n": 2}, headers={"idempotency-key": id})
+            task = at.asked(CHAT | {"n": 2, "request_id": id})
             ids_of = [(await at.link.accept()).request_id for _ in range(2)]
             assert all(REQUEST_ID.fullmatch(each) for each in ids_of)
             seen.update(ids_of)
