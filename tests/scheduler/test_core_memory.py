@@ -118,20 +118,6 @@ def test_with_foresight_a_short_one_begins_where_a_long_one_must_wait() -> None:
     assert set(worker.ran[-1]) == {"first", "short"}
 
 
-def test_foresight_counts_however_many_have_begun() -> None:
-    """Else too many at a time, each of which holds little, would make it stop, and still more would begin."""
-    lengths = {f"short{number}": 9 for number in range(6)} | {"long": 60}
-    cost = replace(COST, prefill_token_s=0.08 * COST.verify_s)
-    worker = FakeWorker(core("fcfs", foresight=True), lengths, slots=8, blocks=9, cost=cost)
-    worker.submit(*sorted(lengths.keys() - {"long"}), predicted_tokens=9, max_tokens=9)
-    worker.step()
-    worker.submit("long", predicted_tokens=60, max_tokens=60)
-    worker.step()
-    assert set(worker.ran[-1]) == lengths.keys() - {"long"}
-    worker.run(80)
-    assert not worker.core.fleet.entries
-
-
 def test_one_shortage_of_memory_is_paid_for_once() -> None:
     """What one plan drops is free for the next, which may be made before the worker's next report."""
     worker = FakeWorker(core("fcfs"), {"first": 90, "second": 60, "third": 60}, slots=3, blocks=6)
