@@ -1,14 +1,13 @@
 """KV memory of a worker: which requests keep theirs, and which give it back. The worker owns the blocks; it evicts none
 by itself."""
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from math import fsum
 
 from scheduler_service.core.entry import Entry, Worker
 
 FORESEEN = 0.9  # of the memory: the rest is for answers that get longer than believed
-DEAR = 1.0  # rounds of a lone request: KV that is computed again in less time is not worth memory that stands idle
+DEAR = 2.0  # rounds of a lone request: KV that is computed again in less time is not worth memory that stands idle
 
 
 def fit(
@@ -64,7 +63,7 @@ class _Fitting:
         self._foresight = foresight and not quarantined and not all(entry.blocks for entry in chosen)
         if self._foresight:
             self._holding = {entry for entry in self.homed if entry.blocks}
-            self._foresight = _is_dear(worker, self._holding.union(chosen))
+            self._foresight = _is_dear(worker, len(self._holding) + 1)
 
     @cached_property
     def homed(self) -> list[Entry]:
@@ -150,11 +149,10 @@ def _need(worker: Worker, entry: Entry) -> int:
     return short if short > 0 else 0
 
 
-def _is_dear(worker: Worker, entries: Collection[Entry]) -> bool:
-    """Whether it takes long to compute anew what one of these holds in the mean just before it ends. It does not matter
-    how many have begun: else too many would make foresight stop, and more begin."""
-    tokens = fsum([entry.tokens + entry.remaining_tokens for entry in entries]) / len(entries)
-    return tokens * worker.up.cost.prefill_token_s > DEAR * worker.up.cost.verify_s
+def _is_dear(worker: Worker, requests: int) -> bool:
+    """Whether it takes long to compute anew what one of so many requests holds when they fill the memory."""
+    cost, tokens = worker.up.cost, worker.up.blocks * worker.up.block_tokens / requests
+    return tokens * cost.prefill_token_s > DEAR * cost.verify_s
 
 
 def _lasts(worker: Worker, entries: Iterable[Entry]) -> bool:
