@@ -183,7 +183,8 @@ class Leader:
         with suppress(StoreUnavailable):  # then the KV that the worker holds of unread requests is computed again
             await self.recovery.fetch(held.request_id for held in hello.held)
         try:
-            while not self.workers.own_model and self.recovery.unread:  # one of them tells for which the others wait
+            # Read until one of them tells for which model the others wait.
+            while self.workers.model_stays and not self.workers.own_model and self.recovery.unread:
                 await self.recovery.fetch(list(islice(self.recovery.unread, CHUNK)))
         except StoreUnavailable:
             raise NotServing("it cannot be read yet for which model stored requests wait") from None

@@ -76,6 +76,11 @@ class WorkerPool:
             self.loading.remove(request.worker_id)
 
     @property
+    def model_stays(self) -> bool:
+        """Whether workers have only just gone, or this leader has only just begun."""
+        return self._durable.clock() - max(self._core.fleet.staffed_at, self.led_since) < MODEL_STAYS_S
+
+    @property
     def own_model(self) -> str:
         """The fingerprint of the model that is served, or else that live requests wait for; "": nothing is known."""
         stored = (tracked.model for tracked in self._ledger.live.values() if tracked.model)
@@ -85,9 +90,8 @@ class WorkerPool:
         """Raises BadInput if the attached workers run another model, or if live requests wait for some that have only
         just gone; NotServing if those have not come yet, and this leader has only just begun. Else it may change."""
         fleet = self._core.fleet
-        gone_s = self._durable.clock() - max(fleet.staffed_at, self.led_since)
         waiting = fleet.entries or fleet.unseen.requests
-        free = not self.sessions and not (waiting and gone_s < MODEL_STAYS_S)
+        free = not self.sessions and not (waiting and self.model_stays)
         own = self.own_model
         if free or own in ("", fingerprint):
             return

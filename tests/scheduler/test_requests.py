@@ -8,6 +8,7 @@ from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.types import Unseen
 from scheduler_service.pace import UNITS, Turns
 from scheduler_service.store import MemoryStore, Stored, Unreadable, Verdict, Write
+from scheduler_service.worker_pool import MODEL_STAYS_S
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.scheduler.store.writes import Reign, record
 from tests.waiting import until
@@ -78,6 +79,7 @@ async def test_requests_that_were_unread_count_no_longer_once_they_are_read() ->
     reign = Reign(store, await store.lead(1))
     await reign.commit(*[Write(record(each.request_id), submit=each.SerializeToString()) for each in submits])
     async with scheduler(store) as (leader, target):
+        leader.workers.led_since -= MODEL_STAYS_S  # or the first worker would wait until their model is read
         worker, gateway = await ScriptedWorker(target).attach(), ScriptedGateway(target)
         await gateway.until(lambda: gateway.serving.ready)
         await gateway.submit("new")
