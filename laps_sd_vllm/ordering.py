@@ -27,7 +27,7 @@ from scheduler_service.core.types import StepDone as CoreStep
 NAME = "vllm"
 EVERY = 8  # running requests: with so many more, rounds wait one step more ...
 MOST_STEPS = 16  # ... but not longer
-FINISH = dict(zip(TO_THE_END, (Finish.STOP, Finish.STOP, Finish.LENGTH), strict=True))
+FINISH = {name: Finish.LENGTH if name == "FINISHED_LENGTH_CAPPED" else Finish.STOP for name in TO_THE_END}
 
 
 @dataclass(frozen=True, slots=True)

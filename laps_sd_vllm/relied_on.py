@@ -1,5 +1,5 @@
-"""What the scheduler and the worker's engine take for granted of vLLM, and what they were never tried with: checked
-when they are made, so that a vLLM that is otherwise refuses to start. Nothing is changed here."""
+"""Checks of vLLM when the scheduler and the worker's engine are made: that it has all that they take for granted, and
+nothing that they were never tried with. Else it refuses to start. Nothing is changed here."""
 
 from typing import Any
 

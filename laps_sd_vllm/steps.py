@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# How vLLM says that a request has come to its end. Whatever else ended it, it did not.
+# vLLM's states of a request whose answer is whole. With any other it was broken off.
 TO_THE_END = ("FINISHED_STOPPED", "FINISHED_REPETITION", "FINISHED_LENGTH_CAPPED")
 
 

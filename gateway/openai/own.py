@@ -1,5 +1,5 @@
 """What OpenAI's API has no place for: the state of a request (why am I waiting?), and its stream taken up again from
-any token on. Pure: what is said at the paths under /v1/requests."""
+any token on, at the paths under /v1/requests; and what headers say in place of fields. Pure."""
 
 import re
 from collections.abc import Mapping

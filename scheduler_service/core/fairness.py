@@ -117,7 +117,7 @@ class Flows:
 
 @dataclass(slots=True)
 class Tenant:
-    """What a tenant has in all classes."""
+    """Counts of one tenant, over all classes."""
 
     name: str
     weight: float = 1.0
@@ -149,7 +149,7 @@ class Tenants:
         return self._tenants.get(name) or Tenant(name)
 
     def flow(self, request: Request) -> Flow:
-        """What it belongs to, as that stands now."""
+        """The flow of this request, as it stands now."""
         return self._flows[request.klass].find(request.tenant)
 
     def waiting(self) -> dict[str, int]:

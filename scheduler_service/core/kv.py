@@ -44,7 +44,7 @@ def fit(
 
 
 class _Fitting:
-    """Who runs (`kept`) and who gives up KV (`evict`), as far as that is decided, and the memory that is left."""
+    """One attempt of `fit`: who runs (`kept`) and who gives up KV (`evict`), as far as that is decided."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.cell_file import Cell, read_cells
-from laps_sd.client import AsyncClient, BadInput, NotServing, QueueFull, UnknownRequest
+from laps_sd.client import AsyncClient, BadInput, NotServing, UnknownRequest
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import status_pb2 as status_pb
 from tests.gateway.harness import Link, Scheduler, ending, gateway, ids, model_info
@@ -282,6 +282,10 @@ async def test_a_request_is_found_in_its_cell_while_another_that_may_have_it_is_
             await made.clients[0].status(nowhere)
 
 
+async def gone(made: Service, name: str) -> bool:
+    return not made.gateways[0].cells.links[name].ready
+
+
 async def test_one_door_serves_the_models_of_all_cells(tmp_path: Path) -> None:
     other = model_info(fingerprint="two")
     other.name = "small"
@@ -296,82 +300,6 @@ async def test_one_door_serves_the_models_of_all_cells(tmp_path: Path) -> None:
         await until(lambda: gone(made, "b"))
         with pytest.raises(BadInput, match="model: name one of tiny, small"):
             await made.clients[0].complete("the")
-
-
-async def test_figures_of_all_cells_are_told_as_those_of_one_service(tmp_path: Path) -> None:
-    async with service(tmp_path) as made:
-        assert (await made.clients[0].stats()).waiting == 6  # three in each
-
-
-async def listed(made: Service, size: int) -> list[list[str]]:
-    """The ids of all pages."""
-    pages, token = list[list[str]](), ""
-    while token or not pages:
-        page = await made.clients[0].list_requests(size, page_token=token)
-        pages.append([status.request_id for status in page.requests])
-        token = page.next_page_token
-    return pages
-
-
-async def test_a_page_of_requests_goes_on_with_the_next_cell(tmp_path: Path) -> None:
-    async with service(tmp_path) as made:
-        for id in ("a0", "a1", "a2", "b0", "b1"):
-            made.cells[id[0]].known[id] = status_pb.RequestStatus(request_id=id)
-        assert await listed(made, 0) == [["a0", "a1", "a2", "b0", "b1"]]
-        assert await listed(made, 2) == [["a0", "a1"], ["a2", "b0"], ["b1"]]
-        assert await listed(made, 3) == [["a0", "a1", "a2"], ["b0", "b1"]]
-        with pytest.raises(BadInput, match="page_token"):
-            await made.clients[0].list_requests(page_token="c/")
-        made.write(version=2, drain="b")
-        made.gateways[0].cells.look(read_cells(made.file))
-        assert await listed(made, 4) == [["b0", "b1", "a0", "a1"], ["a2"]]
-        made.cells["b"].busy = True
-        assert await listed(made, 4) == [["a0", "a1", "a2"]]
-        await made.cells["b"].stop()
-        await until(lambda: gone(made, "b"))
-        assert await listed(made, 4) == [["a0", "a1", "a2"]]
-
-
-async def gone(made: Service, name: str) -> bool:
-    return not made.gateways[0].cells.links[name].ready
-
-
-async def test_workers_are_named_with_their_cell_also_while_another_cell_is_away(tmp_path: Path) -> None:
-    async with service(tmp_path) as made:
-        await made.cells["a"].stop()
-        await until(lambda: gone(made, "a"))
-        assert [worker.worker_id for worker in (await made.clients[0].stats()).workers] == ["b/w"]
-        id = f"b-{0:032x}"
-        made.cells["b"].known[id] = status_pb.RequestStatus(request_id=id, worker_id="w")
-        assert [one.worker_id for one in (await made.clients[0].list_requests()).requests] == ["b/w"]
-        assert (await made.clients[0].status(id)).worker_id == "b/w"
-
-
-async def test_figures_are_told_although_the_list_changes_meanwhile(tmp_path: Path) -> None:
-    async with service(tmp_path) as made:
-        cells = made.gateways[0].cells
-
-        async def ask(link: Any) -> int:
-            cells.links.pop("a", None)
-            return 1
-
-        assert await cells.ask_all(ask) == {"a": 1, "b": 1}
-
-
-async def test_figures_are_told_although_a_cell_refuses_to_tell_its_own(tmp_path: Path) -> None:
-    async with service(tmp_path) as made:
-        cells = made.gateways[0].cells
-        refusing = [cells.links["a"]]
-
-        async def ask(link: Any) -> int:
-            if link in refusing:
-                raise QueueFull("too many questions")
-            return 1
-
-        assert await cells.ask_all(ask) == {"b": 1}
-        refusing.append(cells.links["b"])
-        with pytest.raises(QueueFull):
-            await cells.ask_all(ask)
 
 
 async def test_an_answers_id_is_understood_although_the_cell_it_hashes_to_is_away(tmp_path: Path) -> None:

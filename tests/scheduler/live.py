@@ -68,7 +68,7 @@ class Peer:
 
 
 def hello(name: str = "w", **more: Any) -> worker_pb.Hello:
-    """What a worker says first."""
+    """A worker's first message."""
     said = worker_pb.Hello(protocol=version.CURRENT, worker_id=name, session="s", model=MODEL, slots=1, max_draft=4)
     said.MergeFrom(worker_pb.Hello(block_tokens=16, blocks=64, cost=worker_pb.CostProfile(verify_s=0.01)))
     said.MergeFrom(worker_pb.Hello(**more))

@@ -1,4 +1,4 @@
-"""What was learned is kept, whenever the process ends. vLLM is not needed for that."""
+"""Lessons are kept, whenever the process ends. vLLM is not needed for that."""
 
 from collections.abc import Callable
 from pathlib import Path
