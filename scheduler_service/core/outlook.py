@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 
-from scheduler_service.core import fair_ranking
+from scheduler_service.core import front
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.ranking import Key
@@ -19,12 +19,12 @@ def in_order(fleet: Fleet, at_once: int) -> Iterator[list[str]]:
     may be missing and some come twice."""
     entries, begun = iter(list(fleet.entries.values())), []
     while some := list(islice(entries, at_once)):
-        begun.append(fair_ranking.in_order([one.key for one in some if one.key and one.state is not State.WAITING]))
+        begun.append(front.in_order([one.key for one in some if one.key and one.state is not State.WAITING]))
         yield []
-    ordered = fair_ranking.merged(begun)
+    ordered = front.merged(begun)
     while keys := list(islice(ordered, at_once)):
         yield [key[-1] for key in keys]
-    ordered = fair_ranking.merged(fleet.rankings())
+    ordered = front.merged(fleet.rankings())
     while keys := list(islice(ordered, at_once)):
         found = (fleet.entries.get(key[-1]) for key in keys)
         yield [one.request.id for one in found if one is not None and one.state is State.WAITING]
@@ -59,7 +59,7 @@ def _waits_s(fleet: Fleet, ahead: Sequence[int], most: int) -> list[float]:
     slots = fleet.slots
     if not slots:
         return [0.0] * len(ahead)
-    first = islice(fair_ranking.merged(fleet.rankings()), min(max(ahead, default=0), most))
+    first = islice(front.merged(fleet.rankings()), min(max(ahead, default=0), most))
     work_s = list(accumulate((remaining_s(fleet, key[-1]) for key in first), initial=0.0))
     sample = len(work_s) - 1  # less than were asked for if requests have ended since their places were looked up
     return [n * work_s[min(n, sample)] / min(n, sample) / slots if sample and n >= slots else 0.0 for n in ahead]

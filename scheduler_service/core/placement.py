@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from scheduler_service.core.entry import Entry, Worker
-from scheduler_service.core.fair_ranking import FairRanking, in_order
+from scheduler_service.core.fair_ranking import FairRanking
 from scheduler_service.core.fleet import Fleet
+from scheduler_service.core.front import in_order
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.ranking import Key
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from scheduler_service.core import fair_ranking, fairness
+from scheduler_service.core import fair_ranking, fairness, front
 from scheduler_service.core.classes import LEAST, ClassAccount
 from scheduler_service.core.fair_ranking import FairRanking
 from scheduler_service.core.fairness import GRAIN_S, Flow, Tenants
@@ -202,7 +202,10 @@ def places(keys: Iterable[Key]) -> list[Key]:
 def test_a_ranking_is_in_order_however_virtual_times_move(few: int, few_groups: int, seed: int) -> None:
     """Asked for fewer keys than there are tenants, or for few of many, it does not look at all of them; nobody can
     tell."""
-    with mock.patch.multiple(fair_ranking, FEW=few, FEW_GROUPS=few_groups, LEAST_FRONT=1):
+    with (
+        mock.patch.multiple(fair_ranking, FEW=few, FEW_GROUPS=few_groups),
+        mock.patch.multiple(front, FEW=few, LEAST_FRONT=1),
+    ):
         in_order_after(operations(Random(seed)))
 
 
