@@ -159,31 +159,35 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
     one without KV there, or one whose KV is computed anew here before the other worker has room for it.
     """
     worker = fleet.workers[name]
-    idle = len(batch) < worker.up.slots
-    best = None
-    # Where there are suspects a worker may be quarantined, however many requests it has.
-    for other in fleet.workers if fleet.isolation.suspects else fleet.vacancies.short():
-        donor = fleet.workers[other]
-        # The slots of a quarantined worker are not for its other requests.
-        quarantined = bool(donor.quarantined and fleet.isolation.quarantined(donor))
-        if other == name or (donor.vacancy >= 0 and not quarantined):
-            continue
-        slots = 0 if quarantined else donor.up.slots
-        next_key = donor.ranking.at(slots)
-        if next_key is None or not (idle or next_key < batch[-1].key):
-            continue
+    last = batch[-1].key if len(batch) == worker.up.slots else None  # None: a slot would idle
+    best: Entry | None = None
+    for donor, slots in _donors(fleet, name):
         for key in donor.ranking.beyond(slots):
-            entry = fleet.entries[key[-1]]
-            if (best and key >= best.key) or not (idle or key < batch[-1].key):
+            if (best and key >= best.key) or (last and key >= last):
                 break
-            with_kv = entry.blocks or entry.offloaded
-            if (with_kv and not idle) or entry.state is State.RUNNING or entry.probation:
-                continue
-            rebuild_s = entry.tokens * worker.up.cost.prefill_token_s
-            if (not with_kv or rebuild_s < _next_end_s(fleet, donor)) and worker.holds(entry):
+            entry = fleet.entries[key[-1]]
+            if _may_move(fleet, entry, donor, worker, idle=last is None):
                 best = entry
                 break
     return best
+
+
+def _donors(fleet: Fleet, name: str) -> Iterator[tuple[Worker, int]]:
+    """The other workers where requests wait, each with how many go first there."""
+    # Where there are suspects a worker may be quarantined, however many requests it has.
+    for other in fleet.workers if fleet.isolation.suspects else fleet.vacancies.short():
+        donor = fleet.workers[other]
+        quarantined = bool(donor.quarantined and fleet.isolation.quarantined(donor))
+        if other != name and (quarantined or donor.vacancy < 0):
+            yield donor, 0 if quarantined else donor.up.slots  # those of a quarantined one are for the suspects alone
+
+
+def _may_move(fleet: Fleet, entry: Entry, donor: Worker, worker: Worker, *, idle: bool) -> bool:
+    if entry.state is State.RUNNING or entry.probation or not worker.holds(entry):
+        return False
+    if not (entry.blocks or entry.offloaded):
+        return True
+    return idle and entry.tokens * worker.up.cost.prefill_token_s < _next_end_s(fleet, donor)
 
 
 def _next_end_s(fleet: Fleet, worker: Worker) -> float:
