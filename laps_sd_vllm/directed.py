@@ -113,8 +113,31 @@ class Directed(Reporting):
 
     def _choose(self, desired: Desired) -> None:
         """Who runs in this step: pause the others, and put the victims of short memory last."""
+        chosen, first, passed_over = self._pick(desired)
+        order = {id: number for number, id in enumerate(first)}
+        for number, place in enumerate(desired.rank, len(order)):
+            order.setdefault(place.request_id, number)
+        last = len(order) + len(chosen)
+        self.running.sort(key=lambda request: order.get(request.request_id, last))
+        self._chosen, self._trims = chosen, []
+        entrants = len(chosen)
+        for request in self.running:
+            place = chosen.get(request.request_id)
+            if place is None:
+                self._pause(request)
+            else:
+                self._go_on(request, place.draft_len)
+                entrants -= 1
+        while len(self.running) + entrants > self.max_num_running_reqs and self.running[-1].request_id not in first:
+            self.drop(self.running[-1].request_id, wished=False)  # the model runner has no row left
+        changes = entrants or passed_over or self.use_pp or any(not place.prefill_tokens for place in chosen.values())
+        self._settled = None if changes else desired
+
+    def _pick(self, desired: Desired) -> tuple[dict[str, Place], list[str], bool]:
+        """Who is chosen; these, and those that only wait for their turn: KV of all of them is taken last; whether any
+        was passed over."""
         chosen: dict[str, Place] = {}
-        first: list[str] = []  # chosen, or only waiting for their turn: their KV is taken last
+        first: list[str] = []
         passed_over = False
         for place in desired.rank:
             if len(chosen) == desired.slots:
@@ -128,30 +151,18 @@ class Directed(Reporting):
                     chosen[place.request_id] = place
                     continue
             passed_over = True
-        order = {id: number for number, id in enumerate(first)}
-        for number, place in enumerate(desired.rank, len(order)):
-            order.setdefault(place.request_id, number)
-        last = len(order) + len(chosen)
-        self.running.sort(key=lambda request: order.get(request.request_id, last))
-        self._chosen, self._trims = chosen, []
-        running = 0
-        for request in self.running:
-            id = request.request_id
-            if id not in chosen:
-                if id not in self._paused:
-                    self._paused[id] = request.next_decode_eligible_step
-                    request.next_decode_eligible_step = PAUSED
-                continue
-            running += 1
-            if id in self._paused:
-                self._resume(request)
-            if chosen[id].draft_len < self.num_spec_tokens:
-                self._trims.append((request, chosen[id].draft_len))
-        entrants = len(chosen) - running
-        while len(self.running) + entrants > self.max_num_running_reqs and self.running[-1].request_id not in first:
-            self.drop(self.running[-1].request_id, wished=False)  # the model runner has no row left
-        changes = entrants or passed_over or self.use_pp or any(not place.prefill_tokens for place in chosen.values())
-        self._settled = None if changes else desired
+        return chosen, first, passed_over
+
+    def _pause(self, request: Request) -> None:
+        if request.request_id not in self._paused:
+            self._paused[request.request_id] = request.next_decode_eligible_step
+            request.next_decode_eligible_step = PAUSED
+
+    def _go_on(self, request: Request, draft_len: int) -> None:
+        if request.request_id in self._paused:
+            self._resume(request)
+        if draft_len < self.num_spec_tokens:
+            self._trims.append((request, draft_len))
 
     def _resume(self, request: Request) -> None:
         request.next_decode_eligible_step = self._paused.pop(request.request_id)
