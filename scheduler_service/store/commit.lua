@@ -15,18 +15,17 @@ local leader = redis.call('HMGET', KEYS[1], 'epoch', 'commit')
 local epoch, last = tonumber(leader[1] or '0'), tonumber(leader[2] or '-1') -- no commit: it has stepped down
 if epoch > mine then return redis.error_reply('FENCED another leader has taken over') end
 local again = not whole and epoch == mine and last == number -- repeated, since its answer was lost
-if not whole then
-  follows = number - 1
-elseif follows >= 0 and (epoch ~= mine or last <= follows) then
+local in_order = epoch == mine and last == (follows or number - 1)
+if whole and follows >= 0 and (epoch ~= mine or last <= follows) then
+  -- The first part of a rewriting. What else is stored does not count, unless it is later than what this leader has read.
   local read_epoch, read = tonumber(ARGV[9]), tonumber(ARGV[10]) or math.huge
   local holds = tonumber(leader[2]) or math.huge
   if epoch ~= mine and read_epoch and (epoch > read_epoch or (epoch == read_epoch and holds > read)) then
     return redis.error_reply('FENCED this server holds writes that the leader has not read')
   end
-  follows = last -- the first part: whatever else is stored does not count
-  epoch = mine
+  in_order = true
 end
-if not again and (epoch ~= mine or last ~= follows) then return redis.error_reply('LOST earlier commits') end
+if not (again or in_order) then return redis.error_reply('LOST earlier commits') end
 
 local ttl, levels = ARGV[4], tonumber(ARGV[5])
 local changes, verdicts, lengths, arrivals = {}, {}, {}, {}
