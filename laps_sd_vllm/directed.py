@@ -122,11 +122,11 @@ class Directed(Reporting):
         self._chosen, self._trims = chosen, []
         entrants = len(chosen)
         for request in self.running:
-            place = chosen.get(request.request_id)
-            if place is None:
+            own = chosen.get(request.request_id)
+            if own is None:
                 self._pause(request)
             else:
-                self._go_on(request, place.draft_len)
+                self._go_on(request, own.draft_len)
                 entrants -= 1
         while len(self.running) + entrants > self.max_num_running_reqs and self.running[-1].request_id not in first:
             self.drop(self.running[-1].request_id, wished=False)  # the model runner has no row left
@@ -134,8 +134,8 @@ class Directed(Reporting):
         self._settled = None if changes else desired
 
     def _pick(self, desired: Desired) -> tuple[dict[str, Place], list[str], bool]:
-        """Who is chosen; these, and those that only wait for their turn: KV of all of them is taken last; whether any
-        was passed over."""
+        """Returns the chosen requests with their places; the ids of these and of those that only wait for their turn,
+        whose KV is to be taken last; and whether any was passed over."""
         chosen: dict[str, Place] = {}
         first: list[str] = []
         passed_over = False
@@ -159,6 +159,7 @@ class Directed(Reporting):
             request.next_decode_eligible_step = PAUSED
 
     def _go_on(self, request: Request, draft_len: int) -> None:
+        """With at most so many drafts."""
         if request.request_id in self._paused:
             self._resume(request)
         if draft_len < self.num_spec_tokens:

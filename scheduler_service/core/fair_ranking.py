@@ -2,8 +2,8 @@
 
 A key holds the class and the flow as such, and compares as they stand now. So the keys of each flow are a ranking
 of their own, a group, which nobody else's virtual time can put out of order. Where groups are few they follow one
-another as they stand, and those that stand equal are merged. Else the order of all is kept beside them, as far as it
-was asked for (front.py).
+another as they stand, and those that stand equal are merged. Else the order of all is kept beside them: whole where
+keys are few, else its front, as far as it was asked for (front.py).
 """
 
 from bisect import bisect_left, insort
@@ -54,7 +54,7 @@ class FairRanking:
         if not len(group):
             del self._groups[name]
             if len(self._groups) <= FEW_GROUPS:
-                self._front.give_up()
+                self._front.forget()
             self._equals.forget()
         self._changed(name, key, None)
 
@@ -111,7 +111,8 @@ class FairRanking:
             yield from self._of_few_groups(count)
             return
         front = self._front.best(count + 1, self._length)
-        yield from [plain[-1] for plain in front[count:]]
+        for plain in front[count:]:  # mostly only the first ones are wanted
+            yield plain[-1]
         if len(front) < self._length:
             yield from islice(merged(self._groups.values()), len(front), None)
 
@@ -143,7 +144,8 @@ class FairRanking:
         if len(self._groups) == 1:
             yield from reversed(next(iter(self._groups.values())))
         elif self._length <= FEW and len(self._groups) > FEW_GROUPS:
-            yield from [plain[-1] for plain in reversed(self._front.best(self._length, self._length))]
+            for plain in reversed(self._front.best(self._length, self._length)):
+                yield plain[-1]
         else:
             yield from merge(*map(reversed, self._groups.values()), reverse=True)
 
@@ -167,7 +169,7 @@ class Equals:
         return [key for _, key in islice(claims, count, None)]
 
     def changed(self, name: Key, old: Key | None, new: Key | None) -> None:
-        """As in Front."""
+        """In the group of that name `new` was added (`old` None), `old` removed (`new` None), or replaced by `new`."""
         for names, claims in self._claims.items():
             if name in names:
                 if old is not None:
@@ -176,7 +178,7 @@ class Equals:
                     insort(claims, (CLAIM(new), new))
 
     def forget(self) -> None:
-        """Groups have come or gone, or there are too many keys."""
+        """Keep no order any more: groups have come or gone, or there are too many keys."""
         self._claims.clear()
 
 

@@ -1,5 +1,7 @@
-"""The keys of several groups in one order. It is found in plain numbers, those that keys are compared by: then Python
-compares no class and no flow, which is slow. A group is a ranking of keys of the same class and flow.
+"""The keys of several groups in one order. A group is a ranking of keys of the same class and flow.
+
+To compare the classes and flows of two keys is slow in Python. So the order is found of plain places: the numbers that
+a key is compared by as classes and flows stand now, then the key.
 """
 
 from bisect import bisect_left, insort
@@ -16,63 +18,65 @@ LEAST_FRONT = 64  # keys
 
 
 class Front:
-    """The best keys of `groups` in order, as many as were asked for and some more. `changes`: of classes and flows.
+    """The plain places of the best keys of `groups`, in order: all of them where there are at most FEW keys, else as
+    many as were asked for and some more. `changes`: of classes and flows.
 
-    Each key is kept in plain numbers. What is added, removed or moved is so here, too. When classes or flows have
-    changed places, all keys are put in order again, or the front is given up. One that is missing or too short is read
-    anew from the groups with the best heads.
+    What is added, removed or moved in a group is so here, too. When classes or flows have changed places, a whole front
+    is put in order again, and another one is forgotten. A front that is missing or too short is read anew from the
+    groups with the best heads.
     """
 
-    __slots__ = ("_at", "_changes", "_groups", "_heads", "_keys", "_whole")
+    __slots__ = ("_at", "_changes", "_groups", "_heads", "_places", "_whole")
 
     def __init__(self, groups: Mapping[Key, Ranking], changes: Changes) -> None:
         self._groups, self._changes = groups, changes
         self._heads = Heads(groups)
-        self._keys: list[Key] | None = None  # None: nobody has asked, or it was given up
+        self._places: list[Key] | None = None  # None: there is no front
         self._at = 0  # it is in order after so many changes
         self._whole = False  # these are all keys
 
     def best(self, count: int, length: int) -> list[Key]:
-        """A front of at least `count` keys of all `length`, or all of them."""
-        keys = self._in_order()
-        if keys is None or (len(keys) < count and not self._whole):
+        """The plain places of at least `count` of all `length` keys; of all of them if there are fewer."""
+        places = self._in_order()
+        if places is None or (len(places) < count and not self._whole):
             if length <= FEW:
-                keys = sorted(map(_plain, chain.from_iterable(self._groups.values())))
+                places = sorted(map(_plain, chain.from_iterable(self._groups.values())))
             else:
                 most = max(2 * count, LEAST_FRONT)
-                keys = list(islice(_merged(self._heads.best(most)), most))
-            self._keys, self._at, self._whole = keys or None, self._changes.count, len(keys) == length
-        return keys
+                places = list(islice(_merged(self._heads.best(most)), most))
+            self._places, self._at, self._whole = places or None, self._changes.count, len(places) == length
+        return places
 
     def changed(self, name: Key, old: Key | None, new: Key | None) -> None:
-        """`new` came for `old` in the group of that name; None: none did, or there was none."""
+        """In the group of that name `new` was added (`old` None), `old` removed (`new` None), or replaced by `new`."""
         self._heads.changed(name)
-        if self._keys is None or (keys := self._in_order()) is None:
+        if self._places is None or (places := self._in_order()) is None:
             return
-        if old is not None and ((place := _plain(old)) <= keys[-1] or self._whole):
-            del keys[bisect_left(keys, place)]
-        if new is not None and (self._whole or (keys and _plain(new) < keys[-1])):
-            insort(keys, _plain(new))
-        if not keys or (self._whole and len(keys) > FEW):
-            self._keys = None
+        if old is not None and ((place := _plain(old)) <= places[-1] or self._whole):
+            del places[bisect_left(places, place)]
+        if new is not None and (self._whole or (places and _plain(new) < places[-1])):
+            insort(places, _plain(new))
+        if not places or (self._whole and len(places) > FEW):
+            self._places = None
 
-    def give_up(self) -> None:
-        """Until somebody asks."""
-        self._keys = None
+    def forget(self) -> None:
+        """Keep no front until somebody asks for one."""
+        self._places = None
 
     def _in_order(self) -> list[Key] | None:
         """As classes and flows stand now."""
-        if self._keys is not None and self._at != self._changes.count:
+        if self._places is not None and self._at != self._changes.count:
             self._at = self._changes.count
-            self._keys = sorted([_plain(place[-1]) for place in self._keys]) if self._whole else None
-        return self._keys
+            self._places = sorted([_plain(place[-1]) for place in self._places]) if self._whole else None
+        return self._places
 
 
 class Heads:
-    """The best key of each group in plain numbers, with the group's name in place of the key.
+    """The head of each group: the plain place of its best key, without the numbers of its class, since each class has a
+    ranking of its own here, and with the group's name in place of the key.
 
-    Each is renewed when it is looked at: its group may have changed since, and is marked as stale, or the virtual time
-    of its flow may have grown, so that it stands too far in front.
+    A head is renewed when it is looked at: its group may have changed since, and is marked as stale, or the virtual
+    time of its flow may have grown, so that the head stands too far in front.
     """
 
     __slots__ = ("_by_class", "_groups", "_of", "_stale")
@@ -80,7 +84,7 @@ class Heads:
     def __init__(self, groups: Mapping[Key, Ranking]) -> None:
         self._groups = groups
         self._of: dict[Key, Key] = {}  # each group, as it stands in `_by_class`
-        self._by_class: dict[Any, Ranking] = {}  # empty: nobody has asked, or it was given up
+        self._by_class: dict[Any, Ranking] = {}  # empty: no heads are kept
         self._stale: set[Key] = set()
 
     def changed(self, name: Key) -> None:
@@ -118,16 +122,16 @@ def in_order(keys: list[Key]) -> list[Key]:
     return sorted(keys, key=_plain if len({key[2] for key in keys}) > 1 else None)
 
 
-def merged(groups: Iterable[Iterable[Key]]) -> Iterator[Key]:
-    """Several that are in order, in one order: that of classes and flows as they stand now."""
-    return map(itemgetter(-1), _merged(groups))
+def merged(rankings: Iterable[Iterable[Key]]) -> Iterator[Key]:
+    """The keys of several rankings in one order: that of classes and flows as they stand now."""
+    return map(itemgetter(-1), _merged(rankings))
 
 
-def _merged(groups: Iterable[Iterable[Key]]) -> Iterator[Key]:
-    """In plain numbers."""
-    return merge(*(map(_plain, group) for group in groups))
+def _merged(rankings: Iterable[Iterable[Key]]) -> Iterator[Key]:
+    """Their plain places."""
+    return merge(*(map(_plain, ranking) for ranking in rankings))
 
 
 def _plain(key: Key) -> Key:
-    """What `key` is compared by, in numbers, and the key."""
+    """The plain place of `key`."""
     return (key[0], not key[1].due, key[1].klass, key[2].grain, key[3:], key)

@@ -162,8 +162,11 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
     last = batch[-1].key if len(batch) == worker.up.slots else None  # None: a slot would idle
     best: Entry | None = None
     for donor, slots in _donors(fleet, name):
+        first = donor.ranking.at(slots)
+        if first is None or (last is not None and first >= last):
+            continue  # so for most donors: to list those that wait there would cost more
         for key in donor.ranking.beyond(slots):
-            if (best and key >= best.key) or (last and key >= last):
+            if (best and key >= best.key) or (last is not None and key >= last):
                 break
             entry = fleet.entries[key[-1]]
             if _may_move(fleet, entry, donor, worker, idle=last is None):
@@ -173,16 +176,18 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
 
 
 def _donors(fleet: Fleet, name: str) -> Iterator[tuple[Worker, int]]:
-    """The other workers where requests wait, each with how many go first there."""
+    """The other workers where requests may wait, each with the slots that its best requests run in."""
     # Where there are suspects a worker may be quarantined, however many requests it has.
     for other in fleet.workers if fleet.isolation.suspects else fleet.vacancies.short():
         donor = fleet.workers[other]
         quarantined = bool(donor.quarantined and fleet.isolation.quarantined(donor))
         if other != name and (quarantined or donor.vacancy < 0):
-            yield donor, 0 if quarantined else donor.up.slots  # those of a quarantined one are for the suspects alone
+            yield donor, 0 if quarantined else donor.up.slots  # suspects run in the slots of a quarantined worker
 
 
 def _may_move(fleet: Fleet, entry: Entry, donor: Worker, worker: Worker, *, idle: bool) -> bool:
+    """Whether `worker` may take over the request from `donor`. `idle`: one of its slots would be. What runs stays, and
+    so does one on probation."""
     if entry.state is State.RUNNING or entry.probation or not worker.holds(entry):
         return False
     if not (entry.blocks or entry.offloaded):

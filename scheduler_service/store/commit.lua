@@ -17,7 +17,7 @@ if epoch > mine then return redis.error_reply('FENCED another leader has taken o
 local again = not whole and epoch == mine and last == number -- repeated, since its answer was lost
 local in_order = epoch == mine and last == (follows or number - 1)
 if whole and follows >= 0 and (epoch ~= mine or last <= follows) then
-  -- The first part of a rewriting. What else is stored does not count, unless it is later than what this leader has read.
+  -- The first part of a rewriting. What is stored does not count, unless another leader wrote more than this one read.
   local read_epoch, read = tonumber(ARGV[9]), tonumber(ARGV[10]) or math.huge
   local holds = tonumber(leader[2]) or math.huge
   if epoch ~= mine and read_epoch and (epoch > read_epoch or (epoch == read_epoch and holds > read)) then
