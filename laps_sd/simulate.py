@@ -46,7 +46,7 @@ def simulate(
         int, typer.Option(min=1, max=1000, help="Over 1: a service of cells, under the first policy.")
     ] = 1,
     route: Annotated[str, typer.Option(metavar="R,R,...", help="Between cells: p2c, affinity, hash, random.")] = "p2c",
-    view_lag_s: Annotated[float, typer.Option(min=0, help="How old is what gateways know of a cell.")] = 0.3,
+    view_lag_s: Annotated[float, typer.Option(min=0, max=3600, help="How old is what gateways know of a cell.")] = 0.3,
     kill_cell: Annotated[str | None, typer.Option(metavar="CELL@SECOND", help="It dies then.")] = None,
     down_s: Annotated[float, typer.Option(min=0, help="How long that cell is down.")] = 10.0,
     hot_tenant: Annotated[float, typer.Option(min=0, max=1, help="Share of the requests that one tenant sends.")] = 0.0,

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -75,13 +76,15 @@ def _in_turn(sequences: Iterable[Iterable[Prompt]]) -> Iterator[Prompt]:
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
     try:
-        with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+        opener = gzip.open if file.suffix == ".gz" else open
+        with opener(file, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 row = json.loads(line)
                 if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
                     raise PromptError(f"{file}:{number}: a row needs `prompt`, a text")
+                row["prompt"].encode()  # half a surrogate pair is no text
                 yield row
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zlib.error, RecursionError) as error:
         raise PromptError(f"{file}: {error}") from error
 
 

@@ -108,8 +108,9 @@ class AsyncClient(Base):
 
     async def drain_worker(self, worker_id: str, *, force: bool = False) -> int:
         """Have a worker end: what runs there goes on elsewhere at last. Returns how many workers remain; `force`: even
-        none. Raises UnknownRequest for a worker that is not attached, Incompatible for the last one."""
-        asked = self._asking(inference_pb2.DrainWorkerRequest(), worker_id=worker_id, force=force)
+        none. Raises UnknownRequest for a worker that is not attached, Incompatible for the last one. A broken
+        call is not repeated: asked twice, the worker may be gone."""
+        asked = self._asking(inference_pb2.DrainWorkerRequest(), again=False, worker_id=worker_id, force=force)
         return int((await self._ask("DrainWorker", asked)).remaining)
 
     async def stats(self) -> Stats:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
-from laps_sd.client.attempts import RESUME_S, Attempts, generating, of_the_connection, request_error
+from laps_sd.client.attempts import MOST_S, RESUME_S, Attempts, generating, of_the_connection, request_error
 from laps_sd.client.causes import Cause, find_cause
 from laps_sd.client.params import filled, generate_request
 from laps_sd.client.server import find_server
@@ -106,9 +106,9 @@ class Base:
         request = filled(inference_pb2.ResumeRequest(), request_id=request_id, offset=offset)
         return Attempts(request, self._max_retries, check_timeout(timeout_s), RESUME_S)
 
-    def _asking(self, request: Any, **fields: object) -> Attempts:
-        """Of a call with one answer. `fields`: of its request. Raises BadInput."""
-        return Attempts(filled(request, **fields), self._max_retries, UNARY_TIMEOUT_S)
+    def _asking(self, request: Any, *, again: bool = True, **fields: object) -> Attempts:
+        """Of a call with one answer. `fields`: of its request. `again`: as in Attempts. Raises BadInput."""
+        return Attempts(filled(request, **fields), self._max_retries, UNARY_TIMEOUT_S, again=again)
 
     def _waiting(self, timeout_s: float) -> Attempts:
         check_timeout(timeout_s)
@@ -147,4 +147,4 @@ def check_timeout(timeout_s: float | None) -> float | None:
         return None
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
         raise BadInput("timeout_s", f"must be seconds, not {timeout_s!r:.100}")
-    return timeout_s
+    return min(timeout_s, MOST_S)

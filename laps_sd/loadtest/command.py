@@ -149,8 +149,9 @@ def loadtest(
         due_s = arrivals(len(jobs), rate, burstiness=burstiness, ramp_to=ramp_to, seed=seed)
 
     def planned(context: int) -> tuple[list[Planned], int]:
-        fitting, cut = clipped(jobs, context) if context else (jobs, 0)
-        return plan(fitting, due_s, max_tokens=max_tokens or MAX_TOKENS, ignore_eos=ignore_eos, warmup=warmup), cut
+        bound = max_tokens or MAX_TOKENS
+        fitting, cut = clipped(jobs, context, bound) if context else (jobs, 0)
+        return plan(fitting, due_s, max_tokens=bound, ignore_eos=ignore_eos, warmup=warmup), cut
 
     asked = Server(
         at=openai or server,

@@ -112,7 +112,7 @@ async def _read(response: httpx2.Response, record: Record, clock: Clock) -> None
                 if any(delta.get(name) for name in _TEXTS):
                     record.outputs.append((clock(), 1))
                 record.finish_reason = choice.get("finish_reason") or record.finish_reason
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise Refused(f"PROTOCOL: {event.data[:100]!r} is no event of OpenAI's") from error
     if not record.finish_reason:
         raise Refused("DATA_LOSS: the stream ended before the answer did")

@@ -124,27 +124,28 @@ def rescaled(
     return sorted(moved, key=lambda job: job.arrival_s)
 
 
-def clipped(jobs: Sequence[Job], context_tokens: int) -> tuple[list[Job], int]:
+def clipped(jobs: Sequence[Job], context_tokens: int, max_tokens: int) -> tuple[list[Job], int]:
     """The jobs, cut to fit the context, and how many were cut. Texts stay: only the server knows their tokens.
+    `max_tokens`: as in `plan`.
 
     First the prompt is cut, but not below half the context; then the output.
     """
     fitting, cut = [], 0
     for job in jobs:
-        if not job.prompt and job.prompt_tokens + job.output_tokens > context_tokens:
-            most = max(int(CONTEXT_SHARE * context_tokens), context_tokens - job.prompt_tokens)
-            output = min(job.output_tokens, most)
-            prompt = min(job.prompt_tokens, context_tokens - max(1, output))
-            job = replace(job, prompt_tokens=prompt, output_tokens=output)
-            cut += 1
-        elif job.output_tokens >= context_tokens:
-            job = replace(job, output_tokens=int(CONTEXT_SHARE * context_tokens))
-            cut += 1
-        elif job.max_tokens is not None and job.max_tokens >= context_tokens:
-            job = replace(job, max_tokens=int(CONTEXT_SHARE * context_tokens))
+        prompt, output = 0 if job.prompt else job.prompt_tokens, asked_tokens(job, max_tokens)
+        if prompt + output > context_tokens or output >= context_tokens:
+            output = min(output, max(int(CONTEXT_SHARE * context_tokens), context_tokens - max(1, prompt)))
+            prompt = job.prompt_tokens if job.prompt else min(prompt, context_tokens - output)
+            job = replace(job, prompt_tokens=prompt)
+            job = replace(job, output_tokens=output) if job.output_tokens else replace(job, max_tokens=output)
             cut += 1
         fitting.append(job)
     return fitting, cut
+
+
+def asked_tokens(job: Job, max_tokens: int) -> int:
+    """Output tokens that its request asks for at most. `max_tokens`: as in `plan`."""
+    return job.output_tokens or job.max_tokens or max_tokens
 
 
 def plan(
@@ -157,7 +158,7 @@ def plan(
             due_s=due,
             prompt=job.prompt,
             prompt_tokens=job.prompt_tokens,
-            max_tokens=job.output_tokens or job.max_tokens or max_tokens,
+            max_tokens=asked_tokens(job, max_tokens),
             ignore_eos=ignore_eos or job.output_tokens > 0,
             predicted_tokens=job.predicted_output_tokens,
             klass=job.klass.name.lower(),

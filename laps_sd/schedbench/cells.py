@@ -63,9 +63,11 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
             spent.subtract(before)
             for worker in workers:
                 worker.round_s = shape.workers * seconds / commands / CALM
-            calm_s = MAX_DELAYS * seconds / commands / CALM  # until the scheduler's own percentiles are of calm ones
-            await asyncio.sleep(max(min(WARM_UP_S, seconds), calm_s - seconds))
-            delays = sorted(await delays_s(workers, seconds))
+            await asyncio.sleep(min(WARM_UP_S, seconds))
+            delays, calm = [0.0], 0  # commands
+            while calm < MAX_DELAYS:  # the scheduler's own percentiles are of so many
+                delays = sorted(await delays_s(workers, seconds))
+                calm += len(delays)
             inside = await processes.stats()
     return asdict(shape) | {
         "commands_per_s": commands / spent["at_s"],

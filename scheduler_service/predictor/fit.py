@@ -57,7 +57,9 @@ def fit(window: Window) -> Model:
     scales, share_scales = np.exp(sizes - size_errors), 1 / np.sqrt(sure)
     plain = shares - (np.average(shares, weights=sure) if len(shares) else 0.0)
     tells = [
-        _tells(
+        # Of lengths that hardly any answer came to, nothing can be told.
+        bool(np.sum(~cut) >= 2 * FOLDS)
+        and _tells(
             _likelihood(seen - expected, scales * _size(errors / scales), cut),
             _likelihood(seen - alike.mean(), np.full(len(seen), alike_spread), cut),
         ),

@@ -10,6 +10,8 @@ from scheduler_service.core.probed import Reading
 from scheduler_service.core.types import RequestClass
 
 MOST_SECONDS = 1e9  # after the first arrival
+MOST_SPREAD = 10.0  # of ln tokens: from one token to 20,000 is one spread
+MOST_NUMBER = 1e15
 
 
 def expected_row(expected: Expected | None) -> dict[str, float]:
@@ -28,8 +30,8 @@ def expectation(value: object) -> Expected:
         raise ValueError("must be an object of numbers from 0: median_tokens, spread, acceptance")
     length = None
     if "median_tokens" in value:
-        if not (value["median_tokens"] >= 1 and value.get("spread", 0) > 0):
-            raise ValueError("median_tokens must be at least 1 and come with a spread above 0")
+        if not (value["median_tokens"] >= 1 and 0 < value.get("spread", 0) <= MOST_SPREAD):
+            raise ValueError(f"median_tokens must be at least 1 and come with a spread up to {MOST_SPREAD:g}")
         length = Length(math.log(value["median_tokens"]), value["spread"])
     return Expected(length, value.get("acceptance"))
 
@@ -50,7 +52,8 @@ def readings(value: object) -> tuple[Reading, ...]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Not NaN, and none so large that logarithms and squares of it overflow."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST_NUMBER <= value <= MOST_NUMBER
 
 
 def seconds(value: object) -> float:

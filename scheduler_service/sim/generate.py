@@ -105,7 +105,7 @@ def at_load(jobs: Sequence[Job], what: Synthetic, seed: int, fleet: SimFleet) ->
     """`jobs` with new arrivals, in their order, at the load of `what` on this fleet."""
     if math.isinf(what.load):
         return [replace(job, arrival_s=0.0) for job in jobs]
-    draft_len, slots = max(job.draft_len for job in jobs), fleet.slots
+    draft_len, slots = min(fleet.reference_draft, max(job.draft_len for job in jobs)), fleet.slots
     round_s = fleet.costs.step_s(draft_len, slots, slots * (draft_len + 1), 0, 0) / slots
     work_s = sum(job.rounds(draft_len) * round_s for job in jobs)
     work_s += 1e-3 * fleet.costs.t_prefill_ms_per_token * sum(job.prompt_tokens for job in jobs)

@@ -30,8 +30,9 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def is_good(ttft_ms: float, e2el_ms: float, tokens: int) -> bool:
-    """Whether an answer of so many tokens came in time, the first token and the others on average."""
-    return ttft_ms <= GOOD_TTFT_MS and e2el_ms - ttft_ms <= GOOD_TPOT_MS * (tokens - 1)
+    """Whether an answer of so many tokens came in time, the first token and the others on average. A live answer ends a
+    little after its only token."""
+    return ttft_ms <= GOOD_TTFT_MS and (tokens < 2 or e2el_ms - ttft_ms <= GOOD_TPOT_MS * (tokens - 1))
 
 
 def summarise(trace: Trace) -> dict[str, float]:

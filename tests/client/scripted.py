@@ -47,6 +47,10 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
         list(self._play(request, context))
         return status_pb2.StatsResponse(policy="fcfs", waiting=3)
 
+    def DrainWorker(self, request: Any, context: Any) -> inference_pb2.DrainWorkerResponse:  # noqa: N802
+        list(self._play(request, context))
+        return inference_pb2.DrainWorkerResponse(remaining=1)
+
     def _play(self, request: Any, context: Any) -> Iterator[inference_pb2.GenerateResponse]:
         self.asked.append(request)
         for step in self.script.pop(0) if self.script else []:

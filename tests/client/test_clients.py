@@ -92,6 +92,15 @@ def test_tokens_that_were_delivered_and_are_gone_are_a_loss(by: Any) -> None:
 
 
 @both
+def test_a_drain_whose_answer_is_lost_is_not_asked_for_again(by: Any) -> None:
+    """The worker may be gone by then."""
+    with serving(Gateway([grpc.StatusCode.UNAVAILABLE], [])) as gateway:
+        with pytest.raises(NotServing):
+            by("drain_worker", "w")(gateway.target)
+        assert len(gateway.asked) == 1
+
+
+@both
 def test_figures_are_typed(by: Any) -> None:
     with serving(Gateway([grpc.StatusCode.UNAVAILABLE], [])) as gateway:
         stats = by("stats")(gateway.target)
@@ -118,7 +127,7 @@ def test_a_deadline_names_who_did_not_finish(by: Any) -> None:
 
 
 @both
-@pytest.mark.parametrize("timeout_s", [float("inf"), 1e12])
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e12, 10**400])
 def test_a_deadline_may_be_as_far_as_one_likes(by: Any, timeout_s: float) -> None:
     with serving(Gateway([last(0)])) as gateway:
         assert by("complete", "x", timeout_s=timeout_s)(gateway.target).finish_reason == "length"

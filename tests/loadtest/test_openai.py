@@ -99,6 +99,7 @@ async def test_an_output_is_noted_when_it_comes() -> None:
         (Answers([text("a")]), "DATA_LOSS"),
         (Answers(["what?"]), "PROTOCOL: 'what\\?'"),
         (Answers([{"usage": "none"}]), "PROTOCOL: "),
+        (Answers(["[" * 100_000]), "PROTOCOL: "),
     ],
 )
 async def test_an_answer_that_is_none_is_refused(answers: Answers, words: str) -> None:

@@ -61,18 +61,29 @@ def test_a_coarse_clock_is_spread_and_the_order_kept() -> None:
         ((90, 70), (50, 50)),
         ((10, 99), (10, 90)),
         ((500, 5), (95, 5)),
-        ((500, 0), (99, 0)),
     ],
 )
 def test_what_exceeds_the_context_is_clipped_and_counted(given: tuple[int, int], fitting: tuple[int, int]) -> None:
-    (job,), cut = clipped([Job("a", 0.0, *given)], context_tokens=100)
+    (job,), cut = clipped([Job("a", 0.0, *given)], context_tokens=100, max_tokens=30)
     assert (job.prompt_tokens, job.output_tokens) == fitting
     assert cut == (given != fitting)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "own", "fitting"), [(500, None, (70, 30)), (90, 40, (60, 40)), (60, 40, (60, 40)), (10, 200, (10, 90))]
+)
+def test_without_an_output_length_the_bound_is_what_must_fit(
+    prompt: int, own: int | None, fitting: tuple[int, int]
+) -> None:
+    (job,), cut = clipped([Job("a", 0.0, prompt, 0, max_tokens=own)], context_tokens=100, max_tokens=30)
+    assert (job.prompt_tokens, job.max_tokens) == fitting
+    assert job.output_tokens == 0
+    assert cut == ((prompt, own) != fitting)
+
+
 def test_a_text_is_not_clipped_for_what_its_tokens_may_be() -> None:
     job = Job("a", 0.0, 5000, 40, prompt="some text")
-    assert clipped([job], context_tokens=100) == ([job], 0)
+    assert clipped([job], context_tokens=100, max_tokens=30) == ([job], 0)
 
 
 def test_fixed_lengths_ignore_the_end_of_the_text() -> None:

@@ -47,6 +47,12 @@ def test_what_failed_or_began_late_was_not_answered_in_time() -> None:
     assert summarise([*records, failed], {}, ours=False)["good_share"] == 1 / 4
 
 
+def test_an_answer_of_one_token_is_in_time_if_that_token_is() -> None:
+    records = records_of(planned(0), Scripted([(0.5, 1)]))
+    records[0].end_s += 0.001
+    assert summarise(records, {}, ours=False)["good_share"] == 1
+
+
 def test_a_failed_request_meets_no_slo() -> None:
     assert not meets(Record(0, 0.0, 0.0, error="INTERNAL: broken"), {})
 

@@ -12,7 +12,7 @@ from scheduler_service.predictor.features import of_category, of_prompt
 from scheduler_service.predictor.model import SURPRISES
 from scheduler_service.predictor.online import LEAST_NEW, TESTED_AT_ONCE, OnlinePredictor
 from scheduler_service.predictor.window import WINDOW
-from tests.predictor.builders import KINDS, Draw, Stream, all_alike, by_kind, skewed, some_prompt
+from tests.predictor.builders import KINDS, Ask, Draw, Stream, all_alike, by_kind, no_prompt, skewed, some_prompt
 
 
 def asked(predictor: OnlinePredictor, kind: str) -> Expected:
@@ -109,6 +109,15 @@ def test_a_length_is_found_where_nearly_all_answers_are_cut_at_one_bound() -> No
     assert long is not None
     assert short.location == pytest.approx(3, abs=0.3)
     assert min(middle.location, long.location) > math.log(110)
+
+
+@pytest.mark.parametrize("ask", [no_prompt, some_prompt])
+def test_where_every_answer_is_cut_it_claims_nothing_of_lengths(ask: Ask) -> None:
+    """How much longer they would have been no answer tells."""
+    stream = Stream(1, bounds=(4,), ask=ask).run(200, by_kind)
+    expected = stream.predictor.predict(ask(stream.rng, "short", 2048))
+    assert expected is not None
+    assert expected.length is None
 
 
 def test_what_may_end_an_answer_is_a_feature() -> None:

@@ -51,6 +51,12 @@ def test_the_load_is_work_over_time(slots: int) -> None:
     assert work_s / made[-1].arrival_s == pytest.approx(0.8, rel=0.05)
 
 
+def test_the_load_of_a_fleet_without_drafts_counts_none() -> None:
+    made = generate(Synthetic(requests=4000, load=0.8), 1, SimFleet(draft_len=0))
+    work_s = sum(job.rounds(0) * COSTS.step_s(0, 1, 1, 0, 0) + job.prompt_tokens * 1e-4 for job in made)
+    assert work_s / made[-1].arrival_s == pytest.approx(0.8, rel=0.05)
+
+
 def test_an_infinite_load_arrives_at_once() -> None:
     assert {job.arrival_s for job in jobs(load=math.inf, requests=10)} == {0.0}
 

@@ -184,6 +184,8 @@ def test_a_recording_comes_back_as_it_was_written(tmp_path: Path, name: str) -> 
         ({"accepted": [2], "drafted": [1]}, "none with fewer tokens"),
         ({"expected": {"median_tokens": 9}}, "expected: median_tokens must .* a spread"),
         ({"expected": {"spread": "wide"}}, "expected: must be an object of numbers"),
+        ({"expected": {"median_tokens": 9, "spread": 40}}, "expected: median_tokens must .* a spread"),
+        ({"expected": {"median_tokens": 10**400, "spread": 1}}, "expected: must be an object of numbers"),
         ({"max_tokens": 0}, "max_tokens: 0 is not a whole number"),
     ],
 )

@@ -70,11 +70,18 @@ def test_categories_and_sources_take_turns_and_excluded_prompts_are_left_out(tmp
     assert {prompt.text for prompt in prompts[:3:2]} > {"chat 0"}  # the rare source is among the first two
 
 
-@pytest.mark.parametrize("row", ["[]", '{"text": "x"}', '{"prompt": 3}', "{"])
+@pytest.mark.parametrize("row", ["[]", '{"text": "x"}', '{"prompt": 3}', "{", '{"prompt": "\\ud800"}', "[" * 100_000])
 def test_prompts_that_are_none_are_refused_by_file_and_line(row: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text(row + "\n")
     with pytest.raises(PromptError, match=r"bad\.jsonl"):
+        read_prompts([file])
+
+
+def test_prompts_whose_file_ends_too_early_are_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, "chat.jsonl.gz", [{"prompt": "a"}])
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(PromptError, match=r"chat\.jsonl\.gz: .*end"):
         read_prompts([file])
 
 
