@@ -1,6 +1,7 @@
 """`python -m gateway`: settings, logs, signals. app.py puts together what is served."""
 
 import asyncio
+import faulthandler
 import sys
 
 from gateway.app import running, write_ready_file
@@ -25,6 +26,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
+    faulthandler.enable()  # where a library crashes the process, its stacks are told
     # A port that is taken is no bug: the user gets a sentence, not a traceback.
     try:
         asyncio.run(serve(read(Settings, "gateway")))

@@ -79,14 +79,23 @@ class Files:
         return self._pem.get()
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
-        """Credentials that read the files anew at every handshake. `mutual`: a client must show a certificate that the
-        authority signed."""
+        """Credentials, for one port, that look at the files at every handshake. `mutual`: a client must show a
+        certificate that the authority signed."""
+        shown = self.read()
 
         def configuration() -> grpc.ServerCertificateConfiguration:
-            pem = self.read()
-            return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca if mutual else None)
+            return grpc.ssl_server_certificate_configuration([(shown.key, shown.cert)], shown.ca if mutual else None)
 
-        return grpc.dynamic_ssl_server_credentials(configuration(), configuration, mutual)
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            """None as long as the files are the same. Whatever else is returned gRPC puts in the place of what another
+            handshake may be using at that moment, which has crashed the process."""
+            nonlocal shown
+            if (pem := self.read()) == shown:
+                return None
+            shown = pem
+            return configuration()
+
+        return grpc.dynamic_ssl_server_credentials(configuration(), changed, mutual)
 
     def ssl_contexts(self, *, mutual: bool) -> Callable[[], ssl.SSLContext]:
         """Gives the context for a handshake, of the files as they are then. `mutual` as in `server_credentials`."""

@@ -2,6 +2,7 @@
 serves workers and gateways until SIGTERM."""
 
 import asyncio
+import faulthandler
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -160,6 +161,7 @@ def make_server(settings: Settings) -> Server:
 
 
 def main() -> int:
+    faulthandler.enable()  # where a library crashes the process, its stacks are told
     settings = read(Settings, "scheduler")
     log = configure_logs("scheduler", settings.log_level)
     started = time.monotonic()

@@ -2,6 +2,7 @@
 service, which is up at once."""
 
 import asyncio
+import faulthandler
 import gc
 import os
 import sys
@@ -33,6 +34,7 @@ async def _load(settings: Settings) -> Loaded:
 
 
 def main() -> None:
+    faulthandler.enable()  # where a library crashes the process, its stacks are told
     settings = read(Settings, "worker")
     rank, size = (int(os.environ.get(name, alone)) for name, alone in (("RANK", 0), ("WORLD_SIZE", 1)))  # of torchrun
     name = "worker" if size == 1 else f"worker, process {rank + 1} of {size}"

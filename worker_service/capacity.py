@@ -16,7 +16,7 @@ from worker_service.engine.types import Place
 from worker_service.engine.warm_up import WARM_UP_TOKENS
 from worker_service.gguf_groups import stored_bytes
 from worker_service.light_models import light_config
-from worker_service.model_files import CONFIG, GGUF, ModelError, TooLittleMemoryError, is_eagle
+from worker_service.model_files import CONFIG, GGUF, ModelError, TooLittleMemoryError, is_eagle, loaded_files
 
 _GIB = 2**30
 _WHOLE = Place()
@@ -202,7 +202,7 @@ def _weights(folder: Path, layers: range, *, others: bool) -> int:
         return others if number is None else number in layers
 
     count = 0
-    for path in folder.glob("*.safetensors"):
+    for path in loaded_files(folder):
         try:
             with safe_open(path, "pt") as file:
                 names = filter(counts, file.keys())

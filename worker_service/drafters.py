@@ -19,7 +19,7 @@ from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.drafting.remote_drafter import RemoteDrafter
 from worker_service.engine.drafting.shielded import Shielded
 from worker_service.engine.shape import text_config
-from worker_service.model_files import ModelError, is_eagle
+from worker_service.model_files import ModelError, at_home, is_eagle
 from worker_service.models import LoadedModel, load
 
 # The draft heads that come with LAPS-SD, each in a directory named like the model that it was made for.
@@ -61,7 +61,7 @@ def make_drafter(
     if name == "default":
         folder = _BUNDLED / target.name
         return _head(folder, target) if (folder / CONFIG).is_file() else NgramDrafter()
-    folder = Path(name).expanduser()
+    folder = at_home(name)
     if (folder / CONFIG).is_file():
         return _head(folder, target)
     if not folder.is_dir():

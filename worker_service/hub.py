@@ -12,10 +12,10 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from worker_service.model_files import (
@@ -81,7 +81,7 @@ def hub_cache(cache: Path | None = None) -> Path:
 def find(name: HubName, cache: Path | None = None) -> Path | None:
     """The model's directory, or its GGUF file, if it was fetched before and all of it is there. Asks nobody."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = snapshot_download(
@@ -91,7 +91,7 @@ def find(name: HubName, cache: Path | None = None) -> Path | None:
             local_files_only=True,
             allow_patterns=[name.file or CONFIG],
         )
-    except LocalEntryNotFoundError:
+    except (LocalEntryNotFoundError, HFValidationError):
         return None
     if name.file:
         file = Path(folder, name.file)
@@ -204,24 +204,37 @@ def _download_blob(name: HubName, file: str, folder: Path) -> None:
     headers = build_hf_headers()
     if urlsplit(about.location).netloc != urlsplit(url).netloc:
         headers.pop("authorization", None)  # our token is for the hub alone
-    with blob.with_suffix(".part").open("ab") as part:
-        fcntl.flock(part, fcntl.LOCK_EX)  # another process may be at it
-        if blob.exists():
+    with _locked(blob.with_suffix(".part")) as part:
+        if blob.exists():  # another process was at it
             return
         http_get(
             about.location,
             part,
-            resume_size=part.tell(),
+            resume_size=part.seek(0, os.SEEK_END),
             headers=headers,
             expected_size=about.size,
             displayed_filename=file,
         )
-    with open(part.name, "rb") as whole:
-        found = hashlib.file_digest(whole, "sha256").hexdigest()
-    if len(blob.name) == len(found) and blob.name != found:  # of large files the ETag is the SHA-256
-        os.unlink(part.name)
-        raise ModelError(f"wrong checksum: {file} of {name} has sha256 {found}, not {blob.name}; fetch it again")
-    os.rename(part.name, blob)
+        part.flush()
+        with open(part.name, "rb") as whole:
+            found = hashlib.file_digest(whole, "sha256").hexdigest()
+        if len(blob.name) == len(found) and blob.name != found:  # of large files the ETag is the SHA-256
+            os.unlink(part.name)
+            raise ModelError(f"wrong checksum: {file} of {name} has sha256 {found}, not {blob.name}; fetch it again")
+        os.rename(part.name, blob)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """The file of that name, to append to, which no other process has as long. Whoever had it before may have given it
+    another name: then it is opened anew."""
+    while True:
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    yield file
+                    return
 
 
 @contextmanager

@@ -5,11 +5,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from worker_service import hub
-from worker_service.model_files import GGUF, MARKER
+from worker_service.model_files import GGUF, MARKER, check_weights
 
 _TEXT_FILES = (
     "config.json",
@@ -75,6 +76,7 @@ def fingerprint(folder: Path, weights: str = "auto") -> str:
 
 
 def _sample_tensors(path: Path, digest: "hashlib._Hash") -> None:
+    check_weights(path)
     with path.open("rb") as file:
         header = file.read(int.from_bytes(file.read(8), "little"))
         data = file.tell()
@@ -90,9 +92,8 @@ def _sample_tensors(path: Path, digest: "hashlib._Hash") -> None:
 
 def model_name(folder: Path) -> str:
     """As people call it: by the marker of `laps-sd pull`, the hub, or the folder."""
-    marker = folder / MARKER
-    if marker.is_file():
-        return str(json.loads(marker.read_text())["name"])
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return str(json.loads((folder / MARKER).read_text())["name"])
     return hub.repository_of(folder.resolve()) or folder.resolve().name
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from worker_service.engine.llama import Llama, LlamaConfig
-from worker_service.model_files import CONFIG, TOKENIZER, WEIGHTS, ModelError, shards
+from worker_service.model_files import CONFIG, TOKENIZER, ModelError, end_ids, loaded_files
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "max_position_embeddings")  # fmt: skip
@@ -119,18 +119,14 @@ def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype) -> Llam
 
 
 def eos_ids(folder: Path, config: LlamaConfig, tokenizer: LightTokenizer) -> frozenset[int]:
-    """The ids that end an output."""
+    """The ids that end an output. Raises ModelError."""
     generation = _read(folder / "generation_config.json").get("eos_token_id")
-    ids: set[int] = set()
-    for found in (generation, config.eos_token_id, tokenizer.eos_token_id):
-        ids.update(found if isinstance(found, list) else [] if found is None else [found])
-    return frozenset(ids)
+    return end_ids((generation, config.eos_token_id, tokenizer.eos_token_id), config.vocab_size)
 
 
 def _tensors(folder: Path, wanted: set[str]) -> Iterator[tuple[str, Any]]:
-    files = [WEIGHTS] if (folder / WEIGHTS).is_file() else shards(folder)
-    for file in files:
-        with safe_open(folder / file, "pt") as opened:
+    for file in loaded_files(folder):
+        with safe_open(file, "pt") as opened:
             for name in wanted.intersection(opened.keys()):
                 yield name, opened.get_tensor(name)
 

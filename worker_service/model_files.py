@@ -3,6 +3,7 @@ no model is read."""
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 CACHE_VARIABLE = "LAPS_SD_CACHE"
@@ -25,6 +26,14 @@ def default_cache() -> Path:
     from platformdirs import user_cache_dir  # not on a machine that has the engine's own libraries alone
 
     return Path(os.environ.get(CACHE_VARIABLE) or user_cache_dir("laps-sd"))
+
+
+def at_home(path: str) -> Path:
+    """With ~ for a home directory. Raises ModelError if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 def check_directory(path: Path) -> None:
@@ -50,6 +59,19 @@ def _weights(path: Path) -> list[Path]:
     if not files:
         raise ModelError(f"{path} has no *.safetensors; save the model's weights there (save_pretrained)")
     return files
+
+
+def end_ids(named: Iterable[object], vocab_size: int) -> frozenset[int]:
+    """The ids that end an output. Chat models name them in up to three places, and not always in all; each place is
+    None, an id or a list of them. An id that has no logit is never drawn, so it is left out. Raises ModelError."""
+    ids: set[int] = set()
+    for place in named:
+        for id in place if isinstance(place, list) else [] if place is None else [place]:
+            if isinstance(id, bool) or not isinstance(id, int):
+                raise ModelError(f"eos_token_id must be a token id or a list of them, not {id!r:.40}")
+            if 0 <= id < vocab_size:
+                ids.add(id)
+    return frozenset(ids)
 
 
 def check_weights(file: Path) -> None:
@@ -128,6 +150,13 @@ def shards(path: Path) -> list[str]:
         return []
     except (ValueError, KeyError, AttributeError, TypeError):
         raise ModelError(f"{path / SHARDS_INDEX} does not say which files hold the weights") from None
+
+
+def loaded_files(path: Path) -> list[Path]:
+    """Those that weights are loaded from. Others may lie beside them, with the same weights under other names. Raises
+    ModelError."""
+    names = [WEIGHTS] if (path / WEIGHTS).is_file() else shards(path)
+    return [path / name for name in names] or sorted(path.glob("*.safetensors"))
 
 
 def _kind(path: Path) -> object:

@@ -18,7 +18,7 @@ from worker_service.engine.shape import text_config
 from worker_service.engine.types import Place
 from worker_service.identity import fingerprint, model_name
 from worker_service.light_models import eos_ids, light_config, light_tokenizer, light_weights
-from worker_service.model_files import ModelError, check_directory
+from worker_service.model_files import ModelError, check_directory, end_ids
 from worker_service.small_weights import check_weights_kind, load_small
 
 _ALONE, _WHOLE = Ranks(), Place()
@@ -167,12 +167,10 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end an output. Chat models name them in up to three places, and not always in all."""
-    ids: set[int] = set()
+    """Raises ModelError."""
     config = text_config(model.config)
-    for found in (model.generation_config.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id):
-        ids.update(found if isinstance(found, list) else [] if found is None else [found])
-    return frozenset(ids)
+    named = model.generation_config.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.eos_token_id
+    return end_ids(named, int(config.vocab_size))
 
 
 def _cpu_has_bfloat16() -> bool:

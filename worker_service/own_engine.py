@@ -3,7 +3,6 @@ service says already that this worker is coming."""
 
 import asyncio
 import signal
-from pathlib import Path
 
 import torch
 
@@ -19,7 +18,7 @@ from worker_service.engine.stages import Stage
 from worker_service.engine.target import Sharers
 from worker_service.engine.warm_up import WARM_UP_TOKENS
 from worker_service.identity import fingerprint
-from worker_service.model_files import ModelError, TooLittleMemoryError, check_directory
+from worker_service.model_files import ModelError, TooLittleMemoryError, at_home, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_light
 from worker_service.pace import Pace, PacedRunner
 from worker_service.probes import make_probe
@@ -92,7 +91,7 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
         shares=1 if place.size > 1 else ranks.size,
         place=place,
         weights=settings.weights,
-        drafter=drafter_memory(Path(settings.drafter).expanduser(), dtype) if drafts else NO_DRAFTER,
+        drafter=drafter_memory(at_home(settings.drafter), dtype) if drafts else NO_DRAFTER,
     )
     if place.size > 1:
         return load(str(folder), str(device), settings.dtype, place=place)

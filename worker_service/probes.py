@@ -4,7 +4,7 @@ from pathlib import Path
 
 from worker_service.engine.length_head import CONFIG, LengthProbe, load_length_head
 from worker_service.engine.shape import text_config
-from worker_service.model_files import ModelError
+from worker_service.model_files import ModelError, at_home
 from worker_service.models import LoadedModel
 
 # The probes that come with LAPS-SD, each in a directory named like the model that it was made for.
@@ -13,7 +13,7 @@ _BUNDLED = Path(__file__).parent / "engine" / "length_heads"
 
 def probe_folder(name: str, target: LoadedModel) -> Path:
     """Of the probe that `default`, or a directory, names; it may not exist."""
-    return _BUNDLED / target.name if name == "default" else Path(name).expanduser()
+    return _BUNDLED / target.name if name == "default" else at_home(name)
 
 
 def make_probe(name: str, target: LoadedModel) -> LengthProbe | None:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from worker_service import hub
 from worker_service.catalogue import CATALOGUE, HUB_MODELS
-from worker_service.model_files import CACHE_VARIABLE, GGUF, MARKER, ModelError, check_directory, default_cache
+from worker_service.model_files import CACHE_VARIABLE, GGUF, MARKER, ModelError, at_home, check_directory, default_cache
 
 PIPE_WIDTH = 140  # characters, where there is no terminal to ask
 ABOUT_HUB = (
@@ -37,7 +37,7 @@ def resolve(model: str, cache: Path | None = None) -> Path:
 
     Fetches and converts what is not in the cache yet. Raises ModelError.
     """
-    path = Path(model).expanduser()
+    path = at_home(model)
     if model in CATALOGUE:
         return pull(model, cache)
     if path.is_dir():
@@ -161,9 +161,13 @@ def convert(gguf: Path, folder: Path) -> None:
     logging.set_verbosity_error()
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     try:
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        model, report = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
+        if missing := sorted(report["missing_keys"]):  # transformers fills them at random
+            raise ModelError(f"{gguf}: {len(missing)} weights are not in it; the first is {missing[0]}")
         tokenizer = AutoTokenizer.from_pretrained(**source)
-    except (ValueError, KeyError, OSError, NotImplementedError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a broken file makes of the library's code
         raise ModelError(f"cannot read {gguf}: {error}") from error
     # The tensors are dequantised by now, but while these two say otherwise transformers refuses to save.
     model.hf_quantizer = None
@@ -258,7 +262,7 @@ def main() -> int:
             sys.stdout.write(f"{resolve(given.model)}\n")
         else:
             parser.error("name a MODEL, or give --list")
-    except ModelError as error:
+    except (ModelError, OSError) as error:
         sys.stderr.write(f"laps-sd: {error}\n")
         return 2
     except ModuleNotFoundError as error:

@@ -27,7 +27,6 @@ from worker_service.engine.port import EnginePort
 from worker_service.identity import Described, fingerprint, model_name, read_ahead
 from worker_service.link import Link
 from worker_service.metrics import Metrics
-from worker_service.model_files import ModelError
 from worker_service.runner import Runner
 from worker_service.stays import Stays
 from worker_service.watchdog import running
@@ -107,7 +106,7 @@ async def _announce(settings: CommonSettings, find: Callable[[str], Path], attac
         structlog.get_logger().bind(service="worker", worker=settings.worker_id).error("refused", reason=str(error))
         if settings.leave_if_refused:
             raise
-    except (ModelError, OSError, ValueError, KeyError):
+    except Exception:
         pass  # who loads the model says what is wrong with it
     await asyncio.Event().wait()
 

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest import mock
 
 import grpc
 import pytest
@@ -141,6 +142,17 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(certs: Path) -> 
         make_certs(certs)
         assert await shown_by(target, certs / "gateway") != before
         assert (await ask(target, tls(certs / "gateway").channel_credentials())).policy == "fcfs"
+
+
+def test_a_handshake_replaces_nothing_while_the_files_are_the_same(certs: Path) -> None:
+    """gRPC frees what is replaced, though another handshake may be using it: the process crashed."""
+    with mock.patch.object(grpc, "dynamic_ssl_server_credentials") as made:
+        tls(certs / "gateway").server_credentials()
+    _, changed, _ = made.call_args.args
+    assert changed() is None
+    make_certs(certs)
+    assert changed() is not None
+    assert changed() is None
 
 
 async def shown_by(target: str, identity: Path) -> bytes:

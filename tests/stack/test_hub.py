@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import huggingface_hub
@@ -19,7 +20,9 @@ from huggingface_hub import constants
 import tests.stack.fake_hub as fake_hub_module
 from tests.stack.fake_hub import COMMIT, FakeHub, fake_hub
 from tests.tiny_model import make_tiny_model
+from tests.waiting import WAIT_S
 from worker_service import pull as pulling
+from worker_service.hub import _locked
 from worker_service.model_files import ModelError
 from worker_service.models import load
 from worker_service.pull import resolve
@@ -87,6 +90,22 @@ def test_a_broken_download_goes_on_where_it_was(hub: FakeHub, tmp_path: Path, ti
     folder = resolve(TINY, tmp_path)
     assert hub.ranges["model.safetensors"] == ["", "bytes=1000-"]
     assert (folder / "model.safetensors").read_bytes() == tiny["model.safetensors"]
+
+
+def test_who_waits_for_a_download_appends_nothing_to_what_is_finished(tmp_path: Path) -> None:
+    part, blob = tmp_path / "blob.part", tmp_path / "blob"
+
+    def append() -> None:
+        with _locked(part) as file:
+            file.write(b"second")
+
+    waiting = Thread(target=append)
+    with _locked(part) as file:
+        waiting.start()
+        file.write(b"first")
+        part.rename(blob)
+    waiting.join(WAIT_S)
+    assert (blob.read_bytes(), part.read_bytes()) == (b"first", b"second")
 
 
 def test_what_arrives_damaged_is_not_used(

@@ -112,6 +112,16 @@ def test_a_worker_fetches_nothing(index: list[str], tmp_path: Path) -> None:
     assert index == ["small==1"]
 
 
+def test_a_name_that_no_hub_would_take_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="neither a directory nor in"):
+        find("owner/some--model.git", tmp_path)
+
+
+def test_the_home_of_nobody_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="home"):
+        resolve("~nobody-of-that-name/model", tmp_path)
+
+
 def test_a_local_directory_is_used_as_it_is(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny")
     assert resolve(str(folder)) == folder.resolve()
@@ -147,8 +157,9 @@ def test_a_model_that_is_nowhere_lists_what_there_is(name: str, problem: str) ->
         resolve(name)
 
 
-def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [GGUF * 100, b"GGUF\x03\0\0\0\x02"], ids=["another kind", "broken off"])
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(GGUF * 100)
+    path.write_bytes(content)
     with pytest.raises(ModelError, match="cannot read"):
         resolve(str(path), tmp_path / "cache")

@@ -1,6 +1,7 @@
 """Models that cannot be served: damaged, of a strange architecture, too large. Each is refused with a sentence."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.probe import window_of
 from worker_service.engine.self_check import MismatchError, check, own_logits
-from worker_service.model_files import ModelError
+from worker_service.identity import fingerprint, model_name
+from worker_service.model_files import ModelError, end_ids
 from worker_service.models import load
 
 
@@ -191,6 +193,7 @@ def test_too_little_memory_is_said_with_numbers_before_anything_is_loaded(
     ) as found:
         process.load_share(settings_for(folder, kv_tokens=100_000), None)
     fits = int(str(found.value).split("set kv_tokens to ")[1].split()[0])
+    shutil.copyfile(folder / "model.safetensors", folder / "consolidated.safetensors")  # which nobody loads
     assert process.load_share(settings_for(folder, kv_tokens=fits, block_tokens=1), None) == "loaded"
     with pytest.raises(ModelError, match="too little memory"):
         process.load_share(settings_for(folder, kv_tokens=fits + 1, block_tokens=1), None)
@@ -242,3 +245,27 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_memory_for_less_than_one_request_is_refused(kv_tokens: int, context_tokens: int, named: str) -> None:
     with pytest.raises(ModelError, match=f"{named}: .* too few for a request; 192 are the least"):
         capacity.check_kv_tokens(kv_tokens, context_tokens)
+
+
+@pytest.mark.parametrize(("named", "ids"), [((None, 2, [2, 3]), {2, 3}), ((99, [100, -1], None), {99}), ((), set())])
+def test_an_end_that_has_no_logit_is_left_out(named: tuple[object, ...], ids: set[int]) -> None:
+    assert end_ids(named, 100) == ids
+
+
+@pytest.mark.parametrize("wrong", ["</s>", 1.5, True, {}, [2, "x"]])
+def test_an_end_that_is_no_token_id_is_refused(wrong: object) -> None:
+    with pytest.raises(ModelError, match="eos_token_id must be a token id"):
+        end_ids([wrong], 100)
+
+
+def test_weights_that_were_not_fetched_have_no_fingerprint(tmp_path: Path) -> None:
+    """In their place git leaves a pointer where its extension for large files is missing."""
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ModelError, match="is no safetensors file"):
+        fingerprint(tmp_path)
+
+
+@pytest.mark.parametrize("marker", ["{", "[]", "{}", '"x"'])
+def test_a_damaged_marker_names_no_model(tmp_path: Path, marker: str) -> None:
+    (tmp_path / "laps-sd.json").write_text(marker)
+    assert model_name(tmp_path) == tmp_path.name

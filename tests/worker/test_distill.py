@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.worker.harness import Driver, Tiny
 from worker_service.distill.command import app
 from worker_service.distill.data import Sample, generate, read_samples
 from worker_service.distill.evaluate import measure
-from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, train
+from worker_service.distill.train import Features, Trainer, batches, draft_vocabulary, initialise, train
 from worker_service.drafters import make_drafter
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig
 from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.types import Limits
+from worker_service.model_files import ModelError
 from worker_service.models import load
 from worker_service.prompts import Prompt, PromptError, read_prompts
 
@@ -190,3 +192,42 @@ def test_the_command_makes_a_drafter_that_serves(
     assert "accepted per drafted token" in capsys.readouterr().out
     target = load(str(tiny.folder), "cpu", "float32")
     assert make_drafter(str(tmp_path / "out"), target, blocks=1, block_tokens=1)
+
+
+def refused(tmp_path: Path, target: Path) -> str:
+    """Why the command ends before it makes anything."""
+    prompts = written(tmp_path, "chat.jsonl", [{"prompt": "The fox"}])
+    with pytest.raises(SystemExit) as ended:
+        app(f"--target {target} --prompts {prompts} --out {tmp_path / 'out'}".split(), standalone_mode=False)
+    return str(ended.value)
+
+
+def test_a_work_folder_of_another_target_is_not_gone_on_in(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "out.work").mkdir()
+    (tmp_path / "out.work" / "about.json").write_text('{"target": "another"}')
+    assert "out.work holds samples of another target" in refused(tmp_path, tiny.folder)
+
+
+def test_a_target_of_another_form_is_refused_before_anything_is_made(tiny: Tiny, tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=tiny.model.config.vocab_size, n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    tiny.tokenizer.save_pretrained(tmp_path / "gpt2")
+    assert "a gpt2 model has other parts" in refused(tmp_path, tmp_path / "gpt2")
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_a_checkpoint_of_a_head_of_another_size_is_refused(tmp_path: Path) -> None:
+    def trainer(tokens: int) -> Trainer:
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "draft_tokens": tokens}
+        head, table = DraftHead(DraftHeadConfig(target="t", vocabulary="v", **sizes)), torch.zeros(50, 8)
+        return Trainer(head, table, table, unroll=1, learning_rate=0.1)
+
+    trainer(20).save(tmp_path / "checkpoint.pt")
+    with pytest.raises(ModelError, match="--draft-tokens"):
+        trainer(40).load(tmp_path / "checkpoint.pt")
+
+
+def test_what_makes_no_whole_batch_is_learned_from_if_there_is_nothing_else() -> None:
+    samples = [Sample(str(number), "chat", False, [1], [2, 3]) for number in range(3)]
+    assert [sorted(batch) for batch in batches(samples, 100, 0)] == [[0, 1, 2]]
+    assert [len(batch) for batch in batches(samples, 4, 0)] == [2]

@@ -133,6 +133,17 @@ def test_ranked_below_a_skipped_one_nobody_takes_blocks(tiny: Tiny) -> None:
     assert [row.skipped for row in rows] == [Skip.NO_BLOCKS, Skip.NO_BLOCKS, None]
 
 
+def test_ranked_below_a_skipped_one_offloaded_kv_does_not_come_back(tiny: Tiny) -> None:
+    """Else a stream of small requests would keep a large one from ever having room."""
+    driver = Driver(tiny.engine(blocks=6, block_tokens=8, host_blocks=9))
+    for name, tokens in (("large", 40), ("small", 9)):
+        prefill_all(driver, name, list(range(20, 20 + tokens)))
+        driver.engine.offload(name)
+    prefill_all(driver, "holder", list(range(80, 95)))
+    rows = driver.step([Run("large", 0, 99), Run("small", 0, 99)])
+    assert [row.skipped for row in rows] == [Skip.NO_BLOCKS, Skip.NO_BLOCKS]
+
+
 def test_slots_bound_a_round_and_the_finished_leave_their_place(tiny: Tiny) -> None:
     driver = Driver(tiny.engine())
     for name in "abc":

@@ -26,6 +26,7 @@ from worker_service.engine.types import Limits, Place, Run
 from worker_service.identity import fingerprint
 from worker_service.model_files import GGUF, ModelError
 from worker_service.models import load
+from worker_service.pull import convert
 
 PROMPTS = ("The quick brown fox", "Once upon a time there was a queue. In the queue")
 # Of each tensor's last word; what is not here is whole. Several kinds meet in one product.
@@ -224,6 +225,15 @@ def test_weights_that_a_gguf_lacks_are_not_made_up(folder: Path, tmp_path: Path)
     broken = shutil.copytree(folder, tmp_path / "broken")
     write_gguf(broken, without="blk.1.ffn_up")
     refused(broken, "stored", r"1 weights are not in its files; the first is model\.layers\.1\.mlp\.up_proj\.weight")
+
+
+def test_a_gguf_that_lacks_weights_is_not_converted(tmp_path: Path) -> None:
+    """The library would make them up, on every machine anew."""
+    (tmp_path / "made").mkdir()
+    folder = make_tiny_model(tmp_path / "tiny")
+    write_gguf(folder, without="blk.1.ffn_up")
+    with pytest.raises(ModelError, match="1 weights are not in it"):
+        convert(folder / GGUF, tmp_path / "made")
 
 
 def test_weights_of_another_shape_are_refused(folder: Path, tmp_path: Path) -> None:

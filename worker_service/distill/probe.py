@@ -1,6 +1,7 @@
 """`laps-sd distill --probe`: answers of the target's own become a probe of remaining length, and what it is worth.
 `--judge`: what a probe reads of answers, in a file that `python -m laps_sd.probe_trial` takes."""
 
+import hashlib
 import json
 from argparse import Namespace
 from collections.abc import Sequence
@@ -113,7 +114,8 @@ def _examples(
     options: Namespace, target: LoadedModel, name: str, samples: Sequence[Sample], ats: Sequence[int]
 ) -> Examples:
     """The positions after the first token (0), or after so many."""
-    features = Features(options.work / f"features-{name}.bin", samples, target.model.config.hidden_size)
+    ids = hashlib.sha256(repr([(sample.prompt, sample.output) for sample in samples]).encode()).hexdigest()[:8]
+    features = Features(options.work / f"features-{name}-{ids}.bin", samples, target.model.config.hidden_size)
     features.compute(target.model, samples, lambda done, total: None)
     inputs, left, cut, answers = [], [], [], []
     for number, sample in enumerate(samples):

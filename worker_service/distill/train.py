@@ -14,6 +14,7 @@ from torch.nn.functional import embedding
 from worker_service.distill.data import Sample
 from worker_service.engine.drafting.eagle import EagleHead
 from worker_service.engine.drafting.head import DraftHead
+from worker_service.model_files import ModelError
 
 _CHUNK = 256  # positions whose logits are held at a time: they then stay in the CPU's cache
 LATER = 0.8  # weight of each further draft of a chain: it matters only if those before it were right
@@ -80,7 +81,8 @@ def draft_vocabulary(samples: Sequence[Sample], size: int) -> list[int]:
 
 
 def batches(samples: Sequence[Sample], tokens: int, seed: int) -> Iterator[list[int]]:
-    """Indices of samples in random order, in batches of some `tokens` of output."""
+    """Indices of samples in random order, in batches of some `tokens` of output. The rest is left out, unless it is
+    all."""
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
     batch: list[int] = []
     size = 0
@@ -90,6 +92,8 @@ def batches(samples: Sequence[Sample], tokens: int, seed: int) -> Iterator[list[
         if size >= tokens:
             yield batch
             batch, size = [], 0
+    if len(batch) == len(order):
+        yield batch
 
 
 def initialise(head: DraftHead, model: Any) -> None:
@@ -181,8 +185,13 @@ class Trainer:
         scratch.replace(file)
 
     def load(self, file: Path) -> None:
+        """Raises ModelError if the checkpoint is of a head of another size."""
         content = torch.load(file, weights_only=True)
-        self.head.load_state_dict(content["head"])
+        own, saved = self.head.state_dict(), content["head"]
+        if {name: weight.shape for name, weight in own.items()} != {name: each.shape for name, each in saved.items()}:
+            told = "was trained with other --draft-tokens or on less output; remove it to train anew"
+            raise ModelError(f"{file} {told}")
+        self.head.load_state_dict(saved)
         self._optimizer.load_state_dict(content["optimizer"])
         self.step = content["step"]
         self._rows = self._output[self.head.draft_ids]  # of the draft vocabulary that the training began with

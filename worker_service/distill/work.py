@@ -56,7 +56,12 @@ def run(options: Namespace) -> None:
 
 def distill(options: Namespace, console: Console) -> None:
     target = load(str(resolve(options.target)), options.device)
-    options.work.mkdir(parents=True, exist_ok=True)
+    if not (options.judge or options.probe):
+        _check_form(target)
+    if options.judge:
+        options.work.mkdir(parents=True, exist_ok=True)
+    else:
+        _claim(options, target)
     with _progress(console) as bar:
         if options.judge:
             prompts = read_prompts(options.prompts, options.test, test=True)
@@ -82,6 +87,37 @@ def distill(options: Namespace, console: Console) -> None:
     (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     _print(acceptance, speed, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
     console.print(f"the drafter: {options.out}; serve with it: laps-sd up --drafter {options.out}")
+
+
+def _check_form(target: LoadedModel) -> None:
+    """Raises ModelError for a target that no head of ours is made for."""
+    base = target.model.base_model
+    if not (hasattr(base, "layers") and hasattr(base, "norm") and hasattr(target.model, "lm_head")):
+        kind = target.model.config.model_type
+        raise ModelError(f"no head can be made for {target.name}: a {kind} model has other parts")
+
+
+def _claim(options: Namespace, target: LoadedModel) -> None:
+    """Make the work folder, or go on in it. Raises ModelError if what it holds was made of another model or of other
+    answers."""
+    about = {
+        "target": target.fingerprint,
+        "max_tokens": options.max_tokens,
+        "max_prompt_tokens": options.max_prompt_tokens,
+        "temperature": options.temperature,
+    }
+    options.work.mkdir(parents=True, exist_ok=True)
+    file = options.work / "about.json"
+    try:
+        known = json.loads(file.read_text())
+    except FileNotFoundError:
+        file.write_text(json.dumps(about, indent=1) + "\n")
+        return
+    except ValueError:
+        known = {}
+    if other := [name for name, value in about.items() if known.get(name) != value]:
+        told = f"{options.work} holds samples of another {' and '.join(other)}"
+        raise ModelError(f"{told}; give --work another folder, or remove this one")
 
 
 def _engine(options: Namespace, drafter: Drafter, tokenizer: Any, batch: int) -> Engine:

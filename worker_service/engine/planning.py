@@ -101,8 +101,9 @@ class Planner:
             if request.error or request.remaining_tokens <= 0:
                 over.append(request)
                 continue
-            self._resume(request)
             # Once a request had to be skipped for want of blocks, those listed after it must not take any.
+            if not skipped:
+                self._resume(request)
             room = request.kv.own_room if skipped else request.kv.room
             if room <= 0 or request.saved:
                 skipped.append(request)

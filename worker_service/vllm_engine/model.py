@@ -13,7 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 
 from worker_service.identity import fingerprint, model_name
-from worker_service.model_files import ModelError, check_files
+from worker_service.model_files import ModelError, check_files, end_ids
 from worker_service.vllm_engine import promises
 from worker_service.vllm_engine.config import CPU_KV_TOKENS, Settings
 
@@ -104,16 +104,11 @@ def _problem(config: VllmConfig, tokenizer: Any, settings: Settings) -> str:
 
 
 def _eos_ids(config: VllmConfig, tokenizer: Any) -> frozenset[int]:
-    """The ids that end an output. Chat models name them in up to three places, and not always in all."""
-    model, ids = config.model_config, set[int]()
+    """Raises ModelError."""
+    model = config.model_config
     generation = model.try_get_generation_config()
-    for found in (
-        generation.get("eos_token_id"),
-        getattr(model.hf_text_config, "eos_token_id", None),
-        tokenizer.eos_token_id,
-    ):
-        ids.update(found if isinstance(found, list) else [] if found is None else [found])
-    return frozenset(ids)
+    own = getattr(model.hf_text_config, "eos_token_id", None)
+    return end_ids((generation.get("eos_token_id"), own, tokenizer.eos_token_id), model.get_vocab_size())
 
 
 def _sentence(error: BaseException) -> str:
