@@ -3,9 +3,13 @@
 import asyncio
 import os
 import shutil
+import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
@@ -155,11 +159,37 @@ def test_a_handshake_replaces_nothing_while_the_files_are_the_same(certs: Path) 
     assert changed() is None
 
 
-async def shown_by(target: str, identity: Path) -> bytes:
-    """The certificate that a server shows."""
+def test_many_handshakes_at_the_same_time_crash_nothing(certs: Path) -> None:
+    """In a process of its own, which would be gone after a thousand or two."""
+    command = [sys.executable, "-m", "tests.security.port", str(certs / "gateway")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=Path(__file__).parents[2]) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        context = context_of(certs / "gateway")
+
+        def shake(number: int) -> None:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), WAIT_S) as plain:
+                if number % 3:  # the others leave in the middle
+                    context.wrap_socket(plain, server_hostname="localhost").close()
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(shake, range(4000)))
+        assert server.poll() is None
+        server.communicate()
+        assert server.returncode == 0
+
+
+def context_of(identity: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=identity / "ca.crt")
     context.load_cert_chain(identity / "tls.crt", identity / "tls.key")
     context.set_alpn_protocols(["h2"])
+    return context
+
+
+async def shown_by(target: str, identity: Path) -> bytes:
+    """The certificate that a server shows."""
+    context = context_of(identity)
     host, _, port = target.partition(":")
     async with asyncio.timeout(WAIT_S):
         _, writer = await asyncio.open_connection(host, int(port), ssl=context)
