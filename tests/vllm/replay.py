@@ -1,6 +1,7 @@
 """Recorded answers served again, in vLLM's own order and in ours: vLLM's engine, scheduler and memory on the toy
 executor, answers as long as the real model's, drafts accepted as they were, and a clock that each step moves by what
 such a step costs (`--in-steps`: by one). So a change of the order is judged on a busy machine, over several draws.
+Beside it stands what no order can beat by much: vLLM's own where all requests have room at once.
 
 `python -m tests.vllm.replay` in vLLM's environment. `--set max_pause_s=1` tries another setting of the policy,
 `--known exact` tells it all lengths, `--no-foresight` begins requests for whom memory will run out. Nothing of it is
@@ -11,7 +12,7 @@ import argparse
 import random
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +28,8 @@ from tests.vllm.toy import NEVER, Ending, following
 BLOCK, CONTEXT, ROWS, DRAFTS = 32, 1024, 64, 4
 LONGEST = -(-(MOST_PROMPT + MOST) // BLOCK)  # blocks of a request
 CELLS = {f"{slots} slots": (slots, ROWS * LONGEST + 1) for slots in (2, 4, 8, 16)}
+ROOM_FOR_ALL = "room for all"
+CELLS |= {ROOM_FOR_ALL: (ROWS, ROWS * LONGEST + 1)}
 CELLS |= {f"KV of {times} long requests": (ROWS, times * LONGEST + 1) for times in (4, 6, 8)}
 COSTS = 0.02, 0.0004  # seconds of a step and of a token in it: about this model's on one core
 
@@ -137,7 +140,8 @@ def compared(replay: Replay, ours: Order, load: float, seed: int, count: int) ->
     stock, stock_again = replay.serve(Order(), draws, at)
     mine, again = replay.serve(ours, draws, at, None if ours.exact else replay.learned(ours))
     theirs = figures(stock.served)
-    row = {"waited": stock.waited, "stock": theirs["mean"]}
+    free, _ = replace(replay, cell=ROOM_FOR_ALL).serve(Order(), draws, at)
+    row = {"waited": stock.waited, "stock": theirs["mean"], "room": figures(free.served)["mean"] / theirs["mean"]}
     row |= {name: value / max(theirs[name], replay.costs[0]) for name, value in figures(mine.served).items()}
     tokens = fsum(each.prompt + each.tokens for each in draws)
     return row | {"again": again / tokens, "stock again": stock_again / tokens}
@@ -152,12 +156,15 @@ def line(name: str, load: float, rows: list[dict[str, float]]) -> str:
     each = ", ".join(f"{row['mean']:.2f}" for row in rows)
     ratios = "|".join(f"{means[column]:.2f}" for column in COLUMNS)
     again = f"{100 * means['stock again']:.0f} / {100 * means['again']:.0f}"
-    return f"|{name}|{load}|{100 * means['waited']:.0f}|{means['stock']:.2f}|{ratios}|{each}|{again}|"
+    return (
+        f"|{name}|{load}|{100 * means['waited']:.0f}|{means['stock']:.2f}|{ratios}|{each}|{again}|{means['room']:.2f}|"
+    )
 
 
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description="recorded answers served again, in vLLM's own order and in ours")
-    parser.add_argument("--cells", nargs="+", choices=CELLS, default=["4 slots", "KV of 4 long requests"])
+    cells = [name for name in CELLS if name != ROOM_FOR_ALL]
+    parser.add_argument("--cells", nargs="+", choices=cells, default=["4 slots", "KV of 4 long requests"])
     parser.add_argument("--loads", nargs="+", type=float, default=[0.9, 1.0, 1.1])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4])
     parser.add_argument("--requests", type=int, default=300)
@@ -165,14 +172,15 @@ def main(words: list[str]) -> int:
     parser.add_argument("--policy", default="default")
     parser.add_argument("--known", choices=["learned", "exact"], default="learned", help="of lengths")
     parser.add_argument("--foresight", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--costs", nargs=2, type=float, default=COSTS, metavar="S", help="of a step, of a token in it")
     parser.add_argument("--in-steps", action="store_true", help="a step takes one, however much it computes")
     given = parser.parse_args(words)
     ours = Order({"policy": given.policy, "policy_set": given.set}, given.known == "exact", given.foresight)
     envs.VLLM_CACHE_ROOT = tempfile.mkdtemp()
-    print("|queue|load|somebody waits %|vLLM's mean|mean|p99|p99 first token|p99 longest pause|means by draw|again %|")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    heads = ["queue", "load", "somebody waits %", "vLLM's mean", *COLUMNS, "means by draw", "again %", "room for all"]
+    print(f"|{'|'.join(heads)}|\n{'|---' * len(heads)}|")
     for cell in given.cells:
-        replay = Replay(cell, (1.0, 0.0) if given.in_steps else COSTS, Path(envs.VLLM_CACHE_ROOT))
+        replay = Replay(cell, (1.0, 0.0) if given.in_steps else tuple(given.costs), Path(envs.VLLM_CACHE_ROOT))
         for load in given.loads:
             print(
                 line(cell, load, [compared(replay, ours, load, seed, given.requests) for seed in given.seeds]),

@@ -46,6 +46,10 @@ def test_where_memory_is_short_tokens_are_computed_again(short: Replay) -> None:
     assert short.serve(Order(), draws, [0.0] * len(draws))[1] > 0
 
 
+def test_beside_it_stands_what_room_for_all_would_give(short: Replay) -> None:
+    assert compared(short, Order({}, exact=True), 1.0, 5, FEW)["room"] < 1
+
+
 def test_lessons_are_of_other_answers_than_those_that_are_compared() -> None:
     taught = set(map(id, lessons()))
     assert not taught & set(map(id, drawn(400, 1)))
