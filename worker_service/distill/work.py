@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from worker_service.distill.claim import claim
 from worker_service.distill.data import Sample, generate
 from worker_service.distill.eagle import EagleTrainer, new_eagle, states
 from worker_service.distill.evaluate import LONGEST, Acceptance, measure
@@ -61,7 +62,7 @@ def distill(options: Namespace, console: Console) -> None:
     if options.judge:
         options.work.mkdir(parents=True, exist_ok=True)
     else:
-        _claim(options, target)
+        claim(options, target)
     with _progress(console) as bar:
         if options.judge:
             prompts = read_prompts(options.prompts, options.test, test=True)
@@ -95,29 +96,6 @@ def _check_form(target: LoadedModel) -> None:
     if not (hasattr(base, "layers") and hasattr(base, "norm") and hasattr(target.model, "lm_head")):
         kind = target.model.config.model_type
         raise ModelError(f"no head can be made for {target.name}: a {kind} model has other parts")
-
-
-def _claim(options: Namespace, target: LoadedModel) -> None:
-    """Make the work folder, or go on in it. Raises ModelError if what it holds was made of another model or of other
-    answers."""
-    about = {
-        "target": target.fingerprint,
-        "max_tokens": options.max_tokens,
-        "max_prompt_tokens": options.max_prompt_tokens,
-        "temperature": options.temperature,
-    }
-    options.work.mkdir(parents=True, exist_ok=True)
-    file = options.work / "about.json"
-    try:
-        known = json.loads(file.read_text())
-    except FileNotFoundError:
-        file.write_text(json.dumps(about, indent=1) + "\n")
-        return
-    except ValueError:
-        known = {}
-    if other := [name for name, value in about.items() if known.get(name) != value]:
-        told = f"{options.work} holds samples of another {' and '.join(other)}"
-        raise ModelError(f"{told}; give --work another folder, or remove this one")
 
 
 def _engine(options: Namespace, drafter: Drafter, tokenizer: Any, batch: int) -> Engine:
