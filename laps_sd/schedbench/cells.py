@@ -18,6 +18,7 @@ from protos.times import milliseconds
 from scheduler_service.counters import MAX_DELAYS
 
 LONGEST_OF = 8  # draws: a queue as it is after a while, when shorter requests have gone first
+QUIET_S = 10.0
 WARM_UP_S = 2.0  # at most; short measurements have short ones
 CALM = 0.5  # of capacity: there delays are measured, since at capacity they are those of a queue
 
@@ -62,12 +63,9 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
             spent = counts(processes, gateways)
             spent.subtract(before)
             for worker in workers:
-                worker.round_s = shape.workers * seconds / commands / CALM
+                worker.round_s = shape.workers * spent["at_s"] / commands / CALM
             await asyncio.sleep(min(WARM_UP_S, seconds))
-            delays, calm = [0.0], 0  # commands
-            while calm < MAX_DELAYS:  # the scheduler's own percentiles are of so many
-                delays = sorted(await delays_s(workers, seconds))
-                calm += len(delays)
+            delays = sorted(await delays_s(workers, seconds, least=MAX_DELAYS))  # its own percentiles are of so many
             inside = await processes.stats()
     return asdict(shape) | {
         "commands_per_s": commands / spent["at_s"],
@@ -99,12 +97,19 @@ def counts(processes: Processes, gateways: Sequence[Gateway]) -> Counter[str]:
     return Counter(now)
 
 
-async def delays_s(workers: Sequence[Worker], seconds: float) -> list[float]:
-    """Of the next `seconds`: one for each command that answered a report. Raises ConnectionError if none came."""
+async def delays_s(workers: Sequence[Worker], seconds: float, least: int = 1) -> list[float]:
+    """Of the next `seconds`, and longer until there are so many: one for each command that answered a report. Raises
+    ConnectionError if none comes for QUIET_S."""
     for worker in workers:
         worker.delays_s.clear()
-    await asyncio.sleep(seconds)
-    delays = [delay for worker in workers for delay in worker.delays_s]
-    if not delays:
-        raise ConnectionError("the scheduler answered no report")
-    return delays
+    delays: list[float] = []
+    quiet_since = time.monotonic()
+    while True:
+        await asyncio.sleep(seconds)
+        before, delays = len(delays), [delay for worker in workers for delay in worker.delays_s]
+        if len(delays) >= least:
+            return delays
+        if len(delays) > before:
+            quiet_since = time.monotonic()
+        elif time.monotonic() - quiet_since > QUIET_S:
+            raise ConnectionError("the scheduler answered no report")
