@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -206,6 +206,7 @@ def _download_blob(name: HubName, file: str, folder: Path) -> None:
         headers.pop("authorization", None)  # our token is for the hub alone
     with _locked(blob.with_suffix(".part")) as part:
         if blob.exists():  # another process was at it
+            os.unlink(part.name)
             return
         http_get(
             about.location,
@@ -231,10 +232,9 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
     while True:
         with path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    yield file
-                    return
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield file
+                return
 
 
 @contextmanager

@@ -111,8 +111,8 @@ class Base:
         return Attempts(filled(request, **fields), self._max_retries, UNARY_TIMEOUT_S, again=again)
 
     def _waiting(self, timeout_s: float) -> Attempts:
-        check_timeout(timeout_s)
-        return Attempts(None, 0, timeout_s, patience_s=timeout_s)
+        waited_s = check_timeout(timeout_s)
+        return Attempts(None, 0, waited_s, patience_s=waited_s or 0.0)
 
     def _cause(self, error: grpc.RpcError, at: int) -> Cause | None:
         """Why the connection to target number `at` failed, if that is what failed. Blocks: it tries to connect."""

@@ -18,7 +18,7 @@ from protos.times import milliseconds
 from scheduler_service.counters import MAX_DELAYS
 
 LONGEST_OF = 8  # draws: a queue as it is after a while, when shorter requests have gone first
-QUIET_S = 10.0
+QUIET_S = 10.0  # without a command: the scheduler is gone
 WARM_UP_S = 2.0  # at most; short measurements have short ones
 CALM = 0.5  # of capacity: there delays are measured, since at capacity they are those of a queue
 

@@ -21,9 +21,9 @@ class Front:
     """The plain places of the best keys of `groups`, in order: all of them where there are at most FEW keys, else as
     many as were asked for and some more. `changes`: of classes and flows.
 
-    What is added, removed or moved in a group is so here, too. When classes or flows have changed places, a whole front
-    is put in order again, and another one is forgotten. A front that is missing or too short is read anew from the
-    groups with the best heads.
+    A front follows each key that is added, removed or moved in a group. When classes or flows have changed places, a
+    whole front is put in order again, and another one is forgotten. A front that is missing or too short is read anew
+    from the groups with the best heads.
     """
 
     __slots__ = ("_at", "_changes", "_groups", "_heads", "_places", "_whole")

@@ -134,10 +134,11 @@ def test_a_deadline_may_be_as_far_as_one_likes(by: Any, timeout_s: float) -> Non
 
 
 @both
-def test_a_server_may_be_waited_for_for_ever(by: Any) -> None:
+@pytest.mark.parametrize("timeout_s", [float("inf"), 10**400])
+def test_a_server_may_be_waited_for_for_ever(by: Any, timeout_s: float) -> None:
     with serving(Gateway()) as gateway:
         gateway.health.set(SERVICE, SERVING)
-        by("ready", float("inf"))(gateway.target)
+        by("ready", timeout_s)(gateway.target)
 
 
 @both

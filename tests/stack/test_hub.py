@@ -108,6 +108,11 @@ def test_who_waits_for_a_download_appends_nothing_to_what_is_finished(tmp_path: 
     assert (blob.read_bytes(), part.read_bytes()) == (b"first", b"second")
 
 
+def test_an_error_during_a_download_is_told_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), _locked(tmp_path / "blob.part"):
+        (tmp_path / "nowhere").unlink()
+
+
 def test_what_arrives_damaged_is_not_used(
     hub: FakeHub, tmp_path: Path, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,11 +57,11 @@ def run(options: Namespace) -> None:
 
 def distill(options: Namespace, console: Console) -> None:
     target = load(str(resolve(options.target)), options.device)
-    if not (options.judge or options.probe):
-        _check_form(target)
     if options.judge:
         options.work.mkdir(parents=True, exist_ok=True)
     else:
+        if not options.probe:
+            _check_form(target)
         claim(options, target)
     with _progress(console) as bar:
         if options.judge:
