@@ -2,7 +2,8 @@
 No transport.
 
 Version 1 had the links in the public package, laps_sd.v1. Version 2 has them in laps_sd.link.v1, so that a scheduler of
-one version does not know the calls of the other; protos/former.py answers those of version 1.
+one version does not know the calls of the other; protos/former.py answers those of version 1. From version 3 on a
+worker leaves its tokenizer out of its greeting.
 """
 
 from collections.abc import Iterable
@@ -11,8 +12,9 @@ import grpc
 
 from protos.errors import BadInput, Incompatible
 
-CURRENT = 2
+CURRENT = 3
 LEAST = 2  # a peer whose newest version is older is refused
+TOKENIZER_ASKED_FOR = 3  # the first in which a scheduler asks for the tokenizer, if no worker has brought it yet
 KEY = "laps-sd-protocol"  # metadata of a gateway's link: LEAST-CURRENT
 
 LOAD_KEY = "laps-sd-load"  # metadata of a gateway's link: it chooses between cells, and is told their load

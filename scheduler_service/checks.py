@@ -5,6 +5,7 @@ others. Every function raises a RequestError that says what is wrong. No state l
 import math
 
 from protos import version
+from protos.channels import LINK_MESSAGE_BYTES
 from protos.errors import BadInput
 from protos.idempotence import ID_RULE, REQUEST_ID
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
@@ -13,6 +14,7 @@ from protos.v1 import types_pb2 as types_pb
 from scheduler_service.reports import MAX_DRAFT
 
 MAX_SLOTS = 1024
+MAX_TOKENIZER_BYTES = LINK_MESSAGE_BYTES // 2  # the model goes to gateways in one message
 MAX_COST_S = 1e4  # of each cost in a worker's profile
 MIN_VERIFY_S = 1e-6
 MAX_SKEW_S = 24 * 3600  # between the clocks of two leaders
@@ -37,6 +39,8 @@ def hello(message: worker_pb.Hello) -> None:
             raise BadInput(name, "must be at least 1")
     if not message.model.fingerprint or not message.model.context_tokens:
         raise BadInput("model", "must have a fingerprint and a context")
+    if message.tokenizer_bytes > MAX_TOKENIZER_BYTES:
+        raise BadInput("tokenizer_bytes", f"must be at most {MAX_TOKENIZER_BYTES}")
     cost(message.cost)
 
 

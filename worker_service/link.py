@@ -26,6 +26,7 @@ HEARTBEAT_S = 1.0
 _HELLO_TIMEOUT_S = 10.0  # until the scheduler welcomes
 _WRITE_TIMEOUT_S = 30.0  # a stream that takes nothing for so long is broken
 _CLOSE_TIMEOUT_S = 1.0
+PART_BYTES = 256 << 10  # of the tokenizer: reading it holds the scheduler's event loop
 RECONNECT_S = 0.1  # the first wait; it doubles up to the next
 MAX_RECONNECT_S = 0.3
 
@@ -61,7 +62,12 @@ class Link:
         where a scheduler says that this worker does not belong there."""
         self._schedulers, self._tls = tuple(schedulers), tls
         self._runner = runner
-        self._hello, self._on_attached = hello, on_attached
+        self._on_attached = on_attached
+        self._tokenizer = hello.model.tokenizer_json
+        self._hello = pb.Hello()  # without the tokenizer
+        self._hello.CopyFrom(hello)
+        self._hello.model.ClearField("tokenizer_json")
+        self._asked = bool(self._tokenizer)  # for it: the scheduler is believed to be of a version that asks
         self._stays = stays or Stays(None, hello.worker_id)
         self._on_drain, self._leave_if_refused = on_drain, leave_if_refused
         self._max_epoch = 0  # of the highest leader ever obeyed
@@ -137,28 +143,46 @@ class Link:
         call: _Call = WorkerLinkStub(link).Attach()
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                welcome = await self._greet(call, session, held)
+                welcome = await self._greet(call, self._said(session, held))
             await asyncio.gather(*(other.close() for other in others))
             await self._converse(call, session, welcome)
         finally:
             call.cancel()
 
-    async def _greet(self, call: _Call, session: str, held: list[Held]) -> pb.Welcome:
+    def _said(self, session: str, held: list[Held]) -> pb.Hello:
         hello = pb.Hello(
             protocol=version.CURRENT, min_protocol=version.LEAST, session=session, max_epoch=self._max_epoch
         )
         hello.MergeFrom(self._hello)
         hello.cost.CopyFrom(of_cost(self._runner.cost))
         hello.held.extend(map(of_held, held))
+        if self._asked:
+            hello.tokenizer_bytes, hello.min_protocol = len(self._tokenizer), version.TOKENIZER_ASKED_FOR
+        else:
+            hello.model.tokenizer_json = self._tokenizer
+        return hello
+
+    async def _greet(self, call: _Call, hello: pb.Hello) -> pb.Welcome:
         await call.write(pb.FromWorker(hello=hello))
-        answer = await call.read()
+        try:
+            answer = await call.read()
+            if isinstance(answer, pb.ToWorker) and answer.HasField("describe"):
+                for start in range(0, len(self._tokenizer), PART_BYTES):
+                    await call.write(pb.FromWorker(tokenizer_part=self._tokenizer[start : start + PART_BYTES]))
+                answer = await call.read()
+        except grpc.aio.AioRpcError as error:
+            if self._asked and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                self._asked = False
+                raise LinkError("the scheduler may be older: the next greeting has the tokenizer in it") from error
+            raise
         if not isinstance(answer, pb.ToWorker):
             raise LinkError(f"refused: {await call.code()} {await call.details()}")
         if not answer.HasField("welcome"):
-            raise LinkError("the scheduler's first message is not its welcome")
+            raise LinkError("the scheduler does not welcome this worker")
         if answer.welcome.epoch < self._max_epoch:
             raise LinkError(f"a leader of epoch {answer.welcome.epoch}, after one of {self._max_epoch}")
         self._max_epoch = answer.welcome.epoch
+        self._asked = bool(self._tokenizer) and answer.welcome.protocol >= version.TOKENIZER_ASKED_FOR
         return answer.welcome
 
     async def _converse(self, call: _Call, session: str, welcome: pb.Welcome) -> None:

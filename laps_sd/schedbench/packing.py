@@ -12,7 +12,7 @@ from laps_sd.options import Options
 from laps_sd.schedbench.gateways import Gateway
 from laps_sd.schedbench.peers import running, start
 from laps_sd.schedbench.processes import started, used_s
-from laps_sd.schedbench.workers import Worker
+from laps_sd.schedbench.workers import Worker, read
 from protos.link.v1 import gateway_link_pb2
 from protos.link.v1 import worker_link_pb2 as pb
 from worker_service.engine.types import Finish, Row
@@ -48,7 +48,7 @@ class PackingWorker(Worker):
 
     async def _read(self, call: Any) -> None:
         while True:
-            command = await self._command(call)
+            command = (await read(call)).command
             if not command.seq:
                 continue  # a heartbeat
             self.commands += 1

@@ -17,6 +17,7 @@ CONTEXT_TOKENS = 8192
 VOCABULARY = 32_000
 BLOCK_TOKENS = 16
 BLOCKS = 1 << 20
+PART_BYTES = 256 << 10  # of a tokenizer, as worker_service/link.py has it
 BUSY_S = 0.02  # what a worker says a round took: a scheduler plans with it
 MODEL = common_pb.ModelInfo(
     name="none", fingerprint="none", context_tokens=CONTEXT_TOKENS, vocab_size=VOCABULARY, tokenizer_json=b"none"
@@ -51,8 +52,11 @@ class Worker:
         self._random = Random(number)
         self._requests: dict[str, Request] = {}
         cost = pb.CostProfile(verify_s=BUSY_S, draft_s=1e-3, verify_slope_s=1e-4, prefill_token_s=1e-5)
+        self._tokenizer = model.tokenizer_json
         self._hello = pb.Hello(
             protocol=version.CURRENT,
+            min_protocol=version.TOKENIZER_ASKED_FOR,
+            tokenizer_bytes=len(self._tokenizer),
             worker_id=f"worker-{number}",
             session=f"session-{number}",
             model=model,
@@ -62,20 +66,24 @@ class Worker:
             max_draft=8,
             cost=cost,
         )
+        self._hello.model.ClearField("tokenizer_json")
 
     async def run(self) -> None:
         """Until cancelled. Raises ConnectionError when the scheduler ends the stream."""
         async with channel(self._target) as link:
             call: Any = WorkerLinkStub(link).Attach()
             await call.write(pb.FromWorker(hello=self._hello))
-            await call.read()  # the welcome
+            if (await read(call)).HasField("describe"):
+                for start in range(0, len(self._tokenizer), PART_BYTES):
+                    await call.write(pb.FromWorker(tokenizer_part=self._tokenizer[start : start + PART_BYTES]))
+                await read(call)  # the welcome
             self.attached.set()
             await self._serve(call)
 
     async def _serve(self, call: Any) -> None:
         step, reported_at = 0, 0.0
         while True:
-            command = await self._command(call)
+            command = (await read(call)).command
             now = time.perf_counter()
             self._obey(command)
             if not command.schedule or command.seen_step < step:
@@ -88,12 +96,6 @@ class Worker:
             report = self._round(command, step)
             reported_at = time.perf_counter()
             await call.write(pb.FromWorker(report=report))
-
-    async def _command(self, call: Any) -> pb.StepCommand:
-        message = await call.read()
-        if not isinstance(message, pb.ToWorker):
-            raise ConnectionError(f"the scheduler hung up: {await call.code()}, {await call.details()}")
-        return message.command
 
     def _obey(self, command: pb.StepCommand) -> None:
         for id in command.forget:
@@ -148,3 +150,10 @@ class Worker:
             finish=types_pb2.FINISH_REASON_LENGTH if request.output >= request.max_tokens else 0,
         )
         request.owed = 0
+
+
+async def read(call: Any) -> pb.ToWorker:
+    message = await call.read()
+    if not isinstance(message, pb.ToWorker):
+        raise ConnectionError(f"the scheduler hung up: {await call.code()}, {await call.details()}")
+    return message

@@ -17,7 +17,7 @@ from scheduler_service.leader import Leader
 from scheduler_service.pace import of_command
 from scheduler_service.session import WorkerSession
 
-HELLO_TIMEOUT_S = 10.0
+HELLO_TIMEOUT_S = 10.0  # and until the tokenizer has come, too
 
 
 class WorkerLink(rpc.WorkerLinkServicer):
@@ -29,9 +29,9 @@ class WorkerLink(rpc.WorkerLinkServicer):
     async def Attach(self, requests: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
         try:
             hello = await self._hello(context)  # before any refusal: a worker whose write fails is not told the reason
-            await asyncio.sleep(0)  # its model may be megabytes, and reading them has taken a turn
+            await asyncio.sleep(0)  # an older worker's has megabytes, and reading them has taken a turn
             leader = self._leads()
-            session = await leader.attach(hello)
+            session = await _attach(leader, hello, context)
         except RequestError as error:
             self._log.warning("worker_refused", reason=error.message)
             await abort(context, error)
@@ -79,6 +79,35 @@ class WorkerLink(rpc.WorkerLinkServicer):
             raise BadInput("hello", "must be the first message")
         checks.hello(message.hello)
         return message.hello
+
+
+async def _attach(leader: Leader, hello: pb.Hello, stream: Stream[pb.FromWorker, pb.ToWorker]) -> WorkerSession:
+    """As Leader.attach. Workers that leave their tokenizer out are asked for it one at a time until one has brought it:
+    after a change of leaders all of them come at once."""
+    if not hello.tokenizer_bytes:
+        return await leader.attach(hello)
+    async with leader.workers.asking:
+        if not leader.workers.has_tokenizer(hello):
+            hello.model.tokenizer_json = await _tokenizer(hello.tokenizer_bytes, stream)
+        return await leader.attach(hello)
+
+
+async def _tokenizer(size: int, stream: Stream[pb.FromWorker, pb.ToWorker]) -> bytes:
+    """The `size` bytes of a worker's tokenizer. Raises BadInput if others come, or not all of them in time."""
+    parts: list[bytes] = []
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            await stream.write(pb.ToWorker(describe=pb.Describe()))
+            while size:
+                message = await stream.read()
+                part = message.tokenizer_part if isinstance(message, pb.FromWorker) else b""
+                if not 0 < len(part) <= size:
+                    raise BadInput("tokenizer_part", f"of {len(part)} bytes, where {size} are to come")
+                parts.append(part)
+                size -= len(part)
+    except TimeoutError:
+        raise BadInput("tokenizer_part", f"{size} bytes did not come within {HELLO_TIMEOUT_S:.0f} s") from None
+    return b"".join(parts)
 
 
 async def _read(leader: Leader, session: WorkerSession, stream: Stream[pb.FromWorker, pb.ToWorker]) -> None:

@@ -214,7 +214,11 @@ def peers(fingerprint: str) -> tuple[Door, ...]:
         Door("/laps_sd.link.v1.GatewayLink/ComparePolicies", [pb.ComparePoliciesRequest()]),
         Door(
             "/laps_sd.link.v1.WorkerLink/Attach",
-            [worker_pb.FromWorker(report=report), worker_pb.FromWorker(hello=hello)],
+            [
+                worker_pb.FromWorker(report=report),
+                worker_pb.FromWorker(hello=hello),
+                worker_pb.FromWorker(tokenizer_part=b"part"),
+            ],
             _stream,
             first=worker_pb.FromWorker(hello=hello),
             statuses=_STREAMED,

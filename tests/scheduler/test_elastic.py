@@ -51,7 +51,7 @@ async def test_a_worker_that_is_coming_is_known_while_it_loads(live: Live) -> No
     [
         ({"model_name": "other", "model_fingerprint": "g"}, "other differs from what the other workers run: scripted"),
         ({"model_fingerprint": "g"}, "this scripted has other files or --weights than what the other workers run"),
-        ({"protocol": 9}, "the worker speaks version 9, the scheduler version 2: upgrade the scheduler"),
+        ({"protocol": 9}, "the worker speaks version 9, the scheduler versions 2 to 3: upgrade the scheduler"),
     ],
 )
 async def test_a_worker_that_does_not_belong_here_hears_so_before_it_loads(

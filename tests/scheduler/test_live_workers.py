@@ -80,7 +80,7 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"protocol": 9}, "the worker speaks version 9, the scheduler version 2: upgrade the scheduler"),
+        ({"protocol": 9}, "the worker speaks version 9, the scheduler versions 2 to 3: upgrade the scheduler"),
         ({"max_draft": 300}, "max_draft: must be at most 255"),
         ({"slots": 5000}, "slots: must be from 1 to 1024"),
         ({"model": {"fingerprint": "other"}}, "model: this scripted has other files"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from protos import version
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1.worker_link_pb2_grpc import WorkerLinkServicer
@@ -27,12 +28,21 @@ class Attachment:
     hello: pb.Hello
     context: Any
     reports: asyncio.Queue[pb.StepReport] = field(default_factory=asyncio.Queue)
+    parts: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)  # of the tokenizer
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # by the worker
     hang_up: asyncio.Event = field(default_factory=asyncio.Event)
     seq: int = 0
 
-    async def welcome(self, epoch: int = 7, max_lag: int = 100) -> None:
-        await self.context.write(pb.ToWorker(welcome=pb.Welcome(epoch=epoch, max_lag=max_lag)))
+    async def welcome(self, epoch: int = 7, max_lag: int = 100, protocol: int = version.CURRENT) -> None:
+        await self.context.write(pb.ToWorker(welcome=pb.Welcome(epoch=epoch, max_lag=max_lag, protocol=protocol)))
+
+    async def tokenizer(self, size: int) -> bytes:
+        """So many bytes of it, asked for."""
+        await self.context.write(pb.ToWorker(describe=pb.Describe()))
+        brought = b""
+        while len(brought) < size:
+            brought += await self.parts.get()
+        return brought
 
     async def drain(self) -> None:
         await self.context.write(pb.ToWorker(drain=pb.Drain()))
@@ -80,6 +90,7 @@ class ScriptedScheduler(WorkerLinkServicer):
     def __init__(self, refuses: str = "") -> None:
         """`refuses`: what every worker is told that comes; empty: none."""
         self._refuses = refuses
+        self.older = False  # it speaks the oldest version alone
         self._attached: asyncio.Queue[Attachment] = asyncio.Queue()
         self.worker_told_to_drain = asyncio.Event()  # set by a test's own worker
         self.announced: asyncio.Queue[pb.AnnounceRequest] = asyncio.Queue()
@@ -95,6 +106,8 @@ class ScriptedScheduler(WorkerLinkServicer):
         attachment = Attachment((await context.read()).hello, context)
         if self._refuses:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self._refuses)
+        if self.older and attachment.hello.min_protocol > version.LEAST:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "upgrade the scheduler")
         await self._attached.put(attachment)
         reading = asyncio.create_task(self._read(attachment))
         await attachment.hang_up.wait()
@@ -103,7 +116,10 @@ class ScriptedScheduler(WorkerLinkServicer):
     async def _read(self, attachment: Attachment) -> None:
         try:
             while isinstance(message := await attachment.context.read(), pb.FromWorker):
-                await attachment.reports.put(message.report)
+                if message.HasField("tokenizer_part"):
+                    await attachment.parts.put(message.tokenizer_part)
+                else:
+                    await attachment.reports.put(message.report)
         finally:
             attachment.ended.set()
             attachment.hang_up.set()

@@ -20,6 +20,8 @@ from worker_service.engine.types import CostProfile, StepResult
 from worker_service.link import Link
 from worker_service.wire import of_cost
 
+TOKENIZER = bytes(range(256)) * 3000
+
 
 @pytest.fixture
 async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedScheduler]:
@@ -45,7 +47,7 @@ async def scheduler(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
             runner=runner,
             hello=pb.Hello(
                 worker_id="w0",
-                model=common_pb.ModelInfo(name="tiny"),
+                model=common_pb.ModelInfo(name="tiny", tokenizer_json=TOKENIZER),
                 slots=2,
                 blocks=256,
                 block_tokens=8,
@@ -99,6 +101,37 @@ async def test_hello_says_what_the_worker_is(scheduler: ScriptedScheduler) -> No
     assert hello.session
     assert hello.cost.verify_s > 0
     assert hello.model.name == "tiny"
+
+
+async def test_the_tokenizer_is_left_out_until_the_scheduler_asks_for_it(scheduler: ScriptedScheduler) -> None:
+    attachment = await scheduler.attached()
+    said = attachment.hello
+    assert (said.min_protocol, said.tokenizer_bytes, said.model.tokenizer_json) == (3, len(TOKENIZER), b"")
+    assert await attachment.tokenizer(len(TOKENIZER)) == TOKENIZER
+    await attachment.welcome()
+    await attachment.heartbeat()
+
+
+async def test_an_older_scheduler_refuses_once_and_gets_the_tokenizer_with_the_next_greeting(
+    scheduler: ScriptedScheduler,
+) -> None:
+    """Until a newer one has taken over."""
+    first = await scheduler.attached()
+    scheduler.older = True
+    first.hang_up.set()
+    second = await scheduler.attached()
+    assert (second.hello.min_protocol, second.hello.tokenizer_bytes) == (2, 0)
+    assert second.hello.model.tokenizer_json == TOKENIZER
+    await second.welcome(protocol=2)
+    await second.heartbeat()
+    second.hang_up.set()
+    third = await scheduler.attached()
+    assert third.hello.model.tokenizer_json == TOKENIZER
+    scheduler.older = False
+    await third.welcome()
+    await third.heartbeat()
+    third.hang_up.set()
+    assert (await scheduler.attached()).hello.model.tokenizer_json == b""
 
 
 async def test_a_standing_command_runs_until_its_requests_end(scheduler: ScriptedScheduler) -> None:

@@ -115,25 +115,29 @@ class FromWorker(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    TOKENIZER_PART_FIELD_NUMBER: _builtins.int
+    tokenizer_part: _builtins.bytes
+    """After a Describe: the next bytes of ModelInfo.tokenizer_json, until there are Hello.tokenizer_bytes of them."""
     @_builtins.property
     def hello(self) -> Global___Hello:
         """The first message."""
 
     @_builtins.property
     def report(self) -> Global___StepReport:
-        """Every other message. Without rows it is the heartbeat, once a second."""
+        """Every message from the Welcome on. Without rows it is the heartbeat, once a second."""
 
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         report: Global___StepReport | None = ...,
+        tokenizer_part: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "kind", b"kind", "report", b"report", "tokenizer_part", b"tokenizer_part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "kind", b"kind", "report", b"report", "tokenizer_part", b"tokenizer_part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "report"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "report", "tokenizer_part"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -148,9 +152,10 @@ class ToWorker(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    DESCRIBE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
-        """The first message."""
+        """Before any command."""
 
     @_builtins.property
     def command(self) -> Global___StepCommand:
@@ -160,22 +165,44 @@ class ToWorker(_message.Message):
     def drain(self) -> Global___Drain:
         """End in good order, as at SIGTERM, and do not come back."""
 
+    @_builtins.property
+    def describe(self) -> Global___Describe:
+        """Before the Welcome, to a worker that has left its tokenizer out: no other worker has brought it yet."""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         command: Global___StepCommand | None = ...,
         drain: Global___Drain | None = ...,
+        describe: Global___Describe | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drain", b"drain", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "describe", b"describe", "drain", b"drain", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "drain", b"drain", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "describe", b"describe", "drain", b"drain", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "command", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "command", "drain", "describe"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___ToWorker: _TypeAlias = ToWorker  # noqa: Y015
+
+@_typing.final
+class Describe(_message.Message):
+    """Send the tokenizer, in parts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Describe: _TypeAlias = Describe  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):
@@ -213,6 +240,7 @@ class Hello(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     MIN_PROTOCOL_FIELD_NUMBER: _builtins.int
+    TOKENIZER_BYTES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """The newest version of the protocol that it speaks (protos/version.py)."""
     worker_id: _builtins.str
@@ -233,6 +261,8 @@ class Hello(_message.Message):
     """Blocks of KV that fit into the host's memory."""
     min_protocol: _builtins.int
     """The oldest version of the protocol that it speaks. 0: the same as `protocol`."""
+    tokenizer_bytes: _builtins.int
+    """Above 0: model.tokenizer_json is so long, and left out (from version 3 on). The scheduler asks for it if it does not have it."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """What it runs."""
@@ -261,10 +291,11 @@ class Hello(_message.Message):
         held: _abc.Iterable[Global___Held] | None = ...,
         host_blocks: _builtins.int = ...,
         min_protocol: _builtins.int = ...,
+        tokenizer_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "cost", b"cost", "held", b"held", "host_blocks", b"host_blocks", "max_draft", b"max_draft", "max_epoch", b"max_epoch", "min_protocol", b"min_protocol", "model", b"model", "protocol", b"protocol", "session", b"session", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "cost", b"cost", "held", b"held", "host_blocks", b"host_blocks", "max_draft", b"max_draft", "max_epoch", b"max_epoch", "min_protocol", b"min_protocol", "model", b"model", "protocol", b"protocol", "session", b"session", "slots", b"slots", "tokenizer_bytes", b"tokenizer_bytes", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

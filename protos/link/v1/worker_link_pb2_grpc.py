@@ -52,7 +52,8 @@ class WorkerLinkServicer(object):
     """
 
     def Attach(self, request_iterator, context):
-        """Reports up, commands down. The worker's first message is its Hello, the scheduler's first its Welcome.
+        """Reports up, commands down. It begins with the worker's Hello; the scheduler answers with its Welcome, and may ask for the
+        tokenizer before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

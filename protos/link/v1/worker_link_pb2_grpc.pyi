@@ -37,7 +37,9 @@ class WorkerLinkStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerLinkAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_worker_link_pb2.FromWorker, _worker_link_pb2.ToWorker]
-    """Reports up, commands down. The worker's first message is its Hello, the scheduler's first its Welcome."""
+    """Reports up, commands down. It begins with the worker's Hello; the scheduler answers with its Welcome, and may ask for the
+    tokenizer before.
+    """
     Announce: _grpc.UnaryStreamMultiCallable[_worker_link_pb2.AnnounceRequest, _worker_link_pb2.Announced]
     """A worker says that it is coming, and keeps the call while it loads. One that would be refused at Attach is refused now."""
 
@@ -47,7 +49,9 @@ class WorkerLinkAsyncStub(WorkerLinkStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_worker_link_pb2.FromWorker, _worker_link_pb2.ToWorker]  # type: ignore[assignment]
-    """Reports up, commands down. The worker's first message is its Hello, the scheduler's first its Welcome."""
+    """Reports up, commands down. It begins with the worker's Hello; the scheduler answers with its Welcome, and may ask for the
+    tokenizer before.
+    """
     Announce: _aio.UnaryStreamMultiCallable[_worker_link_pb2.AnnounceRequest, _worker_link_pb2.Announced]  # type: ignore[assignment]
     """A worker says that it is coming, and keeps the call while it loads. One that would be refused at Attach is refused now."""
 
@@ -60,7 +64,9 @@ class WorkerLinkServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_link_pb2.FromWorker],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_link_pb2.ToWorker], _abc.AsyncIterator[_worker_link_pb2.ToWorker]]:
-        """Reports up, commands down. The worker's first message is its Hello, the scheduler's first its Welcome."""
+        """Reports up, commands down. It begins with the worker's Hello; the scheduler answers with its Welcome, and may ask for the
+        tokenizer before.
+        """
 
     @_abc_1.abstractmethod
     def Announce(
