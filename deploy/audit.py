@@ -10,17 +10,19 @@ import sys
 from typing import Any
 
 TIMEOUT_S = 300
+EDITABLE = "distribution marked as editable"  # what pip-audit says of a package that is developed here: of this one
 COMMAND = [sys.executable, "-m", "pip_audit", "--local", "--skip-editable", "--format=json", "--progress-spinner=off"]
 
 
 def ask() -> list[dict[str, Any]]:
-    """What pip-audit says of each package. Raises RuntimeError if it says nothing."""
+    """What pip-audit says of each package but this one. Raises RuntimeError if it says nothing."""
     try:
         asked = subprocess.run(COMMAND, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        return list(json.loads(asked.stdout)["dependencies"])
+        packages = json.loads(asked.stdout)["dependencies"]
+        return [package for package in packages if package.get("skip_reason") != EDITABLE]
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"no answer within {TIMEOUT_S} s") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise RuntimeError((asked.stderr.strip().splitlines() or ["no answer"])[-1]) from None
 
 

@@ -44,15 +44,20 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
 
-def make_certs(folder: Path, hosts: Sequence[str] = (), days: int = 365, namespace: str = "laps-sd") -> None:
-    """An authority and a password that are there stay; certificates are made anew. `hosts`: NAME for all services, or
-    ROLE=NAME for one. Raises OSError, or ValueError if the authority's files cannot be used, or a host is no name."""
+def make_certs(folder: Path, hosts: Sequence[str] = (), days: int = 365, namespace: str = "laps-sd") -> datetime:
+    """Until when the certificates are good: for so many `days`, and no longer than the authority. An authority and a
+    password that are there stay; certificates are made anew. `hosts`: NAME for all services, or
+    ROLE=NAME for one. Raises OSError, or ValueError if the authority's or the password's file cannot be used, the
+    authority has ended, or a host is no name."""
     for name in ("ca", *PURPOSES):
         (folder / name).mkdir(mode=0o750 if name == "redis" else 0o700, parents=True, exist_ok=True)
     authority = _authority(folder / "ca")
+    end = min(datetime.now(UTC) + timedelta(days=days), authority.certificate.not_valid_after_utc)
+    if end < datetime.now(UTC) and days > 0:
+        raise ValueError(f"{folder / 'ca'}: the authority ended on {end:%Y-%m-%d}: delete both files for a new one")
     split = [host.rpartition("=") for host in hosts]
     made = {
-        role: _signed(authority, (role, *(name for of, _, name in split if of in ("", role)), *LOCAL_NAMES), days)
+        role: _signed(authority, (role, *(name for of, _, name in split if of in ("", role)), *LOCAL_NAMES), end)
         for role in PURPOSES
     }
     for name, (key, certificate) in made.items():
@@ -63,8 +68,11 @@ def make_certs(folder: Path, hosts: Sequence[str] = (), days: int = 365, namespa
     password = folder / "scheduler" / "redis.password"
     if not password.exists():
         _write(password, secrets.token_urlsafe(32).encode(), 0o600)
-    sha256 = hashlib.sha256(password.read_bytes()).hexdigest()
+    if not (secret := password.read_bytes().strip()):  # as the scheduler reads it
+        raise ValueError(f"{password} is empty: write a password into it, or delete it for a new one")
+    sha256 = hashlib.sha256(secret).hexdigest()
     _write(folder / "redis" / "users.acl", acl_file(REDIS_USER, sha256, namespace).encode(), 0o640)
+    return end
 
 
 def _authority(folder: Path) -> Authority:
@@ -76,7 +84,7 @@ def _authority(folder: Path) -> Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name(CA_NAME)
         certificate = (
-            _builder(name, name, key, CA_DAYS)
+            _builder(name, name, key, datetime.now(UTC) + timedelta(days=CA_DAYS))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_key_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -95,7 +103,7 @@ def _authority(folder: Path) -> Authority:
 
 
 def _signed(
-    authority: Authority, names: Sequence[str], days: int
+    authority: Authority, names: Sequence[str], end: datetime
 ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """A key and its certificate. `names`: the service's name, then other names and addresses that it is reached
     under. Raises ValueError if one of them is none."""
@@ -103,7 +111,7 @@ def _signed(
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     alternatives = x509.SubjectAlternativeName([_alternative(name) for name in dict.fromkeys(names)])
     certificate = (
-        _builder(_name(names[0]), authority.certificate.subject, key, days)
+        _builder(_name(names[0]), authority.certificate.subject, key, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(PURPOSES[names[0]]), critical=False)
@@ -116,17 +124,15 @@ def _signed(
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, end: datetime
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    end = now + timedelta(days=days)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, end))
+        .not_valid_before(min(datetime.now(UTC), end))
         .not_valid_after(end)
     )
 

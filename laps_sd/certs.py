@@ -1,5 +1,6 @@
 """`laps-sd certs`: its flags and what it says. The certificates are made in authority.py."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,12 @@ def certs(
         typer.Option(metavar="[ROLE=]NAME", help="A name or address of the service ROLE, or of all; repeatable."),
     ] = None,
     days: Annotated[
-        int, typer.Option(min=1, max=36_500, help="How long the services' certificates are good for.")
+        int,
+        typer.Option(
+            min=1,
+            max=36_500,
+            help="How long the services' certificates are good for; the authority is good for ten years.",
+        ),
     ] = 365,
     namespace: Annotated[str, typer.Option(help="The scheduler's: its user in Redis sees no other keys.")] = "laps-sd",
 ) -> None:
@@ -22,7 +28,10 @@ def certs(
     Each service's folder holds ca.crt, tls.crt and tls.key. Whoever has DIR/ca/ca.key can make more: keep it away.
     """
     from laps_sd.authority import PURPOSES, make_certs
+    from scheduler_service.store.acl import NAMESPACE
 
+    if not re.fullmatch(NAMESPACE, namespace):
+        raise typer.BadParameter("letters, digits, '.', '_' and '-' alone", param_hint="--namespace")
     for each in host or ():
         role, equals, name = each.rpartition("=")
         if (equals and role not in PURPOSES) or not name:
@@ -32,9 +41,9 @@ def certs(
             problem = f"{name}: another service with this name would pass for that one, which has its own"
             raise typer.BadParameter(problem, param_hint="--host")
     try:
-        make_certs(folder, host or (), days, namespace)
+        end = make_certs(folder, host or (), days, namespace)
     except (OSError, ValueError) as error:
         words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         typer.echo(f"laps-sd: {words}", err=True)
         raise typer.Exit(1) from error
-    typer.echo(f"{folder}: certificates of {', '.join(PURPOSES)}, good for {days} days")
+    typer.echo(f"{folder}: certificates of {', '.join(PURPOSES)}, good until {end:%Y-%m-%d}")

@@ -60,8 +60,11 @@ def check_machine(options: Options) -> None:
         raise Wrong("--stages", "spreads a model by layers, --devices by heads: take one of them")
     if options.grpc_port and options.grpc_port == options.http_port:
         raise Wrong("--http-port", f"{options.http_port} is --grpc-port already")
-    if options.metrics_targets is not None and not os.access(options.metrics_targets.absolute().parent, os.W_OK):
-        raise Wrong("--metrics-targets", f"{options.metrics_targets} cannot be written")
+    file = options.metrics_targets
+    if file is not None and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
+        raise Wrong("--metrics-targets", f"{file} cannot be written")
+    if (folder := options.data_dir) is not None and folder.exists() and not folder.is_dir():
+        raise Wrong("--data-dir", f"{folder} is no directory")
     if options.redis is not None:
         _check_redis(options.redis)
     _check_policy(options)

@@ -34,6 +34,8 @@ def settings_of(file: Path, flags: Mapping[str, str | None]) -> tuple[dict[str, 
                 json.dumps(value)
             except TypeError:
                 raise ValueError(f"{file}: [{service}] {name}: no setting is a date or a time") from None
+    if values := [name for name in SERVICES if name in told]:
+        raise ValueError(f"{file}: {values[0]} is a section: write [{values[0]}] above its settings")
     if strange := [name for name in told if name not in flags]:
         near = get_close_matches(strange[0], [*flags, *SERVICES], 1)
         raise ValueError(f"{file}: unknown setting {strange[0]!r}" + (f"; did you mean {near[0]}?" if near else ""))

@@ -12,9 +12,11 @@ PULL_END_S = 5.0  # what `pull` may take to put its files in order once it is in
 
 
 class NoModel(StackError):
-    """The model cannot be had. There is no message: `laps-sd pull` has said why, on stderr."""
+    """The model cannot be had. There is no message: `laps-sd pull` has said why, on stderr. `hopeless`: nor later."""
 
-    hopeless = True
+    def __init__(self, *, hopeless: bool) -> None:
+        super().__init__()
+        self.hopeless = hopeless
 
 
 async def find_model(model: str) -> Path:
@@ -29,8 +31,8 @@ async def find_model(model: str) -> Path:
     finally:
         if process.returncode is None:
             await end(process, PULL_END_S, signal.SIGINT)  # so that nothing half-made stays in the cache
-    if process.returncode == BAD_SETTINGS:
-        raise NoModel
+    if process.returncode in (1, BAD_SETTINGS):
+        raise NoModel(hopeless=process.returncode == BAD_SETTINGS)
     if process.returncode:
         raise StackError("no model, no service")
     return Path(output.decode().strip())

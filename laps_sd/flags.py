@@ -139,6 +139,11 @@ def _read(context: typer.Context, file: Path | None, kind: type, only: Collectio
         try:
             sections = {name: flag.service for name, flag in flags_of(kind).items()}
             told, context.obj = settings_of(file, sections)
+            for each in fields(kind):
+                if each.name in told and isinstance(told[each.name], list) is not isinstance(each.default, tuple):
+                    if not isinstance(each.default, tuple):
+                        raise ValueError(f"{file}: {each.name} is one value, no list")
+                    told[each.name] = [told[each.name]]
             context.default_map = {name: value for name, value in told.items() if only is None or name in only}
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--config") from None

@@ -62,7 +62,8 @@ class Workers:
         free = (index for index in range(len(taken) + number) if f"{PREFIX}{index}" not in taken)
         starting = [stack.child(self._make(next(free), number)) for _ in range(number - len(serving))]
         for child in starting:
-            self._tasks.create_task(_keep(child), name=child.name)
+            keeping = self._tasks.create_task(_keep(child), name=child.name)
+            keeping.add_done_callback(lambda _: self._changed())
             stack.children.append(child)
         self._changed()
         told = {"serving": serving[:number], "starting": starting, "ending": ending}

@@ -144,14 +144,15 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
         about = {"model": str(model), "workers": options.workers, "policy": options.policy}
         emit(json.dumps({"service": "up", **about, "event": "starting", "level": "info"}).encode() + b"\n")
         async with asyncio.TaskGroup() as tasks:
+            changed = partial(_tell_targets, options, stack, emit)
             for child in stack.children:
-                tasks.create_task(child.keep_running(), name=child.name)
+                tasks.create_task(child.keep_running(), name=child.name).add_done_callback(lambda _: changed())
             workers = scaling.Workers(
                 stack,
                 tasks,
                 partial(added_worker, options, scheduler, model),
                 most=1 if options.processes > 1 else None,
-                changed=partial(_tell_targets, options, stack),
+                changed=changed,
             )
             try:
                 async with workers.listening(grpc_port, emit):
@@ -276,13 +277,15 @@ def _further(options: Options, service: str) -> dict[str, str]:
     return {name: value for name, value in told.items() if name not in os.environ}
 
 
-def _tell_targets(options: Options, stack: Stack) -> None:
-    """The workers have changed."""
-    if options.metrics_targets is not None:
-        measured = [child for child in stack.children if "--metrics-port" in child.command.arguments]
-        words = [(child.name, list(child.command.arguments)) for child in measured if not child.stopping]
-        told = [(name, f"{HOST}:{each[each.index('--metrics-port') + 1]}") for name, each in words]
-        targets.write(options.metrics_targets, told)
+def _tell_targets(options: Options, stack: Stack, emit: Emit) -> None:
+    """The services have changed."""
+    if options.metrics_targets is None:
+        return
+    running = [child.command for child in stack.children if not (child.stopping or child.gone)]
+    try:
+        targets.write(options.metrics_targets, targets.addresses(running))
+    except OSError as error:
+        emit(b'{"service": "up", "event": "targets_not_written", "reason": %s}\n' % json.dumps(str(error)).encode())
 
 
 def _tls(options: Options, service: str) -> list[str]:

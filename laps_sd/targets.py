@@ -11,6 +11,8 @@ from pathlib import Path
 from laps_sd.ports import HOST
 from laps_sd.supervise import Command
 
+PORT = "--metrics-port"
+
 
 @contextmanager
 def written(path: Path, targets: Iterable[tuple[str, str]]) -> Iterator[None]:
@@ -30,14 +32,21 @@ def write(path: Path, targets: Iterable[tuple[str, str]]) -> None:
         for process, at in targets
     ]
     draft = path.with_name(path.name + ".tmp")
-    draft.write_text(json.dumps(groups, indent=1) + "\n")
-    os.replace(draft, path)
+    try:
+        draft.write_text(json.dumps(groups, indent=1) + "\n")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def addresses(services: Iterable[Command]) -> list[tuple[str, str]]:
+    """The name of each that has a port for its metrics, with its HOST:PORT."""
+    words = [(command.name, list(command.arguments)) for command in services]
+    return [(name, f"{HOST}:{each[each.index(PORT) + 1]}") for name, each in words if PORT in each]
 
 
 def with_metrics(services: Sequence[Command], ports: Sequence[int]) -> tuple[list[Command], list[tuple[str, str]]]:
     """The same services, each with a port for its metrics; and the name of each with its HOST:PORT."""
-    pairs = list(zip(services, ports, strict=True))
-    told = [(command.name, f"{HOST}:{port}") for command, port in pairs]
-    return [
-        replace(command, arguments=[*command.arguments, "--metrics-port", str(port)]) for command, port in pairs
-    ], told
+    pairs = zip(services, ports, strict=True)
+    measured = [replace(command, arguments=[*command.arguments, PORT, str(port)]) for command, port in pairs]
+    return measured, addresses(measured)

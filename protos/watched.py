@@ -39,9 +39,9 @@ class Watched(Generic[T]):
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
-    """Differs after every change of the file. () if there is no such file."""
+    """Differs after every change of the file, and of who may read it. () if there is no such file."""
     try:
         stat = file.stat()
     except OSError:
         return ()
-    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)

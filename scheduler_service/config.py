@@ -12,6 +12,7 @@ from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.core.types import Bounds
 from scheduler_service.predictor import PredictorKind, lacks
 from scheduler_service.store import connection
+from scheduler_service.store.acl import NAMESPACE
 from scheduler_service.tenants import read_terms
 
 
@@ -43,7 +44,7 @@ class Settings(ServiceSettings):
     redis_replicas: int = Field(
         0, ge=0, le=16, description="so many have a commit before it is acknowledged and told; 0: none need have it"
     )
-    namespace: str = Field("laps-sd", pattern=r"^[A-Za-z0-9._-]+$", description="prefix of every key in Redis")
+    namespace: str = Field("laps-sd", pattern=f"^{NAMESPACE}$", description="prefix of every key in Redis")
     policy: str = "default"
     policy_set: list[str] = Field(default=[], description="name=value, as often as needed")
     predictor: PredictorKind = Field(

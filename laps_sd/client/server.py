@@ -73,7 +73,7 @@ def read_ca(file: Path) -> bytes:
     except OSError as error:
         raise BadInput("ca", f"{file} cannot be read: {error.strerror}") from error
     try:
-        ssl.create_default_context(cadata=pem.decode("latin-1"))
-    except (ssl.SSLError, ValueError) as error:  # ValueError: an empty file
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise BadInput("ca", f"{file} is no PEM file of certificates") from error
     return pem

@@ -12,6 +12,8 @@ COMMANDS = (
     *("auth", "hello", "ping", "select"),
 )
 
+NAMESPACE = r"[A-Za-z0-9._-]+"  # what the prefix of every key may be
+
 
 def rules(namespace: str) -> list[str]:
     """The rules of that user, for ACL SETUSER or a line of an ACL file. They begin by taking everything away."""

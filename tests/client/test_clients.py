@@ -164,7 +164,8 @@ def test_each_mistake_with_tls_is_named(by: Any, certs: Path, tmp_path_factory: 
     make_certs(others)
     gateway = certs / "gateway"
     with serving(Gateway([last(0)]), credentials(gateway)) as served:
-        by("complete", "x")(served.target, ca=gateway / "ca.crt")
+        (commented := others / "commented.pem").write_bytes("# Autorité\n".encode() + (gateway / "ca.crt").read_bytes())
+        by("complete", "x")(served.target, ca=commented)
         with pytest.raises(NotServing, match=f"{served.target} speaks TLS: pass --ca FILE"):
             by("complete", "x")(served.target)
         with pytest.raises(NotServing, match="speaks TLS"):
@@ -225,6 +226,7 @@ def test_an_unknown_host_is_named() -> None:
         ("10.0.0.1:5", {"api_key": "k"}, "api_key: 10.0.0.1:5 is another machine"),
         (NOBODY, {"api_key": "\n"}, "api_key: must be printable ASCII"),
         (NOBODY, {"ca": __file__}, f"ca: {__file__} is no PEM file of certificates"),
+        (NOBODY, {"ca": "/dev/null"}, "ca: /dev/null is no PEM file of certificates"),
         (NOBODY, {"ca": "/nosuch"}, "ca: /nosuch cannot be read: No such file"),
         (NOBODY, {"max_retries": "3"}, "max_retries: must be a whole number"),
     ],

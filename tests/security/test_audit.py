@@ -12,6 +12,7 @@ import pytest
 AUDIT = Path(__file__).parents[2] / "deploy" / "audit.py"
 CLEAN = {"name": "jinja2", "version": "3.1.6", "vulns": []}
 BAD = {"name": "old", "version": "1.0", "vulns": [{"id": "PYSEC-1", "fix_versions": ["1.1"]}]}
+OWN = {"name": "laps-sd", "skip_reason": "distribution marked as editable"}
 SKIPPED = {"name": "torch", "skip_reason": "Dependency not found on PyPI"}
 
 
@@ -30,7 +31,7 @@ def answering(*packages: dict[str, Any]) -> str:
 
 
 def test_a_clean_environment_passes(tmp_path: Path) -> None:
-    assert audit(tmp_path, answering(CLEAN)) == (0, "audit: no known vulnerabilities in 1 packages\n")
+    assert audit(tmp_path, answering(CLEAN, OWN), "--strict") == (0, "audit: no known vulnerabilities in 1 packages\n")
 
 
 def test_a_finding_fails_and_says_what_mends_it(tmp_path: Path) -> None:

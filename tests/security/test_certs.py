@@ -1,5 +1,6 @@
 """`laps-sd certs`: what it makes, what it keeps, and who may read it."""
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -127,3 +128,28 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     assert code == 1
     assert output.startswith("laps-sd: ")
     assert output.count("\n") == 1
+
+
+def test_certificates_are_good_no_longer_than_their_authority(certs: Path) -> None:
+    end = make_certs(certs, days=36_500)
+    authority = x509.load_pem_x509_certificate((certs / "ca" / "ca.crt").read_bytes())
+    certificate = x509.load_pem_x509_certificate((certs / "gateway" / "tls.crt").read_bytes())
+    assert certificate.not_valid_after_utc == authority.not_valid_after_utc == end
+
+
+def test_a_password_of_ones_own_is_what_the_scheduler_reads(certs: Path) -> None:
+    """Editors end a file with a line break."""
+    password = certs / "scheduler" / "redis.password"
+    password.write_text("my-own-secret\n")
+    make_certs(certs)
+    assert hashlib.sha256(b"my-own-secret").hexdigest() in (certs / "redis" / "users.acl").read_text()
+    password.write_text("\n")
+    with pytest.raises(ValueError, match=r"redis\.password is empty"):
+        make_certs(certs)
+
+
+@pytest.mark.parametrize("namespace", ["", "x y", "x>"])
+def test_a_namespace_that_the_scheduler_would_refuse_is_a_sentence(tmp_path: Path, namespace: str) -> None:
+    code, output = invoke(tmp_path, "--namespace", namespace)
+    assert (code, "letters, digits" in output) == (2, True)
+    assert not list(tmp_path.iterdir())

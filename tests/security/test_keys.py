@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from gateway.keys import Caller, Keys, Right, new_key
 from laps_sd.cli import app
 from protos.errors import Unauthenticated
+from protos.watched import Watched
 
 
 def write(file: Path, *lines: str) -> None:
@@ -72,6 +73,27 @@ def test_a_key_that_is_taken_out_is_refused_and_one_put_in_is_taken_without_a_re
     assert keys.caller(f"Bearer {new}").tenant == "acme"
     with pytest.raises(Unauthenticated):
         keys.caller(f"Bearer {old}")
+
+
+def test_a_file_that_nobody_but_its_owner_could_read_is_read_once_others_may(file: Path) -> None:
+    """`chmod` changes neither its content nor the time of that."""
+    allowed = False
+
+    def load() -> str:
+        if not allowed:
+            raise PermissionError("not yours")
+        return file.read_text()
+
+    write(file, "old")
+    allowed = True
+    watched = Watched([file], load)
+    write(file, "new")
+    file.chmod(0o600)
+    allowed = False
+    assert watched.get() == "old\n"
+    file.chmod(0o644)
+    allowed = True
+    assert watched.get() == "new\n"
 
 
 @pytest.mark.parametrize("broken", ["what is this", None], ids=["malformed", "gone"])

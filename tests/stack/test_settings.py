@@ -89,11 +89,19 @@ def test_further_settings_of_a_service_reach_it_unless_the_environment_has_them(
         ("[gateway]\nstalled_s = 2024-01-01", "[gateway] stalled_s: no setting is a date or a time"),
         ("[gateway]\ncors_origins = [1979-05-27]", "[gateway] cors_origins: no setting is a date or a time"),
         ("this is no TOML", "Expected"),
+        ("gateway = 3", "gateway is a section: write [gateway]"),
+        ("[[worker]]\nslots = 3", "worker is a section: write [worker]"),
+        ("model = ['one', 'two']", "model is one value, no list"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(started: list[Options], tmp_path: Path, text: str, problem: str) -> None:
     assert problem in refused("--config", write(tmp_path / "wrong.toml", text))
     assert not started
+
+
+def test_what_may_be_a_list_may_be_one_value(started: list[Options], tmp_path: Path) -> None:
+    assert up("--config", write(tmp_path / "one.toml", "policy_set = 'ageing=0.1'")).exit_code == 0
+    assert started[0].policy_set == ("ageing=0.1",)
 
 
 def test_a_file_that_is_not_there_is_one_sentence(started: list[Options]) -> None:
@@ -120,6 +128,8 @@ def test_a_file_that_is_not_there_is_one_sentence(started: list[Options]) -> Non
         (["--api-keys", "/no/such"], "'--api-keys': /no/such: No such file or directory"),
         (["--tenants", "/no/such"], "'--tenants': /no/such: No such file or directory"),
         (["--certs", "/no/such"], "'--certs': /no/such is no directory"),
+        (["--metrics-targets", "/usr"], "'--metrics-targets': /usr cannot be written"),
+        (["--data-dir", "/etc/hostname"], "'--data-dir': /etc/hostname is no directory"),
         (["--redis", "http://h"], "'--redis': "),
         (["--redis", "redis://127.0.0.1:1"], "'--redis': no Redis at 127.0.0.1:1"),
         (["--model", "nosuch"], "'--model': 'nosuch' does not exist"),
