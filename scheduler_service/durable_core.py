@@ -33,7 +33,7 @@ from scheduler_service.counters import Counters
 from scheduler_service.event_log import EventLog
 from scheduler_service.history import History
 from scheduler_service.learning import Learning
-from scheduler_service.ledger import Ledger, Tracked
+from scheduler_service.ledger import Ledger
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.persister import Persister
 from scheduler_service.reports import Output
@@ -41,6 +41,7 @@ from scheduler_service.session import Sessions
 from scheduler_service.store import Stored, Write
 from scheduler_service.store.rounds import LoggedRound, encode
 from scheduler_service.timelines import Timelines
+from scheduler_service.tracked import Tracked
 
 Outputs = Mapping[str, Output]
 NO_OUTPUTS: Outputs = {}

@@ -10,7 +10,6 @@ One event loop owns all of the state. No transport lives here: links/ holds the 
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count, islice
@@ -24,6 +23,7 @@ from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.serving import first_of
 from protos.tracing import Tracing
 from scheduler_service import checks
+from scheduler_service.clock import steady_clock
 from scheduler_service.comparing import Comparing
 from scheduler_service.config import Settings
 from scheduler_service.core import backlog
@@ -53,20 +53,21 @@ TICK_S = 0.1
 LOAD_TICKS = 3  # between two words on the load to gateways that choose between cells
 ENDED_AT_ONCE = 32  # requests whose time is up, until other tasks run
 FIRST_COMMIT_S = 20.0
+APART_S = 5.0  # without an answer of the store: perhaps this leader alone is cut off from it
 
 
 class Leader:
-    """`clock`: seconds since the Unix epoch."""
+    """`clock`: seconds since the Unix epoch; None: a steady one that begins now."""
 
     def __init__(
         self,
         settings: Settings,
         store: Store,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         trainer: Trainer | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        self.settings, self.clock = settings, clock
+        self.settings, self.clock = settings, (clock := steady_clock() if clock is None else clock)
         self.core = Core(
             settings.make_policy(),
             draft_len=None if settings.draft_len == "auto" else settings.draft_len,
@@ -77,6 +78,7 @@ class Leader:
             ready_first=settings.ready_first,
         )
         self.over = asyncio.Event()  # it leads no longer: all of its streams end
+        self.apart = asyncio.Event()  # set, and replaced, when its streams end that others may find another leader
         self.epoch = 0
         self._highest_epoch = 0  # that any worker has obeyed
         self._attempt = uuid4().hex  # to lead; the same until one is answered
@@ -211,12 +213,22 @@ class Leader:
                 self._tell_load()
             if self._highest_epoch > self.epoch:
                 raise HigherEpoch(self._highest_epoch)
+            if self.settings.standby and tick % round(APART_S / TICK_S) == 0 and self.persister.silent_s >= APART_S:
+                self._send_away()
             while self.durable.apply(Tick(ENDED_AT_ONCE)):  # a burst of requests may have one deadline
                 await self.turns.room(UNITS)
             self.workers.close_hung(TICK_S)
             for id in self.ledger.orphans(TICK_S, self.settings.orphan_timeout_s):
                 self._log.info("orphan_cancelled", request_id=id)
                 self.durable.apply(Cancelled(id))
+
+    def _send_away(self) -> None:
+        """Gateways and workers are to look whether another scheduler leads; where none does they come back."""
+        self._log.warning("links_ended", reason="the store does not answer: another scheduler may lead by now")
+        for session in self.sessions.values():
+            session.sent_away = True
+        self.apart.set()
+        self.apart = asyncio.Event()
 
     def _tell_load(self) -> None:
         told = [outbox for outbox in self.outboxes if outbox.wants_load]

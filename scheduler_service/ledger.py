@@ -5,51 +5,22 @@ what gateways ask for takes its part of a turn of the event loop (pace.py), howe
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
-from protos.idempotence import content, same
+from protos.idempotence import same
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2 as types_pb
-from scheduler_service.core.types import Record
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.pace import DURABLE, FOLLOW, REPEATED, UNITS, Turns
 from scheduler_service.round_log import RoundLog
 from scheduler_service.store import Store, Stored, StoreUnavailable, Unreadable, Verdict, Write
-from scheduler_service.store.fields import caught_up
-from scheduler_service.store.rounds import LoggedRound, decode
+from scheduler_service.store.rounds import decode
+from scheduler_service.tracked import Tracked
 from scheduler_service.unreadable import Found, checked, lost
 
 ENDED_KEPT_S = 10.0  # longer than the time of which a store that syncs every second can lose the writes
 AT_ONCE = 32  # writes or rounds handled until other tasks run
-
-
-@dataclass(slots=True)
-class Tracked:
-    """A request that is live or ended just now. `record`, `log` and `ending` are durable; `written`, the last record
-    handed to the store, `output` and `rounds` run ahead of them."""
-
-    submit: pb.Submit
-    record: Record
-    written: Record = field(init=False)
-    output: list[int] = field(default_factory=list)
-    rounds: list[tuple[LoggedRound, bytes]] = field(default_factory=list)  # on their way to the store, and as stored
-    log: RoundLog = field(default_factory=RoundLog)
-    ending: bytes | None = None
-    stored: bool = False  # its first write is durable
-    model: str = ""  # as in store.Write
-    # The gateways that want its output. False: one that is behind, and follows again when it has room.
-    followers: dict[GatewayOutbox, bool] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.written = self.record
-
-    def whole(self) -> Write:
-        """All that is durable of it."""
-        submit, log = content(self.submit), bytes(self.log.stored)
-        record = caught_up(self.record, log)
-        return Write(record, submit=submit, start=0, log=log, ending=self.ending, model=self.model)
 
 
 class Ledger:
@@ -152,19 +123,32 @@ class Ledger:
         return self.live.get(id) or (self._ended[id][1] if id in self._ended else None)
 
     async def _replay(self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int) -> None:
-        """Rounds that become durable while it lasts are sent, too, so that none is missing when the gateway joins."""
+        """New rounds wait until the answer is whole, also for other streams of that gateway: in between they would look
+        there as if some had been left out."""
+        joined, new = tracked.followers.get(outbox, False), tracked.log.tokens
+        if joined:
+            tracked.followers[outbox] = False
+        end = await self._repeat(id, tracked, offset, outbox, most)
+        if joined and end < tracked.log.tokens:
+            await self._repeat(id, tracked, new, outbox)
+        # From the last round to here nothing may wait.
+        whole = joined or end == tracked.log.tokens
+        if tracked.ending is None:
+            self._join(id, tracked, outbox, behind=not whole)
+        elif whole:
+            outbox.ending(id, tracked.record.emitted, tracked.ending)
+
+    async def _repeat(self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int = 0) -> int:
+        """The rounds from that offset on, `most` tokens or somewhat more; returns up to which token."""
+        end = offset
         for count, round in enumerate(tracked.log.since(offset)):
-            if most and round.start >= offset + most:
-                if tracked.ending is None:
-                    self._join(id, tracked, outbox, behind=not tracked.followers.get(outbox))
-                return
+            if most and end >= offset + most:
+                return end
             if count % AT_ONCE == 0:
                 await self._turns.room(REPEATED)
             outbox.repeat(id, round)
-        if tracked.ending is not None:
-            outbox.ending(id, tracked.record.emitted, tracked.ending)
-        else:
-            self._join(id, tracked, outbox)  # nothing may wait between the last round and this
+            end = round.start + len(round.tokens)
+        return tracked.log.tokens
 
     # ---- what is known of a request ----
 
@@ -246,7 +230,7 @@ class Ledger:
         at, size = 0, len(write.log)
         while at < size:
             round, encoded = tracked.rounds.pop(0)
-            tracked.log.append(round.start, encoded)
+            tracked.log.append(round, encoded)
             at += len(encoded)
             for outbox, joined in tracked.followers.items():
                 if joined:

@@ -38,7 +38,6 @@ class GatewayOutbox:
         self._put().accepted.append(id)
 
     def refuse(self, id: str, error: RequestError) -> None:
-        self.follows.discard(id)
         self._counted = True
         self._put().refusals.add(
             request_id=id, code=error.code.value[0], message=error.message, retry_after_s=error.retry_after_ms / 1000

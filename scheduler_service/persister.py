@@ -47,6 +47,7 @@ class Persister:
         self._before: Pulse | None = None
         self._commits = 0  # acknowledged by the store
         self.acknowledged = asyncio.Event()  # set by the first commit
+        self._answered_at = 0.0  # by the loop's clock: the last commit
         self._lost = False  # the store had lost something, and has not said yet that it holds everything again
         self.refusal = ""  # why the store has refused every commit for REFUSED_S; a person has to mend that
         self._parts = -1  # the number of the last part of a rewriting
@@ -55,6 +56,11 @@ class Persister:
         self._reports: Counter[str] = Counter()  # pending batches that are reports, by worker
         self._work = asyncio.Event()
         self._progress = asyncio.Event()  # replaced after each commit
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the store acknowledged a commit. One is made at least every BEAT_S."""
+        return asyncio.get_running_loop().time() - self._answered_at if self.acknowledged.is_set() else 0.0
 
     @property
     def behind(self) -> int:
@@ -132,7 +138,7 @@ class Persister:
             began = clock()
             try:
                 verdicts = await self._commit_once(writes)
-                self.refusal = ""
+                self.refusal, self._answered_at = "", clock()
                 self.acknowledged.set()
                 return verdicts
             except StoreUnavailable as error:

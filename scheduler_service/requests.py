@@ -16,12 +16,13 @@ from scheduler_service.core.types import Cancelled, QueueIsFull, TooLate, Unseen
 from scheduler_service.counters import Counters
 from scheduler_service.durable_core import DurableCore
 from scheduler_service.event_log import EventLog
-from scheduler_service.ledger import Ledger, Tracked
+from scheduler_service.ledger import Ledger
 from scheduler_service.outbox import GatewayOutbox, Outboxes
 from scheduler_service.persister import Persister
 from scheduler_service.recovery import Recovery
 from scheduler_service.retries import Retries
 from scheduler_service.tenants import read_terms
+from scheduler_service.tracked import Tracked
 from scheduler_service.worker_pool import WorkerPool
 
 MAX_BEHIND = 1024  # while so many submissions and endings wait for the store, nothing more is admitted

@@ -14,18 +14,20 @@ class RoundLog:
 
     def __init__(self, stored: bytes = b"") -> None:
         self.stored = bytearray()
+        self.tokens = 0  # in all rounds
         self._rounds = 0
         self._starts: list[int] = []  # of every MARK_EVERYth round: the output tokens before it ...
         self._at: list[int] = []  # ... and the byte of `stored` where it begins
         for round in decode(stored):
-            self.append(round.start, stored[len(self.stored) : len(self.stored) + round.size])
+            self.append(round, stored[len(self.stored) : len(self.stored) + round.size])
 
-    def append(self, start: int, encoded: bytes) -> None:
-        """One round more, with `start` output tokens before it."""
+    def append(self, round: LoggedRound, encoded: bytes) -> None:
+        """One round more, and its stored form."""
         if self._rounds % MARK_EVERY == 0:
-            self._starts.append(start)
+            self._starts.append(round.start)
             self._at.append(len(self.stored))
         self._rounds += 1
+        self.tokens = round.start + len(round.tokens)
         self.stored += encoded
 
     def since(self, offset: int) -> Iterator[LoggedRound]:

@@ -141,7 +141,7 @@ class WorkerPool:
         self.sessions.close(session)
         if session.leaving:  # for good: another one of its name is not meant
             self._to_go.discard(session.worker)
-        self._durable.apply(WorkerDown(session.worker, died=not session.leaving))
+        self._durable.apply(WorkerDown(session.worker, died=not (session.leaving or session.sent_away)))
         if suspects := len(self._core.fleet.isolation.suspects):
             self._log.warning("suspects", worker=session.worker, requests=suspects)
         self._changed()

@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from asyncio import FIRST_COMPLETED
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -70,6 +70,7 @@ class Link:
         self._asked = bool(self._tokenizer)  # for it: the scheduler is believed to be of a version that asks
         self._stays = stays or Stays(None, hello.worker_id)
         self._on_drain, self._leave_if_refused = on_drain, leave_if_refused
+        self._newest = ""  # the scheduler of the last session
         self._max_epoch = 0  # of the highest leader ever obeyed
         self._reports: asyncio.Queue[pb.StepReport] | None = None  # of the session, while there is one
         self._draining = False
@@ -111,8 +112,8 @@ class Link:
         whose machine is gone keeps us from no other. Raises one of _CONNECTION_ERRORS if none welcomes us,
         RefusedError."""
         credentials = self._tls.channel_credentials()
-        links = [channel(scheduler, credentials) for scheduler in self._schedulers]
-        dials = {asyncio.create_task(dialled(link)): link for link in links}
+        links = {scheduler: channel(scheduler, credentials) for scheduler in self._schedulers}
+        dials = {asyncio.create_task(self._dialled(scheduler, links)): scheduler for scheduler in links}
         error: BaseException = LinkError("no port answers")
         try:
             waiting, patience_s = set(dials), DIAL_S + RECONNECT_S
@@ -123,7 +124,9 @@ class Link:
                 for dial in done:
                     try:
                         dial.result()
-                        return await self._attach(dials[dial], [link for link in links if link is not dials[dial]])
+                        self._newest = dials[dial]
+                        link = links[self._newest]
+                        return await self._attach(link, [other for other in links.values() if other is not link])
                     except _CONNECTION_ERRORS as failed:
                         error = failed
                         if self._leave_if_refused and (refused := refusal(failed)) is not None:
@@ -133,8 +136,14 @@ class Link:
             for dial in dials:
                 dial.cancel()
             await asyncio.gather(*dials, return_exceptions=True)
-            await asyncio.gather(*(link.close() for link in links))
+            await asyncio.gather(*(link.close() for link in links.values()))
         raise error
+
+    async def _dialled(self, scheduler: str, links: Mapping[str, grpc.aio.Channel]) -> None:
+        """As serving.dialled, somewhat later of the one that failed us or sent us away: another may lead by now."""
+        if len(links) > 1 and scheduler == self._newest:
+            await asyncio.sleep(RECONNECT_S)
+        await dialled(links[scheduler])
 
     async def _attach(self, link: grpc.aio.Channel, others: Sequence[grpc.aio.Channel]) -> None:
         """One session over this connection, as _attach_to_any; the `others` are closed once it is welcome."""

@@ -53,6 +53,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
                 lambda: _write(leader, outbox, self._turns, context),
                 lambda: _overflow(outbox),
                 leader.over.wait,
+                leader.apart.wait,
             )
         except RequestError as error:
             self._log.warning("gateway_cut_off", reason=error.message)

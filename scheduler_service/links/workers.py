@@ -47,6 +47,7 @@ class WorkerLink(rpc.WorkerLinkServicer):
                 lambda: _write(leader, session, context),
                 session.closed.wait,
                 leader.over.wait,
+                leader.apart.wait,
             )
         except TimeoutError:
             log.warning("worker_silent", timeout_s=leader.settings.worker_timeout_s)

@@ -47,7 +47,7 @@ class Field(NamedTuple):
             return self.default
         try:
             return self.decode(text)
-        except (ValueError, TypeError, struct.error):
+        except (ValueError, TypeError, OverflowError, RecursionError, struct.error):
             raise Malformed(f"its field {self.name} is malformed: {text[:40]!r}") from None
 
 
@@ -103,6 +103,13 @@ def _finite(text: bytes) -> float:
     raise ValueError
 
 
+def _moment(text: bytes) -> float:
+    """Seconds since the Unix epoch, up to the year 9999: what a Timestamp holds."""
+    if 0 <= (number := float(text)) < 253_402_300_800:
+        return number
+    raise ValueError
+
+
 def _ordered(text: bytes) -> float:
     """Infinity comes after all others; NaN has no place in any order."""
     if math.isnan(number := float(text)):
@@ -119,9 +126,13 @@ def _of_expected(expected: Expected) -> str:
 
 def _to_expected(text: bytes) -> Expected:
     location, spread, acceptance = json.loads(text)
-    if not all(number is None or math.isfinite(number) for number in (location, spread, acceptance)):
+    if acceptance is not None and not 0 <= acceptance <= 1:
         raise ValueError
-    return Expected(None if location is None else Length(location, spread), acceptance)
+    if location is None is spread:
+        return Expected(None, acceptance)
+    if not (-20 <= location <= 20 and 1e-3 <= spread <= 10):  # far more than a predictor says; more would overflow
+        raise ValueError
+    return Expected(Length(location, spread), acceptance)
 
 
 def _of_means(means: tuple[float, ...]) -> bytes:
@@ -136,7 +147,7 @@ def _to_means(packed: bytes) -> tuple[float, ...]:
 
 
 REQUEST = Table(  # never changes
-    Field("arrival", "arrival", repr, _finite),
+    Field("arrival", "arrival", repr, _moment),
     Field("prompt_tokens", "prompt_tokens", int, _count),
     Field("max_tokens", "max_tokens", int, _at_least_1),
     Field("class", "klass", int, lambda text: RequestClass(int(text)), RequestClass.DEFAULT),

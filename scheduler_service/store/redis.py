@@ -108,7 +108,10 @@ class RedisStore:
     async def pulse(self) -> Pulse:
         leader = self.keys.leader
         epoch, commit, touched = await self._guarded(self._redis.hmget(leader, "epoch", "commit", "touched"), leader)
-        return Pulse(int(epoch or 0), None if commit is None else int(commit), int(touched or 0))
+        try:
+            return Pulse(int(epoch or 0), None if commit is None else int(commit), int(touched or 0))
+        except ValueError:
+            raise WrongType(f"delete {leader}, and start again: it has fields that are no numbers") from None
 
     async def step_down(self, epoch: int) -> None:
         await self._guarded(self._step_down(keys=[self.keys.leader], args=[epoch]))

@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 
 from protos.channels import LINK_MESSAGE_BYTES
+from protos.errors import DuplicateRequest
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.config import Settings
 from scheduler_service.core.lifecycle import State
 from scheduler_service.leader import Leader
-from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, Ledger, Tracked
+from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, Ledger
 from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.pace import REPEATED, UNITS
 from scheduler_service.round_log import MARK_EVERY
 from scheduler_service.store import MemoryStore, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode, encode
+from scheduler_service.tracked import Tracked
 from tests.scheduler.store.writes import record
 
 LONG = UNITS * AT_ONCE  # rounds: they are repeated in several turns of the event loop
@@ -69,6 +71,13 @@ async def test_a_clock_that_is_set_back_has_nothing_kept_for_longer() -> None:
     leader.ledger.orphans(ENDED_KEPT_S + 1, timeout_s=math.inf)
     await leader.ledger.durable([])
     assert not list(leader.ledger.everything())
+
+
+def test_a_clock_that_is_set_forward_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Leader(Settings(_cli_parse_args=False), MemoryStore())  # type: ignore[call-arg]
+    now = leader.clock()
+    monkeypatch.setattr("time.time", lambda: now + 7200)
+    assert leader.clock() < now + 3600
 
 
 async def test_what_ended_before_the_store_went_away_is_kept_however_long_it_stays_away() -> None:
@@ -184,6 +193,45 @@ async def test_while_many_gateways_follow_at_once_others_get_their_turns() -> No
 async def follow_all(book: Book, outbox: GatewayOutbox) -> None:
     for id in list(book.live):
         await book.follow(id, 0, outbox)
+
+
+async def test_new_rounds_wait_until_the_answer_to_another_stream_of_that_gateway_is_whole() -> None:
+    """In between they would look as if the answer had left rounds out, and a stream would be told so."""
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=LONG)
+    book.join("a", outbox)
+    following = asyncio.create_task(book.follow("a", 0, outbox, most=2 * LONG - 2))
+    for number in range(LONG, LONG + 5):
+        await asyncio.sleep(0)
+        await book.durable([advance(book.live["a"], 2 * number)])
+    assert not following.done()
+    await following
+    assert await heard(outbox) == [*range(2 * LONG - 2), *range(2 * LONG, 2 * LONG + 10)]
+    await book.durable([advance(book.live["a"], 2 * LONG + 10)])
+    assert await heard(outbox) == [2 * LONG + 10, 2 * LONG + 11]
+
+
+async def test_the_end_that_comes_during_an_answer_to_another_stream_is_told_after_it() -> None:
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=LONG)
+    book.join("a", outbox)
+    following = asyncio.create_task(book.follow("a", 0, outbox, most=2 * LONG - 2))
+    await asyncio.sleep(0)
+    ended = replace(book.live["a"].record, state=State.FINISHED)
+    await book.durable([(Write(ended, ending=b""), Verdict.APPLIED)])
+    await following
+    *deltas, last = outbox.take().deltas
+    assert (last.start, last.HasField("ending")) == (2 * LONG, True)
+    assert not any(delta.HasField("ending") for delta in deltas)
+
+
+async def test_a_gateway_that_was_refused_an_id_of_others_leaves_the_request_as_it_goes() -> None:
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=1)
+    book.join("a", outbox)
+    outbox.refuse("a", DuplicateRequest("request_id: a was used before"))
+    book.leave(outbox)
+    assert not book.live["a"].followers
 
 
 async def test_what_becomes_durable_while_a_long_output_is_repeated_is_not_missing() -> None:

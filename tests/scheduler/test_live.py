@@ -15,11 +15,13 @@ from protos.times import seconds
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
+from scheduler_service import leader as leader_module
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.known import Known
-from scheduler_service.ledger import Ledger, Tracked
+from scheduler_service.ledger import Ledger
 from scheduler_service.store import MemoryStore
 from scheduler_service.store.rounds import decode
+from scheduler_service.tracked import Tracked
 from tests.scheduler.builders import request
 from tests.scheduler.live import WAIT_S, Live, ScriptedGateway, ScriptedWorker, Switch, drain, scheduler
 from tests.waiting import until
@@ -325,6 +327,29 @@ async def test_an_id_that_is_no_key_is_refused(live: Live, id: str) -> None:
     await gateway.submit(id)
     await gateway.until(lambda: id in gateway.refused)
     assert gateway.refused[id].message == "request_id: must have 1 to 128 characters: letters, digits and . _ : -"
+
+
+async def test_one_of_a_pair_that_the_store_does_not_answer_sends_everybody_to_the_other(
+    store: Switch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot hear that the other one leads. No request is blamed, and where nobody else leads all come back."""
+    monkeypatch.setattr(leader_module, "APART_S", 0.2)
+    async with scheduler(store, standby=True) as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("a")
+        await worker.until("a")
+        store.cut = True
+        async with asyncio.timeout(WAIT_S):
+            for peer in (gateway, worker):
+                while await peer.call.read() is not grpc.aio.EOF:
+                    pass
+        store.cut = False
+        assert not leader.core.fleet.isolation.suspects
+        back = await ScriptedWorker(target).attach()
+        await back.until("a")
+        for peer in (gateway, worker, back):
+            await peer.close()
 
 
 async def test_without_a_worker_nothing_is_admitted(store: Switch) -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from protos.link.v1 import gateway_link_pb2 as pb
-from scheduler_service.ledger import Ledger, Tracked
+from scheduler_service.ledger import Ledger
 from scheduler_service.persister import MAX_BYTES, Persister
 from scheduler_service.store import MemoryStore, Pulse, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
+from scheduler_service.tracked import Tracked
 from tests.scheduler.live import WAIT_S
 from tests.scheduler.store.writes import submission, tokens
 from tests.waiting import until

@@ -12,9 +12,9 @@ from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.__main__ import LeaderSlot, hold
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
-from scheduler_service.ledger import Tracked
 from scheduler_service.standby import wait_to_lead
 from scheduler_service.store import Fenced, MemoryStore, Pulse, StoreUnavailable
+from scheduler_service.tracked import Tracked
 from tests.scheduler.store.writes import record
 from tests.waiting import WAIT_S, until
 

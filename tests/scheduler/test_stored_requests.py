@@ -8,7 +8,7 @@ import redis
 
 from scheduler_service.core.beliefs import Expected, Length
 from scheduler_service.core.types import RequestClass
-from scheduler_service.store import RedisStore, Stored, Unreadable, Verdict, Write
+from scheduler_service.store import RedisStore, Stored, Unreadable, Verdict, Write, WrongType
 from scheduler_service.store.fields import ACCEPTANCE, MAJOR, MINOR, RECORD, REQUEST, SCRIPT, Field
 from tests.scheduler.builders import request
 from tests.scheduler.store.writes import Reign, record, tokens
@@ -88,7 +88,7 @@ async def test_a_malformed_field_is_unreadable(store: RedisStore, raw: redis.Red
 
 
 NONSENSE = {
-    "arrival": "nan",
+    "arrival": "-1e308",
     "deadline": "nan",
     "key": "nan",
     "level": "17",
@@ -109,12 +109,39 @@ async def test_a_number_out_of_its_range_is_unreadable(
     assert f"its field {name} is malformed" in await reason(store)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1" + 400 * "0" + ",1,null]",
+        "[" * 40_000,
+        "[1000,1,null]",
+        "[1,0,null]",
+        "[1,null,0.5]",
+        "[null,1,0.5]",
+        "[1,1,5]",
+    ],
+    ids=["huge", "deep", "far", "sure", "half", "other half", "share"],
+)
+async def test_an_expectation_that_no_predictor_has_is_unreadable(
+    store: RedisStore, raw: redis.Redis, reign: Reign, text: str
+) -> None:
+    """Every leader that read it would end, and the next one too."""
+    raw.hset(store.keys.request("a"), "expected", text)
+    assert "its field expected is malformed" in await reason(store)
+
+
 async def test_a_member_of_a_queue_that_is_no_id_is_passed_over(
     store: RedisStore, raw: redis.Redis, reign: Reign
 ) -> None:
     raw.zadd(store.keys.queues[0], {b"\xff\xfe": 0})
     index = await store.index()
     assert {*index.with_kv, *index.waiting} == {"a", "b"}
+
+
+async def test_a_leaders_numbers_that_are_none_are_a_sentence(store: RedisStore, raw: redis.Redis) -> None:
+    raw.hset(store.keys.leader, "epoch", "twelve")
+    with pytest.raises(WrongType, match="has fields that are no numbers"):
+        await store.pulse()
 
 
 async def test_a_request_says_which_schema_wrote_it(store: RedisStore, raw: redis.Redis, reign: Reign) -> None:
