@@ -140,7 +140,7 @@ class Core:
     def _worker_up(self, up: WorkerUp, now: float) -> tuple[Effect, ...]:
         fleet = self.fleet
         lost = self._worker_down(up.worker, died=not up.held, now=now)
-        fleet.isolation.acquit(up.held)
+        fleet.isolation.acquit(up.worker, up.held)
         worker = fleet.attach(up, now)
         for held in up.held:
             entry = fleet.entries.get(held.id)

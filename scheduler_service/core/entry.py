@@ -56,6 +56,7 @@ class Entry:
     deaths: int = 0  # of workers that ran it alone, one after the other
     probation: int = 0  # rounds with output until it is no suspect any more (isolation.py)
     suspected: int = 0  # the placement under which it was last suspected
+    accuser: str = ""  # the worker that seemed to die then, and has not come back alive since
     crowd: int = 1  # requests that may have been under way on its worker then
     tenant: Tenant = field(init=False)  # whose it is, and what it is charged to: `Fleet.prepare`
     flow: Flow = field(init=False)

@@ -32,16 +32,17 @@ class Isolation:
         for entry in accused:
             entry.deaths += crowd == 1
             entry.probation, entry.changed = PROBATION_ROUNDS, True
-            entry.suspected, entry.crowd = entry.placement, crowd
+            entry.suspected, entry.accuser, entry.crowd = entry.placement, worker.up.worker, crowd
             self.suspects[entry.request.id] = entry
         return set(accused)
 
-    def acquit(self, held: Iterable[Held]) -> None:
-        """A worker has come back, and still holds these requests under the placements that it had before. So it had not
-        died, only its link was cut, and they are suspects no longer."""
-        for one in held:
-            entry = self.suspects.get(one.id)
-            if entry is not None and entry.suspected == one.placement:
+    def acquit(self, worker: str, held: Iterable[Held]) -> None:
+        """A worker has come back. If it still holds requests, under the placements that it had before, it had not died,
+        only its link was cut: neither they nor those that were on their way to it are suspects any longer."""
+        placements = {one.id: one.placement for one in held}
+        for id, entry in list(self.suspects.items()):
+            accused_here, entry.accuser = entry.accuser == worker, "" if entry.accuser == worker else entry.accuser
+            if placements.get(id) == entry.suspected or (placements and accused_here):
                 entry.deaths, entry.changed = max(0, entry.deaths - (entry.crowd == 1)), True
                 if not entry.deaths:
                     self._clear(entry)

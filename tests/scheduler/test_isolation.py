@@ -268,6 +268,31 @@ def test_a_worker_that_still_holds_what_it_had_did_not_die() -> None:
     assert [run.placement for run in worker.core.plan("w").schedule] == [1, 1]
 
 
+def test_what_was_on_its_way_to_a_worker_that_did_not_die_is_no_suspect() -> None:
+    worker = FakeWorker(core("fcfs", max_deaths=2), dict.fromkeys("abc", 99), slots=3)
+    worker.submit("a", "b")
+    worker.step()
+    for _ in range(3):  # the command that admits it gets lost with the link
+        if "c" not in worker.core.fleet.entries:
+            worker.submit("c")
+        worker.core.plan("w")
+        died(worker)
+        assert "c" in worker.core.fleet.isolation.suspects
+        worker.core.observe(worker_up(slots=3, held=(Held("a", 1, 1), Held("b", 1, 1))), worker.now)
+        assert not worker.core.fleet.isolation.suspects
+
+
+def test_what_a_worker_died_of_stays_a_suspect_when_the_link_of_the_new_one_is_cut() -> None:
+    worker = FakeWorker(core("fcfs"), dict.fromkeys("ab", 99), slots=2)
+    worker.submit("a")
+    worker.step()
+    died(worker)
+    worker.core.observe(worker_up(slots=2), worker.now)
+    died(worker)
+    worker.core.observe(worker_up(slots=2, held=(Held("b", 1, 1),)), worker.now)
+    assert set(worker.core.fleet.isolation.suspects) == {"a"}
+
+
 def test_cut_links_never_add_up_to_a_guilt() -> None:
     worker = FakeWorker(core("fcfs", max_deaths=2), {"a": 99})
     worker.submit("a")
