@@ -110,12 +110,17 @@ def how_to_use(options: Options, model: str, grpc: str, http: str, scheduler: st
     body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS}
     curl = ["curl", f"{url}/v1/chat/completions", "-H", "content-type: application/json", "-d", json.dumps(body)]
     generate = ["laps-sd", "generate", PROMPT]
+    scale, worker = ["laps-sd", "scale", "N"], ["laps-sd", "worker", "--join", scheduler]
     if grpc != f"{HOST}:{Options().grpc_port}":
         generate += ["--server", grpc]
+        scale += ["--grpc-port", grpc.rpartition(":")[2]]
+    if options.model != Options().model:
+        worker += ["--model", options.model]
     if options.certs:
         ca = f"{options.certs}/gateway/ca.crt"
         generate += ["--ca", ca]
         curl += ["--cacert", ca]
+        worker += ["--certs", str(options.certs)]
     # Not quoted, for the shell is to put the key in; `generate` takes it from the environment.
     key = ' -H "authorization: Bearer $LAPS_SD_API_KEY"' if options.api_keys else ""
     return [
@@ -123,6 +128,6 @@ def how_to_use(options: Options, model: str, grpc: str, http: str, scheduler: st
         *(["put a key into LAPS_SD_API_KEY first: laps-sd key new --help"] if key else []),
         f"  {shlex.join(generate)}",
         f"  {shlex.join(curl)}{key}",
-        f"More workers: laps-sd scale N; or, of this machine, laps-sd worker --join {scheduler}",
+        f"More workers: {shlex.join(scale)}; or, of this machine, {shlex.join(worker)}",
         "Ctrl-C ends it.",
     ]

@@ -11,13 +11,11 @@ def pull(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="smollm2-135m; OWNER/NAME[@REVISION] of the Hugging Face hub, or OWNER/NAME:FILE.gguf; "
+            help="smollm2-135m; OWNER/NAME or OWNER/NAME@REVISION of the Hugging Face hub, or OWNER/NAME:FILE.gguf; "
             "a Hugging Face directory; a .gguf file."
         ),
     ] = None,
-    listed: Annotated[
-        bool, typer.Option("--list", help="Models that are known to work, with size and licence.")
-    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Some models, with size and licence.")] = False,
 ) -> None:
     """Fetch MODEL into the local cache, converted if need be; prints its directory. LAPS_SD_CACHE moves the cache.
 

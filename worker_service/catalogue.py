@@ -1,4 +1,4 @@
-"""Models that are known to work, and under which licence they come: a table, and nothing that fetches."""
+"""Models to suggest, and under which licence they come: a table, and nothing that fetches."""
 
 from dataclasses import dataclass
 

@@ -238,7 +238,7 @@ def _step(progress: Progress, description: str) -> Iterator[Callable[[float], No
 
 
 def catalogue(cache: Path | None = None) -> Table:
-    """The models that are known to work. Those of the hub are there as OWNER/NAME; any other can be named, too."""
+    """Some models. Those of the hub are there as OWNER/NAME; any other can be named, too."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("model", "parameters", "fetches", "licence", "from", "in the cache"):
         table.add_column(title, overflow="fold", justify="right" if title in ("parameters", "fetches") else "left")

@@ -22,7 +22,7 @@ def paths() -> str:
 
 def generating() -> str:
     """Fields of the two calls that generate, and which of them has a field if not both do; our own fields last."""
-    chat, completion = (_schemas()[name]["properties"] for name in ("Chat", "Completion"))
+    chat, completion = _fields("Chat"), _fields("Completion")
     return table(
         ("field", "of", "value", "default", "meaning"),
         (
@@ -39,7 +39,7 @@ def generating() -> str:
 
 def responses() -> str:
     """Of the Responses API, without our own fields, which are as above."""
-    told = {name: field for name, field in _schemas()["Responses"]["properties"].items() if name not in _ours()}
+    told = {name: field for name, field in _fields("Responses").items() if name not in _ours()}
     return table(
         ("field", "value", "default", "meaning"), ((code(name), *_field(field)) for name, field in told.items())
     )
@@ -49,12 +49,15 @@ def _ours() -> set[str]:
     return {field.alias or name for name, field in fields.Own.model_fields.items()}
 
 
-def _schemas() -> Mapping[str, Any]:
-    return openapi.document()["components"]["schemas"]  # type: ignore[no-any-return]
+def _fields(body: str) -> dict[str, dict[str, Any]]:
+    """Of a body, by name: the schema of each, and whether it is required."""
+    schema = openapi.document()["components"]["schemas"][body]
+    return {name: {**field, "required": name in schema["required"]} for name, field in schema["properties"].items()}
 
 
 def _field(field: Mapping[str, Any]) -> tuple[str, str, str]:
-    return _kind(field), default_of(field.get("default")), field.get("description", "")
+    default = "required" if field["required"] else default_of(field.get("default"))
+    return _kind(field), default, field.get("description", "")
 
 
 def _kind(field: Mapping[str, Any]) -> str:

@@ -29,3 +29,10 @@ def test_a_service_is_told_only_what_up_does_not_say() -> None:
 
 def test_a_field_of_http_stands_with_its_bounds() -> None:
     assert "|`n`||integer, 1 to 16|`1`|" in TABLES["generating"]()
+
+
+def test_a_field_that_must_be_there_is_told_so() -> None:
+    assert "|`model`||string|required|" in TABLES["generating"]()
+    assert "|`messages`|chats|[Message]|required|" in TABLES["generating"]()
+    assert "|`input`|string or [InputItem]|required|" in TABLES["responses"]()
+    assert "|`seed`||integer||" in TABLES["generating"]()

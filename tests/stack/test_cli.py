@@ -53,6 +53,11 @@ def test_the_version_is_that_of_the_package() -> None:
     assert (result.exit_code, result.output) == (0, f"laps-sd {version('laps-sd')}\n")
 
 
+def test_the_help_names_a_models_revision() -> None:
+    """Rich would take [@REVISION] for markup, and not show it."""
+    assert "OWNER/NAME@REVISION" in CliRunner().invoke(cli.app, ["pull", "--help"]).output
+
+
 def test_completion_knows_commands_and_flags() -> None:
     asked = {"_LAPS_SD_COMPLETE": "complete_bash", "COMP_CWORD": "2", "COMP_WORDS": "laps-sd up --kv"}
     ended = subprocess.run(

@@ -82,7 +82,17 @@ def test_with_keys_and_certificates_the_commands_say_so() -> None:
     assert "https://127.0.0.1:7002/" in curl
     assert "--cacert /certs/gateway/ca.crt" in curl
     assert "Bearer $LAPS_SD_API_KEY" in curl
-    assert more.endswith("laps-sd worker --join 127.0.0.1:7003")
+    assert more.endswith("laps-sd worker --join 127.0.0.1:7003 --certs /certs")
+
+
+def test_more_workers_are_asked_of_this_stack_and_for_its_model() -> None:
+    *_, usual, _ = how_to_use(Options(), "smollm2-135m", "127.0.0.1:50051", "127.0.0.1:8080", "127.0.0.1:7003")
+    assert usual == "More workers: laps-sd scale N; or, of this machine, laps-sd worker --join 127.0.0.1:7003"
+    options = Options(model="my models/one", certs=Path("/my certs"))  # of any port
+    *_, more, _ = how_to_use(options, "one", "127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003,127.0.0.1:7004")
+    assert "laps-sd scale N --grpc-port 7001;" in more
+    joins = "--join 127.0.0.1:7003,127.0.0.1:7004 --model 'my models/one' --certs '/my certs'"
+    assert more.endswith(f"laps-sd worker {joins}")
 
 
 @pytest.mark.parametrize(
