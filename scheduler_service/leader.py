@@ -225,8 +225,7 @@ class Leader:
     def _send_away(self) -> None:
         """Gateways and workers are to look whether another scheduler leads; where none does they come back."""
         self._log.warning("links_ended", reason="the store does not answer: another scheduler may lead by now")
-        for session in self.sessions.values():
-            session.sent_away = True
+        self.sessions.send_away()
         self.apart.set()
         self.apart = asyncio.Event()
 

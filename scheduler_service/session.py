@@ -119,6 +119,11 @@ class Sessions(dict[str, WorkerSession]):
         for id in session.sent:
             self._holders.setdefault(id, session)
 
+    def send_away(self) -> None:
+        """Their streams are about to end, of which no request is to be suspected."""
+        for session in self.values():
+            session.sent_away = True
+
     def close(self, session: WorkerSession) -> None:
         session.close()
         del self[session.worker]
