@@ -212,7 +212,12 @@ def table(summary: Summary) -> str:
     """CSV: a row for each policy in each cell, with every figure."""
     every = [row for cell in summary["cells"] for row in cell["policies"].values()]
     kinds = list(dict.fromkeys(kind for row in every for kind in row["e2el_ms_by_kind"]))
-    more = {"repetitions": "repetitions", "explained": "explained", "output_throughput": "tokens/s"}
+    more = {
+        "repetitions": "repetitions",
+        "faults": "disturbed",
+        "explained": "explained",
+        "output_throughput": "tokens/s",
+    }
     more["report_to_command_p99_ms"] = "report to command p99 ms"
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -132,6 +132,22 @@ def test_the_page_tells_what_policies_do_to_first_tokens(record: dict[str, objec
 
 
 @pytest.mark.usefixtures("without_plots")
+def test_disturbed_runs_of_every_table_are_named(record: dict[str, object], docs: Path) -> None:
+    folder = docs / "benchmarks"
+    settings = {**record["settings"], "pace": asdict(pace_of("t_verify_ms=13")), "seed": 11}  # type: ignore[dict-item]
+    (folder / "record.json").write_text(json.dumps({**record, "settings": settings}))
+    disturbed = {**record, "settings": settings, "latest_s": 0.1}
+    disturbed["cells"][0]["policies"]["gittins"]["faults"] = 1  # type: ignore[index]
+    for name in ("unpaced", "opening"):
+        (folder / f"{name}.json").write_text(json.dumps(disturbed))
+    page.main()
+    text = (docs / "explanation" / "benchmarks.md").read_text()
+    assert text.count("- 2 slots, load 0.85, gittins: 1 of 1 runs were disturbed.") == 2
+    rows = list(csv.DictReader((folder / "opening.csv").read_text().splitlines()))
+    assert [row["disturbed"] for row in rows[:2]] == ["0", "1"]
+
+
+@pytest.mark.usefixtures("without_plots")
 def test_what_is_wrong_with_the_runs_stands_on_the_page(record: dict[str, object], docs: Path) -> None:
     record["cells"][0]["policies"]["gittins"]["idle_share"] = 0.5  # type: ignore[index]
     (docs / "benchmarks" / "record.json").write_text(json.dumps(record))
