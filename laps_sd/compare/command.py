@@ -12,9 +12,9 @@ import typer
 from laps_sd import terminal
 from laps_sd.interrupt import INTERRUPTED
 from laps_sd.options import Options, check_drafter
-from laps_sd.outputs import writable
 from laps_sd.own_prompts import BOUNDS
 from protos.bounds import Dtype
+from worker_service.outputs import writable
 
 if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
     from laps_sd.compare.design import Cell, Settings

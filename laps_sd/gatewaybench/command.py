@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from laps_sd import terminal
-from laps_sd.outputs import writable
+from worker_service.outputs import writable
 
 # What is said of each figure, how it is written, and its goal.
 FIGURES = {
