@@ -88,6 +88,8 @@ def plots(summary: Summary) -> Iterator[tuple[str, str, str]]:
 
 
 def _figures(summary: Summary) -> Iterator[tuple[str, Figure]]:
+    if not summary["cells"]:
+        return
     yield f"Mean latency over that of {BASE}", _ratios(summary)
     yield "How many ended within a time", _shares(summary)
     yield "Predicted by the simulator, and measured", _predicted(summary)
@@ -111,7 +113,8 @@ def _ratios(summary: Summary) -> Figure:
         axis.errorbar(xs, values, errors, fmt="o", capsize=3, label=name)
         axis.plot(xs, [row["predicted_ratio"] for _, row in points], "_", color="black", markersize=10)
     diamonds = [(x + 0.4, cell["oracle"]["predicted_ratio"]) for x, cell in enumerate(cells) if cell["oracle"]]
-    axis.plot(*zip(*diamonds, strict=True), "D", color="grey", markersize=4, label="oracle, simulated")
+    xs, values = [x for x, _ in diamonds], [value for _, value in diamonds]
+    axis.plot(xs, values, "D", color="grey", markersize=4, label="oracle, simulated")
     axis.plot([], [], "_", color="black", markersize=10, label="simulated")
     axis.axhline(1, color="grey", linewidth=0.8)
     axis.set_xticks(range(len(cells)), [cell["name"].replace(", ", "\n") for cell in cells])
