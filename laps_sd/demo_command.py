@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from laps_sd.options import Device
-from laps_sd.outputs import writable
 from protos.bounds import Dtype
+from worker_service.outputs import writable
 
 
 def demo(

@@ -12,9 +12,9 @@ import typer
 
 from laps_sd import machine, terminal
 from laps_sd.draft_len import parse_draft_len
-from laps_sd.outputs import writable
 from scheduler_service.predictor import PredictorKind, lacks, make_predictor
 from scheduler_service.sim.costs import StepCosts
+from worker_service.outputs import writable
 
 if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
     from rich.progress import Progress, TaskID

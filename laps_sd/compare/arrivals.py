@@ -30,10 +30,9 @@ def other_arrivals(
     the base's, draw by draw. The requests are those of the first repetition. `apply`: the built-in `map`, or the faster
     one of a pool of processes."""
     settings, capacity = summary["settings"], summary["capacity"]
-    for found in summary["cells"]:
+    for found, recording in _recorded(summary, recordings):
         run = Run(Cell(found["slots"], found["load"]), BASE, 1)
-        recording = recording_of(recordings, run)
-        if run.cell.load == BURST or BASE not in found["policies"] or not recording.exists():
+        if not recording.exists():
             continue
         jobs = read_workload(recording)
         fleet = fleet_of(run.cell.slots, StepCosts(**found["step_costs"]), settings["draft_len"], found["kv_tokens"])
@@ -49,6 +48,13 @@ def other_arrivals(
         }
 
 
+def _recorded(summary: Mapping[str, Any], folder: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
+    """The cells whose requests can come at other times, and where their recordings should be."""
+    for found in summary["cells"]:
+        if found["load"] != BURST and BASE in found["policies"]:
+            yield found, recording_of(folder, Run(Cell(found["slots"], found["load"]), BASE, 1))
+
+
 def _means_ms(
     jobs: Sequence[Job], policies: Sequence[str], fleet: SimFleet, times: Sequence[float]
 ) -> dict[str, float]:
@@ -61,8 +67,13 @@ def main() -> None:
     """Reads record.json and recordings of docs/benchmarks, or of the folder named as argument; writes arrivals.json."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/benchmarks")
     summary = json.loads((folder / "record.json").read_text())
+    for found, recording in _recorded(summary, folder / "recordings"):
+        if not recording.exists():
+            print(f"{found['name']} is left out: there is no {recording}", file=sys.stderr)
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
         cells = list(other_arrivals(summary, folder / "recordings", processes.map))
+    if not cells:
+        sys.exit("nothing is written: no cell has a recording")
     (folder / "arrivals.json").write_text(json.dumps({"draws": len(DRAWS), "cells": cells}, indent=1) + "\n")
 
 

@@ -12,9 +12,9 @@ import typer
 from laps_sd import terminal
 from laps_sd.interrupt import INTERRUPTED
 from laps_sd.options import Options, check_drafter
-from laps_sd.outputs import writable
 from laps_sd.own_prompts import BOUNDS
 from protos.bounds import Dtype
+from worker_service.outputs import writable
 
 if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
     from laps_sd.compare.design import Cell, Settings
@@ -96,7 +96,7 @@ def compare(
     """
     from laps_sd.compare import identity, live, prompts
     from laps_sd.compare.design import BASE, Cell, Drawn, Settings, check_load, runs
-    from laps_sd.compare.folder import Folder, OtherSettings
+    from laps_sd.compare.folder import Damaged, Folder, OtherSettings
     from laps_sd.compare.pace import for_worker, pace_of
     from laps_sd.compare.work import Work
     from worker_service.prompts import PromptError
@@ -145,16 +145,16 @@ def compare(
     try:
         drawn = Drawn(pool, settings)
         folder = Folder(out, settings)
+        work = Work(folder, drawn, settings, options, tolerant=keep_faulty or quick)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--workload") from None
-    except (OtherSettings, OSError) as error:
+    except (OtherSettings, Damaged, OSError) as error:
         typer.echo(f"laps-sd: {error}", err=True)
         raise typer.Exit(1) from None
     cells = {Cell(number, load): list(names) for number in many for load in loads}
     for name, cell in extras:
         cells[cell] = list(dict.fromkeys([*cells.get(cell, [BASE]), name]))
     asked = list(dict.fromkeys(runs(cells, repetitions or (1 if quick else 3), seed)))
-    work = Work(folder, drawn, settings, options, tolerant=keep_faulty or quick)
     try:
         left = work.through(asked, minutes)
     except live.Interrupted:

@@ -1,6 +1,7 @@
 """The folder of a comparison: a file for each run, so that a stopped comparison can go on. Computes nothing."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,13 @@ class OtherSettings(Exception):
     """The runs in the folder were made with other settings; the message says which differ."""
 
 
+class Damaged(Exception):
+    """A file of the folder cannot be read; the message says which."""
+
+
 class Folder:
     def __init__(self, path: Path, settings: Settings) -> None:
-        """Creates the folder if it is not there. Raises OtherSettings, OSError."""
+        """Creates the folder if it is not there. Raises OtherSettings, Damaged, OSError."""
         self.path, self.log = path, path / LOG
         self._runs = path / RUNS
         asked = json.loads(json.dumps(asdict(settings)))
@@ -58,18 +63,25 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 
 def runs_of(path: Path) -> Iterator[dict[str, Any]]:
-    """All runs of the folder."""
+    """All runs of the folder. Raises Damaged."""
     for file in sorted((path / RUNS).glob("*.json")):
         yield read(file)
 
 
 def read(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text())
+    """Raises Damaged."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except ValueError:
+        raise Damaged(f"{file} holds no JSON; a run whose file is removed is made anew") from None
     return found
 
 
 def write(file: Path, what: dict[str, Any]) -> None:
-    """Writes the file whole or not at all, even if this process is killed."""
+    """Writes the file whole or not at all, even if this process is killed or the machine stops."""
     draft = file.with_suffix(".part")
-    draft.write_text(json.dumps(what) + "\n")
+    with draft.open("w") as text:
+        text.write(json.dumps(what) + "\n")
+        text.flush()
+        os.fsync(text.fileno())
     draft.replace(file)

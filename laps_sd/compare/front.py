@@ -65,18 +65,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("docs/benchmarks"), help="with record.json and recordings/")
     parser.add_argument("--cells", default=",".join(CELLS), metavar="SLOTS@LOAD,...")
-    parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--draws", type=int, default=10, help="at least one")
     parser.add_argument("--seed", type=int, default=19, help="of the draws")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--page", action="store_true", help="simulate nothing, draw and print anew")
     flags = parser.parse_args()
+    if flags.draws < 1:
+        parser.error("--draws: at least one")
     path = flags.folder / "front.json"
     if not flags.page:
         cells = flags.cells.split(",")
         try:
             summary = json.loads((flags.folder / "record.json").read_text())
             for cell in cells:
-                cell_of(summary, cell)
+                trial.recordings(cell_of(summary, cell), flags.folder / "recordings")
         except (OSError, ValueError) as error:
             parser.error(str(error))
         front = measure(flags.folder, cells, flags.draws, flags.seed, flags.jobs)
@@ -101,7 +103,7 @@ def measure(folder: Path, cells: Sequence[str], draws: int, seed: int, processes
     units = [
         Unit(folder, cell, number, seed, policy) for number in range(draws) for cell in cells for policy in settings
     ]
-    run = {"seed": seed, "code": code_digest(_code())}  # more draws go on from fewer
+    run = {"seed": seed, "made_of": code_digest(_made_of(folder))}  # more draws go on from fewer
     with Journal(folder / "front-unfinished.jsonl", run) as journal:
         owed = [unit for unit in units if unit.name not in journal]
         with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
@@ -116,9 +118,13 @@ def measure(folder: Path, cells: Sequence[str], draws: int, seed: int, processes
     return {"draws": draws, "seed": seed, "cells": found}
 
 
-def _code() -> Iterator[Path]:
+def _made_of(folder: Path) -> Iterator[Path]:
+    """Code and data that figures depend on."""
     for package in (core, sim):
         yield from Path(*package.__path__).rglob("*.py")
+    yield from (Path(__file__).with_name(f"{name}.py") for name in ("design", "front", "replay", "trial"))
+    yield folder / "record.json"
+    yield from (folder / "recordings").iterdir()
 
 
 def _measured(unit: Unit) -> dict[str, float]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from laps_sd.client import AsyncClient, Stats
+from laps_sd.client import AsyncClient, Stats, Worker
 from laps_sd.compare.host import Conditions, watched
 from laps_sd.compare.pace import MOST_LATE_S, MOST_LATE_SHARE, latest_s
 from laps_sd.loadtest import drivers
@@ -36,21 +36,31 @@ class Interrupted(Exception):
     """A signal ended the run; the stack is down."""
 
 
+class Untaught(Exception):
+    """The predictor did not learn from its lesson."""
+
+
 @dataclass(slots=True)
 class Measured:
-    """What a run gave. `stats`: the server's, at its end. `cold`: the predictor had learned nothing at its start."""
+    """What a run gave. `stats`: the server's, at its end. `cold`: the predictor had learned nothing at its start.
+    `learned`: it had learned from all this at the end."""
 
     records: list[Record]
     stats: Stats
     conditions: Conditions
     recording: Recording
     cold: bool
+    learned: bool = False
 
 
 def teach(options: Options, lesson: Sequence[Planned], folder: Path, log: Path) -> Measured:
-    """Lets a new service answer `lesson`. What its predictor learns stays in `folder`, the data folder of Redis."""
+    """Lets a new service answer `lesson`. What its predictor learns stays in `folder`, the data folder of Redis. Raises
+    Untaught."""
     folder.mkdir(parents=True)
-    return _measure(replace(options, data_dir=folder), lesson, lesson, 4 * options.slots, log)
+    measured = _measure(replace(options, data_dir=folder), lesson, lesson, 4 * options.slots, log)
+    if not measured.learned:
+        raise Untaught(f"the predictor did not learn from {len(lesson)} answers within {LEARNING_S:.0f} s")
+    return measured
 
 
 def measure(options: Options, plan: Sequence[Planned], lesson: Sequence[Planned], taught: Path, log: Path) -> Measured:
@@ -79,7 +89,7 @@ def _measure(
                         records, _ = await drivers.run(server, plan, concurrency=concurrency, watch=bar.watch)
                 measured.append(Measured(records, await client.stats(), conditions, Recording(), cold))
                 if cold:  # these answers were its lesson
-                    await learned(client)
+                    measured[-1].learned = await learned(client)
 
         # In a burst all requests are live at once, with those that warm up.
         most = len(plan) + len(lesson)
@@ -90,15 +100,17 @@ def _measure(
     return measured[0]
 
 
-async def learned(client: AsyncClient) -> None:
-    """Returns when the predictor has been fitted to most of the ended requests, or after LEARNING_S. The predictor is
-    fitted while the service runs, and not after it ended."""
+async def learned(client: AsyncClient) -> bool:
+    """Returns when the predictor has been fitted to most of the ended requests, or after LEARNING_S: whether it was. It
+    is fitted while the service runs, not after it ended."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LEARNING_S):
             predictor = (await client.stats()).predictor
             while predictor.trained_on < FITTED * predictor.finished:
                 await asyncio.sleep(POLL_S)
                 predictor = (await client.stats()).predictor
+            return True
+    return False
 
 
 def warm_up(lesson: Sequence[Planned], slots: int) -> list[Planned]:
@@ -114,6 +126,7 @@ def faults(measured: Measured, pace: StepCosts | None = None) -> list[str]:
         *_run_faults(results),
         *_pace_faults(measured, pace, results["mean_e2el_ms"] / 1e3),
         *(["the predictor had forgotten what it was taught"] if measured.cold else []),
+        *(["the worker was away at the end"] if not measured.stats.workers else []),
         *(["the scheduler did not see all of it: a service died"] if _unseen(measured) else []),
     ]
 
@@ -151,7 +164,7 @@ def as_json(measured: Measured, plan: Sequence[Planned], pace: StepCosts | None 
     """All that the folder keeps of a run. Times are in milliseconds unless their names end with _s. `steady_s`: arrival
     and latency at the steady speed that recording.py explains, as it explains `steps`."""
     stats, recording = measured.stats, measured.recording
-    (worker,) = stats.workers
+    worker = next(iter(stats.workers), Worker())
     steps = recording.steps()
     steadily = recording.steadily(fitted(steps))
     requests = [

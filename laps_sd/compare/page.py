@@ -88,6 +88,8 @@ def plots(summary: Summary) -> Iterator[tuple[str, str, str]]:
 
 
 def _figures(summary: Summary) -> Iterator[tuple[str, Figure]]:
+    if not summary["cells"]:
+        return
     yield f"Mean latency over that of {BASE}", _ratios(summary)
     yield "How many ended within a time", _shares(summary)
     yield "Predicted by the simulator, and measured", _predicted(summary)
@@ -111,7 +113,8 @@ def _ratios(summary: Summary) -> Figure:
         axis.errorbar(xs, values, errors, fmt="o", capsize=3, label=name)
         axis.plot(xs, [row["predicted_ratio"] for _, row in points], "_", color="black", markersize=10)
     diamonds = [(x + 0.4, cell["oracle"]["predicted_ratio"]) for x, cell in enumerate(cells) if cell["oracle"]]
-    axis.plot(*zip(*diamonds, strict=True), "D", color="grey", markersize=4, label="oracle, simulated")
+    xs, values = [x for x, _ in diamonds], [value for _, value in diamonds]
+    axis.plot(xs, values, "D", color="grey", markersize=4, label="oracle, simulated")
     axis.plot([], [], "_", color="black", markersize=10, label="simulated")
     axis.axhline(1, color="grey", linewidth=0.8)
     axis.set_xticks(range(len(cells)), [cell["name"].replace(", ", "\n") for cell in cells])
@@ -212,7 +215,12 @@ def table(summary: Summary) -> str:
     """CSV: a row for each policy in each cell, with every figure."""
     every = [row for cell in summary["cells"] for row in cell["policies"].values()]
     kinds = list(dict.fromkeys(kind for row in every for kind in row["e2el_ms_by_kind"]))
-    more = {"repetitions": "repetitions", "explained": "explained", "output_throughput": "tokens/s"}
+    more = {
+        "repetitions": "repetitions",
+        "faults": "disturbed",
+        "explained": "explained",
+        "output_throughput": "tokens/s",
+    }
     more["report_to_command_p99_ms"] = "report to command p99 ms"
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

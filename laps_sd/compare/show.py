@@ -17,7 +17,13 @@ def shown(summary: Mapping[str, Any]) -> Group:
 
 def table(cell: Mapping[str, Any]) -> Group:
     columns = [Column(name, rank, left=name == "policy") for name, rank in HEADINGS.items()]
-    return Group(f"{cell['name']}: {cell['requests']} requests a policy", FittedTable(columns, list(rows(cell))))
+    lines = list(rows(cell))
+    repetitions = [row["repetitions"] for row in cell["policies"].values()]
+    if len(set(repetitions)) > 1:
+        columns.insert(1, Column("runs", 0))
+        for line, count in zip(lines, [*repetitions, ""], strict=False):  # the oracle, if it is there, has none
+            line.insert(1, str(count))
+    return Group(f"{cell['name']}: {cell['requests']} requests a policy", FittedTable(columns, lines))
 
 
 # The column that a narrow terminal leaves out first has the highest rank (tables.py).

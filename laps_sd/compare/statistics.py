@@ -28,18 +28,23 @@ class Ratio:
         return "lower" if self.high < 1 else "higher" if self.low > 1 else "same"
 
 
-def ratio(ours: Latencies, base: Latencies, seed: int = 0) -> Ratio:
+def ratio(ours: Latencies, base: Latencies, seed: int = 0, *, burst: bool = False) -> Ratio:
     """`ours[r][i]` and `base[r][i]` belong to the same request. Raises ValueError if their lengths differ.
 
     Moving-block bootstrap (Kuensch, Annals of Statistics 17, 1989): each repetition is resampled in blocks of
     consecutive requests, the same blocks for both policies. Percentile interval.
+
+    `burst`: all requests arrived at once, so neighbours have nothing in common but their places in the queue. In order
+    of arrival a block would be all early or all late, and the interval many times too wide. So requests are shuffled
+    first, alike for both policies.
     """
     if [len(one) for one in ours] != [len(one) for one in base] or not sum(map(len, ours)):
         raise ValueError("no pairs of the same requests")
     rng = np.random.default_rng(seed)
     sums = np.zeros((2, RESAMPLES))
     for mine, theirs in zip(ours, base, strict=True):
-        sums += _resampled_sums(np.stack([mine, theirs]), rng)
+        pair = np.stack([mine, theirs])
+        sums += _resampled_sums(rng.permutation(pair, axis=1) if burst else pair, rng)
     drawn = sums[0] / sums[1]
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(drawn, [tail, 100 - tail])

@@ -12,7 +12,6 @@ import numpy as np
 from laps_sd.compare import replay
 from laps_sd.compare.design import BASE, BURST, Cell, Run
 from laps_sd.compare.statistics import Latencies, by_kind, quantiles_ms, ratio, times_ms
-from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.results import is_good
 
 OURS = "gittins"
@@ -29,18 +28,31 @@ def summarise(found: Iterable[Found], draft_len: int, *, faulty: bool = False) -
     cells: dict[Cell, dict[str, dict[int, Found]]] = defaultdict(lambda: defaultdict(dict))
     left_out = []
     every = {Run.of_json(each["run"]): each for each in found}
+    own = {run: _faults(each, faulty) for run, each in every.items()}
     for run, each in every.items():
-        whole = all(row["steady_s"] and not row["error"] for row in each["requests"])
-        faults = [] if faulty and whole else each["faults"]
-        capacity = every.get(run.capacity)
-        if run != run.capacity and (not capacity or capacity["results"]["request_throughput"] != each["capacity"]):
-            faults = [*faults, "the capacity was measured anew since"]
-        if faults:
+        if faults := [*own[run], *_faults_of_capacity(run, every, own)]:
             left_out.append({"run": run.name, "faults": faults})
         else:
             cells[run.cell][run.policy][run.repetition] = each
     ordered = sorted(cells, key=lambda cell: (cell.slots, cell.load == BURST, cell.load))
     return {"cells": [_cell(cell, cells[cell], draft_len) for cell in ordered], "left_out": left_out}
+
+
+def _faults(each: Found, faulty: bool) -> Sequence[str]:
+    """Why the run itself does not count."""
+    whole = all(row["steady_s"] and not row["error"] for row in each["requests"])
+    return [] if faulty and whole else each["faults"]
+
+
+def _faults_of_capacity(run: Run, every: Mapping[Run, Found], own: Mapping[Run, Sequence[str]]) -> Iterator[str]:
+    """Why the run was not at its load. `own`: each run's own faults."""
+    capacity = every.get(run.capacity)
+    if run == run.capacity:
+        return
+    if not capacity or capacity["results"]["request_throughput"] != every[run]["capacity"]:
+        yield "the capacity was measured anew since"
+    elif own[run.capacity]:
+        yield "its capacity was disturbed"
 
 
 def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str, Any]:
@@ -50,19 +62,23 @@ def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str,
         for name, runs in policies.items()
     }
     costs = replay.costs_of([run for runs in policies.values() for run in runs.values()])
-    rows = {name: _policy(name, policies, simulated) for name in sorted(policies, key=_place)}
-    at_equal_speed = _at_equal_speed(base, [*policies, replay.ORACLE], costs, draft_len)
+    burst = cell.load == BURST
+    rows = {name: _policy(name, policies, simulated, burst=burst) for name in sorted(policies, key=_place)}
+    at_equal_speed = {
+        name: {each: replay.predicted_mean_ms(base[each], name, draft_len, costs) for each in base.keys() & runs.keys()}
+        for name, runs in {**policies, replay.ORACLE: base}.items()
+    }
     for name, row in rows.items():
-        if base:
-            row["equal_speed_ratio"] = at_equal_speed[name] / at_equal_speed[BASE]
+        if shared := at_equal_speed[name]:
+            row["equal_speed_ratio"] = _over(shared, at_equal_speed[BASE])
         each = [replay.at_steady_speed(run, name, draft_len) for run in policies[name].values()]
         row["predicted_at_steady_speed"] = means.fmean(each)
     return asdict(cell) | {
         "name": cell.name,
         "requests": sum(len(run["requests"]) for run in base.values()),
         "policies": rows,
-        "against_ours": dict(_against_ours(policies)),
-        "oracle": _oracle(at_equal_speed),
+        "against_ours": dict(_against_ours(policies, burst=burst)),
+        "oracle": _oracle(at_equal_speed[replay.ORACLE], at_equal_speed.get(BASE, {})),
         "step_costs": asdict(costs),
         "kv_tokens": min(run["kv_tokens"] for runs in policies.values() for run in runs.values()),
         "lengths": _lengths(policies),
@@ -74,7 +90,9 @@ def _place(policy: str) -> tuple[bool, bool, str]:
     return policy != BASE, policy == OURS, policy
 
 
-def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
+def _policy(
+    name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Mapping[int, float]], *, burst: bool
+) -> dict[str, Any]:
     runs, base = policies[name], policies.get(BASE, {})
     shared = sorted(runs.keys() & base.keys())
     mine, theirs = (_latencies(some, "e2el_ms", shared) for some in (runs, base))
@@ -104,7 +122,7 @@ def _policy(name: str, policies: Mapping[str, Runs], simulated: Mapping[str, Map
     }
     row["predicted_mean_ms"] = means.fmean(simulated[name].values())
     if shared:
-        found = ratio(mine, theirs)
+        found = ratio(mine, theirs, burst=burst)
         row["ratio"] = asdict(found) | {"verdict": found.verdict}
         row["ratios"] = [float(one.mean() / other.mean()) for one, other in zip(mine, theirs, strict=True)]
         predicted, predicted_base = (math.fsum(simulated[each][r] for r in shared) for each in (name, BASE))
@@ -118,12 +136,9 @@ def _pauses(runs: Runs, repetitions: Sequence[int]) -> dict[str, Any]:
     return {"pause_ms": times_ms(_latencies(runs, "pause_ms", repetitions))} if noted else {}
 
 
-def _at_equal_speed(base: Runs, policies: Sequence[str], costs: StepCosts, draft_len: int) -> dict[str, float]:
-    """Mean latency by policy of the requests of the base's runs, simulated with `costs`. Empty without such runs."""
-    return {
-        name: means.fmean(replay.predicted_mean_ms(run, name, draft_len, costs) for run in base.values())
-        for name in (policies if base else ())
-    }
+def _over(means_ms: Mapping[int, float], base_ms: Mapping[int, float]) -> float:
+    """The ratio of mean latencies over the repetitions in `means_ms`, all of which the base has."""
+    return math.fsum(means_ms.values()) / math.fsum(base_ms[each] for each in means_ms)
 
 
 def _busy_share(run: Found) -> float:
@@ -132,21 +147,21 @@ def _busy_share(run: Found) -> float:
     return min(1.0, math.fsum(seconds) / float(run["results"]["duration"]))
 
 
-def _against_ours(policies: Mapping[str, Runs]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _against_ours(policies: Mapping[str, Runs], *, burst: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """The ratio of OURS to each of the others, by name."""
     ours = policies.get(OURS, {})
     for name, runs in policies.items():
         if name != OURS and (shared := sorted(ours.keys() & runs.keys())):
-            found = ratio(_latencies(ours, "e2el_ms", shared), _latencies(runs, "e2el_ms", shared))
+            mine, theirs = (_latencies(some, "e2el_ms", shared) for some in (ours, runs))
+            found = ratio(mine, theirs, burst=burst)
             yield name, asdict(found) | {"verdict": found.verdict}
 
 
-def _oracle(at_equal_speed: Mapping[str, float]) -> dict[str, float] | None:
+def _oracle(means_ms: Mapping[int, float], base_ms: Mapping[int, float]) -> dict[str, float] | None:
     """What a policy that knows the true lengths would gain, in the simulator."""
-    if not at_equal_speed:
+    if not means_ms:
         return None
-    mean_ms = at_equal_speed[replay.ORACLE]
-    return {"predicted_mean_ms": mean_ms, "predicted_ratio": mean_ms / at_equal_speed[BASE]}
+    return {"predicted_mean_ms": means.fmean(means_ms.values()), "predicted_ratio": _over(means_ms, base_ms)}
 
 
 def _latencies(runs: Runs, name: str, repetitions: Sequence[int]) -> Latencies:

@@ -49,6 +49,8 @@ def main() -> None:
         cells = [found[int(slots), load] for slots, _, load in (each.partition("@") for each in flags.cells.split(","))]
         for text in policies:
             simulated_policy(*parts(text), [], 4)
+        for cell in cells:
+            recordings(cell, flags.folder / "recordings")
     except KeyError as error:
         parser.error(f"--cells: {error} was not recorded")
     except (OSError, ValueError) as error:
@@ -69,12 +71,18 @@ def main() -> None:
         flags.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
+def recordings(cell: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Of every repetition that has one. Raises ValueError if none has."""
+    place = Cell(cell["slots"], cell["load"])
+    every = [recording_of(folder, Run(place, BASE, repetition)) for repetition in range(1, 100)]
+    found = [path for path in every if path.exists()]
+    if not found:
+        raise ValueError(f"{folder} has no recording of {place.name}")
+    return found
+
+
 def recorded(summary: Mapping[str, Any], cell: Mapping[str, Any], folder: Path) -> Iterator[list[Job]]:
-    for repetition in range(1, 100):
-        path = recording_of(folder, Run(Cell(cell["slots"], cell["load"]), BASE, repetition))
-        if not path.exists():
-            return
-        yield read_workload(path)
+    return map(read_workload, recordings(cell, folder))
 
 
 def drawn(

@@ -22,6 +22,7 @@ class Work:
     """Makes the missing runs. `tolerant`: disturbed runs count and are not repeated."""
 
     def __init__(self, folder: Folder, drawn: Drawn, settings: Settings, options: Options, *, tolerant: bool) -> None:
+        """Raises folder.Damaged."""
         self.tolerant = tolerant
         self._folder, self._drawn, self._settings, self._options = folder, drawn, settings, options
         self._took_s: list[float] = [run["took_s"] for run in runs_of(folder.path)]
@@ -62,7 +63,11 @@ class Work:
         typer.echo(f"teaching the predictor with {self._settings.taught} answers", err=True)
         lesson = self._drawn.lesson()
         options = replace(self._options, policy=BASE, slots=TEACHING_SLOTS)
-        measured = live.teach(options, lesson, self._folder.taught, self._folder.log)
+        try:
+            measured = live.teach(options, lesson, self._folder.taught, self._folder.log)
+        except live.Untaught as error:
+            typer.echo(f"laps-sd: {error}; {self._folder.log} has more", err=True)
+            raise typer.Exit(1) from None
         results = live.as_json(measured, lesson)["results"]
         if results["failed"]:
             typer.echo(f"laps-sd: {results['failed']} requests failed; {self._folder.log} has more", err=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from laps_sd import terminal
-from laps_sd.outputs import writable
+from worker_service.outputs import writable
 
 # What is said of each figure, how it is written, and its goal.
 FIGURES = {
@@ -49,13 +49,18 @@ def gateway(
 
     from laps_sd.gatewaybench.measure import Load, measure
     from laps_sd.supervise import GaveUp
+    from worker_service.model_files import ModelError
     from worker_service.pull import pull
 
-    load = Load(streams, rounds_per_s, tokens_per_round, many, seconds=seconds)
+    try:
+        load = Load(streams, rounds_per_s, tokens_per_round, many, seconds=seconds)
+    except ValueError as error:
+        hint = "--rounds-per-s, --tokens-per-round, --seconds"
+        raise typer.BadParameter(str(error), param_hint=hint) from None
     try:
         figures = asyncio.run(measure(load, Path(pull(model))))
-    except* (ConnectionError, GaveUp, TimeoutError) as errors:
-        typer.echo(f"laps-sd: {errors.exceptions[0]}", err=True)
+    except* (OSError, GaveUp, ModelError) as errors:
+        typer.echo(f"laps-sd: {str(errors.exceptions[0]) or 'no answer in time'}", err=True)
         raise typer.Exit(1) from None
     for line in told(figures):
         terminal.console().print(line, highlight=False)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
+from laps_sd.loadtest.drivers import raise_file_limit
 from protos.link.v1 import common_pb2, gateway_link_pb2_grpc
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.serving import channel
@@ -88,6 +89,7 @@ async def connect(port: int, max_tokens: int) -> Reader:
 
 async def open_streams(port: int, count: int, max_tokens: int) -> list[Reader]:
     """So many streams, each with its first event."""
+    raise_file_limit()
     readers = []
     for start in range(0, count, 50):
         some = [await connect(port, max_tokens) for _ in range(min(50, count - start))]

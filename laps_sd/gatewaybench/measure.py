@@ -23,7 +23,7 @@ from laps_sd.supervise import Command
 from protos.serving import address
 
 SERVICE = "laps_sd.v1.Inference"
-ENDLESS = 8000  # tokens: no stream ends while it is measured
+ENDLESS = 8000  # tokens of a stream, as many as the stub's context can hold: none may end while it is measured
 UP_S = 30.0
 SETTLE_S = 1.0
 PROBE_EVERY_S = 0.03
@@ -42,6 +42,12 @@ class Load:
     many_s: int = 20
     seconds: float = 10.0
 
+    def __post_init__(self) -> None:
+        """Raises ValueError if streams would end while they are measured."""
+        tokens = self.rounds_per_s * self.tokens_per_round * (SETTLE_S + 2 * self.seconds)
+        if tokens > ENDLESS:
+            raise ValueError(f"a stream would need {tokens:,.0f} tokens, and has {ENDLESS:,}")
+
 
 async def measure(load: Load, model: Path) -> dict[str, Any]:
     """Raises ConnectionError, or a group with GaveUp."""
@@ -52,7 +58,7 @@ async def measure(load: Load, model: Path) -> dict[str, Any]:
         relayed = await _relayed(load, gateway, streams)
         async with straight(stub) as ask:
             asked = await _asked(load, port, ask, gateway, streams, relayed["chunks_per_cpu_s"])
-        problems = asked["problems"] + sum(bool(each.problem) for each in streams)
+        problems = asked["problems"] + sum(each.over.done() for each in streams)
         _hang_up(streams)
     async with gateway_of_stub(1.0, load.tokens_per_round, most, model, hold=load.many) as (port, gateway, _):
         return {"streams": load.streams} | relayed | asked | {"problems": problems} | await _many(load, port, gateway)

@@ -16,7 +16,7 @@ from laps_sd import terminal
 from laps_sd.generate import ApiKey, Ca
 from laps_sd.generate import Server as ServerOption
 from laps_sd.interrupt import INTERRUPTED
-from laps_sd.outputs import writable
+from worker_service.outputs import writable
 
 if TYPE_CHECKING:  # imported where it is used: `--help` needs none of it
     from laps_sd.client import AsyncClient

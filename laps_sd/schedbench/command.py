@@ -10,7 +10,7 @@ import typer
 
 from laps_sd import terminal
 from laps_sd.options import Options
-from laps_sd.outputs import writable
+from worker_service.outputs import writable
 
 SLOTS = 32
 SHAPE = {name: f"{{{name}:,}}" for name in ("workers", "waiting", "tenants", "gateways")}

@@ -62,3 +62,14 @@ def test_they_are_made_from_the_record(
     assert made["draws"] == len(arrivals.DRAWS)
     (cell,) = made["cells"]
     assert page.least_to_most(cell["ratios"]["oracle"]).count("0.") == 3
+
+
+def test_recordings_that_are_missing_are_named_and_no_empty_file_is_written(
+    summary: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "record.json").write_text(json.dumps(summary))
+    monkeypatch.setattr("sys.argv", ["arrivals", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no cell has a recording"):
+        arrivals.main()
+    assert "2 slots, load 0.9 is left out" in capsys.readouterr().err
+    assert not (tmp_path / "arrivals.json").exists()

@@ -84,3 +84,22 @@ def test_only_what_counts_of_fcfs_is_recorded(tmp_path: Path) -> None:
         folder.add(run := Run(Cell(2, BURST), policy, repetition), found(run, [1.0, 2.0], faults=faults))
     compare(tmp_path, "--recordings", str(tmp_path / "recordings"))
     assert [file.name for file in (tmp_path / "recordings").iterdir()] == ["slots2-burst-repetition1-fcfs.jsonl.gz"]
+
+
+@pytest.mark.parametrize("file", ["settings.json", "runs/slots2-burst-repetition1-fcfs.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, file: str) -> None:
+    compare(tmp_path)
+    (tmp_path / "out" / file).write_text("")
+    result = compare(tmp_path)
+    assert result.exit_code == 1
+    assert f"{file} holds no JSON" in result.output
+
+
+def test_a_report_without_any_run_that_counts_says_why(tmp_path: Path) -> None:
+    compare(tmp_path)
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    folder = Folder(tmp_path / "out", SETTINGS.__class__(**settings))
+    folder.add(run := Run(Cell(2, BURST), BASE, 1), found(run, [1.0, 2.0], faults=("a standstill",)))
+    result = compare(tmp_path, "--html", str(tmp_path / "report.html"))
+    assert result.exit_code == 0
+    assert "since a standstill" in (tmp_path / "report.html").read_text()

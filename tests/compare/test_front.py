@@ -89,3 +89,30 @@ def test_a_cell_that_was_not_recorded_is_refused(
     with pytest.raises(SystemExit):
         run(folder, monkeypatch, "--cells", "3@0.85")
     assert "3@0.85 was not recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("draws", ["0", "-1"])
+def test_no_draws_are_refused_and_the_record_stays(folder: Path, monkeypatch: pytest.MonkeyPatch, draws: str) -> None:
+    (folder / "front.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        run(folder, monkeypatch, "--draws", draws)
+    assert (folder / "front.json").read_text() == "{}"
+
+
+def test_a_stopped_run_of_another_record_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stops(unit: front.Unit) -> dict[str, float]:
+        if unit.policy != front.BASE:
+            raise KeyboardInterrupt
+        seen.append(unit)
+        return dict.fromkeys(front.KEPT, 1.0)
+
+    seen: list[front.Unit] = []
+    monkeypatch.setattr(front, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(front, "_measured", stops)
+    for requests in (30, 30, 31):
+        record = json.loads((folder / "record.json").read_text())
+        record["settings"]["requests"] = requests
+        (folder / "record.json").write_text(json.dumps(record))
+        with pytest.raises(KeyboardInterrupt):
+            front.measure(folder, ["2@0.85"], 1, 1, 1)
+    assert len(seen) == 2

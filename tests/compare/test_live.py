@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from itertools import accumulate, cycle
+from pathlib import Path
 
 import pytest
 
-from laps_sd.client import Predictor, Stats
+from laps_sd.client import Predictor, Stats, Worker
+from laps_sd.compare import live
 from laps_sd.compare.host import Conditions
-from laps_sd.compare.live import Measured, faults, learned, warm_up
+from laps_sd.compare.live import Measured, as_json, faults, learned, warm_up
 from laps_sd.compare.pace import latest_s, pace_of
 from laps_sd.loadtest.plan import Planned
 from laps_sd.loadtest.record import Record
+from laps_sd.options import Options
 from scheduler_service.sim.recording import Recording, Seen, Shape
 
 
@@ -18,7 +21,7 @@ def measured(*, sent_s: float = 0.0, error: str = "", seen: int = 4, cold: bool 
     """Of one request of four tokens; the scheduler saw `seen` of them."""
     record = Record(0, 0.0, 0.0, sent_s=sent_s, end_s=1.0, output_tokens=4, request_id="r", error=error)
     recording = Recording(requests={"r": Seen(8, None, seen)})
-    return Measured([record], Stats(), Conditions(), recording, cold)
+    return Measured([record], Stats(workers=[Worker()]), Conditions(), recording, cold)
 
 
 def test_an_undisturbed_run_has_no_fault() -> None:
@@ -34,6 +37,15 @@ def test_each_fault_is_said() -> None:
     ):
         (fault,) = faults(run)
         assert words in fault
+
+
+def test_a_worker_that_is_away_at_the_end_is_a_fault_and_idle_for_no_known_time() -> None:
+    run = measured()
+    run.stats = Stats()
+    run.recording.kv_tokens, run.recording.timeline = 100, steps(0.015)
+    figures = as_json(run, [Planned(0, 0.0, "p", 8, 4, False, category="chat")])
+    assert figures["faults"] == ["the worker was away at the end"]
+    assert figures["scheduler"]["idle_share"] == 0.0
 
 
 PACE = pace_of("t_verify_ms=10,t_token_ms=1")
@@ -98,5 +110,16 @@ class Service:
 
 async def test_what_was_taught_is_fitted_before_the_service_ends() -> None:
     service = Service()
-    await learned(service)  # type: ignore[arg-type]
+    assert await learned(service)  # type: ignore[arg-type]
     assert not service.fitted
+
+
+async def test_what_is_not_fitted_in_time_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LEARNING_S", 0.0)
+    assert not await learned(Service())  # type: ignore[arg-type]
+
+
+def test_a_lesson_that_was_not_learned_is_no_lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_measure", lambda *given: measured())
+    with pytest.raises(live.Untaught, match="did not learn from 1 answers within 120 s"):
+        live.teach(Options(), [Planned(0, None, "p", 8, 4, False)], tmp_path / "taught", tmp_path / "log")

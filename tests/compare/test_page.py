@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -79,6 +80,19 @@ def test_the_page_of_the_docs_has_every_cell_and_says_who_gains(record: dict[str
     assert {file.name for file in folder.glob("*.svg")} == {"ratios.svg", "latencies.svg", "predicted.svg"}
 
 
+def test_the_page_of_this_repository_is_made_from_its_records_alone(
+    docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path(__file__).parents[2] / "docs"
+    plots = [("Mean latency over that of fcfs", "ratios.svg", "")]
+    monkeypatch.setattr(page, "plots", lambda summary: plots)  # they differ with matplotlib's version
+    for file in (real / "benchmarks").glob("*.json"):
+        shutil.copy(file, docs / "benchmarks")
+    page.main()
+    for name in ("explanation/benchmarks.md", *(f"benchmarks/{name}.csv" for name in ("cells", "unpaced", "opening"))):
+        assert (docs / name).read_text() == (real / name).read_text(), f"{name}: python -m laps_sd.compare.page"
+
+
 @pytest.mark.usefixtures("without_plots")
 def test_longest_pauses_have_a_column_where_they_were_recorded(record: dict[str, object], docs: Path) -> None:
     text = json.dumps(record).replace('"ttft_ms": {', '"pause_ms": {"p99": 2500.0}, "ttft_ms": {')
@@ -129,6 +143,22 @@ def test_the_page_tells_what_policies_do_to_first_tokens(record: dict[str, objec
     assert "|2 slots, load 0.85|gittins|0.50 (0.50 to 0.50)|0.61|2.00 s|0.20 ms|0.20|300 ms|0 %|0.00|" in text
     assert "|2 slots, load 0.85|oracle||0.42|" in text
     assert "0.500 (0.500 to 0.500)" in (folder / "opening.csv").read_text()
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_disturbed_runs_of_every_table_are_named(record: dict[str, object], docs: Path) -> None:
+    folder = docs / "benchmarks"
+    settings = {**record["settings"], "pace": asdict(pace_of("t_verify_ms=13")), "seed": 11}  # type: ignore[dict-item]
+    (folder / "record.json").write_text(json.dumps({**record, "settings": settings}))
+    disturbed = {**record, "settings": settings, "latest_s": 0.1}
+    disturbed["cells"][0]["policies"]["gittins"]["faults"] = 1  # type: ignore[index]
+    for name in ("unpaced", "opening"):
+        (folder / f"{name}.json").write_text(json.dumps(disturbed))
+    page.main()
+    text = (docs / "explanation" / "benchmarks.md").read_text()
+    assert text.count("- 2 slots, load 0.85, gittins: 1 of 1 runs were disturbed.") == 2
+    rows = list(csv.DictReader((folder / "opening.csv").read_text().splitlines()))
+    assert [row["disturbed"] for row in rows[:2]] == ["0", "1"]
 
 
 @pytest.mark.usefixtures("without_plots")

@@ -49,3 +49,12 @@ def test_other_requests_are_refused() -> None:
 
 def test_kinds_have_means_of_their_own() -> None:
     assert statistics.by_kind([np.array([1.0, 2.0, 3.0])], [["a", "b", "a"]]) == {"a": 2.0, "b": 2.0}
+
+
+def test_the_order_of_a_burst_is_no_reason_for_a_wide_interval() -> None:
+    """Each of a burst waits for those before it under one policy, and for chance under the other."""
+    rng = np.random.default_rng(3)
+    in_turn, by_chance = [np.arange(1.0, 601.0)], [rng.permutation(np.arange(1.0, 601.0))]
+    ordered, burst = ratio(by_chance, in_turn), ratio(by_chance, in_turn, burst=True)
+    assert burst.low < burst.value == ordered.value < burst.high
+    assert burst.high - burst.low < (ordered.high - ordered.low) / 3

@@ -1,8 +1,12 @@
 """What runs amount to, in figures and words."""
 
+import re
+
 import pytest
+from rich.console import Console
 
 from laps_sd.compare.design import BASE, BURST, Cell, Run
+from laps_sd.compare.show import table
 from laps_sd.compare.summary import sentences, summarise
 from tests.compare.builders import found
 
@@ -83,3 +87,34 @@ def test_the_simulator_predicts_from_recorded_rounds_and_steps() -> None:
     assert row["predicted_mean_ms"] == pytest.approx(50, rel=0.05)
     assert cell["oracle"]["predicted_ratio"] == row["equal_speed_ratio"] == pytest.approx(1)
     assert cell["step_costs"]["t_verify_ms"] + cell["step_costs"]["t_token_ms"] == pytest.approx(10)
+
+
+def test_at_equal_speed_the_same_repetitions_are_compared_too() -> None:
+    crowded = of("fcfs", SLOW, 2, tokens=300)  # las would be slower there
+    (cell, _) = summarise([*CAPACITY, of("fcfs", SLOW), crowded, of("las", SLOW)], 4)["cells"]
+    assert cell["policies"]["las"]["equal_speed_ratio"] == pytest.approx(1)
+
+
+def test_the_table_says_how_many_runs_there_were_where_policies_differ() -> None:
+    runs = [of("fcfs", SLOW), of("fcfs", SLOW, 2), of("las", SLOW)]
+    (cell, burst) = summarise([*CAPACITY, *runs], 4)["cells"]
+    assert re.findall(r"(policy|fcfs|las) +(runs|\d) ", text_of(cell)) == [
+        ("policy", "runs"),
+        ("fcfs", "2"),
+        ("las", "1"),
+    ]
+    assert "runs" not in text_of(burst)
+
+
+def text_of(cell: dict[str, object]) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table(cell))
+    return capture.get()
+
+
+def test_a_run_whose_capacity_was_disturbed_was_not_at_its_load() -> None:
+    disturbed = found(Run(Cell(2, BURST), BASE, 1), SLOW, faults=("a stall",))
+    summary = summarise([disturbed, of("fcfs", SLOW)], 4)
+    assert summary["cells"] == []
+    assert {"run": "slots2-0.85-repetition1-fcfs", "faults": ["its capacity was disturbed"]} in summary["left_out"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from laps_sd.compare import live
 from laps_sd.compare.design import Cell, Drawn, Run, runs
@@ -115,3 +116,16 @@ def test_a_run_cut_short_while_it_was_written_is_missing(tmp_path: Path) -> None
     assert folder.has(run, faulty=False)
     assert Run.of_json(folder[run]["run"]) == run
     write(tmp_path / "x.json", {})
+
+
+def test_a_lesson_that_is_not_learned_ends_the_comparison(
+    tmp_path: Path, services: Services, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def teach(*given: Any) -> None:
+        raise live.Untaught("the predictor did not learn")
+
+    monkeypatch.setattr(live, "teach", teach)
+    with pytest.raises(typer.Exit):
+        work(tmp_path).through(ASKED, None)
+    assert "laps-sd: the predictor did not learn" in capsys.readouterr().err
+    assert not services.begun

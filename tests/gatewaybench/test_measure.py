@@ -4,7 +4,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from laps_sd.cli import app
 from laps_sd.gatewaybench.command import FIGURES, told
 from laps_sd.gatewaybench.load import Reader, straight
 from laps_sd.gatewaybench.measure import Load, measure
@@ -24,6 +26,26 @@ async def test_every_figure_is_measured_and_every_answer_comes_whole(tmp_path: P
     assert len(list(told(figures))) == len(FIGURES)
     assert figures["probes"] > 1
     assert (figures["open_at_once"], figures["whole"], figures["problems"]) == (5, 5, 0)
+
+
+async def test_a_stream_that_ends_too_soon_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TOKENIZER.save(str(tmp_path / "tokenizer.json"))
+    load = Load(streams=3, rounds_per_s=10, tokens_per_round=1, many=1, many_s=1, seconds=0.5)
+    monkeypatch.setattr("laps_sd.gatewaybench.measure.ENDLESS", 4)
+    assert (await measure(load, tmp_path))["problems"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--seconds", "100"], "a stream would need 8,040 tokens"),
+        (["--model", "nowhere"], "unknown model 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_measured_is_a_sentence(flags: list[str], says: str) -> None:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "gateway", *flags])
+    assert result.exit_code in (1, 2)
+    assert says in result.output
 
 
 async def test_a_scheduler_that_cannot_be_asked_is_told_as_no_connection() -> None:

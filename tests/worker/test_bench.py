@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from tests.worker.harness import Tiny
 from worker_service.bench import synthetic
 from worker_service.bench.command import app
 from worker_service.bench.floor import Machine, Work, floor_s, work_of
-from worker_service.bench.page import render
+from worker_service.bench.page import render, verdicts
 from worker_service.bench.peer import Peer, PeerError, PeerSpec
 from worker_service.bench.race import Answer, Batch, race
 from worker_service.bench.systems import Generate, Ours
@@ -161,6 +162,13 @@ def test_a_bench_has_a_complete_row_for_each_system_and_batch(
     assert "- `ours-plain`: " in page
 
 
+def test_the_page_of_the_docs_is_made_from_its_record_alone() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    assert render(json.loads((docs / "engine" / "bench.json").read_text())) == (
+        (docs / "explanation" / "engine.md").read_text()
+    )
+
+
 def test_a_made_up_model_needs_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     flags = ("--synthetic", "tiny", "--acceptance", "1", "--batch", "2", "--systems", "ours", "--draft-len", "3")
@@ -176,10 +184,41 @@ def test_a_made_up_model_needs_no_files(monkeypatch: pytest.MonkeyPatch, tmp_pat
         (("--model", "nowhere"), "nowhere"),
         (("--synthetic", "tiny", "--peer", "vllm-cpu=python"), "no files"),
         (("--synthetic", "tiny", "--device", "cuda"), "CUDA"),
+        (("--synthetic", "tiny", "--plot", "{folder}/plot.svg"), r"laps-sd\[lab\]"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
-    flags: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+    flags: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setitem(sys.modules, "worker_service.bench.page", None)  # as without matplotlib
     with pytest.raises(SystemExit, match=message):
-        bench(monkeypatch, *flags)
+        bench(monkeypatch, *(flag.format(folder=tmp_path) for flag in flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--json", "/nowhere/record.json"), "cannot be written"),
+        (("--plot", "/nowhere/plot.svg"), "cannot be written"),
+        (("--draft-len", "9"), "from 0 to 8"),
+        (("--stages", "2", "--draft-len", "17"), "from 0 to 16"),
+        (("--stages", "2", "--peer", "vllm-cpu=python"), "our engine alone"),
+        (("--stages", "2", "--systems", "ours"), "our engine alone"),
+        (("--stages", "2", "--plot", "{folder}/plot.svg"), "our engine alone"),
+    ],
+)
+def test_flags_that_would_be_obeyed_by_nobody_are_refused(
+    flags: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(typer.BadParameter, match=message):
+        bench(monkeypatch, *(flag.format(folder=tmp_path) for flag in flags))
+
+
+def test_little_more_or_less_is_level() -> None:
+    rows = [{"system": "ours", "batch": batch, "runs": [100.0]} for batch in (1, 2, 4)]
+    others = [
+        {"system": "other", "batch": batch, "runs": [rate]} for batch, rate in ((1, 50.0), (2, 101.0), (4, 200.0))
+    ]
+    assert list(verdicts({"rows": [*rows, *others]})) == [
+        "`other`: ahead at batch 1 (2.00x); level at batch 2 (0.99x); behind at batch 4 (0.50x)."
+    ]

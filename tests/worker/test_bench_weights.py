@@ -64,6 +64,7 @@ def test_every_kind_has_a_row_and_fewer_bytes(tiny: Tiny, tmp_path: Path, capsys
     [
         (["--weights", "int3"], "'int3' is none of auto, int8, int4, stored"),
         (["--batch", "1,x"], "'1,x' is not a list of batch sizes"),
+        (["--json", "/nowhere/record"], "cannot be written"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(tiny: Tiny, tmp_path: Path, flags: list[str], problem: str) -> None:
@@ -74,3 +75,12 @@ def test_what_cannot_be_is_a_sentence(tiny: Tiny, tmp_path: Path, flags: list[st
 def test_a_text_that_is_not_there_is_a_sentence(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"bench of weights: .*No such file"):
         bench(tiny, tmp_path / "nothing")
+
+
+def test_a_text_that_is_too_short_is_refused_before_anything_runs(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_text("")
+    monkeypatch.setattr("worker_service.bench.weights.race", None)
+    with pytest.raises(SystemExit, match="less than two tokens"):
+        bench(tiny, tmp_path / "text")

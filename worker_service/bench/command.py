@@ -1,12 +1,14 @@
 """`laps-sd bench engine`: its flags. What it does is in work.py, which loads torch."""
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from worker_service.bench.limits import MAX_DRAFT_OVER_STAGES
+from worker_service.bench.limits import MAX_DRAFT, MAX_DRAFT_OVER_STAGES
+from worker_service.outputs import writable
 from worker_service.several_values import SeveralValues
 
 SYSTEMS = ("ours", "ours-plain", "transformers", "transformers-assisted")  # peers come by --peer
@@ -14,11 +16,11 @@ SYSTEMS = ("ours", "ours-plain", "transformers", "transformers-assisted")  # pee
 app = typer.Typer(add_completion=False)
 
 
-def _draft_len(text: str) -> int | None:
+def _draft_len(text: str, most: int) -> int | None:
     if text == "tuned":
         return None
-    if not text.isdecimal() or int(text) > MAX_DRAFT_OVER_STAGES:
-        raise ValueError(f"{text!r} is neither tuned nor a number from 0 to {MAX_DRAFT_OVER_STAGES}")
+    if not text.isdecimal() or int(text) > most:
+        raise ValueError(f"{text!r} is neither tuned nor a number from 0 to {most}")
     return int(text)
 
 
@@ -80,13 +82,17 @@ def engine(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of each system; 0: all cores.")] = 0,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="The whole record.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="An SVG.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", callback=writable, help="The whole record.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", callback=writable, help="An SVG.")] = None,
 ) -> None:
     """The engine, with and without speculation, beside transformers and other engines, on the same prompts."""
     told = Namespace(**locals())
+    for name, is_given in (("peer", peer), ("systems", systems != ",".join(SYSTEMS)), ("plot", plot)):
+        if stages > 1 and is_given:
+            raise typer.BadParameter("not with --stages, which runs our engine alone", param_hint=f"--{name}")
+    most = MAX_DRAFT if stages == 1 else MAX_DRAFT_OVER_STAGES
     for name, parse in (
-        ("draft_len", _draft_len),
+        ("draft_len", partial(_draft_len, most=most)),
         ("batch", _batch_sizes),
         ("systems", _systems),
         ("link_delay_ms", _delays),

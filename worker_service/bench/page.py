@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from worker_service.bench.record import PLAIN
 
+LEVEL = 0.02  # so little more or less is neither ahead nor behind
 Found = Mapping[str, Any]
 
 
@@ -48,15 +49,16 @@ def ratio(found: Found, base: str, batch: int) -> float | None:
 
 
 def verdicts(found: Found) -> Iterator[str]:
-    """Against whom it is ahead and behind, and where."""
+    """Against whom it is ahead, level and behind, and where."""
     for base in systems(found):
         if base == "ours":
             continue
         ratios = {batch: value for batch in batches(found) if (value := ratio(found, base, batch)) is not None}
-        ahead = [f"{batch} ({value:.2f}x)" for batch, value in ratios.items() if value > 1]
-        behind = [f"{batch} ({value:.2f}x)" for batch, value in ratios.items() if value <= 1]
-        parts = [f"ahead at batch {', '.join(ahead)}"] * bool(ahead)
-        parts += [f"behind at batch {', '.join(behind)}"] * bool(behind)
+        where: dict[str, list[str]] = {"ahead": [], "level": [], "behind": []}
+        for batch, value in ratios.items():
+            place = "level" if abs(value - 1) <= LEVEL else "ahead" if value > 1 else "behind"
+            where[place].append(f"{batch} ({value:.2f}x)")
+        parts = [f"{place} at batch {', '.join(some)}" for place, some in where.items() if some]
         yield f"`{base}`: {'; '.join(parts)}."
 
 

@@ -18,8 +18,8 @@ Answers = Callable[[list[list[int]], int], list[list[int]]]
 def vllm_cpu(model: str, dtype: str, threads: int, max_batch: int, context_tokens: int) -> Answers:
     # In this process: nothing of it then runs while another system's turn is measured.
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB)}
-    if threads:
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
+    if threads:  # vLLM binds threads in processes of its own alone; in this one only torch counts them
+        os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "OMP_NUM_THREADS": str(threads)}
     from vllm import LLM, SamplingParams
 
     engine = LLM(

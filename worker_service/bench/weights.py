@@ -25,6 +25,7 @@ from worker_service.engine.kv import KV
 from worker_service.engine.target import InputSequence
 from worker_service.model_files import ModelError
 from worker_service.models import LoadedModel, load
+from worker_service.outputs import writable
 from worker_service.prompts import PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
@@ -79,6 +80,7 @@ def measure(options: Namespace) -> dict[str, Kind]:
     folder, text = str(resolve(options.model)), options.text.read_text()
     engines: dict[str, Engine] = {}
     sizes: dict[str, int] = {}
+    perplexities: dict[str, float] = {}
     prompts: list[list[int]] = []
     tokens: list[int] = []
     for kind in dict.fromkeys(options.weights):
@@ -91,6 +93,7 @@ def measure(options: Namespace) -> dict[str, Kind]:
             if len(ids := encode(loaded.tokenizer, prompt.text)) <= _PROMPT_TOKENS
         ]
         tokens = tokens or list(loaded.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+        perplexities[kind] = perplexity(engines[kind], tokens)
     systems: dict[str, System] = {kind: Ours(engine, 0) for kind, engine in engines.items()}
     speeds: dict[str, dict[int, Speed]] = {kind: {} for kind in engines}
     for size in options.batch:
@@ -99,7 +102,7 @@ def measure(options: Namespace) -> dict[str, Kind]:
         race(systems, batches[:1], options.tokens)  # warms up
         for kind, speed in compare(race(systems, batches, options.tokens)).items():
             speeds[kind][size] = speed
-    return {kind: Kind(sizes[kind] / 1e6, perplexity(engines[kind], tokens), speeds[kind]) for kind in engines}
+    return {kind: Kind(sizes[kind] / 1e6, perplexities[kind], speeds[kind]) for kind in engines}
 
 
 def compare(answers: dict[str, list[Answer]]) -> dict[str, Speed]:
@@ -147,7 +150,7 @@ def weights(
     repetitions: Annotated[int, typer.Option(min=1, help="Each with other prompts.")] = 5,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all cores.")] = 0,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="The whole record.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", callback=writable, help="The whole record.")] = None,
 ) -> None:
     """Weights of several kinds in turn, on a CPU."""
     sizes = [int(part) if part.isdecimal() else 0 for part in batch.split(",")]
@@ -163,12 +166,12 @@ def weights(
     )
     try:
         found = measure(options)
+        show(found, Console() if sys.stdout.isatty() else Console(width=_WIDTH))
         if json:
             record = {name: asdict(kind) for name, kind in found.items()}
             json.write_text(json_format.dumps(record, indent=1) + "\n")
     except (ModelError, PromptError, OSError, ValueError) as error:
         sys.exit(f"bench of weights: {error}")
-    show(found, Console() if sys.stdout.isatty() else Console(width=_WIDTH))
 
 
 if __name__ == "__main__":

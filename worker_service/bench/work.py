@@ -39,18 +39,20 @@ def run(options: Namespace) -> None:
         torch.set_num_threads(options.threads)
     console = Console(stderr=True)
     try:
+        if options.plot:
+            from worker_service.bench.page import draw
         with ExitStack() as stack, Progress(console=console) as bar:
             found = bench(options, stack, bar)
-        if options.plot and options.stages == 1:
-            from worker_service.bench.page import draw  # needs matplotlib, of the extra `lab`
-
+        show = _print_stages if options.stages > 1 else _print
+        show(found, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
+        if options.plot:
             options.plot.write_text(draw(found))
+    except ImportError:  # of matplotlib
+        sys.exit("bench engine: --plot needs the extra: pip install 'laps-sd[lab]'")
     except (ModelError, PromptError, PeerError, OSError) as error:
         sys.exit(f"bench engine: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-    show = _print_stages if options.stages > 1 else _print
-    show(found, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
 
 
 def bench(options: Namespace, stack: ExitStack, bar: Progress) -> dict[str, Any]:
