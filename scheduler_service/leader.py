@@ -10,7 +10,7 @@ One event loop owns all of the state. No transport lives here: links/ holds the 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count, islice
 from uuid import uuid4
@@ -18,15 +18,13 @@ from uuid import uuid4
 import structlog
 
 from protos.errors import NotServing
-from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.serving import first_of
 from protos.tracing import Tracing
-from scheduler_service import checks
-from scheduler_service.clock import steady_clock
+from scheduler_service import checks, translate
+from scheduler_service.clock import SteadyClock
 from scheduler_service.comparing import Comparing
 from scheduler_service.config import Settings
-from scheduler_service.core import backlog
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import Cancelled, Tick
 from scheduler_service.counters import Counters
@@ -67,7 +65,7 @@ class Leader:
         trainer: Trainer | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        self.settings, self.clock = settings, (clock := steady_clock() if clock is None else clock)
+        self.settings, self.clock = settings, (clock := SteadyClock() if clock is None else clock)
         self.core = Core(
             settings.make_policy(),
             draft_len=None if settings.draft_len == "auto" else settings.draft_len,
@@ -79,6 +77,7 @@ class Leader:
         )
         self.over = asyncio.Event()  # it leads no longer: all of its streams end
         self.apart = asyncio.Event()  # set, and replaced, when its streams end that others may find another leader
+        self._apart_s = APART_S  # until that happens
         self.epoch = 0
         self._highest_epoch = 0  # that any worker has obeyed
         self._attempt = uuid4().hex  # to lead; the same until one is answered
@@ -175,8 +174,9 @@ class Leader:
         # The task that had it read may be cancelled. Gateways that followed the request before get their answers still.
         await asyncio.shield(self.ledger.was_read(id, found))
 
-    async def attach(self, hello: worker_pb.Hello) -> WorkerSession:
-        """A worker's new connection. Raises RequestError if the worker does not belong here."""
+    async def attach(self, hello: worker_pb.Hello, ask: Callable[[], Awaitable[bytes]] | None = None) -> WorkerSession:
+        """A worker's new connection. `ask`: for the tokenizer that it has left out, if no other has brought it. Raises
+        RequestError if the worker does not belong here."""
         if hello.max_epoch > self.epoch:  # its own one may be far ahead: this clock was, and has been mended
             checks.obeyed(hello.max_epoch, self.clock())
         self._highest_epoch = max(self._highest_epoch, hello.max_epoch)
@@ -197,6 +197,8 @@ class Leader:
                 self.comparing.forget()
                 if self.event_log:
                     self.event_log.forgot()
+            if ask is not None and not self.workers.has_tokenizer(hello):
+                hello.model.tokenizer_json = await ask()
             return self.workers.attach(hello)
 
     async def run(self) -> None:
@@ -209,12 +211,12 @@ class Leader:
         for tick in count():
             await asyncio.sleep(TICK_S)
             self.requests.count_unread()
-            if tick % LOAD_TICKS == 0:
-                self._tell_load()
+            if tick % LOAD_TICKS == 0 and self.workers.served:
+                self.outboxes.tell_load(lambda: translate.to_load(self.core.fleet))
             if self._highest_epoch > self.epoch:
                 raise HigherEpoch(self._highest_epoch)
-            if self.settings.standby and tick % round(APART_S / TICK_S) == 0 and self.persister.silent_s >= APART_S:
-                self._send_away()
+            if self.settings.standby:
+                self._send_away(self.persister.silent_s)
             while self.durable.apply(Tick(ENDED_AT_ONCE)):  # a burst of requests may have one deadline
                 await self.turns.room(UNITS)
             self.workers.close_hung(TICK_S)
@@ -222,22 +224,17 @@ class Leader:
                 self._log.info("orphan_cancelled", request_id=id)
                 self.durable.apply(Cancelled(id))
 
-    def _send_away(self) -> None:
-        """Gateways and workers are to look whether another scheduler leads; where none does they come back."""
-        self._log.warning("links_ended", reason="the store does not answer: another scheduler may lead by now")
-        self.sessions.send_away()
-        self.apart.set()
-        self.apart = asyncio.Event()
-
-    def _tell_load(self) -> None:
-        told = [outbox for outbox in self.outboxes if outbox.wants_load]
-        if told and self.workers.served:
-            fleet = self.core.fleet
-            free = sum(max(worker.vacancy, 0) for worker in fleet.workers.values() if not worker.draining)
-            waits_s = backlog.waits_s(fleet).values()
-            load = gateway_pb.Load(backlog_s=waits_s, request_s=backlog.request_s(fleet), free_slots=free)
-            for outbox in told:
-                outbox.load(load)
+    def _send_away(self, silent_s: float) -> None:
+        """After 5, 10, 20 ... seconds without the store gateways and workers are to look whether another scheduler
+        leads; where none does they come back."""
+        if silent_s < APART_S:
+            self._apart_s = APART_S
+        elif silent_s >= self._apart_s:
+            self._apart_s *= 2
+            self._log.warning("links_ended", reason="the store does not answer: another scheduler may lead by now")
+            self.sessions.send_away()
+            self.apart.set()
+            self.apart = asyncio.Event()
 
     async def close(self) -> None:
         """After `run`: keep what was learned, and let a standby lead at once."""

@@ -132,6 +132,7 @@ class Ledger:
         if joined and end < tracked.log.tokens:
             await self._repeat(id, tracked, new, outbox)
         # From the last round to here nothing may wait.
+        joined = joined or tracked.followers.get(outbox, False)  # another answer may have become whole meanwhile
         whole = joined or end == tracked.log.tokens
         if tracked.ending is None:
             self._join(id, tracked, outbox, behind=not whole)

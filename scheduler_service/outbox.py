@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from protos.errors import RequestError
 from protos.link.v1 import common_pb2 as common_pb
@@ -128,3 +129,10 @@ class Outboxes(set[GatewayOutbox]):
         """As GatewayOutbox.serving, to every gateway."""
         for outbox in self:
             outbox.serving(model)
+
+    def tell_load(self, load: Callable[[], pb.Load]) -> None:
+        """To those that choose between cells. `load` is asked only if there are any."""
+        if told := [outbox for outbox in self if outbox.wants_load]:
+            now = load()
+            for outbox in told:
+                outbox.load(now)

@@ -10,7 +10,17 @@ from typing import Protocol
 import structlog
 
 from protos.metrics import Distribution
-from scheduler_service.store import LostWrites, Pulse, Store, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
+from scheduler_service.store import (
+    LostWrites,
+    Pulse,
+    Store,
+    StoreFull,
+    StoreRefuses,
+    StoreUnavailable,
+    TooFewReplicas,
+    Verdict,
+    Write,
+)
 
 Batch = Sequence[Write]
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
@@ -59,7 +69,7 @@ class Persister:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the store acknowledged a commit. One is made at least every BEAT_S."""
+        """Seconds since the store answered; it is asked at least every BEAT_S."""
         return asyncio.get_running_loop().time() - self._answered_at if self.acknowledged.is_set() else 0.0
 
     @property
@@ -143,6 +153,8 @@ class Persister:
                 return verdicts
             except StoreUnavailable as error:
                 structlog.get_logger().warning("store_unavailable", error=str(error))
+                if isinstance(error, StoreRefuses) and not isinstance(error, TooFewReplicas):
+                    self._answered_at = clock()  # too few replicas are also what a primary has that is cut off itself
                 refused_s = refused_s + clock() - began + wait_s if isinstance(error, StoreRefuses) else 0.0
                 if refused_s >= REFUSED_S and not self.refusal:
                     self.refusal = str(error)
@@ -174,6 +186,7 @@ class Persister:
             self._parts -= 1
             await self._store.rewrite(self._epoch, self._parts, follows, part, self._before)
             follows, part = self._parts, next_part
+            self._answered_at = asyncio.get_running_loop().time()
         await self._store.rewrite(self._epoch, self._commits, follows, part, self._before)
 
 

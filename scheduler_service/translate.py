@@ -5,7 +5,9 @@ from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.times import duration, timestamp
 from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
+from scheduler_service.core import backlog
 from scheduler_service.core.beliefs import Expected
+from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
     CostProfile,
@@ -131,3 +133,10 @@ def to_status(record: Record, now: float) -> status_pb.RequestStatus:
         queue_time=duration(queue_time_s(record, now)),
         priority=types_pb.Priority.ValueType(record.request.klass),
     )
+
+
+def to_load(fleet: Fleet) -> gateway_pb.Load:
+    """How long a new request would wait, for gateways that choose between cells."""
+    free = sum(max(worker.vacancy, 0) for worker in fleet.workers.values() if not worker.draining)
+    waits_s = backlog.waits_s(fleet).values()
+    return gateway_pb.Load(backlog_s=waits_s, request_s=backlog.request_s(fleet), free_slots=free)

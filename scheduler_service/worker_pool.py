@@ -3,7 +3,6 @@
 A report is answered at once; what it brought is stored in the background (durable_core.py).
 """
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
@@ -37,7 +36,6 @@ class WorkerPool:
         self.epoch = 0  # of this leader
         self.led_since = -inf  # by the clock
         self.sessions = sessions
-        self.asking = asyncio.Lock()  # held while a worker is asked for its tokenizer
         self.loading: list[str] = []  # names of workers that are coming
         self._to_go: set[str] = set()  # names of workers that were told to drain, and have not said that they do
         self._settings, self._durable, self._ledger, self._outboxes = settings, durable, ledger, outboxes
@@ -48,12 +46,9 @@ class WorkerPool:
 
     def attach(self, hello: pb.Hello) -> WorkerSession:
         """A worker's new connection; an older one of the same worker is closed. Its model was checked. Raises BadInput
-        if its context is smaller than that of the others, or it refuses what they serve; NotServing if its tokenizer is
-        missing."""
+        if its context is smaller than that of the others, or it refuses what they serve."""
         if self.model is None or not self.sessions:
-            if hello.tokenizer_bytes and not hello.model.tokenizer_json:
-                if self.model is None or not self.has_tokenizer(hello):
-                    raise NotServing("the model has just changed: its tokenizer is not there")
+            if self.model is not None and hello.tokenizer_bytes and not hello.model.tokenizer_json:
                 hello.model.tokenizer_json = self.model.tokenizer_json
             self.model = hello.model
         elif hello.model.context_tokens < self.model.context_tokens:
@@ -72,8 +67,9 @@ class WorkerPool:
         return session
 
     def has_tokenizer(self, hello: pb.Hello) -> bool:
-        """Whether a worker of this model has brought the tokenizer: the fingerprint stands for it, too."""
-        return self.model is not None and self.model.fingerprint == hello.model.fingerprint
+        """Whether it is in the greeting, or a worker of that model has brought it: the fingerprint stands for it."""
+        known = self.model is not None and self.model.fingerprint == hello.model.fingerprint
+        return known or not hello.tokenizer_bytes
 
     @contextmanager
     def expecting(self, request: pb.AnnounceRequest) -> Iterator[None]:

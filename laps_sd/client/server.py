@@ -73,7 +73,8 @@ def read_ca(file: Path) -> bytes:
     except OSError as error:
         raise BadInput("ca", f"{file} cannot be read: {error.strerror}") from error
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        certificates = pem.decode("ascii", "ignore")  # what else there is are comments
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificates)
+    except (ssl.SSLError, ValueError) as error:  # ValueError: an empty file
         raise BadInput("ca", f"{file} is no PEM file of certificates") from error
     return pem

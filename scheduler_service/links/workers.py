@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -17,7 +18,8 @@ from scheduler_service.leader import Leader
 from scheduler_service.pace import of_command
 from scheduler_service.session import WorkerSession
 
-HELLO_TIMEOUT_S = 10.0  # and until the tokenizer has come, too
+HELLO_TIMEOUT_S = 10.0
+PART_TIMEOUT_S = 2.0  # until the next part of a tokenizer
 
 
 class WorkerLink(rpc.WorkerLinkServicer):
@@ -31,7 +33,8 @@ class WorkerLink(rpc.WorkerLinkServicer):
             hello = await self._hello(context)  # before any refusal: a worker whose write fails is not told the reason
             await asyncio.sleep(0)  # an older worker's has megabytes, and reading them has taken a turn
             leader = self._leads()
-            session = await _attach(leader, hello, context)
+            apart = leader.apart
+            session = await leader.attach(hello, partial(_tokenizer, hello.tokenizer_bytes, context))
         except RequestError as error:
             self._log.warning("worker_refused", reason=error.message)
             await abort(context, error)
@@ -47,7 +50,7 @@ class WorkerLink(rpc.WorkerLinkServicer):
                 lambda: _write(leader, session, context),
                 session.closed.wait,
                 leader.over.wait,
-                leader.apart.wait,
+                apart.wait,
             )
         except TimeoutError:
             log.warning("worker_silent", timeout_s=leader.settings.worker_timeout_s)
@@ -82,32 +85,23 @@ class WorkerLink(rpc.WorkerLinkServicer):
         return message.hello
 
 
-async def _attach(leader: Leader, hello: pb.Hello, stream: Stream[pb.FromWorker, pb.ToWorker]) -> WorkerSession:
-    """As Leader.attach. Workers that leave their tokenizer out are asked for it one at a time until one has brought it:
-    after a change of leaders all of them come at once."""
-    if not hello.tokenizer_bytes:
-        return await leader.attach(hello)
-    async with leader.workers.asking:
-        if not leader.workers.has_tokenizer(hello):
-            hello.model.tokenizer_json = await _tokenizer(hello.tokenizer_bytes, stream)
-        return await leader.attach(hello)
-
-
 async def _tokenizer(size: int, stream: Stream[pb.FromWorker, pb.ToWorker]) -> bytes:
-    """The `size` bytes of a worker's tokenizer. Raises BadInput if others come, or not all of them in time."""
+    """The `size` bytes of a worker's tokenizer, which it has left out. Raises BadInput if others come, or no more of
+    them within PART_TIMEOUT_S: meanwhile no other worker can attach."""
     parts: list[bytes] = []
     try:
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
+        async with asyncio.timeout(PART_TIMEOUT_S):
             await stream.write(pb.ToWorker(describe=pb.Describe()))
-            while size:
+        while size:
+            async with asyncio.timeout(PART_TIMEOUT_S):
                 message = await stream.read()
-                part = message.tokenizer_part if isinstance(message, pb.FromWorker) else b""
-                if not 0 < len(part) <= size:
-                    raise BadInput("tokenizer_part", f"of {len(part)} bytes, where {size} are to come")
-                parts.append(part)
-                size -= len(part)
+            part = message.tokenizer_part if isinstance(message, pb.FromWorker) else b""
+            if not 0 < len(part) <= size:
+                raise BadInput("tokenizer_part", f"of {len(part)} bytes, where {size} are to come")
+            parts.append(part)
+            size -= len(part)
     except TimeoutError:
-        raise BadInput("tokenizer_part", f"{size} bytes did not come within {HELLO_TIMEOUT_S:.0f} s") from None
+        raise BadInput("tokenizer_part", f"none came within {PART_TIMEOUT_S:.0f} s, of {size} bytes") from None
     return b"".join(parts)
 
 

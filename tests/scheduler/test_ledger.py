@@ -15,6 +15,7 @@ from protos.errors import DuplicateRequest
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2 as types_pb
+from scheduler_service.clock import SteadyClock
 from scheduler_service.config import Settings
 from scheduler_service.core.lifecycle import State
 from scheduler_service.leader import Leader
@@ -73,11 +74,18 @@ async def test_a_clock_that_is_set_back_has_nothing_kept_for_longer() -> None:
     assert not list(leader.ledger.everything())
 
 
-def test_a_clock_that_is_set_forward_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    leader = Leader(Settings(_cli_parse_args=False), MemoryStore())  # type: ignore[call-arg]
-    now = leader.clock()
-    monkeypatch.setattr("time.time", lambda: now + 7200)
-    assert leader.clock() < now + 3600
+def test_a_leaders_clock_follows_one_that_is_set_by_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not jump, which would end all requests at once; nor does it stay wrong, by which the next one judges."""
+    wall, passed = 1000.0, 50.0
+    monkeypatch.setattr("time.time", lambda: wall)
+    monkeypatch.setattr("time.monotonic", lambda: passed)
+    clock = SteadyClock()
+    wall, passed = 1010.0, 60.0
+    assert clock() == 1010
+    wall, passed = 1010.0 + 7200 + 100, 160.0
+    assert clock() == pytest.approx(1120)
+    wall, passed = wall + 80_000, passed + 80_000
+    assert clock() == pytest.approx(wall)
 
 
 async def test_what_ended_before_the_store_went_away_is_kept_however_long_it_stays_away() -> None:
@@ -209,6 +217,20 @@ async def test_new_rounds_wait_until_the_answer_to_another_stream_of_that_gatewa
     assert await heard(outbox) == [*range(2 * LONG - 2), *range(2 * LONG, 2 * LONG + 10)]
     await book.durable([advance(book.live["a"], 2 * LONG + 10)])
     assert await heard(outbox) == [2 * LONG + 10, 2 * LONG + 11]
+
+
+async def test_of_two_answers_at_once_the_shorter_keeps_no_new_rounds_from_the_gateway() -> None:
+    """After a change of leaders a gateway with two streams of a request is answered while it follows again."""
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=LONG)
+    part = asyncio.create_task(book.follow("a", 0, outbox, most=2 * LONG - 2))
+    await asyncio.sleep(0)
+    await book.follow("a", 2 * LONG, outbox)
+    assert not part.done()
+    await part
+    outbox.take()
+    await book.durable([advance(book.live["a"], 2 * LONG)])
+    assert await heard(outbox) == [2 * LONG, 2 * LONG + 1]
 
 
 async def test_the_end_that_comes_during_an_answer_to_another_stream_is_told_after_it() -> None:

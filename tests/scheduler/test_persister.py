@@ -9,7 +9,16 @@ import pytest
 from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.ledger import Ledger
 from scheduler_service.persister import MAX_BYTES, Persister
-from scheduler_service.store import MemoryStore, Pulse, StoreFull, StoreRefuses, StoreUnavailable, Verdict, Write
+from scheduler_service.store import (
+    MemoryStore,
+    Pulse,
+    StoreFull,
+    StoreRefuses,
+    StoreUnavailable,
+    TooFewReplicas,
+    Verdict,
+    Write,
+)
 from scheduler_service.tracked import Tracked
 from tests.scheduler.live import WAIT_S
 from tests.scheduler.store.writes import submission, tokens
@@ -236,5 +245,42 @@ async def test_a_commit_ends_before_it_is_long_under_way() -> None:
 
     await until(done)
     assert store.sizes == [1 + HALF + HALF, 3 * HALF, 1]
+    running.cancel()
+    await asyncio.wait([running])
+
+
+class Failing(MemoryStore):
+    """Answers every commit after the first with an error."""
+
+    def __init__(self, error: type[StoreUnavailable]) -> None:
+        super().__init__()
+        self._error, self.asked = error, 0
+
+    async def commit(self, epoch: int, number: int, writes: Sequence[Write]) -> list[Verdict]:
+        self.asked += 1
+        if self.asked > 1:
+            raise self._error("so it is")
+        return await super().commit(epoch, number, writes)
+
+
+@pytest.mark.parametrize(
+    ("error", "answers"), [(StoreRefuses, True), (TooFewReplicas, False), (StoreUnavailable, False)]
+)
+async def test_only_a_store_that_does_not_answer_may_be_led_by_another(
+    error: type[StoreUnavailable], answers: bool
+) -> None:
+    """A primary that is cut off from its Sentinels says that it has too few replicas."""
+    store, now = Failing(error), asyncio.get_running_loop().time
+    persister = Persister(store, 16, Ledger(store, lambda id: None), lambda: None)
+    running = asyncio.create_task(persister.run(await store.lead(1)))
+    async with asyncio.timeout(WAIT_S):
+        await persister.acknowledged.wait()
+        acknowledged_at = now()
+
+        async def asked_again() -> bool:
+            return store.asked >= 4
+
+        await until(asked_again)
+    assert (persister.silent_s < now() - acknowledged_at) == answers
     running.cancel()
     await asyncio.wait([running])

@@ -1,7 +1,6 @@
 """Workers leave their tokenizer out of their greeting, and the scheduler asks one of them for it."""
 
 import asyncio
-from typing import Any
 
 import grpc
 import pytest
@@ -90,13 +89,7 @@ async def test_who_does_not_send_what_it_promised_is_refused_and_the_next_is_ask
     async with scheduler(MemoryStore()) as (_, target):
         worker = Worker(target)
         with monkeypatch.context() as patch:
-            reads = links._tokenizer  # its deadline alone is short
-
-            async def in_a_moment(*given: Any) -> bytes:
-                patch.setattr(links, "HELLO_TIMEOUT_S", 0.1)
-                return await reads(*given)
-
-            patch.setattr(links, "_tokenizer", in_a_moment)
+            patch.setattr(links, "PART_TIMEOUT_S", 0.1)
             await worker.greet(len(TOKENIZER) + 1)
             with pytest.raises(grpc.aio.AioRpcError, match="tokenizer_part") as refused:
                 await worker.describe(*parts)
@@ -115,14 +108,14 @@ async def test_a_tokenizer_that_would_fit_into_no_message_is_not_asked_for() -> 
         await worker.close()
 
 
-async def test_the_tokenizer_of_another_model_is_not_taken() -> None:
-    """The model changed while a worker that was not asked was on its way."""
-    async with scheduler(MemoryStore()) as (leader, target):
-        worker = Worker(target)
+async def test_a_worker_of_another_model_is_not_asked_and_keeps_nobody_waiting() -> None:
+    async with scheduler(MemoryStore()) as (_, target):
+        worker, other = Worker(target), Worker(target, "other")
         await worker.greet()
         await worker.describe(TOKENIZER)
-        leader.workers.detach(leader.sessions["w"])
-        other = hello(model=type(MODEL)(fingerprint="other"), tokenizer_bytes=9)
-        with pytest.raises(Exception, match="its tokenizer is not there"):
-            leader.workers.attach(other)
+        said = hello("other", model=type(MODEL)(fingerprint="other"), tokenizer_bytes=9)
+        await other.call.write(pb.FromWorker(hello=said))
+        with pytest.raises(grpc.aio.AioRpcError, match="what the other workers run"):
+            await other.read()
         await worker.close()
+        await other.close()
