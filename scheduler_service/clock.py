@@ -3,6 +3,7 @@
 import time
 
 RATE = 0.1  # by how much this clock may go faster or slower than time passes
+EVERY_S = 1.0  # the machine's clock is looked at
 
 
 class SteadyClock:
@@ -11,9 +12,12 @@ class SteadyClock:
 
     def __init__(self) -> None:
         self._now, self._at = time.time(), time.monotonic()
+        self._slope = 0.0
 
     def __call__(self) -> float:
-        at = time.monotonic()
-        passed, self._at = at - self._at, at
-        self._now += passed + min(max(time.time() - self._now - passed, -RATE * passed), RATE * passed)
-        return self._now
+        passed = time.monotonic() - self._at
+        now = self._now + passed + self._slope * min(passed, EVERY_S)
+        if passed >= EVERY_S:
+            self._now, self._at = now, self._at + passed
+            self._slope = min(max((time.time() - now) / EVERY_S, -RATE), RATE)
+        return now
