@@ -13,6 +13,7 @@ import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from gateway.config import RETRY_AFTER_MS
+from gateway.unanswered import Unanswered
 from protos import version
 from protos.errors import NotServing, from_code
 from protos.link.v1 import gateway_link_pb2, gateway_link_pb2_grpc
@@ -63,6 +64,7 @@ class Connection:
         self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
         self._stub: Stub | None = None  # of the scheduler that leads; None: not connected
         self._upward: Upward | None = None  # messages to be sent; None: not connected
+        self.unanswered = Unanswered()
         self._was_up = self._told = False  # ever; of this outage
         self._stuck = asyncio.Event()  # more messages than may wait
         self._waits_since = inf  # on the event loop's clock: since then a read waits for the scheduler
@@ -79,7 +81,7 @@ class Connection:
 
     def send(self, message: gateway_link_pb2.FromGateway) -> None:
         """Never waits. Without a connection the message is dropped: `on_up` says again what still counts."""
-        if self._upward is None:
+        if self._upward is None or not self.unanswered.sends(message):
             return
         try:
             self._upward.put_nowait(message)
@@ -181,6 +183,7 @@ class Connection:
             if not isinstance(message, gateway_link_pb2.ToGateway):
                 raise LinkDown(f"the scheduler closed the link: {await call.details()}")
             self._stub, self._upward = stub, asyncio.Queue(self._queue_size)
+            self.unanswered.clear()
             self._was_up, self._told = True, False
             self._log.info("scheduler_linked", scheduler=scheduler)
             await self._on_up()
@@ -206,6 +209,7 @@ class Connection:
                 return  # the scheduler hung up
             self._waits_since = inf
             await self._on_message(message)
+            self.unanswered.heard(message)
 
     async def _silence(self) -> None:
         """Return once a read has waited too long. A timeout around each read would cost as much as relaying a row."""

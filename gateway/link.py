@@ -77,6 +77,7 @@ class Link:
         """A stream of a new request. If the same request is live here already, a further stream of that one. Raises
         NotServing while there is no connection; DuplicateRequest if another request has the id."""
         if not (live := self.feeds.get(submit.request_id, [])):
+            self.scheduler.unanswered.check(submit.request_id)
             return self._open(submit)
         if not same(live[0].submit, submit):
             raise _taken(submit.request_id)

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.feed import Feed
 from gateway.link import Link
+from gateway.unanswered import Unanswered
 from protos.errors import DuplicateRequest, Lost, NotServing, QueueFull, RequestError
 from protos.idempotence import content
 from protos.link.v1 import gateway_link_pb2 as pb
@@ -37,6 +38,7 @@ class Streams(RuleBasedStateMachine):
         self.asked: set[str] = set()  # requests that somebody cancelled
         self.damaged: set[str] = set()  # requests of which deltas were dropped, or all was forgotten
         self.up = False
+        self.unanswered = Unanswered()
         self.sent = 0
         self.link = Link(
             ["nowhere:1"],
@@ -48,11 +50,11 @@ class Streams(RuleBasedStateMachine):
             on_ready=mock.AsyncMock(),
         )
         self.link._log = mock.Mock()
-        self.link.scheduler = self  # type: ignore[assignment]  # `up` and `send`
+        self.link.scheduler = self  # type: ignore[assignment]  # `up`, `send` and `unanswered`
         self.connect()
 
     def send(self, message: pb.FromGateway) -> None:
-        if self.up:
+        if self.up and self.unanswered.sends(message):
             self.sent += 1
             self.scheduler.unheard.append(message)
 
@@ -159,6 +161,7 @@ class Streams(RuleBasedStateMachine):
             message.MergeFrom(one)
         del self.scheduler.unsaid[:count]
         self.bounded(lambda: self.do(self.link._receive(message)), messages=count)
+        self.unanswered.heard(message)
 
     @rule(id=IDS)
     def store(self, id: str) -> None:
@@ -200,6 +203,7 @@ class Streams(RuleBasedStateMachine):
 
     def connect(self) -> None:
         self.up, self.faulty = True, False
+        self.unanswered.clear()
         self.bounded(lambda: self.do(self.link._linked()))
 
     def drop(self) -> None:

@@ -1,0 +1,37 @@
+"""Which submissions wait for the scheduler's answer. It names a request by its id alone, so no answer may come when the
+id is another request's. Nothing is sent here."""
+
+from protos.errors import NotServing
+from protos.link.v1 import gateway_link_pb2
+
+RETRY_AFTER_MS = 100
+
+
+class Unanswered:
+    """Of one connection to the scheduler."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+
+    def clear(self) -> None:
+        """The connection is new."""
+        self._ids.clear()
+
+    def sends(self, message: gateway_link_pb2.FromGateway) -> bool:
+        """Whether the message is to be sent: all but a submission of an id that waits. Its answer comes for all streams
+        of that request; a second one could come late."""
+        if not message.HasField("submit"):
+            return True
+        waits = message.submit.request_id in self._ids
+        self._ids.add(message.submit.request_id)
+        return not waits
+
+    def heard(self, message: gateway_link_pb2.ToGateway) -> None:
+        """The streams that it answers have been told."""
+        if message.accepted or message.refusals:
+            self._ids.difference_update(message.accepted, [refusal.request_id for refusal in message.refusals])
+
+    def check(self, request_id: str) -> None:
+        """Raises NotServing if the answer to an earlier request of this id would be taken for a new one's."""
+        if request_id in self._ids:
+            raise NotServing("an earlier request of this id is not answered yet", retry_after_ms=RETRY_AFTER_MS)

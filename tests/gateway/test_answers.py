@@ -1,0 +1,62 @@
+"""The scheduler names a request by its id when it accepts or refuses it: which submission it means must be certain."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.link import Link
+from protos.errors import NotServing
+from protos.link.v1 import gateway_link_pb2 as pb
+from protos.tls import Tls
+
+
+class Call:
+    """Says these messages, and hangs up."""
+
+    def __init__(self, *messages: pb.ToGateway) -> None:
+        self._messages = list(messages)
+
+    async def read(self) -> Any:
+        return self._messages.pop(0) if self._messages else grpc.aio.EOF
+
+
+def linked() -> tuple[Link, "asyncio.Queue[pb.FromGateway]"]:
+    """A link that is up, and what it sends."""
+
+    async def on_ready() -> None:
+        pass
+
+    link = Link(["127.0.0.1:1"], Tls(), max_requests=9, reconnect_timeout_s=9, rpc_timeout_s=9, on_ready=on_ready)
+    sent = link.scheduler._upward = asyncio.Queue(9)
+    return link, sent
+
+
+async def test_streams_of_one_request_wait_for_one_answer() -> None:
+    """A second one might come when the id is another request's, which would get the tokens of this one."""
+    link, sent = linked()
+    submit = pb.Submit(request_id="a", prompt=[1])
+    first, second = link.submit(submit), link.submit(submit)
+    assert sent.qsize() == 1
+    await link.scheduler._read(Call(pb.ToGateway(accepted=["a"])))  # type: ignore[arg-type]
+    assert (first.life.accepted, second.life.accepted) == (True, True)
+
+
+async def test_one_that_is_refused_for_now_is_sent_again() -> None:
+    link, sent = linked()
+    link.submit(pb.Submit(request_id="a", prompt=[1]))
+    code = grpc.StatusCode.UNAVAILABLE.value[0]
+    await link.scheduler._read(Call(pb.ToGateway(refusals=[pb.Refusal(request_id="a", code=code)])))  # type: ignore[arg-type]
+    link.submit(pb.Submit(request_id="a", prompt=[1]))
+    assert sent.qsize() == 2
+
+
+async def test_another_request_waits_until_the_one_before_is_answered() -> None:
+    link, _ = linked()
+    link.submit(pb.Submit(request_id="a", prompt=[1]))
+    await link.give_up(NotServing("try again"))
+    with pytest.raises(NotServing, match="not answered yet"):
+        link.submit(pb.Submit(request_id="a", prompt=[2]))
+    await link.scheduler._read(Call(pb.ToGateway(accepted=["a"])))  # type: ignore[arg-type]
+    assert not link.submit(pb.Submit(request_id="a", prompt=[2])).life.accepted
