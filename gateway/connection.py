@@ -209,7 +209,6 @@ class Connection:
                 return  # the scheduler hung up
             self._waits_since = inf
             await self._on_message(message)
-            self.unanswered.heard(message)
 
     async def _silence(self) -> None:
         """Return once a read has waited too long. A timeout around each read would cost as much as relaying a row."""

@@ -10,6 +10,7 @@ from gateway.connection import BACKOFF_MIN_S, Connection, unreachable
 from gateway.feed import JUMPS_OF_A_FOLLOW, MOST_UNREAD, Batch, Feed
 from gateway.stream_states import Event, Flow
 from gateway.text import TextModel
+from gateway.unanswered import taken
 from protos.errors import DuplicateRequest, Lost, NotServing, RequestError, UnknownRequest, from_code
 from protos.idempotence import same
 from protos.link.v1 import gateway_link_pb2
@@ -80,7 +81,7 @@ class Link:
             self.scheduler.unanswered.check(submit.request_id)
             return self._open(submit)
         if not same(live[0].submit, submit):
-            raise _taken(submit.request_id)
+            raise taken(submit.request_id)
         # While none is accepted the scheduler may not have it: it may have refused it, to be asked again only later.
         return self._open(live[0].submission(), accepted=any(feed.life.accepted for feed in live))
 
@@ -88,7 +89,7 @@ class Link:
         """A stream, from the first token on, of a request that the scheduler has. Raises NotServing."""
         for other in self.feeds.get(submit.request_id, []).copy():
             if not same(other.submit, submit):  # its client must not get the tokens of this request
-                self._tell(other, Event.REFUSE, _taken(submit.request_id))
+                self._tell(other, Event.REFUSE, taken(submit.request_id))
         return self._open(submit, accepted=True)
 
     def wait(self, priority: int, gateways: int = 1) -> tuple[bool, float]:
@@ -226,10 +227,12 @@ class Link:
         for request_id in message.accepted:
             for feed in self.feeds.get(request_id, []).copy():
                 self._tell(feed, Event.ACCEPT)
+            self.scheduler.unanswered.heard(request_id)
             told = await _pause(told + 1)
         for refusal in message.refusals:
             for feed in self.feeds.get(refusal.request_id, []).copy():
                 self._refuse(feed, refusal)
+            self.scheduler.unanswered.heard(refusal.request_id)
             told = await _pause(told + 1)
         for count, delta in enumerate(message.deltas, 1):
             feeds = self.feeds.get(delta.request_id, NOBODY)
@@ -294,7 +297,3 @@ async def _pause(told: int) -> int:
         return told
     await asyncio.sleep(0)
     return 0
-
-
-def _taken(request_id: str) -> DuplicateRequest:
-    return DuplicateRequest(f"request_id: {request_id} is taken by another request")

@@ -1,7 +1,7 @@
 """Which submissions wait for the scheduler's answer. It names a request by its id alone, so no answer may come when the
 id is another request's. Nothing is sent here."""
 
-from protos.errors import NotServing
+from protos.errors import DuplicateRequest, NotServing
 from protos.link.v1 import gateway_link_pb2
 
 RETRY_AFTER_MS = 100
@@ -26,12 +26,15 @@ class Unanswered:
         self._ids.add(message.submit.request_id)
         return not waits
 
-    def heard(self, message: gateway_link_pb2.ToGateway) -> None:
-        """The streams that it answers have been told."""
-        if message.accepted or message.refusals:
-            self._ids.difference_update(message.accepted, [refusal.request_id for refusal in message.refusals])
+    def heard(self, request_id: str) -> None:
+        """The request was accepted or refused, and its streams were told."""
+        self._ids.discard(request_id)
 
     def check(self, request_id: str) -> None:
         """Raises NotServing if the answer to an earlier request of this id would be taken for a new one's."""
         if request_id in self._ids:
             raise NotServing("an earlier request of this id is not answered yet", retry_after_ms=RETRY_AFTER_MS)
+
+
+def taken(request_id: str) -> DuplicateRequest:
+    return DuplicateRequest(f"request_id: {request_id} is taken by another request")

@@ -1,7 +1,6 @@
 """The scheduler names a request by its id when it accepts or refuses it: which submission it means must be certain."""
 
 import asyncio
-from typing import Any
 
 import grpc
 import pytest
@@ -10,16 +9,6 @@ from gateway.link import Link
 from protos.errors import NotServing
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.tls import Tls
-
-
-class Call:
-    """Says these messages, and hangs up."""
-
-    def __init__(self, *messages: pb.ToGateway) -> None:
-        self._messages = list(messages)
-
-    async def read(self) -> Any:
-        return self._messages.pop(0) if self._messages else grpc.aio.EOF
 
 
 def linked() -> tuple[Link, "asyncio.Queue[pb.FromGateway]"]:
@@ -39,7 +28,7 @@ async def test_streams_of_one_request_wait_for_one_answer() -> None:
     submit = pb.Submit(request_id="a", prompt=[1])
     first, second = link.submit(submit), link.submit(submit)
     assert sent.qsize() == 1
-    await link.scheduler._read(Call(pb.ToGateway(accepted=["a"])))  # type: ignore[arg-type]
+    await link._receive(pb.ToGateway(accepted=["a"]))
     assert (first.life.accepted, second.life.accepted) == (True, True)
 
 
@@ -47,7 +36,7 @@ async def test_one_that_is_refused_for_now_is_sent_again() -> None:
     link, sent = linked()
     link.submit(pb.Submit(request_id="a", prompt=[1]))
     code = grpc.StatusCode.UNAVAILABLE.value[0]
-    await link.scheduler._read(Call(pb.ToGateway(refusals=[pb.Refusal(request_id="a", code=code)])))  # type: ignore[arg-type]
+    await link._receive(pb.ToGateway(refusals=[pb.Refusal(request_id="a", code=code)]))
     link.submit(pb.Submit(request_id="a", prompt=[1]))
     assert sent.qsize() == 2
 
@@ -58,5 +47,5 @@ async def test_another_request_waits_until_the_one_before_is_answered() -> None:
     await link.give_up(NotServing("try again"))
     with pytest.raises(NotServing, match="not answered yet"):
         link.submit(pb.Submit(request_id="a", prompt=[2]))
-    await link.scheduler._read(Call(pb.ToGateway(accepted=["a"])))  # type: ignore[arg-type]
+    await link._receive(pb.ToGateway(accepted=["a"]))
     assert not link.submit(pb.Submit(request_id="a", prompt=[2])).life.accepted

@@ -161,7 +161,6 @@ class Streams(RuleBasedStateMachine):
             message.MergeFrom(one)
         del self.scheduler.unsaid[:count]
         self.bounded(lambda: self.do(self.link._receive(message)), messages=count)
-        self.unanswered.heard(message)
 
     @rule(id=IDS)
     def store(self, id: str) -> None:
