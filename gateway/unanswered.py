@@ -1,5 +1,5 @@
-"""Which submissions wait for the scheduler's answer. It names a request by its id alone, so no answer may come when the
-id is another request's. Nothing is sent here."""
+"""Submissions that wait for the scheduler's answer. An answer names its request by the id alone, so it must not come
+after another request has taken the id. Nothing is sent here."""
 
 from protos.errors import DuplicateRequest, NotServing
 from protos.link.v1 import gateway_link_pb2
@@ -8,7 +8,7 @@ RETRY_AFTER_MS = 100
 
 
 class Unanswered:
-    """Of one connection to the scheduler."""
+    """Ids of the submissions that wait, on one connection to the scheduler."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
@@ -18,8 +18,8 @@ class Unanswered:
         self._ids.clear()
 
     def sends(self, message: gateway_link_pb2.FromGateway) -> bool:
-        """Whether the message is to be sent: all but a submission of an id that waits. Its answer comes for all streams
-        of that request; a second one could come late."""
+        """Whether the message is to be sent. A submission is not if one of the same id waits: that one's answer goes to
+        all streams of the request, and the answer to a second submission could come late."""
         if not message.HasField("submit"):
             return True
         waits = message.submit.request_id in self._ids

@@ -7,8 +7,8 @@ EVERY_S = 1.0  # the machine's clock is looked at
 
 
 class SteadyClock:
-    """Seconds since the Unix epoch. Where the machine's clock is set this one does not jump, so no request's deadline
-    passes at once: it follows, by a tenth of a second each second."""
+    """Seconds since the Unix epoch. When the machine's clock is set, this clock does not jump, so deadlines do not pass
+    all at once. It approaches the machine's clock by a tenth of a second each second."""
 
     def __init__(self) -> None:
         self._now, self._at = time.time(), time.monotonic()

@@ -76,8 +76,8 @@ class Leader:
             ready_first=settings.ready_first,
         )
         self.over = asyncio.Event()  # it leads no longer: all of its streams end
-        self.apart = asyncio.Event()  # set, and replaced, when its streams end that others may find another leader
-        self._apart_s = APART_S  # until that happens
+        self.apart = asyncio.Event()  # set when it ends its links, for their peers to look elsewhere; then replaced
+        self._apart_s = APART_S  # without the store, until it ends its links the next time
         self.epoch = 0
         self._highest_epoch = 0  # that any worker has obeyed
         self._attempt = uuid4().hex  # to lead; the same until one is answered

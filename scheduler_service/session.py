@@ -24,7 +24,7 @@ class WorkerSession:
     owed_s: float = 0.0  # how long the report of a round has been due
     told_to_drain: bool = False  # the next message says so
     leaving: bool = False  # it said goodbye, so the end of its stream is not a crash
-    sent_away: bool = False  # this scheduler ended its stream, so neither is that a crash
+    sent_away: bool = False  # the scheduler ends its stream: the worker has not crashed
     reported_at: float | None = None  # when the report came that the next command answers
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # a command is due
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -120,7 +120,7 @@ class Sessions(dict[str, WorkerSession]):
             self._holders.setdefault(id, session)
 
     def send_away(self) -> None:
-        """Their streams are about to end, of which no request is to be suspected."""
+        """The scheduler is about to end all their streams, so no request is to be suspected of a crash."""
         for session in self.values():
             session.sent_away = True
 

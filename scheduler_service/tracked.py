@@ -1,5 +1,5 @@
-"""What the scheduler's shell knows of one request: what is durable, and what is on its way to the store. Which requests
-there are is in ledger.py; no message is sent here."""
+"""One request as the scheduler's shell knows it: its durable part, and its part on the way to the store. The set of all
+requests is in ledger.py; no message is sent here."""
 
 from dataclasses import dataclass, field
 

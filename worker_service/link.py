@@ -13,6 +13,7 @@ import structlog
 from protos import version
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
+from protos.models import parts
 from protos.serving import DIAL_S, SILENT_S, channel, dialled, first_of
 from protos.tls import Tls
 from worker_service.announcing import refusal
@@ -26,7 +27,6 @@ HEARTBEAT_S = 1.0
 _HELLO_TIMEOUT_S = 10.0  # until the scheduler welcomes
 _WRITE_TIMEOUT_S = 30.0  # a stream that takes nothing for so long is broken
 _CLOSE_TIMEOUT_S = 1.0
-PART_BYTES = 256 << 10  # of the tokenizer: reading it holds the scheduler's event loop
 RECONNECT_S = 0.1  # the first wait; it doubles up to the next
 MAX_RECONNECT_S = 0.3
 
@@ -67,10 +67,11 @@ class Link:
         self._hello = pb.Hello()  # without the tokenizer
         self._hello.CopyFrom(hello)
         self._hello.model.ClearField("tokenizer_json")
-        self._asked = bool(self._tokenizer)  # for it: the scheduler is believed to be of a version that asks
+        # Whether the greeting leaves the tokenizer out: the scheduler is believed to be of a version that asks for it.
+        self._leaves_out = bool(self._tokenizer)
         self._stays = stays or Stays(None, hello.worker_id)
         self._on_drain, self._leave_if_refused = on_drain, leave_if_refused
-        self._newest = ""  # the scheduler of the last session
+        self._last = ""  # the scheduler of the last session
         self._max_epoch = 0  # of the highest leader ever obeyed
         self._reports: asyncio.Queue[pb.StepReport] | None = None  # of the session, while there is one
         self._draining = False
@@ -124,8 +125,8 @@ class Link:
                 for dial in done:
                     try:
                         dial.result()
-                        self._newest = dials[dial]
-                        link = links[self._newest]
+                        self._last = dials[dial]
+                        link = links[self._last]
                         return await self._attach(link, [other for other in links.values() if other is not link])
                     except _CONNECTION_ERRORS as failed:
                         error = failed
@@ -140,8 +141,8 @@ class Link:
         raise error
 
     async def _dialled(self, scheduler: str, links: Mapping[str, grpc.aio.Channel]) -> None:
-        """As serving.dialled, somewhat later of the one that failed us or sent us away: another may lead by now."""
-        if len(links) > 1 and scheduler == self._newest:
+        """As serving.dialled. The scheduler of the last session is dialled a little later: another may lead by now."""
+        if len(links) > 1 and scheduler == self._last:
             await asyncio.sleep(RECONNECT_S)
         await dialled(links[scheduler])
 
@@ -152,36 +153,36 @@ class Link:
         call: _Call = WorkerLinkStub(link).Attach()
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                welcome = await self._greet(call, self._said(session, held))
+                welcome = await self._greet(call, self._hello_of(session, held))
             await asyncio.gather(*(other.close() for other in others))
             await self._converse(call, session, welcome)
         finally:
             call.cancel()
 
-    def _said(self, session: str, held: list[Held]) -> pb.Hello:
+    def _hello_of(self, session: str, held: list[Held]) -> pb.Hello:
         hello = pb.Hello(
             protocol=version.CURRENT, min_protocol=version.LEAST, session=session, max_epoch=self._max_epoch
         )
         hello.MergeFrom(self._hello)
         hello.cost.CopyFrom(of_cost(self._runner.cost))
         hello.held.extend(map(of_held, held))
-        if self._asked:
+        if self._leaves_out:
             hello.tokenizer_bytes, hello.min_protocol = len(self._tokenizer), version.TOKENIZER_ASKED_FOR
         else:
             hello.model.tokenizer_json = self._tokenizer
         return hello
 
     async def _greet(self, call: _Call, hello: pb.Hello) -> pb.Welcome:
-        await call.write(pb.FromWorker(hello=hello))
         try:
+            await call.write(pb.FromWorker(hello=hello))
             answer = await call.read()
             if isinstance(answer, pb.ToWorker) and answer.HasField("describe"):
-                for start in range(0, len(self._tokenizer), PART_BYTES):
-                    await call.write(pb.FromWorker(tokenizer_part=self._tokenizer[start : start + PART_BYTES]))
+                for part in parts(self._tokenizer):
+                    await call.write(pb.FromWorker(tokenizer_part=part))
                 answer = await call.read()
         except grpc.aio.AioRpcError as error:
-            if self._asked and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                self._asked = False
+            if self._leaves_out and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                self._leaves_out = False
                 raise LinkError("the scheduler may be older: the next greeting has the tokenizer in it") from error
             raise
         if not isinstance(answer, pb.ToWorker):
@@ -191,7 +192,7 @@ class Link:
         if answer.welcome.epoch < self._max_epoch:
             raise LinkError(f"a leader of epoch {answer.welcome.epoch}, after one of {self._max_epoch}")
         self._max_epoch = answer.welcome.epoch
-        self._asked = bool(self._tokenizer) and answer.welcome.protocol >= version.TOKENIZER_ASKED_FOR
+        self._leaves_out = bool(self._tokenizer) and answer.welcome.protocol >= version.TOKENIZER_ASKED_FOR
         return answer.welcome
 
     async def _converse(self, call: _Call, session: str, welcome: pb.Welcome) -> None:

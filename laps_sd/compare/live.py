@@ -42,7 +42,7 @@ class Untaught(Exception):
 
 @dataclass(slots=True)
 class Measured:
-    """What a run gave. `stats`: the server's, at its end. `cold`: the predictor had learned nothing at its start.
+    """One run's results. `stats`: the server's, at its end. `cold`: the predictor had learned nothing at its start.
     `learned`: it had learned from all this at the end."""
 
     records: list[Record]

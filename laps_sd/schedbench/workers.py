@@ -10,6 +10,7 @@ from protos import version
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
+from protos.models import parts
 from protos.serving import channel
 from protos.v1 import types_pb2
 
@@ -17,7 +18,6 @@ CONTEXT_TOKENS = 8192
 VOCABULARY = 32_000
 BLOCK_TOKENS = 16
 BLOCKS = 1 << 20
-PART_BYTES = 256 << 10  # of a tokenizer, as worker_service/link.py has it
 BUSY_S = 0.02  # what a worker says a round took: a scheduler plans with it
 MODEL = common_pb.ModelInfo(
     name="none", fingerprint="none", context_tokens=CONTEXT_TOKENS, vocab_size=VOCABULARY, tokenizer_json=b"none"
@@ -74,8 +74,8 @@ class Worker:
             call: Any = WorkerLinkStub(link).Attach()
             await call.write(pb.FromWorker(hello=self._hello))
             if (await read(call)).HasField("describe"):
-                for start in range(0, len(self._tokenizer), PART_BYTES):
-                    await call.write(pb.FromWorker(tokenizer_part=self._tokenizer[start : start + PART_BYTES]))
+                for part in parts(self._tokenizer):
+                    await call.write(pb.FromWorker(tokenizer_part=part))
                 await read(call)  # the welcome
             self.attached.set()
             await self._serve(call)
@@ -153,6 +153,7 @@ class Worker:
 
 
 async def read(call: Any) -> pb.ToWorker:
+    """The scheduler's next message. Raises ConnectionError if it has ended the stream."""
     message = await call.read()
     if not isinstance(message, pb.ToWorker):
         raise ConnectionError(f"the scheduler hung up: {await call.code()}, {await call.details()}")

@@ -41,8 +41,10 @@ class Isolation:
         only its link was cut: neither they nor those that were on their way to it are suspects any longer."""
         placements = {one.id: one.placement for one in held}
         for id, entry in list(self.suspects.items()):
-            accused_here, entry.accuser = entry.accuser == worker, "" if entry.accuser == worker else entry.accuser
-            if placements.get(id) == entry.suspected or (placements and accused_here):
+            accused_here = entry.accuser == worker
+            if accused_here:
+                entry.accuser = ""
+            if placements and (accused_here or placements.get(id) == entry.suspected):
                 entry.deaths, entry.changed = max(0, entry.deaths - (entry.crowd == 1)), True
                 if not entry.deaths:
                     self._clear(entry)

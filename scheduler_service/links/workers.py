@@ -86,8 +86,8 @@ class WorkerLink(rpc.WorkerLinkServicer):
 
 
 async def _tokenizer(size: int, stream: Stream[pb.FromWorker, pb.ToWorker]) -> bytes:
-    """The `size` bytes of a worker's tokenizer, which it has left out. Raises BadInput if others come, or no more of
-    them within PART_TIMEOUT_S: meanwhile no other worker can attach."""
+    """The `size` bytes of the tokenizer that a worker has left out of its greeting. Raises BadInput if the worker sends
+    anything else, or nothing for PART_TIMEOUT_S. Meanwhile no other worker can attach."""
     parts: list[bytes] = []
     try:
         async with asyncio.timeout(PART_TIMEOUT_S):

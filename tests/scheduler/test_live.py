@@ -352,6 +352,20 @@ async def test_one_of_a_pair_that_the_store_does_not_answer_sends_everybody_to_t
             await peer.close()
 
 
+async def test_the_longer_a_store_is_away_the_more_seldom_links_are_ended(store: Switch) -> None:
+    async with scheduler(store) as (leader, _):
+
+        def ends_links(silent_s: float) -> bool:
+            before = leader.apart
+            leader._send_away(silent_s)
+            return before.is_set()
+
+        after_s = (4, 5, 6, 9, 10, 11, 19, 20, 39, 40)
+        assert [silent_s for silent_s in after_s if ends_links(silent_s)] == [5, 10, 20, 40]
+        assert not ends_links(0)
+        assert ends_links(5)
+
+
 async def test_without_a_worker_nothing_is_admitted(store: Switch) -> None:
     async with scheduler(store) as (_, target):
         gateway = ScriptedGateway(target)

@@ -262,7 +262,9 @@ class Hello(_message.Message):
     min_protocol: _builtins.int
     """The oldest version of the protocol that it speaks. 0: the same as `protocol`."""
     tokenizer_bytes: _builtins.int
-    """Above 0: model.tokenizer_json is so long, and left out (from version 3 on). The scheduler asks for it if it does not have it."""
+    """The length of model.tokenizer_json where that is left out, which a worker may do from version 3 on. The scheduler asks for
+    the tokenizer if it does not have it. 0: nothing is left out.
+    """
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """What it runs."""
