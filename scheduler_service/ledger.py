@@ -1,6 +1,6 @@
 """Live requests as the store has them, and the gateways that follow each: what became durable is sent to them.
 
-Nothing is planned here. Whatever goes through many requests or rounds lets other tasks run after every AT_ONCE of them;
+Nothing is planned here. Whatever goes through many requests, rounds or writes lets other tasks run after some of them;
 what gateways ask for takes its part of a turn of the event loop (pace.py), however many gateways ask at once.
 """
 
@@ -20,7 +20,8 @@ from scheduler_service.tracked import Tracked
 from scheduler_service.unreadable import Found, checked, lost
 
 ENDED_KEPT_S = 10.0  # longer than the time of which a store that syncs every second can lose the writes
-AT_ONCE = 32  # writes or rounds handled until other tasks run
+AT_ONCE = 32  # requests or rounds handled until other tasks run
+TOLD_AT_ONCE = 96  # writes: fewer, and reports would come faster than they are told where workers fill every turn
 
 
 class Ledger:
@@ -183,7 +184,7 @@ class Ledger:
         """These writes were committed: tell the gateways. The store has answered just now, so what it has held for
         ENDED_KEPT_S it will not lose any more."""
         for count, (write, verdict) in enumerate(written, 1):
-            if count % AT_ONCE == 0:
+            if count % TOLD_AT_ONCE == 0:
                 await self._turns.pause(DURABLE)
             if not self.concerns(write):
                 continue

@@ -3,9 +3,11 @@ there is room; what cannot wait, such as a commit under way, leaves that much le
 one at a time, and all of them together take a fifth of the loop's time at most."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from enum import IntEnum
+from heapq import heappop, heappush
+from itertools import count
 
 from protos.errors import QueueFull
 
@@ -17,10 +19,19 @@ UNITS = 48
 SUBMISSION = 8
 CANCEL = FOLLOW = 1
 REPEATED = 3  # some thirty rounds that a gateway asks for
-DURABLE = 8  # some thirty writes that became durable, and are told
+DURABLE = 24  # some hundred writes that became durable, and are told
 LOOKED_UP = 16  # a part of an answer to a question
 MESSAGE = 2  # to a gateway
 MESSAGES = 4  # to gateways, in a turn
+
+
+class Lane(IntEnum):
+    """Kinds of work that share the turns of the loop. Of two that have had as much the first goes first: a report is
+    answered before another one is read."""
+
+    COMMANDS = 0
+    REPORTS = 1
+    GATEWAYS = 2  # what they ask for
 
 
 class Pace:
@@ -49,25 +60,36 @@ class Pace:
 
 class Turns:
     """Lets so many units of work be done in one turn of the event loop, after which the loop looks at its sockets. Work
-    for which there is no room waits for a later turn; first come, first served."""
+    for which there is no room waits for a later turn.
+
+    Where several lanes wait each gets as many units as the others, by start-time fair queueing (Goyal, Vin, Cheng
+    1996); within a lane it is first come, first served. In one line for all, sixty workers would leave a gateway, whose
+    requests come in one stream, one of them for sixty reports.
+    """
 
     def __init__(self, units: int) -> None:
         self._units = units
         self._left = units  # in this turn
         self._granted = 0  # in the next turn, to work that has waited
         self._taken = 0  # in this turn, by work that does not wait
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: list[tuple[int, Lane, int, int, asyncio.Future[None]]] = []  # heap; the fourth: its units
+        self._numbers = count()
+        self._virtual = 0  # time, in units: when the last work that was let in has begun
+        self._ends = dict.fromkeys(Lane, 0)  # by virtual time: the last work of each
         self._called = False  # `_begin` will be, in the next turn
 
-    async def room(self, units: int = 1) -> None:
+    async def room(self, units: int = 1, lane: Lane = Lane.GATEWAYS) -> None:
         """Returns when so much work may be done, which has to follow at once. More than a turn has gets one alone."""
         units = min(units, self._units)
-        loop = asyncio.get_running_loop()
+        begins = max(self._virtual, self._ends[lane])
+        self._ends[lane] = begins + units
         self._call()
         if not self._waiting and units <= self._left:
             self._left -= units
+            self._virtual = begins
         else:
-            self._waiting.append((units, turn := loop.create_future()))
+            turn = asyncio.get_running_loop().create_future()
+            heappush(self._waiting, (begins, lane, next(self._numbers), units, turn))
             await turn
 
     def take(self, units: int) -> None:
@@ -94,8 +116,8 @@ class Turns:
         if self._waiting or self._taken or self._left < self._units:
             self._call()  # first: what is let in now may ask for more as soon as it goes on, and is counted by then
         self._taken = 0
-        while self._waiting and (not self._granted or self._granted + self._waiting[0][0] <= room):
-            units, turn = self._waiting.popleft()
+        while self._waiting and (not self._granted or self._granted + self._waiting[0][3] <= room):
+            self._virtual, _, _, units, turn = heappop(self._waiting)
             if not turn.done():  # else its task was cancelled
                 turn.set_result(None)
                 self._granted += units

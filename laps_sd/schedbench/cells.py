@@ -20,6 +20,7 @@ from scheduler_service.counters import MAX_DELAYS
 LONGEST_OF = 8  # draws: a queue as it is after a while, when shorter requests have gone first
 QUIET_S = 10.0  # without a command: the scheduler is gone
 WARM_UP_S = 2.0  # at most; short measurements have short ones
+REST_S = 0.3  # no row for so long: none is on its way
 CALM = 0.5  # of capacity: there delays are measured, since at capacity they are those of a queue
 
 
@@ -58,12 +59,15 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
             full = processes.memory()
             start(workers)
             await asyncio.sleep(min(WARM_UP_S, seconds))
-            before = counts(processes, gateways)
+            before = counts(processes, workers, gateways)
             commands = len(await delays_s(workers, seconds))
-            spent = counts(processes, gateways)
+            spent = counts(processes, workers, gateways)
             spent.subtract(before)
+            stop(workers)
+            await until(lambda: at_rest(gateways), "what was reported did not all become durable")
             for worker in workers:
                 worker.round_s = shape.workers * spent["at_s"] / commands / CALM
+            start(workers)
             await asyncio.sleep(min(WARM_UP_S, seconds))
             delays = sorted(await delays_s(workers, seconds, least=MAX_DELAYS))  # its own percentiles are of so many
             inside = await processes.stats()
@@ -74,6 +78,7 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
         "rows_per_cpu_s": spent["rows"] / spent["cpu_s"],
         "tokens_per_cpu_s": spent["tokens"] / spent["cpu_s"],
         "rows_per_command": spent["rows"] / commands,
+        "stored_share": spent["rows"] / spent["reported"],  # below 1 ever more rows wait for the store
         "ended_per_command": spent["ended"] / commands,  # requests; each is followed by another
         "busy": spent["cpu_s"] / spent["at_s"],
         "peers_busy": spent["peers_s"] / spent["at_s"],  # this process: near 1 its workers and gateways are the limit
@@ -88,13 +93,21 @@ async def measure(shape: Shape, options: Options, slots: int, seconds: float) ->
     }
 
 
-def counts(processes: Processes, gateways: Sequence[Gateway]) -> Counter[str]:
+def counts(processes: Processes, workers: Sequence[Worker], gateways: Sequence[Gateway]) -> Counter[str]:
     """What has been used and has happened so far."""
     cpu_s, redis_s = processes.cpu_s()
     now: Any = {"at_s": time.perf_counter(), "cpu_s": cpu_s, "redis_s": redis_s, "peers_s": used_s(psutil.Process())}
     for name in ("rows", "tokens", "ended"):
         now[name] = sum(getattr(gateway, name) for gateway in gateways)
+    now["reported"] = sum(worker.reported for worker in workers)
     return Counter(now)
+
+
+async def at_rest(gateways: Sequence[Gateway]) -> bool:
+    """Whether nothing reaches them any more: all that workers have reported is durable."""
+    rows = sum(gateway.rows for gateway in gateways)
+    await asyncio.sleep(REST_S)
+    return rows == sum(gateway.rows for gateway in gateways)
 
 
 async def delays_s(workers: Sequence[Worker], seconds: float, least: int = 1) -> list[float]:

@@ -21,6 +21,7 @@ SECTIONS = {
         "commands / CPU s": "{commands_per_cpu_s:,.0f}",
         "rows / CPU s": "{rows_per_cpu_s:,.0f}",
         "tokens / CPU s": "{tokens_per_cpu_s:,.0f}",
+        "stored": "{stored_share:.0%}",
         "busy": "{busy:.0%}",
         "peers": "{peers_busy:.0%}",
         "Redis": "{redis_share:.0%}",

@@ -48,6 +48,7 @@ class Worker:
         self.round_s = 0.0
         self.delays_s: list[float] = []
         self.rounds = 0
+        self.reported = 0  # rows
         self._target, self._slots = target, slots
         self._random = Random(number)
         self._requests: dict[str, Request] = {}
@@ -94,6 +95,7 @@ class Worker:
             await asyncio.sleep(self._random.uniform(0.5, 1.5) * self.round_s)  # workers drift out of step
             step += 1
             report = self._round(command, step)
+            self.reported += len(report.rows)
             reported_at = time.perf_counter()
             await call.write(pb.FromWorker(report=report))
 

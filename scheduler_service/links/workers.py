@@ -15,7 +15,7 @@ from protos.link.v1 import worker_link_pb2_grpc as rpc
 from protos.serving import BEAT_S, Stream, abort, first_of
 from scheduler_service import checks
 from scheduler_service.leader import Leader
-from scheduler_service.pace import of_command
+from scheduler_service.pace import Lane, of_command
 from scheduler_service.session import WorkerSession
 
 HELLO_TIMEOUT_S = 10.0
@@ -111,8 +111,9 @@ async def _read(leader: Leader, session: WorkerSession, stream: Stream[pb.FromWo
             message = await stream.read()
         if not isinstance(message, pb.FromWorker):
             return  # it hung up without a goodbye: it may have died
-        await leader.turns.room(len(message.report.rows))
-        leader.workers.report(session, message.report, time.perf_counter())
+        received_at = time.perf_counter()
+        await leader.turns.room(len(message.report.rows), Lane.REPORTS)
+        leader.workers.report(session, message.report, received_at)
         if message.report.leaving:
             session.leaving = True
             return
@@ -125,7 +126,7 @@ async def _write(leader: Leader, session: WorkerSession, stream: Stream[pb.FromW
             async with asyncio.timeout(BEAT_S):
                 await session.wake.wait()
                 await leader.persister.room(session.worker)
-                await leader.turns.room(of_command(len(session.command.schedule)))
+                await leader.turns.room(of_command(len(session.command.schedule)), Lane.COMMANDS)
         except TimeoutError:
             await stream.write(pb.ToWorker())
             continue

@@ -1,7 +1,7 @@
 """Nothing that a peer asks holds the scheduler's event loop: counted in what is done between two turns of the loop."""
 
 import asyncio
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from math import inf
 
 import pytest
@@ -17,7 +17,7 @@ from scheduler_service.config import Settings
 from scheduler_service.leader import ENDED_AT_ONCE, Leader
 from scheduler_service.links.gateways import GatewayLink
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.pace import MAX_WAITING, MESSAGES, UNITS, Pace, Turns
+from scheduler_service.pace import MAX_WAITING, MESSAGES, UNITS, Lane, Pace, Turns
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.store import MemoryStore, Stored, StoreUnavailable
 from tests.scheduler.builders import FakeWorker
@@ -208,6 +208,41 @@ async def test_who_asks_for_more_as_soon_as_it_has_had_some_gets_no_second_turn_
 
 async def test_work_of_more_units_than_a_turn_has_gets_a_turn_alone() -> None:
     assert await counted_by_turn(Turns(8), [1, 200, 1, 1]) == [[1], [200], [1, 1]]
+
+
+async def test_a_gateway_gets_its_turn_however_many_workers_wait() -> None:
+    """Its requests come one after another in one stream, while sixty workers have a report each."""
+    turns, asked = Turns(8), 0
+
+    async def worker() -> None:
+        while True:
+            await turns.room(4, Lane.REPORTS)
+
+    async def gateway() -> None:
+        nonlocal asked
+        while True:
+            await turns.room(4, Lane.GATEWAYS)
+            asked += 1
+
+    asking = [asyncio.create_task(one()) for one in (*[worker] * 60, gateway)]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    for task in asking:
+        task.cancel()
+    assert asked >= 45  # it asks again in the turn in which it has got one, and gets the next one two turns later
+
+
+async def test_a_report_that_was_read_is_answered_before_many_more_are_read() -> None:
+    turns, done = Turns(8), list[Lane]()
+
+    async def worker() -> None:
+        for lane in (Lane.REPORTS, Lane.COMMANDS):
+            await turns.room(4, lane)
+            done.append(lane)
+
+    await asyncio.gather(*(worker() for _ in range(20)))
+    unanswered = accumulate(1 if lane is Lane.REPORTS else -1 for lane in done)
+    assert max(unanswered) <= 4  # a turn holds two, and those that answer wait for the next
 
 
 async def test_work_that_does_not_wait_leaves_less_to_the_others() -> None:
