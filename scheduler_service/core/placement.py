@@ -163,7 +163,7 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
     best: Entry | None = None
     for donor, slots in _donors(fleet, name):
         first = donor.ranking.at(slots)
-        if first is None or (last is not None and first >= last):
+        if first is None or (last is not None and first >= last) or (best is not None and first >= best.key):
             continue  # so for most donors: to list those that wait there would cost more
         for key in donor.ranking.beyond(slots):
             if (best and key >= best.key) or (last is not None and key >= last):
