@@ -87,6 +87,8 @@ def _refusal(scheduler: Any, most_groups: int) -> str:
     for spec in [each for group in groups for each in _layers(group.kv_cache_spec)]:
         if not isinstance(spec, GROUPS):
             return f"a model with {type(spec).__name__.removesuffix('Spec')} layers was not tried"
+        if getattr(spec, "non_causal", False):  # its prompts cannot be computed in parts, nor output as a prompt
+            return "a model whose attention is not causal was not tried"
     if len(groups) > most_groups:
         return f"the model has {len(groups)} kinds of KV blocks, and here {most_groups} is supported"
     return ""

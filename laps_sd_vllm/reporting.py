@@ -96,8 +96,11 @@ class Reporting(Scheduler):  # type: ignore[misc]
     ) -> tuple[list[int], bool]:
         stale = kwargs.get("is_stale", args[0] if args else False)
         ends = self.stops is not None and self._cut(request, new_token_ids, stale)
+        kept = len(new_token_ids)
         new_token_ids, stopped = super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
-        if ends and not stopped:
+        # The last token allowed may complete a stop string. Had an earlier one ended it, fewer would be left.
+        full = request.status is RequestStatus.FINISHED_LENGTH_CAPPED and len(new_token_ids) == kept
+        if ends and (full or not stopped):
             request.status, request.stop_reason, stopped = RequestStatus.FINISHED_STOPPED, "stop string", True
         return new_token_ids, stopped
 

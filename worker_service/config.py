@@ -75,7 +75,7 @@ class CommonSettings(ServiceSettings):
     )
 
     @property
-    def weights_kind(self) -> Weights:
+    def weights_kind(self) -> str:
         """What becomes of the weights in the model's files; auto: an engine of another kind takes them as they are."""
         return "auto"
 

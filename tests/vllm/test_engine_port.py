@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -10,12 +10,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 
+from transformers import AutoTokenizer
 from vllm.config import VllmConfig
 
 from tests.vllm.drive import MODEL
 from tests.vllm.toy import ToyExecutor, continued
 from worker_service.engine.types import Admission, Finish, Limits, Row, Run, Sampling, Skip
 from worker_service.engine.warm_up import measure
+from worker_service.identity import fingerprint
 from worker_service.model_files import ModelError
 from worker_service.vllm_engine.config import Settings
 from worker_service.vllm_engine.engine import VllmEngine
@@ -235,6 +237,22 @@ def test_who_waits_for_its_turn_in_a_pipeline_keeps_its_row(monkeypatch: pytest.
     play.engine.close()
 
 
+def test_who_is_under_way_in_a_pipeline_is_not_taken_for_preempted() -> None:
+    play, limits = Play(engine(slots=3, **STAGES), late=True), Limits(LENGTH, ignore_eos=True)
+    for name in ("a", "b"):
+        play.admit(name, [8 + ord(name)] * 20, limits)
+    while not all(play.texts.values()):
+        play.step([Run(name, 0, 64) for name in play.live], slots=3)
+    play.admit("c", [9] * 200, limits)  # several batches compute its prompt, and it is in some of them alone
+    while live := play.live:
+        begun = {name for name in live if play.texts[name]}
+        rows = play.step([Run(name, 0, 64) for name in live], slots=3)
+        assert begun <= {row.request_id for row in rows if row.skipped in (None, Skip.DEFERRED)}
+    assert play.texts == {name: continued(prompt, LENGTH) for name, prompt in play.prompts.items()}
+    play.forget_all()
+    play.engine.close()
+
+
 def test_a_reconnect_with_all_tokens_computes_nothing_again(toy: VllmEngine) -> None:
     play, limits = Play(toy), Limits(LENGTH, ignore_eos=True)
     play.admit("a", [7] * 50, limits)
@@ -285,10 +303,11 @@ def test_a_stop_string_ends_a_request_in_the_step_that_completes_it(toy: VllmEng
     word = toy._tokenizer.decode(text[9:11])
     play = Play(toy)
     play.admit("a", prompt, Limits(LENGTH, ignore_eos=True, stop=(word,)))
+    play.admit("full", prompt, Limits(11, ignore_eos=True, stop=(word,)))  # its last token completes it
     play.admit("late", prompt, Limits(LENGTH, min_tokens=20, ignore_eos=True, stop=(word,)))
     play.finish()
-    assert play.texts["a"] == text[:11]
-    assert play.ended["a"].finish is Finish.STOP
+    for name in ("a", "full"):
+        assert (play.texts[name], play.ended[name].finish) == (text[:11], Finish.STOP)
     assert (play.texts["late"], play.ended["late"].finish) == (text, Finish.LENGTH)
     play.forget_all()
 
@@ -312,6 +331,7 @@ def test_an_end_id_ends_a_request_but_not_before_its_least_tokens_and_not_if_ign
         ({"tokens": [1] * 1600, "prompt_len": 1600}, "tokens: a prompt of 1600 leaves no place"),
         ({"sampling": Sampling(grammar="{}")}, "structure: output with a structure is not served"),
         ({"sampling": Sampling(logit_bias=((5, 1.0),))}, "logit_bias: vLLM may ignore it"),
+        ({"sampling": Sampling(temperature=3.0)}, "temperature must be"),
         ({"error": "structure: of a later version"}, "structure: of a later version"),
     ],
 )
@@ -357,12 +377,47 @@ def test_without_speculation_bias_is_served_and_nothing_is_drafted() -> None:
         ({"vllm_args": {"tensor_parallel_size": 0}}, "vLLM cannot serve it"),
         ({"vllm_args": {"no_such_argument": 1}}, "vLLM cannot serve it"),
         ({"drafter": "none", "vllm_args": {"pipeline_parallel_size": 2}}, "stages fail with enforce_eager"),
+        ({"kv_tokens": 320, "vllm_args": {"max_model_len": 640}}, "max_model_len 640 is more than the 320 tokens"),
     ],
 )
 def test_what_vllm_refuses_is_a_sentence(told: dict[str, Any], why: str) -> None:
     with pytest.raises(ModelError, match=why) as error:
         configured(**told)
     assert "\n" not in str(error.value)
+
+
+def test_arguments_that_make_another_model_of_the_files_have_a_fingerprint_of_their_own() -> None:
+    """Workers of one service must agree on it, and stored requests go on under the same one only."""
+    same, other = configured(vllm_args={"seed": 1}), configured(vllm_args={"hf_overrides": {"rope_theta": 5.0}})
+    assert same.model.fingerprint == fingerprint(MODEL) != other.model.fingerprint
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_code_that_comes_with_a_tokenizer_is_trusted_where_vllm_is_told_so(
+    trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, asked = AutoTokenizer.from_pretrained, []
+
+    def from_pretrained(*args: Any, **told: Any) -> Any:
+        asked.append(told["trust_remote_code"])
+        return load(*args, **told)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
+    configured(vllm_args={"trust_remote_code": trusted})
+    assert asked == [trusted]
+
+
+class NotCausal(ToyExecutor):
+    def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        (answer,) = super().collective_rpc(method, *args, **kwargs)
+        if method == "get_kv_cache_spec":
+            answer = {name: replace(spec, non_causal=True) for name, spec in answer.items()}
+        return [answer]
+
+
+def test_a_model_whose_prompts_cannot_be_computed_in_parts_is_refused() -> None:
+    with pytest.raises(ModelError, match="attention is not causal"):
+        engine(vllm_args={"distributed_executor_backend": NotCausal})
 
 
 class OtherBlocks(ToyExecutor):

@@ -19,7 +19,8 @@ class Skip(Enum):
 
     NO_BLOCKS = "no_blocks"  # no free block of KV was left for it
     PREEMPTED = "preempted"  # it ran in the step before, and others ran in its place
-    DEFERRED = "deferred"  # its drafts are on their way, and a request that was ready ran in its place
+    # Its drafts are on their way, and a request that was ready ran in its place; or a pipeline has it in another batch.
+    DEFERRED = "deferred"
 
 
 @dataclass(frozen=True, slots=True)

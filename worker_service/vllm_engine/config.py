@@ -1,6 +1,7 @@
 """The settings of a worker whose engine is vLLM: environment `LAPS_SD_WORKER_*` and command line. vLLM is not imported
 here, so that `laps-sd up` can check them in another environment."""
 
+import json
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ OWN_ARGS = {
     "tokenizer": "nothing: the gateway has the model's own",
     "data_parallel_size": "--workers: a worker for each replica",
 }
+_OTHER_MODEL = ("hf_overrides", "load_format", "quantization", "quantization_config")  # they make one of the same files
 _KV_ARGS = ("kv_cache_memory_bytes", "num_gpu_blocks_override")
 
 
@@ -69,6 +71,11 @@ class Settings(CommonSettings):
         if "speculative_config" not in self.vllm_args and (speculation := self._speculation()):
             own["speculative_config"] = speculation
         return own | self.vllm_args
+
+    @property
+    def weights_kind(self) -> str:
+        other = {name: self.vllm_args[name] for name in _OTHER_MODEL if self.vllm_args.get(name) is not None}
+        return json.dumps(other, sort_keys=True) if other else super().weights_kind
 
     def _speculation(self) -> dict[str, Any]:
         if self.drafter == "none" or not self.max_draft:

@@ -1,12 +1,13 @@
 """The port filled by vLLM: its EngineCore in this process, stepped by the worker's model thread. Its executor (one
 process, several, or Ray) holds the devices. Who runs is decided by commands; `laps_sd_vllm` makes vLLM obey."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import count, islice
 from time import perf_counter
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.exceptions import VLLMError
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import RequestStatus
@@ -15,7 +16,7 @@ from laps_sd_vllm.directed import Desired, Place, StepDone, StepRow
 from laps_sd_vllm.relied_on import check_engine
 from laps_sd_vllm.versions import Unsupported
 from worker_service.engine.stop import StopStrings
-from worker_service.engine.types import Admission, Finish, Held, Limits, Row, Run, Sampling, StepResult
+from worker_service.engine.types import Admission, Finish, Held, Limits, Row, Run, Sampling, Skip, StepResult
 from worker_service.model_files import ModelError
 from worker_service.vllm_engine.request import EngineRequest, ask, logprobs, problem
 
@@ -138,7 +139,7 @@ class VllmEngine:
         assert self._core is not None
         try:
             self._core.add_request(*self._core.preprocess_add_request(ask(request, self._eos_ids)))
-        except ValueError as error:
+        except (ValueError, VLLMError) as error:
             request.error = str(error)
             return
         request.asked = True
@@ -209,8 +210,19 @@ class VllmEngine:
         alone = all(row.skipped is not None for row in told.values())
         others = [request for name, request in passed_over.items() if name not in told]
         lacking = [request for request in others if alone or self._lacks_blocks(request)]
-        rows = (*ended, *told.values(), *(request.skipped(*self._kv(request)) for request in lacking))
-        return StepResult(rows, self.free_blocks, 0.0, verify_s, perf_counter() - begun - verify_s)
+        rows = [*ended, *told.values(), *(request.skipped(*self._kv(request)) for request in lacking)]
+        if not alone:
+            rows += self._under_way(schedule, {row.request_id for row in rows})
+        return StepResult(tuple(rows), self.free_blocks, 0.0, verify_s, perf_counter() - begun - verify_s)
+
+    def _under_way(self, schedule: Sequence[Run], told: Set[str]) -> list[Row]:
+        """In a pipeline a result is that of one batch of several: rows of requests in the others, which have not been
+        preempted."""
+        others = [self._requests.get(run.request_id) for run in schedule if run.request_id not in told]
+        live = [each for each in others if each is not None and each.asked and each.finish is None]
+        return [
+            each.skipped(*self._kv(each), Skip.DEFERRED) for each in live if self._scheduler.in_flight(each.internal)
+        ]
 
     def _lacks_blocks(self, request: EngineRequest) -> bool:
         """Why vLLM passed it over: there are too few free blocks, and not too many tokens in the batch already."""

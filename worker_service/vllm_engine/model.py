@@ -46,7 +46,8 @@ def configure(settings: Settings) -> Configured:
     check_files(folder)
     try:
         config = EngineArgs(**settings.engine_args()).create_engine_config(UsageContext.ENGINE_CONTEXT)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        trusted = config.model_config.trust_remote_code
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
     except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError, ImportError) as error:
         raise ModelError(f"{folder}: vLLM cannot serve it: {_sentence(error)}") from error
     if problem := _problem(config, tokenizer, settings):
@@ -58,7 +59,7 @@ def configure(settings: Settings) -> Configured:
     model = ServedModel(
         tokenizer,
         model_name(folder),
-        fingerprint(folder),
+        fingerprint(folder, settings.weights_kind),
         _eos_ids(config, tokenizer),
         promises.refused(speculating=bool(max_draft)),
         promises.caveats(speculating=bool(max_draft), dtype=dtype),
@@ -68,13 +69,17 @@ def configure(settings: Settings) -> Configured:
 
 
 def _limit_kv(config: VllmConfig, settings: Settings) -> None:
-    """Room for exactly `kv_tokens`, and bytes for that, so that vLLM does not look for more."""
+    """Room for exactly `kv_tokens`, and bytes for that, so that vLLM does not look for more. Raises ModelError if one
+    request may need more."""
     cache, tokens = config.cache_config, settings.kv_tokens
     if tokens is None:
         if config.device_config.device_type != "cpu" or cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override:
             return
         tokens = CPU_KV_TOKENS
     cache.num_gpu_blocks_override = -(-tokens // cache.block_size) + 1  # vLLM leaves one empty
+    asked, fits = settings.vllm_args.get("max_model_len", -1), -(-tokens // cache.block_size) * cache.block_size
+    if isinstance(asked, int) and asked > fits and config.model_config.get_sliding_window() is None:
+        raise ModelError(f"vllm_args: max_model_len {asked} is more than the {fits} tokens of --kv-tokens")
     speculation = config.speculative_config
     drafter = speculation.draft_model_config if speculation and speculation.uses_draft_model() else None
     token_bytes = sum(_token_bytes(model, config) for model in (config.model_config, drafter) if model is not None)

@@ -58,9 +58,8 @@ class EngineRequest:
     def row(self, start: int, **fields: Any) -> Row:
         return Row(self.id, self.placement, start, finish=self.finish, error=self.error, **fields)
 
-    def skipped(self, blocks: int, num_uncomputed: int) -> Row:
-        """There were no blocks for it."""
-        return self.row(self.output_tokens, blocks=blocks, num_uncomputed=num_uncomputed, skipped=Skip.NO_BLOCKS)
+    def skipped(self, blocks: int, num_uncomputed: int, why: Skip = Skip.NO_BLOCKS) -> Row:
+        return self.row(self.output_tokens, blocks=blocks, num_uncomputed=num_uncomputed, skipped=why)
 
     def held(self, blocks: int, num_uncomputed: int) -> Held:
         return Held(self.id, self.placement, self.output_tokens, blocks=blocks, num_uncomputed=num_uncomputed)
@@ -90,7 +89,7 @@ def problem(admission: Admission, vocab_size: int, context_tokens: int, refused:
 
 
 def ask(request: EngineRequest, eos_ids: frozenset[int]) -> EngineCoreRequest:
-    """The parameters for vLLM. Raises ValueError for parameters that it refuses."""
+    """The parameters for vLLM. Raises ValueError or VLLMError for what it refuses."""
     admission = request.admission
     return EngineCoreRequest(
         request_id=request.internal,
