@@ -70,6 +70,7 @@ class Choice:
         self._begun = False  # the first event is said
         self._calling = Calling(may) if may.functions or had is not None else None
         self._had = had
+        self._worded = False  # words that go with a call, or in place of one, are said
         self._called = False  # the name of the function is said
         self._role = {"role": "assistant"}  # goes with the first event
         self._logprobs: dict[str, Any] | None = None
@@ -102,7 +103,7 @@ class Choice:
                 said[-1]["prompt_logprobs"] = self.of_prompt
             self._begun = True
         if self.final is not None:
-            if self._calling is not None and (delta := self._delta(*self._calling.end(whole=self._ended))):
+            if self._calling is not None and (delta := self._last(self._calling)):
                 said.append({"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None})
             said.append(self._entry("", None, self._reason()))
         return said
@@ -125,7 +126,7 @@ class Choice:
         if self._calling is not None:
             said, held = self._calling.push(text), self._calling.end(whole=self._ended)
             words, arguments = (begin + end for begin, end in zip(said, held, strict=True))
-            message["content"] = words or None
+            message["content"] = words or (None if self._calling.name else "")
             if self._calling.name:
                 message["tool_calls"] = [self._head() | {"function": self._function(arguments)}]
             reason = self._reason()
@@ -145,10 +146,17 @@ class Choice:
                 delta.setdefault("content", None)
         return {"index": self.index, "delta": delta, "logprobs": said, "finish_reason": reason}
 
+    def _last(self, calling: Calling) -> dict[str, Any]:
+        """What was held back. An answer without a call has a content, though it be empty: it could not be sent as a
+        message of a conversation else."""
+        delta = self._delta(*calling.end(whole=self._ended))
+        return delta if self._worded or self._called else {"content": ""} | delta
+
     def _delta(self, words: str, arguments: str) -> dict[str, Any]:
         """The first one of a call has the function's name, the others what its arguments grow by."""
         assert self._calling is not None
         delta: dict[str, Any] = {"content": words} if words else {}
+        self._worded = self._worded or bool(words)
         if self._calling.name and not self._called:
             self._called = True
             return delta | {"tool_calls": [{"index": 0} | self._head() | {"function": self._function(arguments)}]}

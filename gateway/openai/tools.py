@@ -11,6 +11,9 @@ from protos.v1.types_pb2 import Structure
 
 MARK = "<tool_call>"  # where an answer's words end and a call begins; the form that many models were trained on
 _PLAIN = {"$defs", "$schema", "description", "properties", "required", "title", "type"}  # names every argument
+# What of a schema cannot be held to is read over, as OpenAI does where a function is not `strict`: one such function
+# would keep all others from being called.
+_LENIENT = {"x-guidance": {"whitespace_flexible": False, "lenient": True, "coerce_one_of": True}}
 _NAME, _ARGUMENTS, _END = '{"name": "', '", "arguments": ', "}"
 
 
@@ -186,6 +189,6 @@ def _object(function: Function) -> dict[str, Any]:
     schema = {"type": "object", **function.parameters}
     if schema["type"] != "object":
         raise BadInput("tools", f"parameters of {function.name} must be a schema of the type object")
-    if schema.keys() <= _PLAIN and schema.get("properties"):
+    if schema.keys() <= _PLAIN and "properties" in schema:
         schema["additionalProperties"] = False
-    return schema
+    return schema if function.strict else _LENIENT | schema

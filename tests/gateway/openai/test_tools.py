@@ -4,10 +4,11 @@ told, whole and streamed, with the name first and the arguments as they grow."""
 import json
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from pydantic import BaseModel, Field, SecretStr
 
 from gateway.chunk import Chunk
 from gateway.metrics import Metrics
@@ -98,10 +99,51 @@ def lets_through(text: str, **fields: Any) -> bool:
         ({"tools": [with_schema(OPEN)], "tool_choice": "required"}, {ARGUMENTS: True, MORE: False}),
         ({"tools": [with_schema(OPEN | {"additionalProperties": True})], "tool_choice": "required"}, {MORE: True}),
         ({"response_format": {"type": "json_object"}}, {CALL: True, '{"a":1}': True, "words": False}),
+        ({"tools": [ADD], "tool_choice": "required"}, {"{}": True, '{"a":1}': False}),  # it has no parameters
+        ({"tools": [ADD]}, {'<tool_call>{"name": "add", "arguments": {}}': True}),
     ],
 )
 def test_an_answer_is_what_its_tools_allow(fields: dict[str, Any], passes: dict[str, bool]) -> None:
     assert {text: lets_through(text, **fields) for text in passes} == passes
+
+
+class Circle(BaseModel):
+    kind: Literal["circle"]
+    radius: float
+
+
+class Square(BaseModel):
+    kind: Literal["square"]
+    side: float
+
+
+class Drawing(BaseModel):
+    """What people write for their functions: no grammar can hold an answer to all of it."""
+
+    shape: Circle | Square = Field(discriminator="kind")
+    colours: set[str]
+    sizes: dict[Literal["small", "large"], int]
+    data: bytes
+    secret: SecretStr
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_what_of_a_schema_cannot_be_held_to_is_read_over_unless_it_is_strict(choice: str) -> None:
+    drawing = with_schema(Drawing.model_json_schema())
+    arguments = {
+        "shape": {"kind": "square", "side": 1},
+        "colours": ["red", "red"],
+        "sizes": {},
+        "data": "",
+        "secret": "",
+    }
+    text = json.dumps(arguments, separators=(",", ":"))
+    call = text if choice == "required" else CALL.replace(ARGUMENTS, text)
+    assert lets_through(call, tools=[drawing], tool_choice=choice)
+    drawing["function"]["strict"] = True
+    structure = tools.structure(tools.callable_in(body(tools=[drawing], tool_choice=choice)), None)
+    assert structure is not None
+    assert LLMatcher.validate_grammar(grammar(structure), bytes_for_tokens())
 
 
 def test_the_model_is_told_of_them_in_the_system_message() -> None:
@@ -184,10 +226,15 @@ def test_a_call_is_told_whole_and_streamed(fields: dict[str, Any], text: str, wo
 
 @pytest.mark.parametrize("text", ["Hello.", "a < b", "ends with <tool_", ""])
 def test_words_are_told_as_if_there_were_no_tools(text: str) -> None:
+    """That there are none is told, too: a message without content could not be sent back."""
     said = whole(choice(), text)
-    assert (said["message"]["content"] or "", said["finish_reason"]) == (text, "stop")
+    assert (said["message"]["content"], said["finish_reason"]) == (text, "stop")
     assert "tool_calls" not in said["message"]
-    assert "".join(entry["delta"].get("content") or "" for entry in streamed(choice(), text)) == text
+    contents = [
+        entry["delta"]["content"] for entry in streamed(choice(), text) if entry["delta"].get("content") is not None
+    ]
+    assert contents
+    assert "".join(contents) == text
 
 
 @pytest.mark.parametrize("cut_off", range(1, len(CALL)))
@@ -197,6 +244,7 @@ def test_a_call_that_is_cut_short_says_so(cut_off: int) -> None:
     begun = CALL[:cut_off].partition('"arguments": ')[2]
     called = said["message"].get("tool_calls")
     assert (called[0]["function"]["arguments"] if called else "") == begun
+    assert called or said["message"]["content"] is not None
 
 
 def test_arguments_that_are_nested_without_end_are_told_as_they_came() -> None:
