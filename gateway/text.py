@@ -56,6 +56,10 @@ class TextModel:
         self._tokenizer.no_padding()
         self._bytes = byte_table(self._tokenizer)
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
     def encode_prompt(self, prompt: str, *, special: bool = True) -> list[int]:
         """Token ids of a raw prompt. `special`: with the special tokens that the tokenizer's post-processing adds."""
         return self._encode(prompt, add_special_tokens=special)

@@ -18,6 +18,7 @@ from protos.v1 import inference_pb2
 
 EVERY_S = 0.25
 SHARE = 10  # an answer that takes long is asked for so much more rarely: the scheduler has other work
+LONGEST_S = 10.0  # between two questions: it may take long because the scheduler was away, and has come back
 MOST_VIEWERS = 32
 VIEW_S = 300.0  # then the browser connects again, by itself: its key may have been revoked, and its cookie is renewed
 RETRY = "retry: 1000\n\n"  # milliseconds, after which a browser whose stream broke connects again
@@ -74,7 +75,7 @@ class Feed:
             self._number += 1
             async with self._news:
                 self._news.notify_all()
-            await asyncio.sleep(max(self._every_s, SHARE * (self._clock() - asked_at)))
+            await asyncio.sleep(max(self._every_s, min(SHARE * (self._clock() - asked_at), LONGEST_S)))
         async with self._news:
             self._news.notify_all()
 

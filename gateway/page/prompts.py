@@ -38,8 +38,9 @@ SAMPLES = (
 )
 
 
-async def read_prompt(request: Request) -> inference_pb2.GenerateRequest:
-    """Of the body `{"prompt": text, "max_tokens": number}`. Raises BadInput."""
+async def read_prompt(request: Request) -> tuple[str, int]:
+    """The text and the most tokens of its answer, of the body `{"prompt": text, "max_tokens": number}`. Raises
+    BadInput."""
     try:
         body = json.loads(await request.body())
     except ClientDisconnect:
@@ -55,12 +56,17 @@ async def read_prompt(request: Request) -> inference_pb2.GenerateRequest:
         raise BadInput("prompt", f"{len(text)} characters, of at most {MOST_CHARACTERS}")
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= MOST_TOKENS:
         raise BadInput("max_tokens", f"must be a whole number from 1 to {MOST_TOKENS}")
-    return generation(text, tokens)
+    return text, tokens
 
 
-def generation(text: str, most_tokens: int) -> inference_pb2.GenerateRequest:
-    message = inference_pb2.ChatMessage(role="user", content=text)
-    return inference_pb2.GenerateRequest(chat=inference_pb2.Chat(messages=[message]), max_tokens=most_tokens)
+def generation(front: Front, text: str, most_tokens: int) -> inference_pb2.GenerateRequest:
+    """A conversation, or a bare prompt for a model that knows no conversations. Raises NotServing, BadInput."""
+    request = inference_pb2.GenerateRequest(max_tokens=most_tokens)
+    if front.model().has_chat_template:
+        request.chat.messages.add(role="user", content=text)
+    else:
+        request.prompt = text
+    return request
 
 
 @asynccontextmanager
@@ -120,7 +126,7 @@ class Samples:
 
     async def _one(self, text: str, most_tokens: int) -> None:
         try:
-            async with self._front.generate(generation(text, most_tokens), SAMPLES_S) as stream:
+            async with self._front.generate(generation(self._front, text, most_tokens), SAMPLES_S) as stream:
                 async for _ in stream:
                     pass
         except RequestError:

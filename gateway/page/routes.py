@@ -15,7 +15,7 @@ from gateway.http.access import route
 from gateway.keys import Keys, Right
 from gateway.page.feed import VIEW_S, Feed
 from gateway.page.frames import comparison
-from gateway.page.prompts import Samples, answered, read_prompt
+from gateway.page.prompts import Samples, answered, generation, read_prompt
 from gateway.page.sessions import COOKIE, PATH, Sessions, same_origin, set_cookie
 from gateway.page.streaming import Streaming
 from protos.errors import BadInput, RequestError
@@ -107,7 +107,8 @@ class Pages:
     async def prompt(self, request: Request) -> Any:
         same_origin(request)
         caller.set(self._sessions.visitor(request, Right.GENERATE).caller)
-        return Streaming(partial(answered, self._front, await read_prompt(request)), "application/x-ndjson")
+        asked = generation(self._front, *await read_prompt(request))
+        return Streaming(partial(answered, self._front, asked), "application/x-ndjson")
 
     async def samples(self, request: Request) -> Response:
         same_origin(request)

@@ -84,19 +84,21 @@ def set_cookie(request: Request, value: str) -> list[tuple[bytes, bytes]]:
     """The header that sets the cookie; an empty `value`: none."""
     if not value:
         return []
-    secure = "; Secure" if request.url.scheme == "https" else ""
+    origin = request.headers.get("origin", "")  # a proxy may have ended TLS
+    secure = "; Secure" if request.url.scheme == "https" or origin.startswith("https:") else ""
     attributes = f"Path={PATH}; Max-Age={LIFE_S}; HttpOnly; SameSite=Strict{secure}"
     return [(b"set-cookie", f"{COOKIE}={value}; {attributes}".encode())]
 
 
 def same_origin(request: Request) -> None:
     """Raises Forbidden if another site's page sent this. Browsers send JSON to a foreign site only after asking it,
-    and tell where a page comes from; other programs do not, and need not."""
+    and tell where a page comes from; other programs do not, and need not. Schemes are not compared: a proxy may speak
+    TLS with the browser."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     origin = request.headers.get("origin")
-    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+    own = [f"{scheme}://{request.headers.get('host', '')}" for scheme in ("http", "https")]
     json = request.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
-    if site != "same-origin" or origin not in (None, own) or not json:
+    if site != "same-origin" or origin not in (None, *own) or not json:
         raise Forbidden("only the page itself may send this, as application/json")
 
 

@@ -20,15 +20,20 @@ export function watchBox() {
 
 async function sendSamples() {
   byId("samples").disabled = true;
-  byId("answer").hidden = false;
-  byId("answer-text").replaceChildren();
   try {
     const told = await (await ask("/page/samples", {})).json();
-    say(byId("answer-state"), `${count(told.sent, "sample prompt")} sent: see the requests.`);
+    sayOfSamples(`${count(told.sent, "sample prompt")} sent: see the requests.`);
   } catch (error) {
-    say(byId("answer-state"), `Not sent: ${error.message}.`);
+    sayOfSamples(`Not sent: ${error.message}.`);
   }
   byId("samples").disabled = false;
+}
+
+function sayOfSamples(words) {
+  if (running) return; // an answer is being shown there
+  byId("answer").hidden = false;
+  byId("answer-text").replaceChildren();
+  say(byId("answer-state"), words);
 }
 
 async function send() {

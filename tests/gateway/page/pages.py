@@ -40,9 +40,9 @@ class Watched(Scheduler):
 
 
 @asynccontextmanager
-async def page(**settings: Any) -> AsyncIterator[tuple[Gateway, Watched, Link, httpx2.AsyncClient]]:
+async def page(model: Any = None, **settings: Any) -> AsyncIterator[tuple[Gateway, Watched, Link, httpx2.AsyncClient]]:
     scheduler = Watched()
-    scheduler.serving = pb.Serving(ready=True, model=model_info(context_tokens=1024))
+    scheduler.serving = pb.Serving(ready=True, model=model or model_info(context_tokens=1024))
     await scheduler.start()
     try:
         async with gateway(scheduler, **settings) as served:

@@ -67,6 +67,14 @@ async def test_a_slow_viewer_skips_frames_and_gets_the_newest() -> None:
     await scheduler.stop()
 
 
+async def test_after_an_answer_that_took_long_the_next_one_comes_soon_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "SHARE", 1e9)
+    monkeypatch.setattr(feeds, "LONGEST_S", 0.01)
+    async with page() as (_, _, _, client), watching(client) as frames:
+        for _ in range(3):
+            await next_of(frames)
+
+
 async def test_a_question_without_a_body_gets_no_stream() -> None:
     async with page() as (_, scheduler, _, client):
         assert (await client.head("/page/feed")).headers["content-type"] == "text/event-stream"

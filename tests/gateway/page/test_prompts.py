@@ -7,7 +7,7 @@ import pytest
 
 from gateway.page import prompts
 from protos.link.v1 import gateway_link_pb2 as pb
-from tests.gateway.harness import WAIT_S, ending, ids
+from tests.gateway.harness import WAIT_S, ending, ids, model_info
 from tests.gateway.page.pages import SAME_SITE, page
 from tests.waiting import until
 
@@ -47,6 +47,15 @@ async def test_bad_input_names_the_field(body: str, problem: str) -> None:
         answer = await client.post("/page/prompt", content=body, headers=SAME_SITE)
         assert answer.status_code == 400
         assert problem in answer.json()["error"]["message"]
+
+
+async def test_a_model_that_knows_no_conversations_gets_the_bare_prompt() -> None:
+    async with page(model=model_info(context_tokens=1024, template="")) as (_, _, link, client):
+        asking = asyncio.create_task(client.post("/page/prompt", json={"prompt": "the fox", "max_tokens": 8}))
+        submit = await link.accept()
+        assert submit.prompt == ids("the fox")
+        await link.delta(submit, 0, ending=ending())
+        assert (await asking).status_code == 200
 
 
 async def test_a_refusal_before_the_answer_is_a_status() -> None:
