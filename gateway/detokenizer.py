@@ -82,17 +82,14 @@ class LibraryText:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._token_ids: list[int] = []
-        self._decoded_chars = 0
-        # The tokens shown last: some tokens decode differently at the beginning of a text.
+        # The tokens shown last, and their text: some tokens decode differently at the beginning of a text.
         self._context: list[int] = []
-        self._context_chars = 0
+        self._context_text = ""
         self._fresh: list[int] = []
 
     def add(self, token_ids: Sequence[int]) -> str:
         # Decoding costs more by the call than by the token, so the tokens of a round are decoded together. Where they
         # end within a character, those before it are shown all the same.
-        self._token_ids.extend(token_ids)
         held = len(self._fresh)
         self._fresh.extend(token_ids)
         if (text := self._show()) or len(token_ids) < 2:
@@ -107,16 +104,21 @@ class LibraryText:
     def _show(self) -> str:
         """The text that fresh tokens add, if they end with a whole character."""
         text = self._decode(self._context + self._fresh)
-        if len(text) <= self._context_chars or text.endswith(REPLACEMENT):
+        if len(text) <= len(self._context_text) or text.endswith(REPLACEMENT):
             return ""  # a special token, or half a character
-        text = text[self._context_chars :]
+        added = self._added(text)
         self._context, self._fresh = self._fresh, []
-        self._context_chars = len(self._decode(self._context))
-        self._decoded_chars += len(text)
-        return text
+        self._context_text = self._decode(self._context)
+        return added
+
+    def _added(self, text: str) -> str:
+        """What the fresh tokens add, of the text of these and the context. With byte fallback a run of bytes that turns
+        out to be no text has a replacement character for each, those that were shown as characters too."""
+        shown = self._context_text
+        return text[len(shown) :] if text.startswith(shown) else self._decode(self._fresh)
 
     def rest(self) -> str:
-        return self._decode(self._token_ids)[self._decoded_chars :]
+        return self._added(self._decode(self._context + self._fresh)) if self._fresh else ""
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))

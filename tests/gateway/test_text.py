@@ -70,6 +70,26 @@ def test_bytes_that_are_no_text_end_no_stream() -> None:
     assert detokenizer.push([*b"(\xf0", 256, *"é".encode()]).endswith("aé")
 
 
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (["éèêë".encode(), b"\xf0", "a", "▁", "b", "a", "a"], "éèêë\ufffda baa"),
+        (["éè".encode(), b"\xf0", "a", "▁", "b", "▁", "b"], "éè\ufffda b b"),
+        (["မြန်မာ".encode(), b"\xe1"], "မြန်မာ\ufffd"),
+    ],
+)
+def test_bytes_that_are_no_text_change_nothing_that_was_shown(pieces: list[bytes | str], text: str) -> None:
+    """Byte fallback, as Llama 2 and Mistral have it."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"a": 256, "b": 257, "▁": 258}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    last = [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), *last])
+    tokens = [token for piece in pieces for token in (piece if isinstance(piece, bytes) else [vocabulary[piece]])]
+    detokenizer = Detokenizer(tokenizer, (), 0)
+    shown = [detokenizer.push([token]) for token in tokens]
+    assert "".join(shown) + detokenizer.finish() == text
+
+
 def test_special_tokens_are_no_text() -> None:
     detokenizer = MODEL.detokenizer()
     assert detokenizer.push([*ids("end"), TOKENIZER.token_to_id("<eos>")]) + detokenizer.finish() == "end"
