@@ -28,12 +28,13 @@ answers: queue.Queue[tuple[triton.InferResult | None, Exception | None]] = queue
 client.start_stream(lambda result, error: answers.put((result, error)))
 client.async_stream_infer(model, [text, settings, tensor("stream", True)], enable_empty_final_response=True)
 final = False
-while not final:
-    result, error = answers.get(timeout=60)
-    if error is not None or result is None:
-        raise SystemExit(str(error))
-    final = result.get_response().parameters["triton_final_response"].bool_param
-    piece = result.as_numpy("text_output")
-    print("" if piece is None else piece[0].decode(), end="", flush=True)
-print()
-client.stop_stream()
+try:
+    while not final:
+        result, error = answers.get(timeout=60)
+        if error is not None or result is None:
+            raise SystemExit(str(error))
+        final = result.get_response().parameters["triton_final_response"].bool_param
+        piece = result.as_numpy("text_output")
+        print("\n" if final else piece[0].decode(), end="", flush=True)
+finally:
+    client.stop_stream()  # its thread would keep this program from ending

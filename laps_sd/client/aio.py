@@ -128,6 +128,8 @@ class AsyncClient(Base):
                 async for answer in call:
                     if answer.value == SERVING:
                         return
+                    if len(self._server.targets) > 1:
+                        break  # another gateway may serve
             except grpc.RpcError as error:
                 cause = await asyncio.to_thread(self._cause, error, at)
                 if (again_s := self._wait_s(attempts, error, cause)) is None:

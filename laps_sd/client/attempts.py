@@ -32,7 +32,7 @@ class Attempts:
     """The attempts at one call. `request` is what the next one asks.
 
     max_retries: of refusals that may be repeated, and of servers that were not reached.
-    patience_s: a broken call is repeated, however often, until so many seconds have passed without an answer.
+    patience_s: a broken call is repeated, however often, until so many seconds have passed since it first broke.
     again: whether it may be repeated although the server may have had it.
     """
 
@@ -47,12 +47,10 @@ class Attempts:
     _retries: int = 0
     _pause_s: float = FIRST_PAUSE_S
     _deadline: float | None = field(init=False, default=None)
-    _give_up: float = field(init=False, default=0.0)
+    _broken_at: float | None = None  # None: it has not, since the last chunk
 
     def __post_init__(self) -> None:
-        now = self.clock()
-        self._deadline = None if self.timeout_s is None else now + self.timeout_s
-        self._give_up = now + self.patience_s
+        self._deadline = None if self.timeout_s is None else self.clock() + self.timeout_s
 
     @property
     def remaining_s(self) -> float | None:
@@ -64,7 +62,7 @@ class Attempts:
         self.request = inference_pb2.ResumeRequest(
             request_id=message.request_id, offset=message.offset + len(message.token_ids)
         )
-        self._give_up, self._pause_s = self.clock() + self.patience_s, FIRST_PAUSE_S
+        self._broken_at, self._pause_s = None, FIRST_PAUSE_S
         self.begun, self.whole = True, message.HasField("final")
         return chunk(message)
 
@@ -81,8 +79,10 @@ class Attempts:
         now, broken = self.clock(), error.code() in _BROKEN
         if self._deadline is not None and now + pause_s >= self._deadline:
             return None
-        if not broken or now + pause_s > self._give_up:
-            refused = not self.begun and 0 < told_s <= MOST_TOLD_S
+        if broken and self._broken_at is None:
+            self._broken_at = now
+        if self._broken_at is None or not broken or now + pause_s > self._broken_at + self.patience_s:
+            refused = (self.again or not self.begun) and 0 < told_s <= MOST_TOLD_S
             never_sent = not self.begun and broken and (error.details() or "").startswith(_NEVER_SENT)
             if self._retries >= self.max_retries or not (refused or never_sent or (broken and self.again)):
                 return None

@@ -145,6 +145,8 @@ class Client(Base):
                 for answer in call:
                     if answer.value == SERVING:
                         return
+                    if len(self._server.targets) > 1:
+                        break  # another gateway may serve
             except grpc.RpcError as error:
                 cause = self._cause(error, at)
                 if (again_s := self._wait_s(attempts, error, cause)) is None:

@@ -97,11 +97,20 @@ def test_a_detached_stream_goes_on_behind_the_last_token_until_patience_ends() -
     clock.now += RESUME_S / 2
     attempts.got(chunk(3, [1, 2]))
     assert attempts.request == inference_pb2.ResumeRequest(request_id="r", offset=5)
-    clock.now += RESUME_S - 2
-    assert attempts.pause_s(BROKEN) is not None
-    clock.now += 2
+    clock.now += 2 * RESUME_S  # it has waited, or was paused
+    assert all(attempts.pause_s(BROKEN) is not None for _ in range(9))
     attempts.max_retries = 0
+    clock.now += RESUME_S
     assert attempts.pause_s(BROKEN) is None
+
+
+def test_a_detached_stream_that_comes_to_a_full_gateway_waits_as_it_is_told(clock: Clock) -> None:
+    """When a gateway dies its clients come to the others together."""
+    request = inference_pb2.GenerateRequest(prompt="a", on_disconnect=types_pb2.ON_DISCONNECT_DETACH)
+    attempts = generating(request, 2, None, "drawn")
+    attempts.clock = clock
+    attempts.got(chunk(0, [1, 2]))
+    assert [attempts.pause_s(error) for error in (BROKEN, FULL, FULL, FULL)] == [0.1, 0.5, 0.5, None]
 
 
 def test_a_call_that_only_asks_is_repeated_when_its_connection_breaks(clock: Clock) -> None:

@@ -22,6 +22,7 @@ from laps_sd.client.causes import find_cause
 from laps_sd.client.server import find_server
 from protos.v1 import inference_pb2
 from tests.client.scripted import Gateway, chunk, last, serving
+from tests.waiting import WAIT_S
 
 NOBODY = "127.0.0.1:1"
 FULL = QueueFull("full", retry_after_ms=1)
@@ -79,6 +80,14 @@ def test_a_broken_stream_of_a_detached_request_goes_on_where_it_broke(by: Any) -
 
 
 @both
+def test_a_detached_answer_goes_on_though_the_next_gateway_is_full_for_a_moment(by: Any) -> None:
+    script = [[chunk(0, [1, 2], "ab"), grpc.StatusCode.UNAVAILABLE], [FULL], [last(2, [3], "c")]]
+    with serving(Gateway(*script)) as gateway:
+        assert by("complete", "x", on_disconnect="detach")(gateway.target).text == "abc"
+    assert gateway.asked[1:] == [inference_pb2.ResumeRequest(request_id="r", offset=2)] * 2
+
+
+@both
 def test_an_offset_that_the_answer_does_not_have_is_named_so(by: Any) -> None:
     with serving(Gateway([BeyondEnd("offset: 9 is beyond the end")])) as gateway, pytest.raises(BeyondEnd):
         by("resume", "r", 9)(gateway.target)
@@ -118,6 +127,13 @@ def test_no_server_is_a_question_that_helps(by: Any, ask: Any) -> None:
 def test_a_server_that_never_gets_ready_says_so_after_the_time_given(by: Any) -> None:
     with serving(Gateway()) as gateway, pytest.raises(NotServing, match="no warmed worker"):
         by("ready", 0.3)(gateway.target)
+
+
+@both
+def test_a_service_is_ready_when_one_of_its_gateways_is(by: Any) -> None:
+    with serving(Gateway()) as idle, serving(Gateway()) as ready:
+        ready.health.set(SERVICE, SERVING)
+        by("ready", WAIT_S)(f"{idle.target},{ready.target}")
 
 
 @both
