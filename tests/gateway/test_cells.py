@@ -9,6 +9,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
+import grpc
 import httpx2
 import pytest
 
@@ -16,6 +17,8 @@ from gateway.app import Gateway
 from gateway.cell_file import Cell, read_cells
 from laps_sd.client import AsyncClient, BadInput, NotServing, UnknownRequest
 from protos.link.v1 import gateway_link_pb2 as pb
+from protos.oip import inference_pb2 as oip
+from protos.oip import inference_pb2_grpc
 from protos.v1 import status_pb2 as status_pb
 from tests.gateway.harness import Link, Scheduler, ending, gateway, ids, model_info
 from tests.gateway.test_cell_file import router, write
@@ -70,6 +73,25 @@ async def service(
 
             await until(both)
         yield made
+
+
+async def test_a_model_is_ready_where_a_worker_serves_it_and_not_because_one_serves_another(tmp_path: Path) -> None:
+    other = model_info(fingerprint="two")
+    other.name = "other"
+    async with service(tmp_path, b=other) as made, grpc.aio.insecure_channel(made.gateways[0].grpc) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+
+        async def ready(name: str) -> bool:
+            return bool((await stub.ModelReady(oip.ModelReadyRequest(name=name))).ready)
+
+        assert [await ready(name) for name in ("tiny", "other")] == [True, True]
+        await made.links["b"][0].send(serving=pb.Serving(ready=False))
+
+        async def heard() -> bool:
+            return not await ready("other")
+
+        await until(heard)
+        assert await ready("tiny")
 
 
 async def load(link: Link, backlog_s: float, free: int = 0) -> None:
