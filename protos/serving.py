@@ -240,15 +240,19 @@ def configure_logs(service: str, level: str = "info") -> structlog.stdlib.BoundL
 
 @asynccontextmanager
 async def stop_signals() -> AsyncIterator[asyncio.Event]:
-    """An event that is set by SIGTERM and SIGINT, which otherwise would end the process."""
+    """An event that is set by SIGTERM, SIGINT and SIGHUP (the terminal has gone; unless that is ignored, as under
+    nohup), which otherwise would end the process."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         loop.add_signal_handler(number, stopping.set)
     try:
         yield stopping
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 
