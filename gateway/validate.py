@@ -124,7 +124,7 @@ def check_served(request: inference_pb2.GenerateRequest, model: TextModel) -> No
 
 
 def _check_logits(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
-    if request.HasField("repetition_penalty") and not 0.01 <= request.repetition_penalty <= 2:
+    if request.HasField("repetition_penalty") and not 0.01 <= round(request.repetition_penalty, 6) <= 2:
         raise BadInput("repetition_penalty", f"must be in [0.01, 2], not {request.repetition_penalty:g}")
     for name in ("presence_penalty", "frequency_penalty"):
         if not -2 <= (value := getattr(request, name)) <= 2:

@@ -10,6 +10,7 @@ from gateway import validate
 from gateway.structure import Structures
 from gateway.text import TextModel
 from protos.errors import BadInput
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2
 from protos.v1.types_pb2 import Structure
 from tests.gateway.harness import CONTEXT_TOKENS, ids, model_info, stack
@@ -75,19 +76,23 @@ BAD = [
 ]
 
 
+async def checked(request: inference_pb2.GenerateRequest) -> pb.Submit:
+    return await validate.submission(
+        request,
+        MODEL,
+        tenant="t",
+        timeout_s=1,
+        max_input_bytes=4000,
+        encoders=asyncio.Semaphore(),
+        structures=Structures(),
+    )
+
+
 @pytest.mark.parametrize(("fields", "message"), BAD, ids=[message[:40] for _, message in BAD])
 async def test_bad_input_names_its_field(fields: dict[str, Any], message: str) -> None:
     request = inference_pb2.GenerateRequest(**fields)
     with pytest.raises(BadInput) as refusal:
-        await validate.submission(
-            request,
-            MODEL,
-            tenant="t",
-            timeout_s=1,
-            max_input_bytes=4000,
-            encoders=asyncio.Semaphore(),
-            structures=Structures(),
-        )
+        await checked(request)
     assert refusal.value.message.startswith(message)
 
 
@@ -151,6 +156,13 @@ def test_a_seed_follows_from_the_requests_id_unless_given() -> None:
     assert seeds[0] == seeds[1] != seeds[2]
     request.seed = 2**64 - 1
     assert validate.sampling(request, "one").seed == 2**64 - 1
+
+
+async def test_the_bounds_of_a_penalty_belong_to_it() -> None:
+    """On the wire 0.01 is a little less: it has four bytes."""
+    for penalty in (0.01, 2.0):
+        request = inference_pb2.GenerateRequest(prompt="a", repetition_penalty=penalty)
+        assert (await checked(request)).sampling.repetition_penalty == pytest.approx(penalty)
 
 
 async def test_a_guess_may_be_above_max_tokens() -> None:
