@@ -65,7 +65,14 @@ def test_the_page_of_the_docs_has_every_cell_and_says_who_gains(record: dict[str
     figures = dict.fromkeys(
         ("commands_per_cpu_s", "p50_ms", "p99_ms", "max_ms", "inside_p99_ms", "rows_per_cpu_s"), 7.0
     )
-    alone = figures | {"workers": 64, "waiting": 10_000, "tenants": 2, "gateways": 3, "redis_share": 0.2}
+    alone = figures | {
+        "workers": 64,
+        "waiting": 10_000,
+        "tenants": 2,
+        "gateways": 3,
+        "redis_share": 0.2,
+        "stored_share": 0.5,
+    }
     alone |= {"ended_per_command": 0.5, "bytes_per_request": 2048}
     scheduler = {"slots": 32, "seconds": 10.0, "policy": "default", "python": "3", "cells": [alone]}
     (folder / "scheduler.json").write_text(json.dumps(scheduler))
@@ -76,7 +83,7 @@ def test_the_page_of_the_docs_has_every_cell_and_says_who_gains(record: dict[str
     )
     assert "- `gittins`: below fcfs in 2 of 2 cells, above it in 0." in text
     assert "9 code to draw from, of MBPP (Austin et al. 2021, CC BY 4.0)" in text
-    assert "|64|10,000|2|3|7|7|0.50|20 %|7.0, 7.0, 7.0|7.0|2.0|" in text
+    assert "|64|10,000|2|3|7|7|50 %|0.50|20 %|7.0, 7.0, 7.0|7.0|2.0|" in text
     assert {file.name for file in folder.glob("*.svg")} == {"ratios.svg", "latencies.svg", "predicted.svg"}
 
 

@@ -53,7 +53,7 @@ async def test_a_model_that_knows_no_conversations_gets_the_bare_prompt() -> Non
     async with page(model=model_info(context_tokens=1024, template="")) as (_, _, link, client):
         asking = asyncio.create_task(client.post("/page/prompt", json={"prompt": "the fox", "max_tokens": 8}))
         submit = await link.accept()
-        assert submit.prompt == ids("the fox")
+        assert list(submit.prompt) == [*ids("<bos>"), *ids("the fox")]
         await link.delta(submit, 0, ending=ending())
         assert (await asking).status_code == 200
 
