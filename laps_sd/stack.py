@@ -221,7 +221,7 @@ def worker_named(
     else:
         arguments = [*_python("worker_service"), *arguments, "--device", options.device, "--weights", options.weights]
         # Workers of one machine may share a GPU, which one alone would take whole.
-        environment.setdefault(_KV_TOKENS, os.environ.get(_KV_TOKENS, "32768"))
+        environment.setdefault(_KV_TOKENS, os.environ.get(_KV_TOKENS) or "32768")
     arguments += ["--drafter", options.drafter, "--threads", str(threads)]
     arguments += _tls(options, "worker")
     if options.draft_len is not None:

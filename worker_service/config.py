@@ -42,6 +42,7 @@ class CommonSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="LAPS_SD_WORKER_",
+        env_ignore_empty=True,  # as compose passes on what nobody has set
         frozen=True,
         cli_prog_name="python -m worker_service",
         cli_kebab_case=True,

@@ -34,8 +34,20 @@ class Pod(NamedTuple):
 
 def objects() -> Iterator[dict[str, Any]]:
     for file in sorted(K8S.rglob("*.yaml")):
-        if file.name != "kustomization.yaml":
+        if file.name not in ("kustomization.yaml", "names.yaml"):
             yield from filter(None, yaml.safe_load_all(file.read_text()))
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """With their paths, as kustomize writes them: a list's elements have that of the list."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from leaves(each, f"{path}/{name}" if path else name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from leaves(each, path)
+    else:
+        yield path, value
 
 
 def kustomizations() -> list[dict[str, Any]]:

@@ -17,8 +17,9 @@ from laps_sd.authority import PURPOSES, make_certs
 from scheduler_service.__main__ import SERVICES
 from scheduler_service.config import Settings as SchedulerSettings
 from scheduler_service.metrics import Metrics
-from tests.deploy.manifests import K8S, ROOT, Pod, config_maps, environment, kustomizations, objects, pods
+from tests.deploy.manifests import K8S, ROOT, Pod, config_maps, environment, kustomizations, leaves, objects, pods
 from worker_service.config import Settings as WorkerSettings
+from worker_service.engine.parallel import _START_TIMEOUT
 
 SETTINGS: dict[str, type[BaseSettings]] = {
     "gateway": GatewaySettings,
@@ -100,7 +101,9 @@ def test_ports_are_those_that_the_service_binds(pod: Pod, settings: Any) -> None
 def test_a_probe_asks_the_health_port_for_a_service_that_it_tells_of(pod: Pod, settings: Any) -> None:
     read = settings(pod)
     probes = {
-        kind: pod.container[kind]["grpc"] for kind in ("livenessProbe", "readinessProbe") if kind in pod.container
+        kind: pod.container[kind]["grpc"]
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe")
+        if kind in pod.container
     }
     assert all(probe["port"] == read.health_port for probe in probes.values())
     if not probes:
@@ -108,6 +111,26 @@ def test_a_probe_asks_the_health_port_for_a_service_that_it_tells_of(pod: Pod, s
         return
     assert "service" not in probes["livenessProbe"]  # whoever waits for others lives
     assert probes["readinessProbe"].get("service") == HEALTH.get(pod.module)
+
+
+def test_the_first_of_a_group_may_wait_for_the_others_as_long_as_torch_does() -> None:
+    probes = [pod.container["startupProbe"] for pod in OURS if "startupProbe" in pod.container]
+    (waited_s,) = [probe["periodSeconds"] * probe["failureThreshold"] for probe in probes]
+    assert waited_s >= _START_TIMEOUT.total_seconds()
+
+
+def test_who_waits_for_a_model_to_load_has_the_same_time() -> None:
+    waited = {
+        each["metadata"]["name"]: each["spec"]["progressDeadlineSeconds"]
+        for each in objects()
+        if each["kind"] == "Deployment"
+    }
+    assert waited == {"gateway": 1800, "worker": 1800}
+
+
+@named
+def test_a_worker_is_sized_by_its_gpu_unless_somebody_says(pod: Pod, settings: Any) -> None:
+    assert not {"slots", "kv_tokens"} & settings(pod).model_fields_set
 
 
 @named
@@ -182,6 +205,23 @@ def test_redis_starts_as_in_compose() -> None:
     assert COMPOSE["redis"]["image"].rstrip("}").partition("@")[2] in digests
 
 
+def test_redis_lives_while_it_answers_over_tls() -> None:
+    (redis,) = [pod.container for pod in PODS if pod.name == "redis"]
+    live = redis["livenessProbe"]
+    assert live["exec"] == redis["readinessProbe"]["exec"]
+    assert (live["periodSeconds"], live["failureThreshold"]) == (30, 6)
+
+
+def test_kustomize_knows_where_a_group_names_config_maps() -> None:
+    folder = K8S / "components" / "lws"
+    assert yaml.safe_load((folder / "kustomization.yaml").read_text())["configurations"] == ["names.yaml"]
+    (known,) = yaml.safe_load((folder / "names.yaml").read_text())["nameReference"]
+    (group,) = [each for each in objects() if each["kind"] == "LeaderWorkerSet"]
+    named = {path for path, name in leaves(group) if name in config_maps()}
+    assert {spec["path"] for spec in known["fieldSpecs"]} == named
+    assert {known["kind"], *(spec["kind"] for spec in known["fieldSpecs"])} == {"ConfigMap", group["kind"]}
+
+
 def test_whoever_selects_pods_finds_some() -> None:
     for each in objects():
         spec = each["spec"]
@@ -209,5 +249,23 @@ def test_the_autoscaler_asks_for_metrics_that_there_are() -> None:
     asked = [
         name for each in scaled["spec"]["triggers"] for name in re.findall(r"laps_sd_\w+", each["metadata"]["query"])
     ]
-    assert len(asked) == 8
+    assert len(asked) == 13
     assert set(asked) <= names
+
+
+def test_workers_are_asked_for_by_the_share_of_requests_that_wait() -> None:
+    (scaled,) = [each for each in objects() if each["kind"] == "ScaledObject"]
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"].partition(" or ")[0]
+
+    def value(**requests: int) -> float:
+        """Of the query, where two workers need ten seconds for all that is live."""
+        known = {"backlog_seconds": 10, "workers": 2} | {f"num_requests_{name}": n for name, n in requests.items()}
+        words = re.sub(
+            r"(?:sum|max)\(laps_sd_(\w+)(?:\{class!=\"batch\"\})?\)", lambda found: str(known[found[1]]), query
+        )
+        return float(eval(words, {"clamp_min": max}))
+
+    assert value(waiting_by_class=0, paused=0, running=8) == 0
+    assert value(waiting_by_class=0, paused=0, running=0) == 0
+    assert value(waiting_by_class=4, paused=2, running=2) == 15
+    assert value(waiting_by_class=8, paused=0, running=0) == 20

@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.deploy.manifests import leaves
 from tests.k8s.kubectl import ROOT, render
 
 K8S = ROOT / "deploy" / "k8s"
@@ -98,9 +99,9 @@ def test_how_many_workers_there_are_is_kedas(components: tuple[str, ...], tmp_pa
 
 
 def test_keda_takes_a_prometheus_without_an_answer_for_an_error(tmp_path: Path) -> None:
-    """Not for zero: it would end workers, and never use its fallback."""
+    """Not for zero. Then there stay as many workers as there are: a fallback is a number, and would end busy ones."""
     spec = next(each for each in rendered(tmp_path, ("keda",)) if each["kind"] == "ScaledObject")["spec"]
-    assert spec["fallback"]["replicas"] > 1
+    assert "fallback" not in spec
     for trigger in spec["triggers"]:
         assert trigger["metadata"]["ignoreNullValues"] == "false"
         assert trigger["metadata"]["query"].endswith(" or vector(0) and on() max(laps_sd_leads) == 1")
@@ -112,6 +113,15 @@ def test_full_slots_ask_keda_for_no_more_workers_than_there_are(tmp_path: Path) 
     staying = r"\(max\(laps_sd_workers\) - max\(laps_sd_workers_draining\)\)"
     assert re.match(rf"clamp_max\(.*, 1\) \* {staying} or ", busy["query"])
     assert busy["threshold"] == "1"
+
+
+@pytest.mark.parametrize("components", [(), ("lws",), tuple(name for name in COMPONENTS if name != "gpu")])
+def test_a_config_map_that_is_named_is_there(components: tuple[str, ...], tmp_path: Path) -> None:
+    objects = rendered(tmp_path, components)
+    there = {each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap"}
+    named = {name for path, name in leaves(objects) if path.endswith("/configMapRef/name")}
+    assert len(named) == 3
+    assert named <= there
 
 
 def test_a_group_of_pods_reaches_names_and_the_scheduler_by_its_own_policy(tmp_path: Path) -> None:

@@ -75,6 +75,21 @@ def test_what_gpus_need_is_put_over_services_that_there_are() -> None:
     assert {name for name in SERVICES if name.startswith("worker-")} == GPU.keys()
 
 
+@pytest.mark.parametrize("name", GPU)
+def test_a_worker_is_sized_by_its_gpu_unless_somebody_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(**said: str) -> WorkerSettings:
+        for variable, value in (SERVICES[name]["environment"] | GPU[name]["environment"]).items():
+            if variable.startswith("LAPS_SD_WORKER_"):
+                word = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: said.get(found[1], found[2]), value)
+                monkeypatch.setenv(variable, word)
+        return CliApp.run(WorkerSettings, cli_args=[])
+
+    assert not {"slots", "kv_tokens"} & read().model_fields_set
+    told = read(SLOTS="8", KV_TOKENS="4096")
+    assert (told.slots, told.kv_tokens) == (8, 4096)
+    assert {"slots", "kv_tokens"} <= told.model_fields_set
+
+
 def test_no_container_runs_as_root() -> None:
     assert SERVICES["redis"]["user"] == "redis"
     users = [line for line in DOCKERFILE.splitlines() if line.startswith("USER")]

@@ -73,8 +73,9 @@ def test_a_worker_of_ours_takes_no_whole_gpu_unless_it_is_told(monkeypatch: pyte
     vllm = Options(engine="vllm", vllm_python=Path("/v/bin/python"))
     made = [worker_command(options, 0, "h:1", Path("/m")).environment for options in (Options(), vllm)]
     assert [environment.get(name) for environment in made] == ["32768", None]
-    monkeypatch.setenv(name, "999")
-    assert worker_command(Options(), 0, "h:1", Path("/m")).environment[name] == "999"
+    for told, expected in (("999", "999"), ("", "32768")):  # a worker takes an empty one for none
+        monkeypatch.setenv(name, told)
+        assert worker_command(Options(), 0, "h:1", Path("/m")).environment[name] == expected
 
 
 def test_a_draft_length_that_is_chosen_is_left_to_the_scheduler_within_the_workers_own_limit() -> None:
