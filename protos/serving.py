@@ -3,11 +3,13 @@
 import asyncio
 import inspect
 import logging
+import os
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -245,15 +247,29 @@ async def stop_signals() -> AsyncIterator[asyncio.Event]:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, stopping.set)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, _hang_up, stopping)
     try:
         yield stopping
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def _hang_up(stopping: asyncio.Event) -> None:
+    """The shell and the system may both say so, which is one signal to us; and no write to that terminal succeeds any
+    more."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+    stopping.set()
 
 
 async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:

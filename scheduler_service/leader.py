@@ -35,7 +35,7 @@ from scheduler_service.learning import Learning
 from scheduler_service.ledger import Ledger
 from scheduler_service.other_model import OtherModel
 from scheduler_service.outbox import Outboxes
-from scheduler_service.pace import UNITS, Turns
+from scheduler_service.pace import UNITS, Lane, Turns
 from scheduler_service.persister import Persister
 from scheduler_service.recovery import CHUNK, Recovery
 from scheduler_service.requests import Requests
@@ -218,7 +218,7 @@ class Leader:
             if self.settings.standby:
                 self._send_away(self.persister.silent_s)
             while self.durable.apply(Tick(ENDED_AT_ONCE)):  # a burst of requests may have one deadline
-                await self.turns.room(UNITS)
+                await self.turns.room(UNITS, Lane.DEADLINES)
             self.workers.close_hung(TICK_S)
             for id in self.ledger.orphans(TICK_S, self.settings.orphan_timeout_s):
                 self._log.info("orphan_cancelled", request_id=id)

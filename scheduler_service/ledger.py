@@ -183,6 +183,7 @@ class Ledger:
     async def durable(self, written: Iterable[tuple[Write, Verdict]]) -> None:
         """These writes were committed: tell the gateways. The store has answered just now, so what it has held for
         ENDED_KEPT_S it will not lose any more."""
+        count = 0
         for count, (write, verdict) in enumerate(written, 1):
             if count % TOLD_AT_ONCE == 0:
                 await self._turns.pause(DURABLE)
@@ -195,6 +196,7 @@ class Ledger:
                 self._relay_rounds(id, tracked, write)
             else:
                 self._relay(id, tracked, write)
+        self._turns.take(count % TOLD_AT_ONCE * DURABLE // TOLD_AT_ONCE)
         oldest = self._passed_s - ENDED_KEPT_S
         while self._ended and (first := next(iter(self._ended.items())))[1][0] < oldest:
             del self._ended[first[0]]

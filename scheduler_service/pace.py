@@ -32,6 +32,7 @@ class Lane(IntEnum):
     COMMANDS = 0
     REPORTS = 1
     GATEWAYS = 2  # what they ask for
+    DEADLINES = 3  # requests whose time is up
 
 
 class Pace:
@@ -80,9 +81,9 @@ class Turns:
 
     async def room(self, units: int = 1, lane: Lane = Lane.GATEWAYS) -> None:
         """Returns when so much work may be done, which has to follow at once. More than a turn has gets one alone."""
-        units = min(units, self._units)
         begins = max(self._virtual, self._ends[lane])
         self._ends[lane] = begins + units
+        units = min(units, self._units)
         self._call()
         if not self._waiting and units <= self._left:
             self._left -= units

@@ -145,7 +145,7 @@ class Function(Body):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] = Field({"type": "object", "properties": {}}, description="a JSON schema of an object")
-    strict: bool | None = None
+    strict: bool | None = Field(None, description="true: a schema that cannot be held to is refused")
 
 
 class Tool(Body):

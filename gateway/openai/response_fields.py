@@ -43,7 +43,7 @@ class FunctionTool(Body):
     name: Name | None = Field(None, description="required")
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="a JSON schema of an object")
-    strict: bool | None = Field(None, description="the schema always holds, whatever this says")
+    strict: bool | None = Field(None, description="true: a schema that cannot be held to is refused")
 
 
 class NamedFunction(Body):

@@ -130,7 +130,7 @@ def _tool(field: str, tool: FunctionTool) -> dict[str, Any]:
         raise Unsupported(f"{field}.type", "must be function: this service runs no tools of its own")
     if tool.name is None:
         raise BadInput(f"{field}.name", "missing: here a function's fields stand beside its type")
-    told = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    told = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
     return {"type": "function", "function": told}
 
 

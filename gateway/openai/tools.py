@@ -3,6 +3,7 @@ call, or what came of one, is written into a conversation. The model's template 
 text. Pure."""
 
 import json
+import re
 from typing import Any, NamedTuple
 
 from gateway.openai.fields import AllowedTools, Chat, Function, ToolCall
@@ -11,9 +12,11 @@ from protos.v1.types_pb2 import Structure
 
 MARK = "<tool_call>"  # where an answer's words end and a call begins; the form that many models were trained on
 _PLAIN = {"$defs", "$schema", "description", "properties", "required", "title", "type"}  # names every argument
-# What of a schema cannot be held to is read over, as OpenAI does where a function is not `strict`: one such function
+# What of a schema cannot be held to is ignored, as OpenAI does where a function is not `strict`: one such function
 # would keep all others from being called.
-_LENIENT = {"x-guidance": {"whitespace_flexible": False, "lenient": True, "coerce_one_of": True}}
+_LENIENT = {"whitespace_flexible": False, "lenient": True, "coerce_one_of": True}
+_LOOKS_AROUND = re.compile(r"\(\?[=!<]|\\[1-9]")  # in a pattern: no grammar can
+_PLAIN_VALUES = {"const", "default", "enum", "examples"}  # no schemas in there
 _NAME, _ARGUMENTS, _END = '{"name": "', '", "arguments": ', "}"
 
 
@@ -191,4 +194,20 @@ def _object(function: Function) -> dict[str, Any]:
         raise BadInput("tools", f"parameters of {function.name} must be a schema of the type object")
     if schema.keys() <= _PLAIN and "properties" in schema:
         schema["additionalProperties"] = False
-    return schema if function.strict else _LENIENT | schema
+    if function.strict:
+        return schema
+    own = schema.get("x-guidance")
+    return dict(_readable(schema)) | {"x-guidance": _LENIENT | (own if isinstance(own, dict) else {})}
+
+
+def _readable(schema: Any) -> Any:
+    """Without patterns that look ahead or back."""
+    if isinstance(schema, list):
+        return [_readable(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: value if name in _PLAIN_VALUES else _readable(value)
+        for name, value in schema.items()
+        if not (name == "pattern" and isinstance(value, str) and _LOOKS_AROUND.search(value))
+    }

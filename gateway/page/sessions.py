@@ -84,8 +84,9 @@ def set_cookie(request: Request, value: str) -> list[tuple[bytes, bytes]]:
     """The header that sets the cookie; an empty `value`: none."""
     if not value:
         return []
-    origin = request.headers.get("origin", "")  # a proxy may have ended TLS
-    secure = "; Secure" if request.url.scheme == "https" or origin.startswith("https:") else ""
+    # A proxy may have ended TLS. Browsers tell where a page comes from over TLS alone, but for this machine's own.
+    by_proxy = "sec-fetch-site" in request.headers and not is_loopback(_host(request))
+    secure = "; Secure" if request.url.scheme == "https" or by_proxy else ""
     attributes = f"Path={PATH}; Max-Age={LIFE_S}; HttpOnly; SameSite=Strict{secure}"
     return [(b"set-cookie", f"{COOKIE}={value}; {attributes}".encode())]
 
@@ -109,9 +110,12 @@ def _with(right: Right, who: Caller) -> Caller:
     return who
 
 
+def _host(request: Request) -> str:
+    return _PORT.sub("", request.headers.get("host", ""))
+
+
 def _refuse_names(request: Request) -> None:
     """Without keys the page is for this machine. A site whose name leads here (DNS rebinding) could read it otherwise.
     Raises Forbidden."""
-    host = _PORT.sub("", request.headers.get("host", ""))
-    if not is_loopback(host):
+    if not is_loopback(_host(request)):
         raise Forbidden("without keys this page is shown at 127.0.0.1 and localhost alone: set --api-keys")

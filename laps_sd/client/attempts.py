@@ -48,6 +48,7 @@ class Attempts:
     _pause_s: float = FIRST_PAUSE_S
     _deadline: float | None = field(init=False, default=None)
     _broken_at: float | None = None  # None: it has not, since the last chunk
+    _again_at: float = 0.0  # when the next attempt begins
 
     def __post_init__(self) -> None:
         self._deadline = None if self.timeout_s is None else self.clock() + self.timeout_s
@@ -79,15 +80,15 @@ class Attempts:
         now, broken = self.clock(), error.code() in _BROKEN
         if self._deadline is not None and now + pause_s >= self._deadline:
             return None
-        if broken and self._broken_at is None:
-            self._broken_at = now
+        if broken and (self._broken_at is None or now > self._again_at + self.patience_s):
+            self._broken_at = now  # also where an attempt has lived so long: it was no answer to the break before
         if self._broken_at is None or not broken or now + pause_s > self._broken_at + self.patience_s:
             refused = (self.again or not self.begun) and 0 < told_s <= MOST_TOLD_S
             never_sent = not self.begun and broken and (error.details() or "").startswith(_NEVER_SENT)
             if self._retries >= self.max_retries or not (refused or never_sent or (broken and self.again)):
                 return None
             self._retries += 1
-        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+        self._pause_s, self._again_at = min(2 * self._pause_s, MAX_PAUSE_S), now + pause_s
         return pause_s
 
 

@@ -2,7 +2,11 @@
 
 import asyncio
 import os
+import pty
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from laps_sd import serve
 from laps_sd.options import Options
 from laps_sd.ports import StackError
 from laps_sd.supervise import GaveUp
+from tests.waiting import WAIT_S
 
 
 @pytest.mark.parametrize(
@@ -50,3 +55,33 @@ def test_a_signal_ends_the_stack_in_good_order(number: signal.Signals) -> None:
 
     assert not asyncio.run(serve._until_signal(work()))
     assert ended
+
+
+HUNG_UP = """
+import asyncio, fcntl, os, signal, sys, termios
+from pathlib import Path
+from protos.serving import stop_signals
+
+async def main():
+    async with stop_signals() as stopping:
+        print("up", flush=True)
+        await stopping.wait()
+        os.kill(os.getpid(), signal.SIGHUP)  # the shell says it, too
+        await asyncio.sleep(0.01)
+        print("ends", flush=True)
+        Path(sys.argv[1]).write_text("in order")
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+asyncio.run(main())
+"""
+
+
+def test_a_terminal_that_is_closed_ends_a_process_in_good_order_though_it_writes_still(tmp_path: Path) -> None:
+    ours, its = pty.openpty()
+    command = [sys.executable, "-c", HUNG_UP, str(tmp_path / "ended")]
+    child = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, start_new_session=True)
+    os.close(its)
+    assert os.read(ours, 100).startswith(b"up")
+    os.close(ours)
+    assert child.wait(WAIT_S) == 0
+    assert (tmp_path / "ended").read_text() == "in order"

@@ -157,10 +157,14 @@ def test_a_cookie_is_refused_once_it_is_old_changed_or_anothers(people: People) 
 
 async def test_the_page_behind_a_proxy_that_ends_tls_logs_in_over_tls_alone(people: People) -> None:
     async with keyed(people) as (_, client):
-        headers = {"host": "laps.example", "origin": "https://laps.example", "content-type": "application/json"}
+        headers = {"host": "laps.example", "sec-fetch-site": "same-origin", "content-type": "application/json"}
+        headers |= {"origin": "https://laps.example"}
         answer = await client.post("/page/login", json={"key": people.admin}, headers=headers)
         assert answer.status_code == 200
         assert "Secure" in answer.headers["set-cookie"]
+        cookie = f"{COOKIE}={answer.cookies[COOKIE]}"
+        renewed = await client.get("/page/session", headers=headers | {"cookie": cookie})
+        assert "Secure" in renewed.headers["set-cookie"]
 
 
 @pytest.mark.parametrize(
