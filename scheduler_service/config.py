@@ -75,7 +75,11 @@ class Settings(ServiceSettings):
     report_within_ms: int = Field(
         0, ge=0, le=1000, description="how long rounds may wait to share a report, and reports a command; 0: not at all"
     )
-    worker_timeout_s: float = Field(30.0, gt=0, description="a worker not heard of for so long is lost")
+    worker_timeout_s: float = Field(
+        30.0,
+        ge=3,
+        description="a worker not heard of for so long is lost; without work it tells each second that it lives",
+    )
     step_timeout_s: float = Field(
         60.0, gt=0, description="a worker that owes a round so much longer than expected hangs, and is lost"
     )

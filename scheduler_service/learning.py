@@ -14,9 +14,10 @@ from scheduler_service.core.types import Ended, RequestClass
 from scheduler_service.learned import Learned, Unreadable, decode
 from scheduler_service.predictor import PredictorKind
 from scheduler_service.predictor.features import of_prompt
+from scheduler_service.predictor.model import Model
 from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.predictor.port import Status
-from scheduler_service.predictor.window import EMPTY, Row, hashed
+from scheduler_service.predictor.window import EMPTY, Row, Snapshot, hashed
 from scheduler_service.store import Fenced, Store, StoreUnavailable
 from scheduler_service.trainer import Trainer, TrainingFailed
 
@@ -34,6 +35,11 @@ class Learning:
         self._due = asyncio.Event()
         self._epoch = 0
         self._saved = 0  # finished requests that the store knows of
+        self._others: tuple[Snapshot, Model | None, int] = (
+            EMPTY,
+            None,
+            0,
+        )  # what predictors learned, where this leader has none
         self._served = ""  # fingerprint of the model whose answers taught it; "": not known
         self._log = structlog.get_logger()
 
@@ -60,6 +66,8 @@ class Learning:
         self._saved, self._served = learned.length.finished, learned.served
         if self._predictor:
             self._predictor.restore(learned.examples, learned.model, learned.version)
+        else:
+            self._others = learned.examples, learned.model, learned.version
 
     def serve(self, fingerprint: str) -> bool:
         """Workers run this model. Forget what the answers of another one taught; returns whether there was such a
@@ -70,6 +78,7 @@ class Learning:
             self._log.info("learned_of_another_model", finished=self._core.fleet.known.length.finished)
             self._core.fleet.forget()
             self._predictor = self._predictor and OnlinePredictor()  # a fit under way goes to the old one
+            self._others = EMPTY, None, 0
             self._asked.clear()
             self._saved = 0
         return changed
@@ -136,7 +145,7 @@ class Learning:
         if (finished := self._core.fleet.known.length.finished) == self._saved:
             return
         predictor = self._predictor
-        known = (predictor.known(), predictor.model, predictor.status.version) if predictor else (EMPTY, None, 0)
+        known = (predictor.known(), predictor.model, predictor.status.version) if predictor else self._others
         fleet = self._core.fleet.known
         length, acceptance, probe = copy.deepcopy(fleet.length), copy.copy(fleet.acceptance), copy.deepcopy(fleet.probe)
         learned = Learned(length, acceptance, *known, probe, self._served)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
-from protos.errors import DeadlinePassed, DuplicateRequest, NotServing, QueueFull, RequestError
+from protos.errors import BadInput, DeadlinePassed, DuplicateRequest, NotServing, QueueFull, RequestError
 from protos.idempotence import same
 from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
@@ -12,7 +12,7 @@ from scheduler_service import checks
 from scheduler_service.config import Settings
 from scheduler_service.core import backlog
 from scheduler_service.core.terms import Terms
-from scheduler_service.core.types import Cancelled, QueueIsFull, TooLate, Unseen
+from scheduler_service.core.types import Cancelled, QueueIsFull, TooLarge, TooLate, Unseen
 from scheduler_service.counters import Counters
 from scheduler_service.durable_core import DurableCore
 from scheduler_service.event_log import EventLog
@@ -20,7 +20,7 @@ from scheduler_service.ledger import Ledger
 from scheduler_service.outbox import GatewayOutbox, Outboxes
 from scheduler_service.persister import Persister
 from scheduler_service.recovery import Recovery
-from scheduler_service.retries import Retries
+from scheduler_service.retries import Retries, in_bounds_ms
 from scheduler_service.tenants import read_terms
 from scheduler_service.tracked import Tracked
 from scheduler_service.worker_pool import WorkerPool
@@ -75,9 +75,14 @@ class Requests:
             model = self._check(submit, known)
             self._durable.submit(submit, model.fingerprint, outbox)
         except QueueIsFull as error:
-            request_s = backlog.request_s(self._core.fleet)
-            after_ms = self._retries.after_ms(self._durable.clock(), error.room_s, request_s)
+            if error.of_tenant:  # whom its own requests keep out takes no room of others
+                after_ms = in_bounds_ms(error.room_s)
+            else:
+                request_s = backlog.request_s(self._core.fleet)
+                after_ms = self._retries.after_ms(self._durable.clock(), error.room_s, request_s)
             self._refuse(submit, outbox, QueueFull(str(error), retry_after_ms=after_ms))
+        except TooLarge as error:
+            self._refuse(submit, outbox, BadInput("max_tokens", f"prompt and output may come to {error}"))
         except TooLate as error:
             self._refuse(submit, outbox, DeadlinePassed(str(error)))
         except RequestError as error:

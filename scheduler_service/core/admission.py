@@ -20,7 +20,7 @@ from math import ceil, exp, inf
 from scheduler_service.core import backlog, outlook
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.fleet import Fleet
-from scheduler_service.core.types import QueueIsFull, Request, RequestClass, TooLate
+from scheduler_service.core.types import QueueIsFull, Request, RequestClass, TooLarge, TooLate
 
 MIN_REQUEST_S = 1e-9
 LIMIT = {RequestClass.INTERACTIVE: 0.9, RequestClass.DEFAULT: 0.8, RequestClass.BATCH: 0.5}  # of requests and tokens
@@ -30,7 +30,7 @@ LEARNED = 20  # ... once so many requests have ended; before that it may have a 
 
 
 def check(fleet: Fleet, entry: Entry, now: float) -> None:
-    """Whether this request, which is prepared but not live, may come in. Raises QueueIsFull, TooLate."""
+    """Whether this request, which is prepared but not live, may come in. Raises QueueIsFull, TooLarge, TooLate."""
     request, bounds = entry.request, fleet.bounds
     own, everybody = fleet.load.by_class[request.klass], fleet.load.by_class.values()
     live = sum(one.requests for one in everybody) + fleet.unseen.requests
@@ -39,7 +39,10 @@ def check(fleet: Fleet, entry: Entry, now: float) -> None:
         ("requests", 1, own.requests, live, bounds.requests),
         ("tokens", request.most_tokens, own.tokens, tokens, bounds.tokens),
     ):
-        kept = of_class + mine <= KEPT * most or of_all + mine <= _whole(LIMIT[request.klass] * most)
+        allowed = _whole(LIMIT[request.klass] * most)
+        if mine > max(KEPT * most, allowed):
+            raise TooLarge(f"{mine} {what}, of at most {allowed:.0f} of its class")
+        kept = of_class + mine <= KEPT * most or of_all + mine <= allowed
         if of_all + mine > most or not kept:
             text = f"{of_all} {what} of at most {most:.0f} are waiting or running"
             raise QueueIsFull(text, backlog.request_s(fleet))

@@ -8,6 +8,8 @@ from scheduler_service.core.value import value
 MAX_WINDOW = 32  # rounds of history kept for the stability test
 FAR = 4.0  # spreads above the median: of what lies beyond little is known
 USUAL_TOKENS = 256  # of output, before anything is known
+FARTHEST = 20.0  # of ln(tokens), either way: a line through hints that lie close together leads anywhere, and overflows
+LONG = 1 << 17  # rounds, after which older ones begin to count half: drafters and draft lengths change
 ROOT_2 = math.sqrt(2)
 
 
@@ -77,6 +79,9 @@ class FleetAcceptance:
         self.drafted += acceptance.drafted
         self.accepted += acceptance.accepted
         self.rejected += acceptance.rejected
+        if self.rounds >= LONG:
+            self.rounds, self.drafted = self.rounds // 2, self.drafted // 2
+            self.accepted, self.rejected = self.accepted // 2, self.rejected // 2
 
     @property
     def per_round(self) -> float:
@@ -197,7 +202,7 @@ class Trust:
         slope = (self.xy + self.slope_weight) / (self.xx + self.slope_weight)
         # With nothing seen the line passes through (x, x); then it moves to the mean of what was seen.
         seen = self.n / (self.n + self.weight)
-        location = x + seen * (self.y + slope * (x - self.x) - x)
+        location = min(max(x + seen * (self.y + slope * (x - self.x) - x), -FARTHEST), FARTHEST)
         residual = max(0.0, self.yy - 2 * slope * self.xy + slope**2 * self.xx)
         prior = 2 * self.weight
         return Length(location, math.sqrt((prior * self.prior_spread**2 + residual) / (prior + self.n)))

@@ -76,7 +76,8 @@ class Core:
             self._add(self.fleet.prepare(Entry.restored(record, self.fleet.known)))
 
     def observe(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """Fold `event`. Raises QueueIsFull, TooLate, AlreadySubmitted or IllegalMove, and then nothing has changed."""
+        """Fold `event`. Raises QueueIsFull, TooLarge, TooLate, AlreadySubmitted or IllegalMove, and then nothing has
+        changed."""
         fleet = self.fleet
         match event:
             case StepDone():

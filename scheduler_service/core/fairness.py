@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from scheduler_service.core.ranking import Changes
 from scheduler_service.core.terms import EVERYBODY_ELSE, Terms
-from scheduler_service.core.types import QueueIsFull, Request, RequestClass, Unseen
+from scheduler_service.core.types import QueueIsFull, Request, RequestClass, TooLarge, Unseen
 
 GRAIN_S = 0.5  # of a whole worker, at weight 1
 
@@ -135,14 +135,17 @@ class Tenants:
         self._flows = {klass: Flows(changes) for klass in RequestClass}
 
     def admit(self, request: Request, unseen: Unseen, room_s: float = 0.0) -> Request:
-        """As it is to be served. Raises QueueIsFull, which says `room_s`; changes nothing. `unseen` may be anybody's,
-        so all of it is counted."""
+        """As it is to be served. Raises QueueIsFull, which says `room_s`, and TooLarge; changes nothing. `unseen` may
+        be anybody's, so all of it is counted."""
         terms, tenant = self.terms_of(request.tenant), self.find(request.tenant)
+        if request.most_tokens > terms.max_tokens:
+            raise TooLarge(f"{request.most_tokens} tokens, of at most {terms.max_tokens:.0f} of this tenant")
         if tenant.requests + unseen.requests >= terms.max_requests:
-            raise QueueIsFull(f"{tenant.requests} requests of this tenant are waiting or running", room_s)
+            text = f"{tenant.requests} requests of this tenant are waiting or running"
+            raise QueueIsFull(text, room_s, of_tenant=True)
         if tenant.tokens + unseen.tokens + request.most_tokens > terms.max_tokens:
             need = f"{tenant.tokens} tokens, with this one {request.most_tokens} more; at most {terms.max_tokens:.0f}"
-            raise QueueIsFull(f"requests of this tenant may need {need}", room_s)
+            raise QueueIsFull(f"requests of this tenant may need {need}", room_s, of_tenant=True)
         return request if request.klass >= terms.best_class else replace(request, klass=terms.best_class)
 
     def find(self, name: str) -> Tenant:

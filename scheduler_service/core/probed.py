@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from scheduler_service.core.beliefs import FAR, Length, upper
+from scheduler_service.core.beliefs import FAR, FARTHEST, Length, upper
 from scheduler_service.core.value import value
 
 BINS = 12  # bin k of a reading: from 2**k tokens to 2**(k + 1)
@@ -75,7 +75,7 @@ class Line:
         location = p + seen * (fitted - p)
         left = yy - 2 * (of_p * py + of_q * qy) + of_p * of_p * pp + 2 * of_p * of_q * pq + of_q * of_q * qq
         spread = math.sqrt((self.weight * self.prior_spread**2 + max(0.0, left)) / (self.weight + self.n))
-        return Length(max(0.0, location), max(0.1, spread))
+        return Length(min(max(0.0, location), FARTHEST), max(0.1, spread))
 
 
 @dataclass(slots=True)

@@ -359,11 +359,15 @@ UNBOUNDED = Bounds()
 
 
 class QueueIsFull(Exception):
-    """As much is live as may be. `room_s`: seconds until there is room, as believed."""
+    """As much is live as may be. `room_s`: seconds until there is room, as believed. `of_tenant`: of this tenant's."""
 
-    def __init__(self, message: str, room_s: float = 0.0) -> None:
+    def __init__(self, message: str, room_s: float = 0.0, *, of_tenant: bool = False) -> None:
         super().__init__(message)
-        self.room_s = room_s
+        self.room_s, self.of_tenant = room_s, of_tenant
+
+
+class TooLarge(Exception):
+    """It may need more tokens than may be live, even if nothing else were."""
 
 
 class TooLate(Exception):

@@ -24,6 +24,7 @@ from scheduler_service.core.types import (
     Round,
     StepDone,
     Submitted,
+    TooLarge,
     counted_ids,
 )
 from scheduler_service.predictor.port import Predictor
@@ -182,7 +183,7 @@ class Simulation:
             request = replace(request, expected=self._predictor.predict(job.features()))
         try:
             self.core.observe(Submitted(request), now)
-        except QueueIsFull:
+        except (QueueIsFull, TooLarge):
             self.trace.refused.append(job)
             return
         if self._fleet.plan_lag and (name := placement.called_for(self.core.fleet, request.id)) is not None:

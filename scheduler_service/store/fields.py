@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from scheduler_service.core.beliefs import Acceptance, Expected, Length
+from scheduler_service.core.beliefs import FARTHEST, Acceptance, Expected, Length
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Record, Request, RequestClass
 from scheduler_service.store import rounds
@@ -130,7 +130,9 @@ def _to_expected(text: bytes) -> Expected:
         raise ValueError
     if location is None is spread:
         return Expected(None, acceptance)
-    if not (-20 <= location <= 20 and 1e-3 <= spread <= 10):  # far more than a predictor says; more would overflow
+    if not (
+        -FARTHEST <= location <= FARTHEST and 1e-3 <= spread <= 10
+    ):  # far more than a predictor says; more would overflow
         raise ValueError
     return Expected(Length(location, spread), acceptance)
 

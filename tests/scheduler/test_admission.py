@@ -3,15 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
+import grpc
 import pytest
 
+from protos.errors import QueueFull
 from protos.v1 import inference_pb2
 from scheduler_service.core import backlog
 from scheduler_service.core.backlog import BACKLOG
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.terms import Terms
-from scheduler_service.core.types import Bounds, Cancelled, QueueIsFull, RequestClass, Submitted, TooLate, Unseen
+from scheduler_service.core.types import (
+    Bounds,
+    Cancelled,
+    QueueIsFull,
+    RequestClass,
+    Submitted,
+    TooLarge,
+    TooLate,
+    Unseen,
+)
 from scheduler_service.retries import MAX_AFTER_S, Retries
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
@@ -187,6 +199,32 @@ def test_who_is_refused_is_told_when_there_is_room() -> None:
     with pytest.raises(QueueIsFull) as refused:
         queue.submit("one more", max_tokens=12)
     assert 1 <= refused.value.room_s <= 3
+
+
+def test_what_would_never_get_in_is_told_so() -> None:
+    queue = Queue(Bounds(tokens=300))
+    for klass, most in ((INTERACTIVE, 270), (DEFAULT, 240), (BATCH, 150)):
+        queue.submit(f"{klass}", klass=klass, prompt=10, max_tokens=most - 10)
+        queue.core.observe(Cancelled(f"{klass}"), queue.now)
+        with pytest.raises(TooLarge, match=f"{most + 1} tokens, of at most {most}"):
+            queue.submit(f"{klass} more", klass=klass, prompt=10, max_tokens=most - 9)
+
+
+async def test_whom_only_its_own_bounds_keep_out_is_told_so_and_delays_nobody(tmp_path: Path) -> None:
+    (tmp_path / "tenants").write_text("a requests=1 tokens=500\n")
+    async with scheduler(MemoryStore(), tenants=tmp_path / "tenants") as (leader, target):
+        worker, gateway = await ScriptedWorker(target).attach(), ScriptedGateway(target)
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("large", tenant="a", max_tokens=600)
+        for number in range(50):
+            await gateway.submit(f"{number}", tenant="a")
+        await gateway.until(lambda: len(gateway.refused) >= 50)
+        assert gateway.refused["large"].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert not gateway.refused["large"].retry_after_s  # it would never get in
+        assert {gateway.refused[f"{number}"].code for number in range(1, 50)} == {QueueFull.code.value[0]}
+        assert leader.requests._retries.after_ms(leader.clock(), 2.0, 0.5) == 2000  # of others
+        await worker.close()
+        await gateway.close()
 
 
 def test_those_who_are_refused_together_do_not_come_back_together() -> None:

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.beliefs import MAX_WINDOW, Acceptance, FleetLength, Forecast, Length
+from scheduler_service.core.beliefs import LONG, MAX_WINDOW, Acceptance, FleetAcceptance, FleetLength, Forecast, Length
+from scheduler_service.core.types import Changed, Submitted
+from tests.scheduler.builders import core, request
 
 
 def observed(*rounds: tuple[int, int]) -> Acceptance:
@@ -97,3 +99,34 @@ def test_what_is_left_is_the_mean_over_all_lengths_beyond_and_ends_at_the_bound(
 
 def test_nothing_is_left_at_the_bound() -> None:
     assert Forecast(Length(9.0, 0.5), 64).remaining(64) == 0
+
+
+@pytest.mark.parametrize("policy", ["default", "laps-sd", "srpt-length"])
+@pytest.mark.parametrize(
+    "ended", [[(22, 1), (24, 4000)], [(4_000_000_000, 1), (4_200_000_000, 4000)], [(24, 1), (22, 4000)]]
+)
+def test_no_hint_of_a_length_is_too_strange_whatever_earlier_ones_taught(
+    policy: str, ended: list[tuple[int, int]]
+) -> None:
+    """A client says what it likes: a line through hints that lie close together leads anywhere."""
+    queue = core(policy)
+    for _ in range(1500):
+        for hint, tokens in ended:
+            queue.fleet.known.length.observe(tokens, hint)
+    for hint in (1, 23, 1000, 2**32 - 1):
+        for changes in queue.observe(Submitted(request(f"{hint}", predicted_tokens=hint)), 0.0):
+            assert isinstance(changes, Changed)
+            fresh = core(policy)
+            fresh.fleet.known.length = queue.fleet.known.length
+            fresh.restore([changes.record])
+    assert len(queue.fleet.entries) == 4
+
+
+def test_what_the_fleet_accepted_long_ago_counts_less() -> None:
+    """Drafters and draft lengths change, and the service runs on."""
+    fleet = FleetAcceptance.at(4)
+    for _ in range(1000):
+        fleet.observe(Acceptance(rounds=10_000, drafted=40_000, accepted=20_000, rejected=9_000))
+    for _ in range(10 * LONG // 10_000):
+        fleet.observe(Acceptance(rounds=10_000))
+    assert fleet.accepted / fleet.rounds < 0.01

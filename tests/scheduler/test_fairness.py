@@ -14,7 +14,7 @@ from scheduler_service.core.fair_ranking import FairRanking
 from scheduler_service.core.fairness import GRAIN_S, Flow, Tenants
 from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.terms import Terms
-from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted
+from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted, TooLarge
 from scheduler_service.store import MemoryStore
 from scheduler_service.tenants import read_terms
 from tests.scheduler.builders import FakeWorker, core, request
@@ -261,6 +261,8 @@ def test_a_tenants_tokens_are_bounded() -> None:
     with pytest.raises(QueueIsFull, match="may need 60 tokens, with this one 41 more; at most 100"):
         fleet.core.observe(Submitted(request("2", prompt=1, max_tokens=40, tenant="a")), 0.0)
     fleet.core.observe(Submitted(request("3", prompt=1, max_tokens=39, tenant="a")), 0.0)
+    with pytest.raises(TooLarge, match="101 tokens, of at most 100 of this tenant"):
+        fleet.core.observe(Submitted(request("4", prompt=1, max_tokens=100, tenant="b")), 0.0)
 
 
 async def test_a_refusal_says_when_to_come_back_and_new_terms_need_no_restart(tmp_path: Path) -> None:

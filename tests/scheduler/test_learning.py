@@ -379,3 +379,22 @@ async def test_without_a_predictor_only_the_fleets_beliefs_are_learned(store: St
     after = new(store)
     await after.take_over(await store.lead(2000))
     assert after._core.fleet.known.length.finished == LEAST_NEW
+
+
+async def test_a_leader_without_a_predictor_keeps_what_predictors_have_learned(store: Store) -> None:
+    trainer = GatedTrainer()
+    trainer.gate.set()
+    before = new(store, trainer)
+    await before.take_over(await store.lead(1000))
+    async with running(before):
+        finish(before)
+        await warm(before)
+    await before.save()
+    without = Learning(PredictorKind.NONE, Core(make_policy("gittins")), store)
+    await without.take_over(await store.lead(2000))
+    finish(without)
+    await without.save()
+    after = new(store)
+    await after.take_over(await store.lead(3000))
+    assert after._core.fleet.known.length.finished == 2 * LEAST_NEW
+    assert median(after, LONG) == median(before, LONG)

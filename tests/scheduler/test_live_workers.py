@@ -66,7 +66,8 @@ async def test_who_has_nothing_to_hear_hears_a_heartbeat(live: Live, monkeypatch
 
 
 async def test_a_silent_worker_is_lost(store: Switch) -> None:
-    async with scheduler(store, worker_timeout_s=0.2) as (leader, target):
+    async with scheduler(store) as (leader, target):
+        leader.settings = leader.settings.model_copy(update={"worker_timeout_s": 0.2})
         gateway = ScriptedGateway(target)
         await gateway.read()  # it is linked, and hears of whatever comes now
         worker = await ScriptedWorker(target).attach()
