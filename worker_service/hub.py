@@ -5,7 +5,6 @@ HF_ENDPOINT (another hub), HF_TOKEN (for models that are not open to everybody),
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import urlsplit
 
 from worker_service.model_files import (
@@ -28,6 +27,7 @@ from worker_service.model_files import (
     OutOfReachError,
     check_config,
     is_complete,
+    locked,
     shards,
 )
 
@@ -168,11 +168,11 @@ def _download(name: HubName, folder: Path, sizes: dict[str, int], *, large: bool
             super().__init__(*args, **{**given, "disable": True})
 
     folder.mkdir(parents=True, exist_ok=True)
-    cached = (try_to_load_from_cache(name.repository, file, folder, name.revision) for file in sizes)
-    missing = {
-        file: size for (file, size), path in zip(sizes.items(), cached, strict=True) if not isinstance(path, str)
-    }
+    cached = {file: try_to_load_from_cache(name.repository, file, folder, name.revision) for file in sizes}
+    missing = {file: size for file, size in sizes.items() if not isinstance(cached[file], str)}
     free, needed = shutil.disk_usage(folder).free, sum(missing.values())
+    if large and free < needed + SPARE_BYTES:
+        needed -= sum(_fetched(name, file, folder) for file in missing)
     if missing and free < needed + SPARE_BYTES:
         raise OutOfReachError(_no_room(name, folder, f"needs {_megabytes(needed)}, {_megabytes(free)} are free"))
     for file in missing if large else ():
@@ -190,33 +190,46 @@ def _download(name: HubName, folder: Path, sizes: dict[str, int], *, large: bool
     )
 
 
-def _download_blob(name: HubName, file: str, folder: Path) -> None:
-    """Put a file's content where the hub's library looks for it before it downloads: blobs/ETAG. The library itself
-    would begin a broken download anew. Raises ModelError if the content has another hash than the hub says."""
+def _fetched(name: HubName, file: str, folder: Path) -> int:
+    """Bytes of a file that an earlier download has left."""
+    blob = _blob(name, file, folder)[2]
+    there = [each for each in (blob, blob.with_suffix(".part")) if each.exists()] if blob else []
+    return there[0].stat().st_size if there else 0
+
+
+def _blob(name: HubName, file: str, folder: Path) -> tuple[str, Any, Path | None]:
+    """A file's URL, what the hub says of it, and where the hub's library looks for its content before it downloads:
+    blobs/ETAG. None: the ETag is no name for a file."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.file_download import http_get, repo_folder_name
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.file_download import repo_folder_name
 
     url = hf_hub_url(name.repository, file, revision=name.revision)
     about = get_hf_file_metadata(url, timeout=ASK_S)
     if not re.fullmatch(r"[\w-]+", about.etag or ""):
-        return  # no name for a file: the library fetches it
-    blob = folder / repo_folder_name(repo_id=name.repository, repo_type="model") / "blobs" / str(about.etag)
+        return url, about, None
+    return url, about, folder / repo_folder_name(repo_id=name.repository, repo_type="model") / "blobs" / str(about.etag)
+
+
+def _download_blob(name: HubName, file: str, folder: Path) -> None:
+    """Put a file's content where the hub's library looks for it, which would begin a broken download anew. Raises
+    ModelError if the content has another hash than the hub says."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    url, about, blob = _blob(name, file, folder)  # asked now: where a large file lies is signed for an hour or so
+    if blob is None:
+        return  # the library fetches it
     blob.parent.mkdir(parents=True, exist_ok=True)
     headers = build_hf_headers()
     if urlsplit(about.location).netloc != urlsplit(url).netloc:
         headers.pop("authorization", None)  # our token is for the hub alone
-    with _locked(blob.with_suffix(".part")) as part:
+    with locked(blob.with_suffix(".part")) as part:
         if blob.exists():  # another process was at it
             os.unlink(part.name)
             return
+        there = part.seek(0, os.SEEK_END)
         http_get(
-            about.location,
-            part,
-            resume_size=part.seek(0, os.SEEK_END),
-            headers=headers,
-            expected_size=about.size,
-            displayed_filename=file,
+            about.location, part, resume_size=there, headers=headers, expected_size=about.size, displayed_filename=file
         )
         part.flush()
         with open(part.name, "rb") as whole:
@@ -225,18 +238,6 @@ def _download_blob(name: HubName, file: str, folder: Path) -> None:
             os.unlink(part.name)
             raise ModelError(f"wrong checksum: {file} of {name} has sha256 {found}, not {blob.name}; fetch it again")
         os.rename(part.name, blob)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[BinaryIO]:
-    """The file of that name, to append to, which no other process has as long. Whoever had it before may have given it
-    another name: then it is opened anew."""
-    while True:
-        with path.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                yield file
-                return
 
 
 @contextmanager

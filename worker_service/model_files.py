@@ -1,10 +1,13 @@
 """A model as a directory: what has to be in it, and where directories of models are kept. Nothing is fetched here, and
 no model is read."""
 
+import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 CACHE_VARIABLE = "LAPS_SD_CACHE"
 MARKER = "laps-sd.json"  # in each converted model: {"name", "sha256" of its GGUF}; written last
@@ -30,6 +33,25 @@ def default_cache() -> Path:
     from platformdirs import user_cache_dir  # not on a machine that has the engine's own libraries alone
 
     return Path(os.environ.get(CACHE_VARIABLE) or user_cache_dir("laps-sd"))
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[BinaryIO]:
+    """The file of that name, to append to, which no other process has as long. Whoever had it before may have given it
+    another name, or removed it: then it is opened anew."""
+    while True:
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file, path):
+                yield file
+                return
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def at_home(path: str) -> Path:

@@ -139,6 +139,8 @@ def stage(settings: Settings, make: MakeLink = Link) -> bool:
         torch.set_num_threads(settings.threads)
     try:
         model = _load(settings, ranks).model
+    except TooLittleMemoryError:
+        raise  # not told: the first takes what it is told for what starting again cannot mend
     except ModelError as error:
         follower.loaded(problem=str(error))
         raise
@@ -148,7 +150,8 @@ def stage(settings: Settings, make: MakeLink = Link) -> bool:
 
 
 async def _lead(settings: Settings, leader: Leader) -> bool:
-    problem, drained = "", False
+    problem: str | None = None
+    drained = False
 
     async def work() -> None:
         nonlocal drained
@@ -156,9 +159,10 @@ async def _lead(settings: Settings, leader: Leader) -> bool:
 
     try:
         await first_of(work, leader.lost)
+        problem = ""
         return drained
     except ModelError as error:
-        problem = "" if isinstance(error, TooLittleMemoryError) else str(error)
+        problem = None if isinstance(error, TooLittleMemoryError) else str(error)
         raise
     finally:
         leader.leave(problem)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from worker_service.model_files import (
     at_home,
     check_directory,
     default_cache,
+    locked,
 )
 
 PIPE_WIDTH = 140  # characters, where there is no terminal to ask
@@ -188,20 +189,30 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def _convert_into(target: Path, gguf: Path, name: str, digest: str) -> None:
-    """All or nothing: it is converted beside `target`, then renamed."""
+    """All or nothing: it is converted beside `target`, then renamed. One process does it, for which others wait."""
+    from safetensors import SafetensorError
+
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        convert(gguf, fresh)
+    with locked(target.with_name(f".{target.name}.lock")) as lock, ExitStack() as at_the_end:
+        at_the_end.callback(os.unlink, lock.name)
+        if _is_cached(target, digest):  # another process was faster
+            return
+        for left in target.parent.glob(f".{target.name}-????????"):  # of conversions that were killed
+            shutil.rmtree(left, ignore_errors=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        at_the_end.callback(shutil.rmtree, fresh, ignore_errors=True)
+        try:
+            convert(gguf, fresh)
+        except SafetensorError as error:  # so a full disk is told where weights are saved
+            raise OutOfReachError(
+                f"{gguf.name} cannot be converted in {target.parent}: {error}; {CACHE_VARIABLE} moves the cache"
+            ) from error
         (fresh / MARKER).write_text(json.dumps({"name": name, "sha256": digest}))
         fresh.chmod(0o755)  # others may share the cache: a temporary folder is private
         for file in fresh.iterdir():
             file.chmod(0o644)
-        if not _is_cached(target, digest):  # or another process was faster
-            shutil.rmtree(target, ignore_errors=True)
-            fresh.rename(target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
 
 
 def _is_cached(target: Path, digest: str) -> bool:

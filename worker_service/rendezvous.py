@@ -142,7 +142,7 @@ def _before(server: socket.socket, token: str, make: MakeLink, number: int) -> L
         with ExitStack() as unless_kept, suppress(ParallelError):
             unless_kept.callback(connection.close)
             match Link(connection, "somebody").receive(HELLO_S, MOST_HELLO):
-                case "here", [str(said)], _ if hmac.compare_digest(said.encode(), token.encode()):
+                case "here", [str(said)], _ if hmac.compare_digest(said.encode(errors="replace"), token.encode()):
                     unless_kept.pop_all()
                     return make(connection, f"stage {number}")
 
@@ -156,7 +156,8 @@ def _accept(server: socket.socket, deadline: float) -> socket.socket:
 
 
 def _dial(where: tuple[str, int], within_s: float, name: str) -> socket.socket:
-    """Tries again until somebody answers. Raises ModelError for a name that is none, ParallelError."""
+    """Tries again until somebody answers, and while names cannot be asked for. Raises ModelError for a name that is
+    none, ParallelError."""
     deadline = time.monotonic() + within_s
     while True:
         try:
@@ -165,9 +166,9 @@ def _dial(where: tuple[str, int], within_s: float, name: str) -> socket.socket:
             if connection.getsockname() != connection.getpeername():
                 return connection
             connection.close()
-        except socket.gaierror as error:
-            raise ModelError(f"rendezvous {name}: {error.strerror}") from error
         except OSError as error:
+            if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
+                raise ModelError(f"rendezvous {name}: {error.strerror}") from error
             if time.monotonic() > deadline:
                 raise ParallelError(f"rendezvous {name}: nobody answers: {error}") from error
         time.sleep(RETRY_S)

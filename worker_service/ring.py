@@ -27,7 +27,9 @@ _PREFIX = struct.Struct("!4sII")  # magic, bytes of JSON, bytes of hidden states
 _MAGIC = b"LSDs"
 MOST_HELLO = 1 << 16  # bytes of what is said before a stage is known; no hidden states
 _MOST_WORDS, _MOST_BODY = 16 << 20, 1 << 30
-_KEPT_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a machine that is gone says no goodbye
+# A machine that is gone says no goodbye: it is given up after half a minute. The last one, in ms, is for what it has
+# not acknowledged, since nothing probes meanwhile. It bounds probing, too: with more, idle links would be held longer.
+_KEPT_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
 
 
 class StrangerError(ParallelError):
@@ -149,10 +151,12 @@ class Leader:
     def answer(self) -> Call:
         return self._links[-1].receive(ANSWER_S)
 
-    def leave(self, problem: str = "") -> None:
-        """The others end: in peace, or because of a `problem` that starting again cannot mend."""
-        with suppress(ParallelError):
-            self.call(Call("leave", (problem,)))
+    def leave(self, problem: str | None = "") -> None:
+        """The others end: in peace, because of a `problem` that starting again cannot mend, or (None) as lost stages,
+        which are started again."""
+        if problem is not None:
+            with suppress(ParallelError):
+                self.call(Call("leave", (problem,)))
         for link in self._links:
             link.close()
 

@@ -232,6 +232,8 @@ class Runner:
         if command.forget or command.drop or command.offload or command.admit or not same_schedule:
             session.exhausted = False  # else nothing that could make a request run has changed
         session.command = command
+        if self.tally.free_blocks is not None:
+            self.tally.free_blocks = self._engine.free_blocks  # perhaps no step follows that would tell it
         if not command.schedule:  # the scheduler may wait for the end of what earlier commands listed
             session.reporter.answer(command.seq, self._engine.free_blocks)
 

@@ -51,7 +51,7 @@ def test_steps_are_told_with_their_time_by_phase() -> None:
     assert [read(metrics, f"{name}_total") for name in ("steps", "step_tokens", "step_prefilled_tokens")] == [2, 6, 7]
 
 
-def test_the_kv_memory_is_told_as_the_last_step_left_it() -> None:
+def test_the_kv_memory_in_use_is_told() -> None:
     metrics = served()
     assert read(metrics, "kv_cache_usage_perc") == 0.5
     assert read(metrics, "step_requests") == 1

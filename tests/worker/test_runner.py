@@ -129,6 +129,17 @@ async def test_a_round_that_got_nowhere_is_not_repeated_before_another_command(t
     assert (after.step, after.command_seq) == (3, 3)
 
 
+async def test_blocks_given_back_after_the_last_step_are_told_as_free(tiny: Tiny) -> None:
+    async with a_runner(tiny) as runner:
+        report, following = reporter()
+        runner.attach(1, report)
+        runner.post(Command(1, 0, [Run("a", 0, 64)], admit=[admission("a")]))
+        assert (await asyncio.to_thread(following)).rounds[0][0].finish is None
+        runner.post(Command(2, 1, [], forget=["a"]))
+        answered = await asyncio.to_thread(following)
+        assert runner.tally.free_blocks == answered.free_blocks == runner._engine.blocks
+
+
 async def test_no_round_begins_after_detach(tiny: Tiny) -> None:
     async with a_runner(tiny) as runner:
         report, following = reporter()

@@ -123,6 +123,18 @@ def test_a_stage_says_why_it_has_no_pool_and_those_after_it_pass_that_on(deep: P
     assert call.arguments[2] == stages[0].problem
 
 
+def test_a_stage_without_room_for_its_pool_ends_and_does_not_say_that_it_cannot_serve(deep: Path) -> None:
+    stage = Stage(load(str(deep), "cpu", "float32", place=Place(1, 2)).model, last=True)
+
+    def no_room(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    stage._model.set_attn_implementation = no_room
+    with pytest.raises(torch.OutOfMemoryError):
+        stage.take(Call("new_pool", (4, 8, "")))
+    assert not stage.problem
+
+
 @pytest.mark.parametrize(
     "call",
     [

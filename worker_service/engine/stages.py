@@ -150,6 +150,8 @@ class Stage(Target):
     def _pool_problem(self, blocks: int, block_tokens: int) -> str:
         try:
             self.new_pool(blocks, block_tokens)
+        except torch.OutOfMemoryError:
+            raise  # another time there may be room: this stage ends, and is started again
         except Exception as error:  # whatever a model of its own kind does in a pass
             self.problem = " ".join(str(error).split()) or type(error).__name__
         return self.problem
