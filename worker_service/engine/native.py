@@ -20,8 +20,8 @@ from worker_service.engine import kernel_files
 
 _TAIL_CHARS = 2000  # of what the compiler says when it fails
 
-LANES = 16  # floats in a vector of the kernels: sizes that they take are multiples of it
-PANEL = 2 * LANES  # outputs of a product that are packed together
+LANES = 16  # floats in the widest vector of the kernels: sizes that they take are multiples of it, on every processor
+PANEL = 32  # outputs of a product that are packed together
 TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 
 

@@ -33,7 +33,8 @@ void multiply(const T* a, int a_stride, const T* b, float* out, int rows, int k,
             for (int r = 0; r < n; r++) std::memcpy(to + r * width, sum[r], sizeof sum[r]);
         };
         int c = 0;
-        for (Floats sum[n][4]; c + 4 * LANES <= width; c += 4 * LANES) columns(sum, c);
+        constexpr int V = at_once(n, 4);
+        for (Floats sum[n][V]; c + V * LANES <= width; c += V * LANES) columns(sum, c);
         for (Floats sum[n][1]; c < width; c += LANES) columns(sum, c);
     });
 }

@@ -18,7 +18,7 @@ struct Matrix {
 
 namespace {
 
-constexpr int PANEL = 2 * LANES;
+constexpr int PANEL = 32;
 constexpr int GRAIN = 16;  // each group is some grains
 
 // Activations as 16-bit numbers: finer than bfloat16, multiplied by integers without rounding, and summed likewise.
@@ -37,13 +37,7 @@ Ints dot(Ints sum, Words a, Words b) {
 #elif defined(__AVX512BW__)
     return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-    __m256i x[2], y[2];
-    std::memcpy(x, &a, sizeof x);
-    std::memcpy(y, &b, sizeof y);
-    for (int half = 0; half < 2; half++) x[half] = _mm256_madd_epi16(x[half], y[half]);
-    Ints product;
-    std::memcpy(&product, x, sizeof x);
-    return sum + product;
+    return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
     return sum + ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
 #endif
@@ -54,13 +48,7 @@ Floats fused(Floats sum, Floats a, Floats b) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 #elif defined(__FMA__)
-    __m256 x[2], y[2], z[2];
-    std::memcpy(x, &a, sizeof x);
-    std::memcpy(y, &b, sizeof y);
-    std::memcpy(z, &sum, sizeof z);
-    for (int half = 0; half < 2; half++) z[half] = _mm256_fmadd_ps(x[half], y[half], z[half]);
-    std::memcpy(&sum, z, sizeof z);
-    return sum;
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #else
     return sum + a * b;
 #endif
@@ -90,38 +78,43 @@ void fix(const T* a, int k, int16_t* numbers, float* scale, int32_t* sums) {
     *scale = top / 32767;
     for (int i = 0; i < k; i += GRAIN) {
         constexpr float MAGIC = 12582912;  // 1.5 * 2^23: adding it rounds
-        const Ints whole = (Ints)(load(a + i) * inverse + MAGIC) - 0x4b400000;
-        const auto narrow = __builtin_convertvector(whole, int16_t __attribute__((vector_size(2 * LANES))));
-        std::memcpy(numbers + i, &narrow, sizeof narrow);
         int32_t sum = 0;
-        for (int lane = 0; lane < LANES; lane++) sum += whole[lane];
+        for (int j = i; j < i + GRAIN; j += LANES) {
+            const Ints whole = (Ints)(load(a + j) * inverse + MAGIC) - 0x4b400000;
+            const auto narrow = __builtin_convertvector(whole, int16_t __attribute__((vector_size(2 * LANES))));
+            std::memcpy(numbers + j, &narrow, sizeof narrow);
+            for (int lane = 0; lane < LANES; lane++) sum += whole[lane];
+        }
         sums[i / GRAIN] = sum;
     }
 }
 
-// sum[ROWS][2 vectors] = a * the panel `p` of `weight`, in units of each row's scale.
-template <int BITS, int ROWS>
-void panel(const Fixed& a, const Matrix& weight, int p, int k, Floats (&sum)[ROWS][2], int threads) {
+// sum[ROWS][VECTORS] = a * columns `c`... of the panel `p` of `weight`, in units of each row's scale.
+template <int BITS, int ROWS, int VECTORS>
+void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&sum)[ROWS][VECTORS], int threads) {
     const int64_t bytes = int64_t(PANEL) * k * BITS / 8;
-    const char* from = (const char*)weight.numbers + p * bytes;
+    const char* from = (const char*)weight.numbers + p * bytes + c * 4;
     const int group = weight.group, groups = k / group;
     for (int g = 0; g < groups; g++) {
-        Ints part[ROWS][2] = {};
-        for (int i = g * group; i < (g + 1) * group; from += 2 * sizeof(Words)) {
-            Words packed[2];
+        Ints part[ROWS][VECTORS] = {};
+        for (int i = g * group; i < (g + 1) * group; from += PANEL * 4) {
+            Words packed[VECTORS];
             std::memcpy(packed, from, sizeof packed);
-            for (int v = 0; v < 2; v++) __builtin_prefetch(from + v * sizeof(Words) + threads * bytes, 0, 2);
+            for (int v = 0; v < VECTORS; v++)
+                if (v * sizeof(Words) % CACHE_LINE == 0)
+                    __builtin_prefetch(from + v * sizeof(Words) + threads * bytes, 0, 2);
             for (int each = 0; each < 16 / BITS; each++, i += 2) {
-                const Words row[2] = {unpack<BITS>(packed[0], each), unpack<BITS>(packed[1], each)};
+                Words row[VECTORS];
+                for (int v = 0; v < VECTORS; v++) row[v] = unpack<BITS>(packed[v], each);
                 for (int r = 0; r < ROWS; r++) {
                     int32_t pair;
                     std::memcpy(&pair, a.numbers + int64_t(r) * k + i, sizeof pair);
-                    for (int v = 0; v < 2; v++) part[r][v] = dot(part[r][v], (Words)(Ints{} + pair), row[v]);
+                    for (int v = 0; v < VECTORS; v++) part[r][v] = dot(part[r][v], (Words)(Ints{} + pair), row[v]);
                 }
             }
         }
-        const int64_t at = (int64_t(p) * groups + g) * PANEL;
-        for (int v = 0; v < 2; v++) {
+        const int64_t at = (int64_t(p) * groups + g) * PANEL + c;
+        for (int v = 0; v < VECTORS; v++) {
             const Floats scale = load_scale(weight.scales, at + v * LANES, weight.wide);
             for (int r = 0; r < ROWS; r++)
                 sum[r][v] = fused(sum[r][v], __builtin_convertvector(part[r][v], Floats), scale);
@@ -137,22 +130,22 @@ void panel(const Fixed& a, const Matrix& weight, int p, int k, Floats (&sum)[ROW
 }
 
 // The same of float32 activations: each weight becomes the float32 number that it stands for. `part` adds GRAIN of them.
-template <int BITS, int ROWS>
-void grain(const float* a, const Matrix& weight, int p, int k, int begin, Floats (&part)[ROWS][2]) {
-    const char* from = (const char*)weight.numbers + (int64_t(p) * k + begin) * PANEL * BITS / 8;
-    const int64_t at = (int64_t(p) * (k / weight.group) + begin / weight.group) * PANEL;
-    Floats scale[2], zero[2] = {};
-    for (int v = 0; v < 2; v++) {
+template <int BITS, int ROWS, int VECTORS>
+void grain(const float* a, const Matrix& weight, int p, int c, int k, int begin, Floats (&part)[ROWS][VECTORS]) {
+    const char* from = (const char*)weight.numbers + (int64_t(p) * k + begin) * PANEL * BITS / 8 + c * 4;
+    const int64_t at = (int64_t(p) * (k / weight.group) + begin / weight.group) * PANEL + c;
+    Floats scale[VECTORS], zero[VECTORS] = {};
+    for (int v = 0; v < VECTORS; v++) {
         scale[v] = load_scale(weight.scales, at + v * LANES, weight.wide);
         if (weight.minima) zero[v] = load_scale(weight.minima, at + v * LANES, weight.wide);
     }
     const int lift = weight.minima ? 1 << (BITS - 1) : 0;
-    for (int i = begin; i < begin + GRAIN; from += 2 * sizeof(Words)) {
-        Words packed[2];
+    for (int i = begin; i < begin + GRAIN; from += PANEL * 4) {
+        Words packed[VECTORS];
         std::memcpy(packed, from, sizeof packed);
         for (int each = 0; each < 16 / BITS; each++)
             for (int half = 0; half < 2; half++, i++)
-                for (int v = 0; v < 2; v++) {
+                for (int v = 0; v < VECTORS; v++) {
                     const Ints pair = (Ints)unpack<BITS>(packed[v], each);
                     const Ints number = (half ? pair >> 16 : pair << 16 >> 16) + lift;
                     const Floats whole = __builtin_convertvector(number, Floats) * scale[v] + zero[v];

@@ -9,62 +9,67 @@
 namespace {
 
 // Whole weights [n][k] are packed in panels of 32 outputs: [n / 32][k / STEP][32][STEP].
+constexpr int MOST_ROWS = REGISTERS == 16 ? 6 : 8;
 constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
 
-template <int ROWS>
-void panel(const float* a, const float* weight, int k, Floats (&sum)[ROWS][2], int64_t ahead) {
+// sum[ROWS][VECTORS] += a * whole weights, which lie as a panel's do.
+template <int ROWS, int VECTORS>
+void whole(const float* a, const float* weight, int k, Floats (&sum)[ROWS][VECTORS], int64_t ahead) {
     for (int begin = 0; begin < k; begin += CHUNK) {
-        Floats part[ROWS][2] = {};
+        Floats part[ROWS][VECTORS] = {};
         multiply_add(a + begin, k, weight + int64_t(begin) * PANEL, PANEL, std::min(CHUNK, k - begin), part, ahead);
         for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < 2; v++) sum[r][v] += part[r][v];
+            for (int v = 0; v < VECTORS; v++) sum[r][v] += part[r][v];
     }
 }
 
-template <int ROWS>
-void panel(const BFloat16* a, const BFloat16* weight, int k, Floats (&sum)[ROWS][2], int64_t ahead) {
+template <int ROWS, int VECTORS>
+void whole(const BFloat16* a, const BFloat16* weight, int k, Floats (&sum)[ROWS][VECTORS], int64_t ahead) {
     multiply_add(a, k, weight, 2 * PANEL, k, sum, ahead);
 }
 
-template <int BITS, int ROWS>
-void few_bits(const float* a, const Fixed&, const Matrix& weight, int p, int k, Floats (&sum)[ROWS][2]) {
+template <int BITS, int ROWS, int VECTORS>
+void few_bits(const float* a, const Fixed&, const Matrix& weight, int p, int c, int k, Floats (&sum)[ROWS][VECTORS]) {
     for (int begin = 0; begin < k; begin += CHUNK) {
-        Floats part[ROWS][2] = {};
-        for (int i = begin; i < std::min(begin + CHUNK, k); i += GRAIN) grain<BITS>(a, weight, p, k, i, part);
+        Floats part[ROWS][VECTORS] = {};
+        for (int i = begin; i < std::min(begin + CHUNK, k); i += GRAIN) grain<BITS>(a, weight, p, c, k, i, part);
         for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < 2; v++) sum[r][v] += part[r][v];
+            for (int v = 0; v < VECTORS; v++) sum[r][v] += part[r][v];
     }
 }
 
-template <int BITS, int ROWS>
-void few_bits(const BFloat16*, const Fixed& a, const Matrix& weight, int p, int k, Floats (&sum)[ROWS][2]) {
-    Floats product[ROWS][2] = {};
-    panel<BITS>(a, weight, p, k, product, omp_get_num_threads());
+template <int BITS, int ROWS, int VECTORS>
+void few_bits(const BFloat16*, const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&sum)[ROWS][VECTORS]) {
+    Floats product[ROWS][VECTORS] = {};
+    panel<BITS>(a, weight, p, c, k, product, omp_get_num_threads());
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < 2; v++) sum[r][v] = fused(sum[r][v], product[r][v], Floats{} + a.scales[r]);
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = fused(sum[r][v], product[r][v], Floats{} + a.scales[r]);
 }
 
-// Rows first..first + ROWS times panel `p` of `weight`.
+// Rows first..first + ROWS times panel `p` of `weight`, some of its columns after the others.
 template <int ROWS, typename T>
 void rows_times_panel(const T* a, const Fixed& fixed, int first, const Matrix& weight, int p, const float* bias,
                       float* out, int n, int k, bool add) {
-    Floats sum[ROWS][2];
+    constexpr int VECTORS = at_once(ROWS, PANEL / LANES), COLUMNS = VECTORS * LANES;
     a += int64_t(first) * k;
     out += int64_t(first) * n;
     const Fixed own = {fixed.numbers + int64_t(first) * k, fixed.scales + first, fixed.sums + int64_t(first) * k / GRAIN};
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < 2; v++) {
-            sum[r][v] = add ? load(out + int64_t(r) * n + v * LANES) : Floats{};
-            if (bias) sum[r][v] += load(bias + v * LANES);
-        }
-    if (weight.bits == 8)
-        few_bits<8>(a, own, weight, p, k, sum);
-    else if (weight.bits == 4)
-        few_bits<4>(a, own, weight, p, k, sum);
-    else  // The next panel of this thread, as far as one can tell, is wanted soon.
-        panel<ROWS>(a, (const T*)weight.numbers + int64_t(p) * PANEL * k, k, sum,
-                    int64_t(omp_get_num_threads()) * PANEL * k);
-    for (int r = 0; r < ROWS; r++) std::memcpy(out + int64_t(r) * n, sum[r], sizeof sum[r]);
+    for (int c = 0; c < PANEL; c += COLUMNS, out += COLUMNS) {
+        Floats sum[ROWS][VECTORS];
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) {
+                sum[r][v] = add ? load(out + int64_t(r) * n + v * LANES) : Floats{};
+                if (bias) sum[r][v] += load(bias + c + v * LANES);
+            }
+        if (weight.bits == 8)
+            few_bits<8>(a, own, weight, p, c, k, sum);
+        else if (weight.bits == 4)
+            few_bits<4>(a, own, weight, p, c, k, sum);
+        else  // The next panel of this thread, as far as one can tell, is wanted soon.
+            whole(a, (const T*)weight.numbers + int64_t(p) * PANEL * k + c * STEP<T>, k, sum,
+                  int64_t(omp_get_num_threads()) * PANEL * k);
+        for (int r = 0; r < ROWS; r++) std::memcpy(out + int64_t(r) * n, sum[r], sizeof sum[r]);
+    }
 }
 
 // out[rows][n] = a[rows][k] * weights^T + bias, or that added to `out`. The weights' rows are those of all `parts`
@@ -86,7 +91,7 @@ void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const 
         const Matrix* part = parts;
         int own = p;
         for (; own >= part->n / PANEL; part++) own -= part->n / PANEL;
-        in_groups<8>(rows, [&](int first, auto number) {
+        in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
             rows_times_panel<number>(a, fixed, first, *part, own, bias ? bias + p * PANEL : nullptr, out + p * PANEL, n,
                                      k, add);
         });

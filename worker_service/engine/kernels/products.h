@@ -10,6 +10,15 @@ namespace {
 template <typename T>
 constexpr int STEP = sizeof(float) / sizeof(T);
 
+// How many vectors of outputs are summed at a time for so many rows: at most `most`, and only as many as stay in registers,
+// with one of b for each of them beside the sums, and two more.
+constexpr int at_once(int rows, int most) {
+    while (most > 1 && (rows + 1) * most + 2 > REGISTERS) most /= 2;
+    return most;
+}
+
+constexpr int CACHE_LINE = 64;  // bytes
+
 Floats multiply_add(Floats sum, const float* a, Floats b) { return sum + *a * b; }
 Floats multiply_add(Floats sum, const BFloat16* a, Floats b) {
     int32_t pair;
@@ -32,7 +41,7 @@ void multiply_add(const T* a, int64_t a_stride, const T* b, int b_stride, int k,
         Floats row[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
             std::memcpy(&row[v], b + v * LANES * STEP<T>, sizeof(Floats));
-            if (ahead) __builtin_prefetch(b + v * LANES * STEP<T> + ahead, 0, 2);
+            if (ahead && v * sizeof(Floats) % CACHE_LINE == 0) __builtin_prefetch(b + v * LANES * STEP<T> + ahead, 0, 2);
         }
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++) sum[r][v] = multiply_add(sum[r][v], a + r * a_stride + i, row[v]);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -33,7 +34,16 @@ class Barrier {
     std::atomic<int> arrived{0}, generation{0};
 };
 
-constexpr int LANES = 16;
+// As wide as the processor's own vectors: a compiler keeps wider ones in memory, which takes ten times as long.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__x86_64__)
+constexpr int LANES = 4, REGISTERS = 16;
+#else
+constexpr int LANES = 4, REGISTERS = 32;
+#endif
 using Floats = float __attribute__((vector_size(4 * LANES)));
 using Ints = int32_t __attribute__((vector_size(4 * LANES)));
 using Shorts = uint16_t __attribute__((vector_size(2 * LANES)));
@@ -72,18 +82,20 @@ Floats load(const BFloat16* from) {
     return (Floats)(__builtin_convertvector(bits, Ints) << 16);
 }
 
+// Lane i of the result is lane i ^ HALF of x.
+template <int HALF, int... I>
+Floats swapped(Floats x, std::integer_sequence<int, I...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(x, x, (I ^ HALF)...);
+#else
+    return __builtin_shuffle(x, Ints{(I ^ HALF)...});
+#endif
+}
+
 // Of all lanes, by halves: one lane after the other would wait for each.
 template <int HALF = LANES / 2, typename Better>
 Floats reduce(Floats x, Better better) {
-#ifdef __clang__
-    constexpr int H = HALF;
-    const Floats other = __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H, 8 ^ H,
-                                                 9 ^ H, 10 ^ H, 11 ^ H, 12 ^ H, 13 ^ H, 14 ^ H, 15 ^ H);
-#else
-    constexpr Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const Floats other = __builtin_shuffle(x, lanes ^ HALF);
-#endif
-    x = better(x, other);
+    x = better(x, swapped<HALF>(x, std::make_integer_sequence<int, LANES>()));
     if constexpr (HALF > 1) return reduce<HALF / 2>(x, better);
     return x;
 }
