@@ -94,8 +94,10 @@ class FleetAcceptance:
 
     @property
     def chance(self) -> float:
-        """That one draft token is accepted, after accepted ones."""
-        return self.accepted / (self.accepted + self.rejected)
+        """That one draft token is accepted, after accepted ones. A half once none was drafted for very long, as at the
+        beginning."""
+        tried = self.accepted + self.rejected
+        return self.accepted / tried if tried else 0.5
 
 
 @dataclass(frozen=True, slots=True)

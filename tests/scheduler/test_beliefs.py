@@ -130,3 +130,11 @@ def test_what_the_fleet_accepted_long_ago_counts_less() -> None:
     for _ in range(10 * LONG // 10_000):
         fleet.observe(Acceptance(rounds=10_000))
     assert fleet.accepted / fleet.rounds < 0.01
+
+
+def test_a_fleet_that_has_not_drafted_for_very_long_knows_as_little_as_at_first() -> None:
+    fleet = FleetAcceptance.at(4)
+    for _ in range(100 * LONG // 10_000):
+        fleet.observe(Acceptance(rounds=10_000))
+    assert fleet.accepted + fleet.rejected == 0
+    assert fleet.chance == 0.5
