@@ -28,6 +28,7 @@ SETTINGS: dict[str, type[BaseSettings]] = {
 }
 HEALTH = {"gateway": GATEWAY_SERVICE, "worker_service": SERVICES[0]}
 GOODBYE_S = 10
+STARTED_S = 120  # until torchrun's processes have met, too
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 PODS = pods()
 OURS = [pod for pod in PODS if pod.module in SETTINGS]
@@ -114,9 +115,13 @@ def test_a_probe_asks_the_health_port_for_a_service_that_it_tells_of(pod: Pod, s
 
 
 def test_the_first_of_a_group_may_wait_for_the_others_as_long_as_torch_does() -> None:
+    """Torchrun first, and then its processes."""
+    words = [word for pod in OURS for word in pod.container.get("args", ()) if word.startswith("--rdzv-conf=")]
+    meeting_s = _START_TIMEOUT.total_seconds()
+    assert words == [f"--rdzv-conf=timeout={meeting_s:.0f}"] * 2
     probes = [pod.container["startupProbe"] for pod in OURS if "startupProbe" in pod.container]
     (waited_s,) = [probe["periodSeconds"] * probe["failureThreshold"] for probe in probes]
-    assert waited_s >= _START_TIMEOUT.total_seconds()
+    assert waited_s >= meeting_s + STARTED_S
 
 
 def test_who_waits_for_a_model_to_load_has_the_same_time() -> None:
