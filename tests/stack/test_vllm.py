@@ -145,6 +145,13 @@ def test_only_what_changes_the_weights_makes_another_model() -> None:
     assert len({"auto", *others}) == 4
 
 
+def test_a_null_says_nothing_where_a_worker_has_a_default_of_its_own() -> None:
+    args = {"max_model_len": None, "seed": None, "max_num_batched_tokens": 512}
+    told = Settings(model="m", vllm_args=args).engine_args()
+    assert told["max_model_len"] == -1
+    assert (told["seed"], told["max_num_batched_tokens"]) == (None, 512)
+
+
 def test_drafts_follow_from_the_drafter_unless_vllms_own_setting_says_otherwise() -> None:
     def speculation(**told: Any) -> Any:
         return Settings(model="m", **told).engine_args().get("speculative_config")

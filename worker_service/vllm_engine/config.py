@@ -72,7 +72,8 @@ class Settings(CommonSettings):
         }
         if "speculative_config" not in self.vllm_args and (speculation := self._speculation()):
             own["speculative_config"] = speculation
-        return own | self.vllm_args
+        # A null says nothing: it is not vLLM's default instead of ours.
+        return own | {name: value for name, value in self.vllm_args.items() if name not in own or value is not None}
 
     @property
     def weights_kind(self) -> str:
