@@ -35,6 +35,6 @@ try:
             raise SystemExit(str(error))
         final = result.get_response().parameters["triton_final_response"].bool_param
         piece = result.as_numpy("text_output")
-        print("\n" if final else piece[0].decode(), end="", flush=True)
+        print(piece[0].decode(), end="\n" if final else "", flush=True)
 finally:
     client.stop_stream()  # its thread would keep this program from ending

@@ -269,12 +269,12 @@ def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler:
 
 
 def _further(options: Options, service: str) -> dict[str, str]:
-    """What laps-sd.toml says of a service and no option of ours does, as variables. The environment's count more."""
+    """What laps-sd.toml says of a service and no option does, as variables. What the environment sets counts more."""
     told = {
         f"LAPS_SD_{service.upper()}_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
         for name, value in options.services.get(service, {}).items()
     }
-    return {name: value for name, value in told.items() if name not in os.environ}
+    return {name: value for name, value in told.items() if not os.environ.get(name)}
 
 
 def _tell_targets(options: Options, stack: Stack, emit: Emit) -> None:

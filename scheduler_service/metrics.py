@@ -54,10 +54,9 @@ class Metrics(Families):
             (State.RUNNING, "Requests that ran in the last round of their worker"),
             (State.PAUSED, "Requests that were preempted and keep their KV"),
         ):
-            self._led(self.gauge, f"num_requests_{state.value}", text, partial(_in_state, state))
-        self._led(
-            self.gauge, "num_requests_waiting_by_class", "Requests that wait, by class", _waiting_by_class, "class"
-        )
+            name = f"num_requests_{state.value}"
+            self._led(self.gauge, name, text, partial(_in_state, state))
+            self._led(self.gauge, f"{name}_by_class", f"{text}, by class", partial(_by_class_in_state, state), "class")
         text = f"Requests that wait, of the {MOST_TENANTS} tenants with the most; of all others together: {OTHERS}"
         self._led(self.gauge, "num_requests_waiting_by_tenant", text, _waiting_by_tenant, "tenant")
         text = "Longest of the pauses that have not ended"
@@ -108,12 +107,12 @@ def _in_state(state: State, leader: Leader) -> float:
     return float(sum(leader.core.fleet.classes.in_state(state).values()))
 
 
+def _by_class_in_state(state: State, leader: Leader) -> Reading:
+    return _by_class(leader.core.fleet.classes.in_state(state).items())
+
+
 def _draining(leader: Leader) -> float:
     return float(sum(worker.draining for worker in leader.core.fleet.workers.values()))
-
-
-def _waiting_by_class(leader: Leader) -> Reading:
-    return _by_class(leader.core.fleet.classes.in_state(State.WAITING).items())
 
 
 def _waiting_by_tenant(leader: Leader) -> Reading:

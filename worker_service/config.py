@@ -7,7 +7,7 @@ from dataclasses import astuple
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from protos.bounds import DraftLen, DrainS, Dtype, HostKvTokens, KvTokens, Port, Slots, StepTimeoutS, Weights
 from protos.settings import Addresses, ServiceSettings, addresses, is_loopback
@@ -42,7 +42,6 @@ class CommonSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="LAPS_SD_WORKER_",
-        env_ignore_empty=True,  # as compose passes on what nobody has set
         frozen=True,
         cli_prog_name="python -m worker_service",
         cli_kebab_case=True,
@@ -74,6 +73,18 @@ class CommonSettings(ServiceSettings):
     metrics_port: Port | None = Field(
         None, description="serves /metrics, /health and /live, on --host; 0: any free one"
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """An empty variable is none, as compose passes on what nobody has set. An empty flag somebody has written."""
+        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)
 
     @property
     def weights_kind(self) -> str:

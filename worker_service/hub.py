@@ -213,11 +213,12 @@ def _blob(name: HubName, file: str, folder: Path) -> tuple[str, Any, Path | None
 def _download_blob(name: HubName, file: str, folder: Path) -> None:
     """Put a file's content where the hub's library looks for it, which would begin a broken download anew. Raises
     ModelError if the content has another hash than the hub says."""
+    from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
     url, about, blob = _blob(name, file, folder)  # asked now: where a large file lies is signed for an hour or so
-    if blob is None:
+    if blob is None or (about.size or 0) > MAX_HTTP_DOWNLOAD_SIZE:
         return  # the library fetches it
     blob.parent.mkdir(parents=True, exist_ok=True)
     headers = build_hf_headers()
@@ -272,8 +273,8 @@ def _in_words(name: HubName, folder: Path) -> Iterator[None]:
             f"there is no folder {repository} here, the cache ({folder}) has no such model, and {ENDPOINT} cannot be "
             f"reached: {_first_line(error)}"
         ) from None
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    except (OSError, ValueError) as error:  # the latter for what is too large for HTTP
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         other = f"{name} cannot be fetched into {folder}: {_first_line(error)}"
         raise OutOfReachError(_no_room(name, folder, "needs more than is free") if full else other) from None
 

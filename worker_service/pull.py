@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -193,12 +193,14 @@ def _convert_into(target: Path, gguf: Path, name: str, digest: str) -> None:
     from safetensors import SafetensorError
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(target.with_name(f".{target.name}.lock")) as lock, ExitStack() as at_the_end:
-        at_the_end.callback(os.unlink, lock.name)
+    with ExitStack() as at_the_end:
+        with suppress(OSError):  # the lock is another user's, or the disk has none: then several do it, and one counts
+            lock = at_the_end.enter_context(locked(target.with_name(f".{target.name}.lock")))
+            at_the_end.callback(os.unlink, lock.name)
+            for left in target.parent.glob(f".{target.name}-????????"):  # of conversions that were killed
+                shutil.rmtree(left, ignore_errors=True)
         if _is_cached(target, digest):  # another process was faster
             return
-        for left in target.parent.glob(f".{target.name}-????????"):  # of conversions that were killed
-            shutil.rmtree(left, ignore_errors=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         at_the_end.callback(shutil.rmtree, fresh, ignore_errors=True)
         try:
@@ -211,8 +213,9 @@ def _convert_into(target: Path, gguf: Path, name: str, digest: str) -> None:
         fresh.chmod(0o755)  # others may share the cache: a temporary folder is private
         for file in fresh.iterdir():
             file.chmod(0o644)
-        shutil.rmtree(target, ignore_errors=True)
-        fresh.rename(target)
+        if not _is_cached(target, digest):
+            shutil.rmtree(target, ignore_errors=True)
+            fresh.rename(target)
 
 
 def _is_cached(target: Path, digest: str) -> bool:

@@ -24,13 +24,12 @@ RETRY_S = 0.2
 
 
 def listen(address: str, backlog: int) -> socket.socket:
-    """Raises ModelError where no port of this machine has this address, OSError where it is taken."""
+    """Raises ModelError where no port of this machine has this address, OSError where it is taken, or a name that is
+    not there yet."""
     host, port = _parts(address)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=backlog)
-    except socket.gaierror as error:
-        raise ModelError(f"rendezvous {address}: {error.strerror}") from error
     except OSError as error:
         if error.errno is not None and "assign" in str(error).lower():
             raise ModelError(f"rendezvous {address}: no address of this machine, which leads as stage 0") from error
@@ -156,8 +155,8 @@ def _accept(server: socket.socket, deadline: float) -> socket.socket:
 
 
 def _dial(where: tuple[str, int], within_s: float, name: str) -> socket.socket:
-    """Tries again until somebody answers, and while names cannot be asked for. Raises ModelError for a name that is
-    none, ParallelError."""
+    """Tries again until somebody answers, and while names cannot be asked for. Raises ParallelError, at once for no
+    name at all: it is misspelt, or that of a container which is not up yet."""
     deadline = time.monotonic() + within_s
     while True:
         try:
@@ -168,7 +167,7 @@ def _dial(where: tuple[str, int], within_s: float, name: str) -> socket.socket:
             connection.close()
         except OSError as error:
             if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
-                raise ModelError(f"rendezvous {name}: {error.strerror}") from error
+                raise ParallelError(f"rendezvous {name}: {error.strerror}") from error
             if time.monotonic() > deadline:
                 raise ParallelError(f"rendezvous {name}: nobody answers: {error}") from error
         time.sleep(RETRY_S)

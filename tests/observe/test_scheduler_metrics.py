@@ -36,6 +36,7 @@ async def test_requests_are_counted_by_state_class_and_tenant(live: Live) -> Non
     await submitted(gateway, "c", tenant="other people")
     assert [read(f"num_requests_{state}") for state in ("running", "waiting", "paused")] == [1, 2, 0]
     assert read("num_requests_waiting_by_class", **{"class": "batch"}) == 1
+    assert [read("num_requests_running_by_class", **{"class": name}) for name in ("default", "batch")] == [1, 0]
     assert read("num_requests_waiting_by_class", **{"class": "interactive"}) == 0
     assert read("num_requests_waiting_by_tenant", tenant="acme") == 1
     assert (read("backlog_seconds", **{"class": "default"}) or 0) > 0
@@ -58,6 +59,7 @@ async def test_a_preempted_request_is_paused_until_it_runs_again(store: Switch) 
         await worker.report(worker.row("short", 0, 7))
         await gateway.until(lambda: gateway.tokens.get("short") == [7])
         assert (read("num_requests_paused"), read("num_preemptions_total")) == (1, 1)
+        assert read("num_requests_paused_by_class", **{"class": "default"}) == 1
         assert (read("longest_pause_seconds") or 0) > 0
         await gateway.close()
         await worker.close()

@@ -17,7 +17,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class FakeHub:
     """`repositories`: files by name, by OWNER/NAME. `refusals`: status and X-Error-Code instead of an answer, by
     OWNER/NAME. `breaks_at`: after so many bytes of a file of that name the connection ends, and the file is not to be
-    had any more. `ranges`: the Range header of each download, empty where a whole file was asked for."""
+    had any more. `ranges`: the Range header of each download, empty where a whole file was asked for. `xet`: names of
+    files that are said to be in Xet, too."""
 
     url: str = ""
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -26,6 +27,7 @@ class FakeHub:
     gone: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     ranges: dict[str, list[str]] = field(default_factory=dict)
+    xet: set[str] = field(default_factory=set)
 
 
 @contextmanager
@@ -94,6 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(*((503, "") if name in files else (404, "EntryNotFound")))
         data = files[name]
         headers = {"ETag": f'"{etag(data)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if name in self.served.xet:
+            headers |= {"X-Xet-Hash": etag(data), "X-Xet-Refresh-Route": "/xet"}
         if self.command == "HEAD":
             return self._head(200, len(data), headers)
         wanted = self.headers.get("Range", "")

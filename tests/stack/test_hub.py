@@ -203,6 +203,24 @@ def test_a_disk_that_fills_up_meanwhile_is_a_sentence(
         resolve(TINY, tmp_path)
 
 
+def test_a_file_too_large_for_http_comes_from_xet_or_is_a_sentence(
+    hub: FakeHub, tmp_path: Path, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tiny["model.safetensors"]
+    assert all(len(data) < len(weights) for data in tiny.values() if data is not weights)
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(weights) - 1)
+    with pytest.raises(ModelError, match=f"owner/tiny cannot be fetched into {tmp_path}/hub: .*too large.*hf_xet"):
+        resolve(TINY, tmp_path)
+    hub.xet = {"model.safetensors"}
+
+    def from_xet(*, incomplete_path: Path, **_: Any) -> None:
+        incomplete_path.write_bytes(weights)
+
+    monkeypatch.setattr(huggingface_hub.file_download, "xet_get", from_xet)
+    assert (resolve(TINY, tmp_path) / "model.safetensors").read_bytes() == weights
+    assert "model.safetensors" not in hub.ranges
+
+
 def test_a_gguf_of_the_hub_is_converted_once(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     converted: list[Path] = []
 

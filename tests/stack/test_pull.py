@@ -1,7 +1,10 @@
 """Models as files: what is fetched is checked, what is cached needs no network, what is wrong is said clearly."""
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -135,6 +138,33 @@ def test_who_comes_while_a_model_is_converted_waits_for_it(
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["small"]
     assert (first.result() / "config.json").read_bytes() == GGUF
     assert len(converted) == 1
+
+
+def test_without_a_lock_two_may_convert_and_the_first_one_counts(
+    index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tmp_path / "models"
+    (models / ".small.lock").mkdir(parents=True)  # as a file of another user's: it cannot be opened
+    (models / ".small-ab_c1234").mkdir()  # of the other one, whose conversion is under way
+
+    def convert(gguf: Path, folder: Path) -> None:
+        (models / "small").mkdir()
+        (models / "small" / "laps-sd.json").write_text(json.dumps({"sha256": hashlib.sha256(GGUF).hexdigest()}))
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(pulling, "convert", convert)
+    assert [file.name for file in pull("small", tmp_path).iterdir()] == ["laps-sd.json"]
+    assert {path.name for path in models.iterdir()} == {"small", ".small.lock", ".small-ab_c1234"}
+
+
+def test_a_disk_without_locks_is_no_reason_not_to_convert(
+    index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert (pull("small", tmp_path) / "config.json").read_bytes() == GGUF
 
 
 def test_the_cache_can_be_moved(index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ def test_further_settings_of_a_service_reach_it_unless_the_environment_has_them(
     text = "[gateway]\nmax_requests = 7\nstalled_s = 9\n[worker]\nblock_tokens = 32\n"
     assert up("--config", write(tmp_path / "more.toml", text)).exit_code == 0
     monkeypatch.setenv("LAPS_SD_GATEWAY_STALLED_S", "5")
+    monkeypatch.setenv("LAPS_SD_WORKER_BLOCK_TOKENS", "")  # as compose passes on what nobody has set
     gateway = gateway_command(started[0], 1, 2, "h:1").environment
     worker = worker_command(started[0], 0, "h:1", Path("/m")).environment
     assert (gateway["LAPS_SD_GATEWAY_MAX_REQUESTS"], worker["LAPS_SD_WORKER_BLOCK_TOKENS"]) == ("7", "32")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp
 from typer.testing import CliRunner
 
@@ -76,6 +77,15 @@ def test_a_worker_of_ours_takes_no_whole_gpu_unless_it_is_told(monkeypatch: pyte
     for told, expected in (("999", "999"), ("", "32768")):  # a worker takes an empty one for none
         monkeypatch.setenv(name, told)
         assert worker_command(Options(), 0, "h:1", Path("/m")).environment[name] == expected
+
+
+def test_an_empty_variable_is_none_and_an_empty_flag_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAPS_SD_WORKER_SLOTS", "")
+    monkeypatch.setenv("LAPS_SD_WORKER_SCHEDULER", "other:1")
+    told = CliApp.run(WorkerSettings, cli_args=["--model=m"])
+    assert (told.slots, told.scheduler) == (4, "other:1")
+    with pytest.raises(ValidationError, match=r"scheduler\n.*'' is not HOST:PORT"):
+        CliApp.run(WorkerSettings, cli_args=["--model=m", "--scheduler="])
 
 
 def test_a_draft_length_that_is_chosen_is_left_to_the_scheduler_within_the_workers_own_limit() -> None:

@@ -133,6 +133,25 @@ def test_what_its_worker_imports_before_vllm_needs_no_torch() -> None:
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 
 
+def test_only_what_changes_the_weights_makes_another_model() -> None:
+    """Workers of one service must agree on it, and may read the same files in ways of their own."""
+
+    def kind(**args: Any) -> str:
+        return Settings(model="m", vllm_args=args).weights_kind
+
+    assert {kind(load_format=name) for name in ("auto", "safetensors", "runai_streamer")} == {"auto"}
+    assert kind(hf_overrides={}, quantization=None) == "auto"
+    others = [kind(load_format="dummy"), kind(quantization="fp8"), kind(hf_overrides={"rope_theta": 5.0})]
+    assert len({"auto", *others}) == 4
+
+
+def test_a_null_says_nothing_where_a_worker_has_a_default_of_its_own() -> None:
+    args = {"max_model_len": None, "seed": None, "max_num_batched_tokens": 512}
+    told = Settings(model="m", vllm_args=args).engine_args()
+    assert told["max_model_len"] == -1
+    assert (told["seed"], told["max_num_batched_tokens"]) == (None, 512)
+
+
 def test_drafts_follow_from_the_drafter_unless_vllms_own_setting_says_otherwise() -> None:
     def speculation(**told: Any) -> Any:
         return Settings(model="m", **told).engine_args().get("speculative_config")

@@ -239,9 +239,18 @@ def test_a_name_that_cannot_be_asked_for_now_is_tried_again(monkeypatch: pytest.
 
     monkeypatch.setattr(socket, "create_connection", ask)
     monkeypatch.setattr(rendezvous, "RETRY_S", 0.0)
-    with pytest.raises(ModelError, match="rendezvous host:1: no such name"):
+    with pytest.raises(ParallelError, match="rendezvous host:1: no such name"):  # which is told at once
         join(Place(1, 2), "host:1", ABOUT)
     assert not answers
+
+
+def test_a_name_that_the_first_stage_does_not_have_yet_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    with pytest.raises(OSError, match="rendezvous host:1: no such name"):
+        listen("host:1", 1)
 
 
 def test_a_second_stage_of_a_number_is_refused_and_one_that_died_makes_room() -> None:

@@ -23,6 +23,8 @@ OWN_ARGS = {
     "data_parallel_size": "--workers: a worker for each replica",
 }
 _OTHER_MODEL = ("hf_overrides", "load_format", "quantization", "quantization_config")  # they make one of the same files
+# All these read the model's safetensors as they are, each its own way.
+_SAME_WEIGHTS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer")
 _KV_ARGS = ("kv_cache_memory_bytes", "num_gpu_blocks_override")
 
 
@@ -70,11 +72,13 @@ class Settings(CommonSettings):
         }
         if "speculative_config" not in self.vllm_args and (speculation := self._speculation()):
             own["speculative_config"] = speculation
-        return own | self.vllm_args
+        # A null says nothing: it is not vLLM's default instead of ours.
+        return own | {name: value for name, value in self.vllm_args.items() if name not in own or value is not None}
 
     @property
     def weights_kind(self) -> str:
-        other = {name: self.vllm_args[name] for name in _OTHER_MODEL if self.vllm_args.get(name) is not None}
+        said = {name: self.vllm_args.get(name) for name in _OTHER_MODEL}
+        other = {name: value for name, value in said.items() if value and value not in _SAME_WEIGHTS}
         return json.dumps(other, sort_keys=True) if other else super().weights_kind
 
     def _speculation(self) -> dict[str, Any]:
