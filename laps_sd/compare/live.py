@@ -22,6 +22,7 @@ from laps_sd.loadtest.target import Server
 from laps_sd.options import Options
 from laps_sd.serve import run_stack
 from laps_sd.stack import Stack
+from scheduler_service.predictor.window import WINDOW
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.fields import expected_row
 from scheduler_service.sim.recording import Recording, explained_lengths, fitted, read_events
@@ -29,7 +30,7 @@ from scheduler_service.sim.recording import Recording, explained_lengths, fitted
 TIMEOUT_S = 7200.0  # of a request; in a burst the last one waits for all others
 WARM_UP_TOKENS = 8
 LEARNING_S, POLL_S = 120.0, 0.2
-FITTED = 0.6  # share of the ended requests; the predictor is fitted again after each tenth more, first after 32
+FITTED = 0.5  # share of what the predictor remembers; it is fitted first after 32 requests, and again after as many
 
 
 class Interrupted(Exception):
@@ -101,12 +102,12 @@ def _measure(
 
 
 async def learned(client: AsyncClient) -> bool:
-    """Returns when the predictor has been fitted to most of the ended requests, or after LEARNING_S: whether it was. It
+    """Returns when the predictor has been fitted to half of the ended requests, or after LEARNING_S: whether it was. It
     is fitted while the service runs, not after it ended."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LEARNING_S):
             predictor = (await client.stats()).predictor
-            while predictor.trained_on < FITTED * predictor.finished:
+            while predictor.trained_on < FITTED * min(predictor.finished, WINDOW):
                 await asyncio.sleep(POLL_S)
                 predictor = (await client.stats()).predictor
             return True

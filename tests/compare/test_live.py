@@ -14,6 +14,8 @@ from laps_sd.compare.pace import latest_s, pace_of
 from laps_sd.loadtest.plan import Planned
 from laps_sd.loadtest.record import Record
 from laps_sd.options import Options
+from scheduler_service.predictor.online import OnlinePredictor
+from scheduler_service.predictor.window import WINDOW
 from scheduler_service.sim.recording import Recording, Seen, Shape
 
 
@@ -102,16 +104,28 @@ class Service:
     """Of whose predictor each answer tells more."""
 
     def __init__(self) -> None:
-        self.fitted = [0, 32, 90]
+        self.finished, self.fitted = 100, [0, 32, 90]
 
     async def stats(self) -> Stats:
-        return Stats(predictor=Predictor(finished=100, trained_on=self.fitted.pop(0)))
+        return Stats(predictor=Predictor(finished=self.finished, trained_on=self.fitted.pop(0)))
 
 
 async def test_what_was_taught_is_fitted_before_the_service_ends() -> None:
     service = Service()
     assert await learned(service)  # type: ignore[arg-type]
     assert not service.fitted
+
+
+async def test_however_many_are_taught_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the predictor's own rule of when it is fitted."""
+    monkeypatch.setattr(live, "LEARNING_S", 0.0)
+    service, predictor, trained_on = Service(), OnlinePredictor(), 0
+    for finished in range(1, 2 * WINDOW + 100):
+        predictor.observe({}, 5, 0, 0)
+        if predictor.due:
+            trained_on = len(predictor.begin_refit().examples)
+        service.finished, service.fitted = finished, [trained_on]
+        assert finished < 40 or await learned(service), finished  # type: ignore[arg-type]
 
 
 async def test_what_is_not_fitted_in_time_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
