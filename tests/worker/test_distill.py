@@ -1,18 +1,25 @@
 """Distillation on the tiny model: its halves go on where they were, its head learns, its figures are the engine's."""
 
+import copy
 import gzip
 import json
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from rich.progress import Progress
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.worker.harness import Driver, Tiny
+from tests.worker.pretended import pretended
 from worker_service.distill.command import app
 from worker_service.distill.data import Sample, generate, read_samples
 from worker_service.distill.evaluate import measure
 from worker_service.distill.train import Features, Trainer, batches, draft_vocabulary, initialise, train
+from worker_service.distill.work import _train
 from worker_service.drafters import make_drafter
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig
@@ -171,6 +178,18 @@ def test_a_head_learns_and_its_figures_are_those_of_the_engine(
     drafted, accepted = (sum(getattr(row, name) for row in driver.rows) for name in ("drafted", "accepted"))
     assert accepted / drafted == pytest.approx(figures.per_drafted(3), abs=0.01)  # its last token is never drafted
     assert accepted / drafted > 0.2
+
+
+def test_a_head_for_a_target_on_a_gpu_is_trained_on_the_cpu(tiny: Tiny, samples: list[Sample], tmp_path: Path) -> None:
+    config = tiny.model.config
+    head = DraftHead(DraftHeadConfig("tiny", "", config.hidden_size, config.intermediate_size, 2))
+    head.draft_ids.copy_(torch.tensor([5, 7]))
+    options = Namespace(work=tmp_path, unroll=2, learning_rate=1e-3, passes=1, batch_tokens=40)
+    with pretended():
+        target: Any = SimpleNamespace(model=copy.deepcopy(tiny.model).to("cuda:0"))
+        bar, known = Progress(disable=True), target.model.get_input_embeddings()
+        _train(options, target, samples[:4], bar, Trainer, head, lambda _, tokens: known(tokens), "features.bin")
+    assert (tmp_path / "checkpoint.pt").exists()
 
 
 def test_the_command_makes_a_drafter_that_serves(

@@ -180,7 +180,8 @@ def _train(
     features = Features(options.work / file, learned, width)
     read = bar.add_task("read", total=None, unit="answers")
     features.compute(model, learned, lambda done, total: bar.update(read, completed=done, total=total), known)
-    embeddings, output = (w.weight.detach().bfloat16() for w in (model.get_input_embeddings(), model.lm_head))
+    tables = model.get_input_embeddings(), model.lm_head
+    embeddings, output = (table.weight.detach().bfloat16().cpu() for table in tables)
     trainer = kind(head, embeddings, output, unroll=options.unroll, learning_rate=options.learning_rate)
     task = bar.add_task("train", total=None, unit="steps")
 
