@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from worker_service.distill.claim import claim
+from worker_service.distill.claim import SAMPLES, check_unlearned, claim, name_of
 from worker_service.distill.data import Sample, generate
 from worker_service.distill.eagle import EagleTrainer, new_eagle, states
 from worker_service.distill.evaluate import LONGEST, Acceptance, measure
@@ -57,25 +57,21 @@ def run(options: Namespace) -> None:
 
 def distill(options: Namespace, console: Console) -> None:
     target = load(str(resolve(options.target)), options.device)
-    if options.judge:
-        options.work.mkdir(parents=True, exist_ok=True)
-    else:
-        if not options.probe:
-            _check_form(target)
-        claim(options, target)
+    if not (options.judge or options.probe):
+        _check_form(target)
+    claim(options, target)
     with _progress(console) as bar:
         if options.judge:
             prompts = read_prompts(options.prompts, options.test, test=True)
-            judges = _generate(options, target, prompts, "test", options.test_tokens, bar)
+            judges = _generate(options, target, prompts, name_of(prompts), options.test_tokens, bar)
             return console.print(f"answers and readings: {judge(options, target, judges)}")
-        samples = _generate(
-            options, target, read_prompts(options.prompts, options.test), "samples", options.tokens, bar
-        )
+        tests = read_prompts(options.test, test=True) if options.test else []
+        check_unlearned(options, tests)
+        samples = _generate(options, target, read_prompts(options.prompts, options.test), SAMPLES, options.tokens, bar)
         learned = [sample for sample in samples if not sample.held_out and len(sample.output) > 1]
         judges = [sample for sample in samples if sample.held_out]
-        if options.test:
-            prompts = read_prompts(options.test, test=True)
-            judges = _generate(options, target, prompts, "test", options.test_tokens, bar)
+        if tests:
+            judges = _generate(options, target, tests, name_of(tests), options.test_tokens, bar)
         judges = [sample for sample in judges if len(sample.output) > 1]
         if not learned or not judges:
             raise PromptError("too few prompts: none is left to learn from, or none to judge by")
