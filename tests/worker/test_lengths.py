@@ -118,3 +118,11 @@ def test_answers_to_other_prompts_are_others(tiny: Tiny, tmp_path: Path) -> None
         app(f"{flags} --judge {tmp_path / 'probe'} --max-tokens 4 --threads 1".split(), standalone_mode=False)
         (row,) = map(json.loads, (tmp_path / "out" / "judged.jsonl").read_text().splitlines())
         assert row["prompt_ids"] == encode(tiny.tokenizer, f"The {name}")
+
+
+def test_only_a_probe_of_these_weights_is_judged(tiny: Tiny, tmp_path: Path) -> None:
+    save_length_head(LengthHead(LengthHeadConfig(1, "another", "of others", SIZE, 32)), tmp_path / "probe")
+    flags = f"--target {tiny.folder} --prompts {tmp_path / 'none'} --out {tmp_path / 'out'} --device cpu --judge"
+    for name, told in ((f"{tmp_path / 'probe'}", "these are not its weights"), ("default", "there is no such probe")):
+        with pytest.raises(SystemExit, match=told):
+            app([*flags.split(), name], standalone_mode=False)

@@ -31,6 +31,7 @@ from worker_service.engine.engine import Engine
 from worker_service.engine.shape import text_config
 from worker_service.model_files import ModelError
 from worker_service.models import LoadedModel, load
+from worker_service.probes import find_head
 from worker_service.prompts import Prompt, PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
@@ -60,11 +61,14 @@ def distill(options: Namespace, console: Console) -> None:
     if not (options.judge or options.probe):
         _check_form(target)
     claim(options, target)
+    head = find_head(options.judge, target) if options.judge else None
+    if options.judge and head is None:
+        raise ModelError(f"--judge {options.judge}: there is no such probe for {target.name}")
     with _progress(console) as bar:
-        if options.judge:
+        if head is not None:
             prompts = read_prompts(options.prompts, options.test, test=True)
             judges = _generate(options, target, prompts, name_of(prompts), options.test_tokens, bar)
-            return console.print(f"answers and readings: {judge(options, target, judges)}")
+            return console.print(f"answers and readings: {judge(options, target, head, judges)}")
         tests = read_prompts(options.test, test=True) if options.test else []
         check_unlearned(options, tests)
         samples = _generate(options, target, read_prompts(options.prompts, options.test), SAMPLES, options.tokens, bar)
