@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import typer
 
-from laps_sd.compare import live
+from laps_sd import machine
+from laps_sd.compare import identity, live
 from laps_sd.compare.design import BASE, Drawn, Run, Settings, due
-from laps_sd.compare.folder import Folder, runs_of, write
+from laps_sd.compare.folder import Folder, read, runs_of, write
 from laps_sd.options import Options
 from scheduler_service.sim.oracle import parts
 
@@ -33,7 +34,8 @@ class Work:
         return math.fsum(self._took_s) / max(1, len(self._took_s))
 
     def through(self, asked: Sequence[Run], minutes: float | None) -> int:
-        """Makes the runs in order for `minutes` at most. Returns how many are missing then. Raises live.Interrupted."""
+        """Makes the runs in order for `minutes` at most. Returns how many are missing then. Raises live.Interrupted,
+        OtherSettings, Damaged, ModelError."""
         began = time.monotonic()
         for run in asked:
             spent_s = time.monotonic() - began
@@ -56,9 +58,11 @@ class Work:
         return float(self._folder[run.capacity]["results"]["request_throughput"])
 
     def _teach(self) -> None:
-        """Teaches the predictor, unless the folder has what it learned."""
-        if (self._folder.path / "taught.json").exists():
-            return
+        """Teaches the predictor, unless the folder has what it learned of the same model."""
+        file = self._folder.path / "taught.json"
+        made_with = identity.made_with(self._options.model, self._options.drafter)
+        if file.exists():
+            return self._folder.check_equal(read(file)["made_with"], made_with)
         shutil.rmtree(self._folder.taught, ignore_errors=True)
         typer.echo(f"teaching the predictor with {self._settings.taught} answers", err=True)
         lesson = self._drawn.lesson()
@@ -72,7 +76,7 @@ class Work:
         if results["failed"]:
             typer.echo(f"laps-sd: {results['failed']} requests failed; {self._folder.log} has more", err=True)
             raise typer.Exit(1)
-        write(self._folder.path / "taught.json", results)
+        write(file, results | {"made_with": made_with})
 
     def _run(self, run: Run) -> None:
         requests = self._drawn.requests(run.repetition)
@@ -88,7 +92,7 @@ class Work:
             self._took_s.append(took_s)
             figures = live.as_json(measured, plan, self._settings.pace)
             kept = {"capacity": capacity, "took_s": round(took_s, 1), "attempt": attempt}
-            self._folder.add(run, figures | kept)
+            self._folder.add(run, figures | kept | {"machine": machine.machine(), "versions": machine.versions()})
             mean_s = figures["results"]["mean_e2el_ms"] / 1e3
             faults = f"; disturbed: {'; '.join(figures['faults'])}" if figures["faults"] else ""
             idle = figures["scheduler"]["idle_share"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from laps_sd.compare import live
+from laps_sd.compare import identity, live
 from laps_sd.compare.design import Cell, Drawn, Run, runs
 from laps_sd.compare.folder import Folder, OtherSettings, write
 from laps_sd.compare.prompts import own_prompts
@@ -24,9 +24,11 @@ Bench = Callable[..., Work]
 
 
 class Services:
-    """In place of live ones. `begun`: the options of each run; `faults`: what the next ones are disturbed by."""
+    """In place of live ones. `begun`: the options of each run; `faults`: what the next ones are disturbed by;
+    `made_with`: their weights and libraries."""
 
     def __init__(self) -> None:
+        self.made_with = {"model": "m", "torch": "2"}
         self.begun: list[Options] = []
         self.faults: list[str] = []
         self.stop_at: int | None = None
@@ -48,6 +50,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Services:
     monkeypatch.setattr(live, "measure", services.measure)
     monkeypatch.setattr(live, "teach", lambda *given: {"results": {"failed": 0}})
     monkeypatch.setattr(live, "as_json", lambda measured, *given: measured)
+    monkeypatch.setattr(identity, "made_with", lambda *given: services.made_with)
     return services
 
 
@@ -106,6 +109,17 @@ def test_a_folder_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
     Folder(tmp_path, SETTINGS)
     with pytest.raises(OtherSettings, match="with another code, draft_len: they cannot be compared"):
         Folder(tmp_path, replace(SETTINGS, code="other", draft_len=3))
+
+
+@pytest.mark.parametrize("other", [{"model": "retrained", "torch": "2"}, {"model": "m", "torch": "3"}])
+def test_runs_of_other_weights_or_libraries_are_not_mixed(
+    tmp_path: Path, services: Services, other: dict[str, str]
+) -> None:
+    work(tmp_path).through(ASKED[:1], None)
+    services.made_with = other
+    with pytest.raises(OtherSettings, match=r"holds runs with another (model|torch):"):
+        work(tmp_path).through(ASKED, None)
+    assert len(services.begun) == 1
 
 
 def test_a_run_cut_short_while_it_was_written_is_missing(tmp_path: Path) -> None:
