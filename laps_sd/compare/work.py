@@ -10,7 +10,7 @@ import typer
 
 from laps_sd import machine
 from laps_sd.compare import identity, live
-from laps_sd.compare.design import BASE, Drawn, Run, Settings, due
+from laps_sd.compare.design import BASE, BURST, Drawn, Run, Settings, due
 from laps_sd.compare.folder import Folder, read, runs_of, write
 from laps_sd.options import Options
 from scheduler_service.sim.oracle import parts
@@ -41,17 +41,17 @@ class Work:
             spent_s = time.monotonic() - began
             if minutes is not None and spent_s + max(self._took_s, default=0.0) >= 60 * minutes:
                 break
-            if self._done(run) or not (run == run.capacity or self._done(run.capacity)):
+            if self._done(run) or not (run.cell.load == BURST or self._done(run.capacity)):
                 continue  # without its capacity a run has no load
             self._teach()
             self._run(run)
         return sum(not self._done(run) for run in asked)
 
     def _done(self, run: Run) -> bool:
-        """Whether the folder has the run, made with the capacity that the folder has now."""
+        """Whether the folder has the run, a load made with the capacity that the folder has now."""
         if not self._folder.has(run, faulty=self.tolerant):
             return False
-        return run == run.capacity or self._folder[run]["capacity"] == self._capacity(run)
+        return run.cell.load == BURST or self._folder[run]["capacity"] == self._capacity(run)
 
     def _capacity(self, run: Run) -> float:
         """Of the run's cell and repetition, in requests a second."""
@@ -80,7 +80,7 @@ class Work:
 
     def _run(self, run: Run) -> None:
         requests = self._drawn.requests(run.repetition)
-        capacity = 1.0 if run == run.capacity else self._capacity(run)
+        capacity = 1.0 if run.cell.load == BURST else self._capacity(run)
         times_s = due(run, len(requests), capacity, self._settings.seed)
         plan = [replace(planned, due_s=due_s) for planned, due_s in zip(requests, times_s, strict=True)]
         name, policy_set = parts(run.policy)
