@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from laps_sd.client import AsyncClient, Stats, Worker
+from laps_sd.client import AsyncClient, RequestError, Stats, Worker
 from laps_sd.compare.host import Conditions, watched
 from laps_sd.compare.pace import MOST_LATE_S, MOST_LATE_SHARE, latest_s
 from laps_sd.loadtest import drivers
@@ -18,8 +18,9 @@ from laps_sd.loadtest.plan import Planned
 from laps_sd.loadtest.record import Record
 from laps_sd.loadtest.results import summarise
 from laps_sd.loadtest.show import Bar
-from laps_sd.loadtest.target import Server
+from laps_sd.loadtest.target import Refused, Server
 from laps_sd.options import Options
+from laps_sd.ports import StackError
 from laps_sd.serve import run_stack
 from laps_sd.stack import Stack
 from scheduler_service.predictor.window import WINDOW
@@ -80,17 +81,10 @@ def _measure(
         events = Path(scratch, "events.jsonl")
 
         async def use(stack: Stack) -> None:
-            await stack.ready()
-            server = Server(stack.grpc, timeout_s=TIMEOUT_S)
-            await drivers.run(server, warm_up(lesson, options.slots))
-            async with stack.client() as client:
-                cold = (await client.stats()).predictor.state != "warm"
-                with Bar(len(plan)) as bar:
-                    async with watched() as conditions:
-                        records, _ = await drivers.run(server, plan, concurrency=concurrency, watch=bar.watch)
-                measured.append(Measured(records, await client.stats(), conditions, Recording(), cold))
-                if cold:  # these answers were its lesson
-                    measured[-1].learned = await learned(client)
+            try:
+                measured.append(await _used(stack, options, plan, lesson, concurrency))
+            except (Refused, RequestError) as error:
+                raise StackError(f"{error}; {log} has more") from error
 
         # In a burst all requests are live at once, with those that warm up.
         most = len(plan) + len(lesson)
@@ -99,6 +93,24 @@ def _measure(
             raise Interrupted
         measured[0].recording = read_events(events)
     return measured[0]
+
+
+async def _used(
+    stack: Stack, options: Options, plan: Sequence[Planned], lesson: Sequence[Planned], concurrency: int | None
+) -> Measured:
+    """Without what the scheduler writes down. Raises Refused, RequestError."""
+    await stack.ready()
+    server = Server(stack.grpc, timeout_s=TIMEOUT_S)
+    await drivers.run(server, warm_up(lesson, options.slots))
+    async with stack.client() as client:
+        cold = (await client.stats()).predictor.state != "warm"
+        with Bar(len(plan)) as bar:
+            async with watched() as conditions:
+                records, _ = await drivers.run(server, plan, concurrency=concurrency, watch=bar.watch)
+        measured = Measured(records, await client.stats(), conditions, Recording(), cold)
+        if cold:  # these answers were its lesson
+            measured.learned = await learned(client)
+    return measured
 
 
 async def learned(client: AsyncClient) -> bool:

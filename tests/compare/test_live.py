@@ -1,18 +1,22 @@
 """What makes a run one that measured something else, from what came of it. No service runs."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate, cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 
-from laps_sd.client import Predictor, Stats, Worker
+from laps_sd import serve
+from laps_sd.client import Predictor, QueueFull, Stats, Worker
 from laps_sd.compare import live
 from laps_sd.compare.host import Conditions
 from laps_sd.compare.live import Measured, as_json, faults, learned, warm_up
 from laps_sd.compare.pace import latest_s, pace_of
 from laps_sd.loadtest.plan import Planned
 from laps_sd.loadtest.record import Record
+from laps_sd.loadtest.target import Refused
 from laps_sd.options import Options
 from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.predictor.window import WINDOW
@@ -137,3 +141,20 @@ def test_a_lesson_that_was_not_learned_is_no_lesson(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(live, "_measure", lambda *given: measured())
     with pytest.raises(live.Untaught, match="did not learn from 1 answers within 120 s"):
         live.teach(Options(), [Planned(0, None, "p", 8, 4, False)], tmp_path / "taught", tmp_path / "log")
+
+
+@pytest.mark.parametrize("failure", [Refused("UNAVAILABLE: gone"), QueueFull("4 wait")])
+def test_a_service_that_fails_around_a_run_is_a_sentence(
+    failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run(options: Options, use: Callable[..., Awaitable[None]], emit: object) -> None:
+        await use(SimpleNamespace(ready=fails))
+
+    async def fails() -> None:
+        raise failure
+
+    monkeypatch.setattr(serve, "run", run)
+    (tmp_path / "taught").mkdir()
+    with pytest.raises(typer.Exit):
+        live.measure(Options(), [], [], tmp_path / "taught", tmp_path / "log")
+    assert capsys.readouterr().err == f"laps-sd: {failure}; {tmp_path / 'log'} has more\n"
