@@ -36,16 +36,19 @@ class Work:
     def through(self, asked: Sequence[Run], minutes: float | None) -> int:
         """Makes the runs in order for `minutes` at most. Returns how many are missing then. Raises live.Interrupted,
         OtherSettings, Damaged, ModelError."""
-        began = time.monotonic()
+        until_s = math.inf if minutes is None else time.monotonic() + 60 * minutes
         for run in asked:
-            spent_s = time.monotonic() - began
-            if minutes is not None and spent_s + max(self._took_s, default=0.0) >= 60 * minutes:
+            if self._ends_after(until_s):
                 break
             if self._done(run) or not (run.cell.load == BURST or self._done(run.capacity)):
                 continue  # without its capacity a run has no load
             self._teach()
-            self._run(run)
+            self._run(run, until_s)
         return sum(not self._done(run) for run in asked)
+
+    def _ends_after(self, until_s: float) -> bool:
+        """Whether a run that began now would likely end later."""
+        return time.monotonic() + max(self._took_s, default=0.0) >= until_s
 
     def _done(self, run: Run) -> bool:
         """Whether the folder has the run, a load made with the capacity that the folder has now."""
@@ -78,7 +81,8 @@ class Work:
             raise typer.Exit(1)
         write(file, results | {"made_with": made_with})
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: Run, until_s: float) -> None:
+        """Once more if it was disturbed, unless that would end after `until_s`."""
         requests = self._drawn.requests(run.repetition)
         capacity = 1.0 if run.cell.load == BURST else self._capacity(run)
         times_s = due(run, len(requests), capacity, self._settings.seed)
@@ -97,5 +101,5 @@ class Work:
             faults = f"; disturbed: {'; '.join(figures['faults'])}" if figures["faults"] else ""
             idle = figures["scheduler"]["idle_share"]
             typer.echo(f"{run.name}: mean {mean_s:.2f} s, model idle {idle:.1%}, took {took_s:.0f} s{faults}", err=True)
-            if self.tolerant or not figures["faults"]:
+            if self.tolerant or not figures["faults"] or self._ends_after(until_s):
                 return

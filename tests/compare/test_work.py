@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +99,16 @@ def test_loads_are_run_anew_when_their_capacity_was(tmp_path: Path, services: Se
 def test_no_run_begins_after_its_time(tmp_path: Path, services: Services) -> None:
     assert work(tmp_path).through(ASKED, 0.0) == len(ASKED)
     assert not services.begun
+
+
+def test_no_second_attempt_begins_after_its_time(
+    tmp_path: Path, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at the clock is a second after the one before, so a run takes one."""
+    services.faults = ["a stall"]
+    monkeypatch.setattr("laps_sd.compare.work.time", SimpleNamespace(monotonic=count().__next__))
+    work(tmp_path).through(ASKED, 4 / 60)
+    assert len(services.begun) == 1
 
 
 def test_each_run_has_its_own_policy(tmp_path: Path, services: Services) -> None:
