@@ -103,6 +103,9 @@ def compare(
     from worker_service.prompts import PromptError
 
     bounds, many = _numbers(max_tokens, "--max-tokens"), _numbers(slots, "--slots")
+    if unknown := sorted({*paragraphs.split(",")} - {"none", *prompts.KINDS}):
+        told = f"{', '.join(map(repr, unknown))}: none of {', '.join(prompts.KINDS)}"
+        raise typer.BadParameter(told, param_hint="--paragraphs")
     try:
         loads = [check_load(text.strip()) for text in load.split(",")]
         extras = [_extra(text) for text in also or ()]

@@ -27,6 +27,7 @@ def compare(folder: Path, *words: str) -> Result:
         (["--slots", "two"], "whole numbers"),
         (["--also", "sjf"], "sjf@2:0.85"),
         (["--max-tokens", "0"], "whole numbers"),
+        (["--paragraphs", "chat,resoning"], "'resoning': none of chat, code, reasoning"),
         (["--pace", "t_token_ms=1"], "needs t_verify_ms"),
         (["--pace", "t_verify_ms=13,t_nap_ms=1"], "t_nap_ms"),
         (["--pace", "t_verify_ms=soon"], "finite"),
