@@ -23,6 +23,7 @@ from scheduler_service.predictor.features import of_prompt
 from scheduler_service.predictor.online import OnlinePredictor
 
 AGES = (1, 64)  # tokens of output after which it is judged what remains
+FIELDS = {"output_tokens", "max_tokens", "prompt_tokens", "prompt_ids", "readings"}
 INNER_80 = 1.2816  # spreads to both sides, between which 80 % of a normal lies
 
 
@@ -38,16 +39,22 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="judged.jsonl")
     parser.add_argument("--orders", type=int, default=20, help="that the answers are taken in")
     flags = parser.parse_args()
+    if flags.orders < 1:
+        parser.error("--orders: at least one")
     try:
         rows = [json.loads(line) for line in flags.file.read_text().splitlines()]
     except (OSError, ValueError) as error:
         parser.error(f"{flags.file}: {error}")
+    if not all(isinstance(row, dict) and row.keys() >= FIELDS for row in rows):
+        parser.error(f"{flags.file}: a row needs {', '.join(sorted(FIELDS))}")
     print("|after|believed|answers|explained|in the 80 % interval|")
     print("|---" * 5 + "|")
     orders = [trial(Random(seed).sample(rows, len(rows))) for seed in range(flags.orders)]
     for after in AGES:
         for name in ("words", "words and probe"):
-            some = [order[after, name] for order in orders]
+            some = [found for order in orders if (found := order[after, name])]
+            if not some:
+                continue  # no answer is so long
             share = fmean(map(explained, some))
             print(f"|{after}|{name}|{fmean(map(len, some)):.0f}|{share:.2f}|{fmean(map(covered, some)):.0%}|")
 
@@ -83,7 +90,8 @@ def explained(some: Sequence[Foretold]) -> float:
     """Share of the variance of ln(tokens that remain)."""
     mean = fmean(one.true for one in some)
     left = sum((one.true - one.believed.location) ** 2 for one in some)
-    return 1 - left / sum((one.true - mean) ** 2 for one in some)
+    total = sum((one.true - mean) ** 2 for one in some)
+    return 1 - left / total if total else 0.0
 
 
 def covered(some: Sequence[Foretold]) -> float:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from worker_service.engine.length_head import CONFIG, LengthProbe, load_length_head
+from worker_service.engine.length_head import CONFIG, LengthHead, LengthProbe, load_length_head
 from worker_service.engine.shape import text_config
 from worker_service.model_files import ModelError, at_home
 from worker_service.models import LoadedModel
@@ -11,19 +11,14 @@ from worker_service.models import LoadedModel
 _BUNDLED = Path(__file__).parent / "engine" / "length_heads"
 
 
-def probe_folder(name: str, target: LoadedModel) -> Path:
-    """Of the probe that `default`, or a directory, names; it may not exist."""
-    return _BUNDLED / target.name if name == "default" else at_home(name)
-
-
-def make_probe(name: str, target: LoadedModel) -> LengthProbe | None:
-    """`none`, `default`, or the directory of a probe. Raises ModelError.
+def find_head(name: str, target: LoadedModel) -> LengthHead | None:
+    """Of the probe `none`, `default`, or in a directory. Raises ModelError.
 
     `default`: the probe that comes with LAPS-SD where there is one for this very target, else none.
     """
     if name == "none":
         return None
-    folder = probe_folder(name, target)
+    folder = _BUNDLED / target.name if name == "default" else at_home(name)
     if name == "default" and not (folder / CONFIG).is_file():
         return None
     try:
@@ -37,4 +32,10 @@ def make_probe(name: str, target: LoadedModel) -> LengthProbe | None:
     if head.config.hidden_size != (size := text_config(target.model.config).hidden_size):
         sizes = f"{head.config.hidden_size} numbers, those of {target.name} have {size}"
         raise ModelError(f"probe {folder}: it reads hidden states of {sizes}")
-    return LengthProbe(head, target.device)
+    return head
+
+
+def make_probe(name: str, target: LoadedModel) -> LengthProbe | None:
+    """As `find_head`, on the target's device."""
+    head = find_head(name, target)
+    return LengthProbe(head, target.device) if head else None

@@ -99,9 +99,13 @@ def compare(
     from laps_sd.compare.folder import Damaged, Folder, OtherSettings
     from laps_sd.compare.pace import for_worker, pace_of
     from laps_sd.compare.work import Work
+    from worker_service.model_files import ModelError
     from worker_service.prompts import PromptError
 
     bounds, many = _numbers(max_tokens, "--max-tokens"), _numbers(slots, "--slots")
+    if unknown := sorted({*paragraphs.split(",")} - {"none", *prompts.KINDS}):
+        told = f"{', '.join(map(repr, unknown))}: none of {', '.join(prompts.KINDS)}"
+        raise typer.BadParameter(told, param_hint="--paragraphs")
     try:
         loads = [check_load(text.strip()) for text in load.split(",")]
         extras = [_extra(text) for text in also or ()]
@@ -160,6 +164,9 @@ def compare(
     except live.Interrupted:
         typer.echo("laps-sd: stopped; the same command goes on from here", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    except (OtherSettings, Damaged, ModelError) as error:
+        typer.echo(f"laps-sd: {error}", err=True)
+        raise typer.Exit(1) from None
     pool_of = {"files": [file.name for file in workload or []], "kinds": dict(prompts.counted(pool))}
     outputs = {"json_file": json_file, "html_file": html_file, "recordings": recordings}
     tell(folder, settings, pool_of, tolerant=work.tolerant, **outputs)
@@ -193,12 +200,14 @@ def tell(
         return
     summary = summarise(found, settings.draft_len, faulty=tolerant)
     terminal.console().print(shown(summary), highlight=False)
+    machines = [json.loads(text) for text in dict.fromkeys(json.dumps(run["machine"]) for run in found)]
     summary |= {
         "command": shlex.join(["laps-sd", *map(_without_place, sys.argv[1:])]),
         "prompts": about,
         "settings": settings_of(folder.path),
-        "machine": machine.machine(),
-        "versions": machine.versions(),
+        "machine": machines[0],
+        "machines": machines,
+        "versions": found[0]["versions"],
         "capacity": {
             Run.of_json(run["run"]).name: run["results"]["request_throughput"]
             for run in found
@@ -218,7 +227,8 @@ def tell(
 
         policies = dict.fromkeys(name for cell in summary["cells"] for name in cell["policies"])
         about = {"model": settings.model, "policies": ", ".join(policies)}
-        html_file.write_text(html(summary, about | machine.facts()), encoding="utf-8")
+        of_runs = {"machine": "; ".join(f"{each['processor']}, {each['cores']} cores" for each in machines)}
+        html_file.write_text(html(summary, about | machine.facts() | of_runs), encoding="utf-8")
     if recordings:
         left_out = {each["run"] for each in summary["left_out"]}
         base = [run for run in found if run["run"]["policy"] == BASE]

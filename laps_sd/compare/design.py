@@ -88,13 +88,15 @@ def check_load(text: str) -> str:
 
 def runs(cells: Mapping[Cell, Sequence[str]], repetitions: int, seed: int) -> Iterator[Run]:
     """All runs, ordered by repetition, then by cell. The policies of a cell follow each other in random order, so that
-    slow changes of the machine affect all of them alike. The run of the capacity comes before those that need it."""
+    slow changes of the machine affect all of them alike. The run of the capacity comes before the loads, which need it.
+    """
     for repetition in range(1, repetitions + 1):
         for cell in sorted(cells, key=lambda cell: (cell.slots, cell.load != BURST, cell.load)):
             order = [Run(cell, policy, repetition) for policy in cells[cell]]
             Random(f"order {seed} {repetition} {cell.name}").shuffle(order)
-            yield order[0].capacity
-            yield from (run for run in order if run != run.capacity)
+            if cell.load != BURST:
+                yield order[0].capacity
+            yield from order
 
 
 class Drawn:

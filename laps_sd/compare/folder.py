@@ -31,11 +31,14 @@ class Folder:
         if not file.exists():
             write(file, asked)
             return
-        kept = read(file)
+        self.check_equal(read(file), asked)
+
+    def check_equal(self, kept: dict[str, Any], asked: dict[str, Any]) -> None:
+        """Raises OtherSettings if these runs cannot be compared with those that are kept."""
         if differ := sorted(name for name in asked.keys() | kept.keys() if asked.get(name) != kept.get(name)):
             raise OtherSettings(
-                f"{path} holds runs with another {', '.join(differ)}: they cannot be compared with these. Take another "
-                "folder, or the settings (and the code) that it was made with"
+                f"{self.path} holds runs with another {', '.join(differ)}: they cannot be compared with these. Take "
+                "another folder, or the settings (and the code) that it was made with"
             )
 
     @property

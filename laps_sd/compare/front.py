@@ -70,9 +70,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--page", action="store_true", help="simulate nothing, draw and print anew")
     flags = parser.parse_args()
-    if flags.draws < 1:
-        parser.error("--draws: at least one")
+    if min(flags.draws, flags.jobs) < 1:
+        parser.error("--draws, --jobs: at least one")
     path = flags.folder / "front.json"
+    if flags.page and not path.exists():
+        parser.error(f"--page: there is no {path}")
     if not flags.page:
         cells = flags.cells.split(",")
         try:

@@ -1,8 +1,11 @@
-"""The code that served a comparison, as a digest. Measures nothing."""
+"""What served a comparison: code, weights, libraries. Measures nothing."""
 
 from pathlib import Path
 
+from laps_sd.machine import versions
 from scheduler_service.sim.journal import code_digest
+from worker_service.identity import fingerprint
+from worker_service.pull import resolve
 
 _ROOT = Path(__file__).parents[2]
 _SERVING = (
@@ -21,3 +24,10 @@ def serving_code(root: Path = _ROOT) -> str:
     return code_digest(file for file in every if file.suffix in _SUFFIXES and not any(map(file.is_relative_to, aside)))[
         :16
     ]
+
+
+def made_with(model: str, drafter: str) -> dict[str, str]:
+    """What the figures of a run depend on beside the code: the model, fetched if need be, the drafter if it is a folder
+    (an absolute path), and the libraries. Raises ModelError."""
+    drafts = fingerprint(Path(drafter)) if Path(drafter).is_absolute() else drafter
+    return {"model": fingerprint(resolve(model)), "drafter": drafts} | versions()

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from laps_sd.client import AsyncClient, Stats, Worker
+from laps_sd.client import AsyncClient, RequestError, Stats, Worker
 from laps_sd.compare.host import Conditions, watched
 from laps_sd.compare.pace import MOST_LATE_S, MOST_LATE_SHARE, latest_s
 from laps_sd.loadtest import drivers
@@ -18,10 +18,12 @@ from laps_sd.loadtest.plan import Planned
 from laps_sd.loadtest.record import Record
 from laps_sd.loadtest.results import summarise
 from laps_sd.loadtest.show import Bar
-from laps_sd.loadtest.target import Server
+from laps_sd.loadtest.target import Refused, Server
 from laps_sd.options import Options
+from laps_sd.ports import StackError
 from laps_sd.serve import run_stack
 from laps_sd.stack import Stack
+from scheduler_service.predictor.window import WINDOW
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.fields import expected_row
 from scheduler_service.sim.recording import Recording, explained_lengths, fitted, read_events
@@ -29,7 +31,7 @@ from scheduler_service.sim.recording import Recording, explained_lengths, fitted
 TIMEOUT_S = 7200.0  # of a request; in a burst the last one waits for all others
 WARM_UP_TOKENS = 8
 LEARNING_S, POLL_S = 120.0, 0.2
-FITTED = 0.6  # share of the ended requests; the predictor is fitted again after each tenth more, first after 32
+FITTED = 0.5  # share of what the predictor remembers; it is fitted first after 32 requests, and again after as many
 
 
 class Interrupted(Exception):
@@ -79,17 +81,10 @@ def _measure(
         events = Path(scratch, "events.jsonl")
 
         async def use(stack: Stack) -> None:
-            await stack.ready()
-            server = Server(stack.grpc, timeout_s=TIMEOUT_S)
-            await drivers.run(server, warm_up(lesson, options.slots))
-            async with stack.client() as client:
-                cold = (await client.stats()).predictor.state != "warm"
-                with Bar(len(plan)) as bar:
-                    async with watched() as conditions:
-                        records, _ = await drivers.run(server, plan, concurrency=concurrency, watch=bar.watch)
-                measured.append(Measured(records, await client.stats(), conditions, Recording(), cold))
-                if cold:  # these answers were its lesson
-                    measured[-1].learned = await learned(client)
+            try:
+                measured.append(await _used(stack, options, plan, lesson, concurrency))
+            except (Refused, RequestError) as error:
+                raise StackError(f"{error}; {log} has more") from error
 
         # In a burst all requests are live at once, with those that warm up.
         most = len(plan) + len(lesson)
@@ -100,13 +95,31 @@ def _measure(
     return measured[0]
 
 
+async def _used(
+    stack: Stack, options: Options, plan: Sequence[Planned], lesson: Sequence[Planned], concurrency: int | None
+) -> Measured:
+    """Without what the scheduler writes down. Raises Refused, RequestError."""
+    await stack.ready()
+    server = Server(stack.grpc, timeout_s=TIMEOUT_S)
+    await drivers.run(server, warm_up(lesson, options.slots))
+    async with stack.client() as client:
+        cold = (await client.stats()).predictor.state != "warm"
+        with Bar(len(plan)) as bar:
+            async with watched() as conditions:
+                records, _ = await drivers.run(server, plan, concurrency=concurrency, watch=bar.watch)
+        measured = Measured(records, await client.stats(), conditions, Recording(), cold)
+        if cold:  # these answers were its lesson
+            measured.learned = await learned(client)
+    return measured
+
+
 async def learned(client: AsyncClient) -> bool:
-    """Returns when the predictor has been fitted to most of the ended requests, or after LEARNING_S: whether it was. It
+    """Returns when the predictor has been fitted to half of the ended requests, or after LEARNING_S: whether it was. It
     is fitted while the service runs, not after it ended."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LEARNING_S):
             predictor = (await client.stats()).predictor
-            while predictor.trained_on < FITTED * predictor.finished:
+            while predictor.trained_on < FITTED * min(predictor.finished, WINDOW):
                 await asyncio.sleep(POLL_S)
                 predictor = (await client.stats()).predictor
             return True

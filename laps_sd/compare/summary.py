@@ -47,7 +47,7 @@ def _faults(each: Found, faulty: bool) -> Sequence[str]:
 def _faults_of_capacity(run: Run, every: Mapping[Run, Found], own: Mapping[Run, Sequence[str]]) -> Iterator[str]:
     """Why the run was not at its load. `own`: each run's own faults."""
     capacity = every.get(run.capacity)
-    if run == run.capacity:
+    if run.cell.load == BURST:
         return
     if not capacity or capacity["results"]["request_throughput"] != every[run]["capacity"]:
         yield "the capacity was measured anew since"

@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=0, help="of memory; 0: as recorded")
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
+    if flags.draws < 0:
+        parser.error("--draws: 0 or more")
     policies = flags.policy.split(",")
     try:
         summary = json.loads((flags.folder / "record.json").read_text())

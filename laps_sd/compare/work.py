@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import typer
 
-from laps_sd.compare import live
-from laps_sd.compare.design import BASE, Drawn, Run, Settings, due
-from laps_sd.compare.folder import Folder, runs_of, write
+from laps_sd import machine
+from laps_sd.compare import identity, live
+from laps_sd.compare.design import BASE, BURST, Drawn, Run, Settings, due
+from laps_sd.compare.folder import Folder, read, runs_of, write
 from laps_sd.options import Options
 from scheduler_service.sim.oracle import parts
 
@@ -33,32 +34,38 @@ class Work:
         return math.fsum(self._took_s) / max(1, len(self._took_s))
 
     def through(self, asked: Sequence[Run], minutes: float | None) -> int:
-        """Makes the runs in order for `minutes` at most. Returns how many are missing then. Raises live.Interrupted."""
-        began = time.monotonic()
+        """Makes the runs in order for `minutes` at most. Returns how many are missing then. Raises live.Interrupted,
+        OtherSettings, Damaged, ModelError."""
+        until_s = math.inf if minutes is None else time.monotonic() + 60 * minutes
         for run in asked:
-            spent_s = time.monotonic() - began
-            if minutes is not None and spent_s + max(self._took_s, default=0.0) >= 60 * minutes:
+            if self._ends_after(until_s):
                 break
-            if self._done(run) or not (run == run.capacity or self._done(run.capacity)):
+            if self._done(run) or not (run.cell.load == BURST or self._done(run.capacity)):
                 continue  # without its capacity a run has no load
             self._teach()
-            self._run(run)
+            self._run(run, until_s)
         return sum(not self._done(run) for run in asked)
 
+    def _ends_after(self, until_s: float) -> bool:
+        """Whether a run that began now would likely end later."""
+        return time.monotonic() + max(self._took_s, default=0.0) >= until_s
+
     def _done(self, run: Run) -> bool:
-        """Whether the folder has the run, made with the capacity that the folder has now."""
+        """Whether the folder has the run, a load made with the capacity that the folder has now."""
         if not self._folder.has(run, faulty=self.tolerant):
             return False
-        return run == run.capacity or self._folder[run]["capacity"] == self._capacity(run)
+        return run.cell.load == BURST or self._folder[run]["capacity"] == self._capacity(run)
 
     def _capacity(self, run: Run) -> float:
         """Of the run's cell and repetition, in requests a second."""
         return float(self._folder[run.capacity]["results"]["request_throughput"])
 
     def _teach(self) -> None:
-        """Teaches the predictor, unless the folder has what it learned."""
-        if (self._folder.path / "taught.json").exists():
-            return
+        """Teaches the predictor, unless the folder has what it learned of the same model."""
+        file = self._folder.path / "taught.json"
+        made_with = identity.made_with(self._options.model, self._options.drafter)
+        if file.exists():
+            return self._folder.check_equal(read(file)["made_with"], made_with)
         shutil.rmtree(self._folder.taught, ignore_errors=True)
         typer.echo(f"teaching the predictor with {self._settings.taught} answers", err=True)
         lesson = self._drawn.lesson()
@@ -72,11 +79,12 @@ class Work:
         if results["failed"]:
             typer.echo(f"laps-sd: {results['failed']} requests failed; {self._folder.log} has more", err=True)
             raise typer.Exit(1)
-        write(self._folder.path / "taught.json", results)
+        write(file, results | {"made_with": made_with})
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: Run, until_s: float) -> None:
+        """Once more if it was disturbed, unless that would end after `until_s`."""
         requests = self._drawn.requests(run.repetition)
-        capacity = 1.0 if run == run.capacity else self._capacity(run)
+        capacity = 1.0 if run.cell.load == BURST else self._capacity(run)
         times_s = due(run, len(requests), capacity, self._settings.seed)
         plan = [replace(planned, due_s=due_s) for planned, due_s in zip(requests, times_s, strict=True)]
         name, policy_set = parts(run.policy)
@@ -88,10 +96,10 @@ class Work:
             self._took_s.append(took_s)
             figures = live.as_json(measured, plan, self._settings.pace)
             kept = {"capacity": capacity, "took_s": round(took_s, 1), "attempt": attempt}
-            self._folder.add(run, figures | kept)
+            self._folder.add(run, figures | kept | {"machine": machine.machine(), "versions": machine.versions()})
             mean_s = figures["results"]["mean_e2el_ms"] / 1e3
             faults = f"; disturbed: {'; '.join(figures['faults'])}" if figures["faults"] else ""
             idle = figures["scheduler"]["idle_share"]
             typer.echo(f"{run.name}: mean {mean_s:.2f} s, model idle {idle:.1%}, took {took_s:.0f} s{faults}", err=True)
-            if self.tolerant or not figures["faults"]:
+            if self.tolerant or not figures["faults"] or self._ends_after(until_s):
                 return

@@ -108,16 +108,23 @@ def rescaled(
     jobs: Sequence[Job], *, speed: float = 1.0, length_scale: float = 1.0, spread_s: float = 0.0, seed: int = 0
 ) -> list[Job]:
     """A trace changed to fit a slower or faster machine: `speed` divides arrival times, `length_scale` multiplies token
-    counts. `spread_s`: each arrival is delayed by a random time up to this, for traces with a coarse clock.
+    counts, predicted ones and bounds too. `spread_s`: each arrival is delayed by a random time up to this, for traces
+    with a coarse clock.
     """
+
+    def scaled(tokens: int) -> int:
+        return max(1, round(tokens * length_scale))
+
     rng = Random(f"spread {seed}")
     first_s = min(job.arrival_s for job in jobs)
     moved = [
         replace(
             job,
             arrival_s=(job.arrival_s - first_s + (rng.uniform(0, spread_s) if spread_s else 0.0)) / speed,
-            prompt_tokens=max(1, round(job.prompt_tokens * length_scale)),
-            output_tokens=max(1, round(job.output_tokens * length_scale)) if job.output_tokens else 0,
+            prompt_tokens=scaled(job.prompt_tokens),
+            output_tokens=scaled(job.output_tokens) if job.output_tokens else 0,
+            predicted_output_tokens=scaled(job.predicted_output_tokens) if job.predicted_output_tokens else None,
+            max_tokens=scaled(job.max_tokens) if job.max_tokens else None,
         )
         for job in jobs
     ]

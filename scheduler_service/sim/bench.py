@@ -9,6 +9,7 @@ import gzip
 import json
 import math
 import statistics
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ def main() -> None:
         logs = read_logs(flags.acceptance, flags.method, flags.draft_len) if flags.acceptance else []
         for text in policies:
             simulated_policy(*parts(text), [], flags.draft_len)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zlib.error) as error:  # the last two: of what gzip does not read
         parser.error(str(error))
     print("| slots | workload | " + " | ".join(policies) + " |\n" + "|" + "---|" * (len(policies) + 2))  # noqa: T201
     costs = StepCosts(t_resume_ms=flags.t_resume_ms, t_prefill_ms_per_token=flags.t_prefill_ms_per_token)

@@ -8,6 +8,7 @@ from random import Random
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job, WorkloadError
 
+MOST_SIGMA = 20  # e to the power of some hundreds is no float any more
 LONGEST_SCRIPT = 512  # rounds drawn for one request; then its script starts over
 
 # Kinds of requests. Acceptance is that of Vicuna-7B with EAGLE on the matching categories of Spec-Bench (answers of
@@ -54,6 +55,8 @@ class Synthetic:
         for name, low, high in _RANGES:
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} must be from {low} to {high}")
+        if not (0 <= self.sigma <= MOST_SIGMA or self.sigma == math.inf):
+            raise ValueError(f"sigma must be from 0 to {MOST_SIGMA}, or inf")
 
     def parts(self) -> "list[Synthetic]":
         """What its requests are drawn from, in turn."""
@@ -68,7 +71,6 @@ _RANGES = (
     ("prompt_tokens", 1, 1_000_000),
     ("output_mean", 1, 100_000),
     ("output_cv", 0.01, 10),
-    ("sigma", 0, math.inf),
     ("alpha", 0.01, 0.99),
     ("alpha_strength", 0.1, 10_000),
     ("drift_rounds", 0, 10_000),

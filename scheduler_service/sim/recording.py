@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +85,8 @@ class Recording:
 
 
 def read_events(path: Path) -> Recording:
-    """Of a log of one scheduler's life with one worker. A last line that was cut short is left out."""
+    """Of a log of one scheduler's life with one worker. A line that was cut short is left out, with what a scheduler
+    that was started again wrote behind it."""
     recording = Recording()
     ran: set[str] = set()
     for line in _lines(path):
@@ -107,7 +109,9 @@ def read_events(path: Path) -> Recording:
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open() as lines:
-        yield from (json.loads(line) for line in lines if line.endswith("\n"))
+        for line in lines:
+            with suppress(ValueError):
+                yield json.loads(line)
 
 
 def _planned(recording: Recording, plan: Mapping[str, Any]) -> None:

@@ -59,4 +59,6 @@ def found(run: Run, latencies_s: list[float], *, faults: tuple[str, ...] = (), t
         "capacity": 1.0,
         "latest_s": None,
         "took_s": 1.0,
+        "machine": {"processor": "abacus", "cores": 2},
+        "versions": {"python": "3"},
     }

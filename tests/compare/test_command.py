@@ -27,6 +27,7 @@ def compare(folder: Path, *words: str) -> Result:
         (["--slots", "two"], "whole numbers"),
         (["--also", "sjf"], "sjf@2:0.85"),
         (["--max-tokens", "0"], "whole numbers"),
+        (["--paragraphs", "chat,resoning"], "'resoning': none of chat, code, reasoning"),
         (["--pace", "t_token_ms=1"], "needs t_verify_ms"),
         (["--pace", "t_verify_ms=13,t_nap_ms=1"], "t_nap_ms"),
         (["--pace", "t_verify_ms=soon"], "finite"),
@@ -74,6 +75,21 @@ def test_one_cell_has_results_of_the_policies_by_name(tmp_path: Path, monkeypatc
     assert written["policies"]["las"]["mean_e2el_ms"] == 1500
     assert written["command"] == "laps-sd compare --json out.json"
     assert written["prompts"] == {"files": [], "kinds": {"chat": 700, "code": 700, "reasoning": 700}}
+
+
+def test_the_machines_are_those_of_the_runs(tmp_path: Path) -> None:
+    compare(tmp_path)
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    folder = Folder(tmp_path / "out", SETTINGS.__class__(**settings))
+    for policy, cores in ((BASE, 2), ("las", 2), ("sjf", 4)):
+        run = Run(Cell(2, BURST), policy, 1)
+        folder.add(run, found(run, [1.0, 2.0]) | {"machine": {"processor": "abacus", "cores": cores}})
+    words = ["--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "report.html")]
+    assert compare(tmp_path, *words).exit_code == 0
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert [each["cores"] for each in written["machines"]] == [2, 4]
+    assert written["versions"] == {"python": "3"}
+    assert "abacus, 2 cores; abacus, 4 cores" in (tmp_path / "report.html").read_text()
 
 
 def test_only_what_counts_of_fcfs_is_recorded(tmp_path: Path) -> None:

@@ -91,12 +91,22 @@ def test_a_cell_that_was_not_recorded_is_refused(
     assert "3@0.85 was not recorded" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("draws", ["0", "-1"])
-def test_no_draws_are_refused_and_the_record_stays(folder: Path, monkeypatch: pytest.MonkeyPatch, draws: str) -> None:
+@pytest.mark.parametrize("words", [("--draws", "0"), ("--draws", "-1"), ("--jobs", "0")])
+def test_no_draws_and_no_processes_are_refused_and_the_record_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, str]
+) -> None:
     (folder / "front.json").write_text("{}")
     with pytest.raises(SystemExit):
-        run(folder, monkeypatch, "--draws", draws)
+        run(folder, monkeypatch, *words)
     assert (folder / "front.json").read_text() == "{}"
+
+
+def test_a_page_of_no_record_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(folder, monkeypatch, "--page")
+    assert "--page: there is no " in capsys.readouterr().err
 
 
 def test_a_stopped_run_of_another_record_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

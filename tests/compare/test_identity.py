@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from laps_sd.compare import identity
 
@@ -39,3 +41,16 @@ def test_code_counts_if_figures_of_a_run_depend_on_it(copy: Path, file: str, cou
     changed = identity.serving_code(copy) != identity.serving_code()
     (copy / file).write_text(text)
     assert changed == counts
+
+
+def test_a_drafter_trained_anew_in_its_folder_is_another(tmp_path: Path) -> None:
+    for name in ("model", "drafter"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "llama"}')
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+        save_file({"w": torch.zeros(3)}, tmp_path / name / "model.safetensors")
+    names = str(tmp_path / "model"), str(tmp_path / "drafter")
+    before = identity.made_with(*names)
+    save_file({"w": torch.ones(3)}, tmp_path / "drafter" / "model.safetensors")
+    after = identity.made_with(*names)
+    assert {name for name in before if before[name] != after[name]} == {"drafter"}

@@ -1,19 +1,25 @@
 """What makes a run one that measured something else, from what came of it. No service runs."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate, cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 
-from laps_sd.client import Predictor, Stats, Worker
+from laps_sd import serve
+from laps_sd.client import Predictor, QueueFull, Stats, Worker
 from laps_sd.compare import live
 from laps_sd.compare.host import Conditions
 from laps_sd.compare.live import Measured, as_json, faults, learned, warm_up
 from laps_sd.compare.pace import latest_s, pace_of
 from laps_sd.loadtest.plan import Planned
 from laps_sd.loadtest.record import Record
+from laps_sd.loadtest.target import Refused
 from laps_sd.options import Options
+from scheduler_service.predictor.online import OnlinePredictor
+from scheduler_service.predictor.window import WINDOW
 from scheduler_service.sim.recording import Recording, Seen, Shape
 
 
@@ -102,16 +108,28 @@ class Service:
     """Of whose predictor each answer tells more."""
 
     def __init__(self) -> None:
-        self.fitted = [0, 32, 90]
+        self.finished, self.fitted = 100, [0, 32, 90]
 
     async def stats(self) -> Stats:
-        return Stats(predictor=Predictor(finished=100, trained_on=self.fitted.pop(0)))
+        return Stats(predictor=Predictor(finished=self.finished, trained_on=self.fitted.pop(0)))
 
 
 async def test_what_was_taught_is_fitted_before_the_service_ends() -> None:
     service = Service()
     assert await learned(service)  # type: ignore[arg-type]
     assert not service.fitted
+
+
+async def test_however_many_are_taught_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the predictor's own rule of when it is fitted."""
+    monkeypatch.setattr(live, "LEARNING_S", 0.0)
+    service, predictor, trained_on = Service(), OnlinePredictor(), 0
+    for finished in range(1, 2 * WINDOW + 100):
+        predictor.observe({}, 5, 0, 0)
+        if predictor.due:
+            trained_on = len(predictor.begin_refit().examples)
+        service.finished, service.fitted = finished, [trained_on]
+        assert finished < 40 or await learned(service), finished  # type: ignore[arg-type]
 
 
 async def test_what_is_not_fitted_in_time_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,3 +141,20 @@ def test_a_lesson_that_was_not_learned_is_no_lesson(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(live, "_measure", lambda *given: measured())
     with pytest.raises(live.Untaught, match="did not learn from 1 answers within 120 s"):
         live.teach(Options(), [Planned(0, None, "p", 8, 4, False)], tmp_path / "taught", tmp_path / "log")
+
+
+@pytest.mark.parametrize("failure", [Refused("UNAVAILABLE: gone"), QueueFull("4 wait")])
+def test_a_service_that_fails_around_a_run_is_a_sentence(
+    failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run(options: Options, use: Callable[..., Awaitable[None]], emit: object) -> None:
+        await use(SimpleNamespace(ready=fails))
+
+    async def fails() -> None:
+        raise failure
+
+    monkeypatch.setattr(serve, "run", run)
+    (tmp_path / "taught").mkdir()
+    with pytest.raises(typer.Exit):
+        live.measure(Options(), [], [], tmp_path / "taught", tmp_path / "log")
+    assert capsys.readouterr().err == f"laps-sd: {failure}; {tmp_path / 'log'} has more\n"

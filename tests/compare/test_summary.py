@@ -106,6 +106,12 @@ def test_the_table_says_how_many_runs_there_were_where_policies_differ() -> None
     assert "runs" not in text_of(burst)
 
 
+def test_a_burst_needs_no_capacity() -> None:
+    runs = [found(Run(Cell(2, BURST), policy, 1), SLOW) for policy in (BASE, "las")]
+    runs[0]["results"]["request_throughput"] = 3.0
+    assert summarise(runs, 4)["left_out"] == []
+
+
 def text_of(cell: dict[str, object]) -> str:
     console = Console(width=200)
     with console.capture() as capture:

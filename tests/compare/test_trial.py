@@ -1,6 +1,7 @@
 """Policies tried on recorded runs."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,12 @@ def test_a_cell_without_a_recording_is_refused(folder: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         trial.main()
     assert "has no recording of 2 slots, burst" in capsys.readouterr().err
+
+
+def test_less_than_no_draws_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [*sys.argv, "--draws", "-1"])
+    with pytest.raises(SystemExit):
+        trial.main()
+    assert "--draws: 0 or more" in capsys.readouterr().err

@@ -3,13 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
 
-from laps_sd.compare import live
+from laps_sd.compare import identity, live
 from laps_sd.compare.design import Cell, Drawn, Run, runs
 from laps_sd.compare.folder import Folder, OtherSettings, write
 from laps_sd.compare.prompts import own_prompts
@@ -24,9 +26,11 @@ Bench = Callable[..., Work]
 
 
 class Services:
-    """In place of live ones. `begun`: the options of each run; `faults`: what the next ones are disturbed by."""
+    """In place of live ones. `begun`: the options of each run; `faults`: what the next ones are disturbed by;
+    `made_with`: their weights and libraries."""
 
     def __init__(self) -> None:
+        self.made_with = {"model": "m", "torch": "2"}
         self.begun: list[Options] = []
         self.faults: list[str] = []
         self.stop_at: int | None = None
@@ -48,6 +52,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Services:
     monkeypatch.setattr(live, "measure", services.measure)
     monkeypatch.setattr(live, "teach", lambda *given: {"results": {"failed": 0}})
     monkeypatch.setattr(live, "as_json", lambda measured, *given: measured)
+    monkeypatch.setattr(identity, "made_with", lambda *given: services.made_with)
     return services
 
 
@@ -75,8 +80,8 @@ def test_a_disturbed_run_is_done_again_and_counts_only_undisturbed(tmp_path: Pat
 def test_with_a_disturbed_capacity_no_load_is_run(tmp_path: Path, services: Services) -> None:
     services.faults = ["a stall"] * ATTEMPTS
     one = [run for run in ASKED if run.repetition == 1]
-    assert work(tmp_path).through(one, None) == len(one)
-    assert len(services.begun) == ATTEMPTS
+    assert work(tmp_path).through(one, None) == len(one) - 1
+    assert [options.policy for options in services.begun] == [*["fcfs"] * ATTEMPTS, "las"]  # which needs no capacity
     assert work(tmp_path, tolerant=True).through(one, None) == 0
 
 
@@ -86,7 +91,7 @@ def test_loads_are_run_anew_when_their_capacity_was(tmp_path: Path, services: Se
     capacity = folder[ASKED[0].capacity]
     folder.add(ASKED[0].capacity, capacity | {"results": {"request_throughput": 2.0}})
     assert work(tmp_path).through(ASKED, None) == 0
-    again = [run for run in ASKED if run != run.capacity and run.repetition == 1]
+    again = [run for run in ASKED if run.cell.load != "burst" and run.repetition == 1]
     assert len(services.begun) == len(ASKED) + len(again)
     assert services.rates[-1] == pytest.approx(services.rates[2] / 2)
 
@@ -94,6 +99,16 @@ def test_loads_are_run_anew_when_their_capacity_was(tmp_path: Path, services: Se
 def test_no_run_begins_after_its_time(tmp_path: Path, services: Services) -> None:
     assert work(tmp_path).through(ASKED, 0.0) == len(ASKED)
     assert not services.begun
+
+
+def test_no_second_attempt_begins_after_its_time(
+    tmp_path: Path, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at the clock is a second after the one before, so a run takes one."""
+    services.faults = ["a stall"]
+    monkeypatch.setattr("laps_sd.compare.work.time", SimpleNamespace(monotonic=count().__next__))
+    work(tmp_path).through(ASKED, 4 / 60)
+    assert len(services.begun) == 1
 
 
 def test_each_run_has_its_own_policy(tmp_path: Path, services: Services) -> None:
@@ -106,6 +121,17 @@ def test_a_folder_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
     Folder(tmp_path, SETTINGS)
     with pytest.raises(OtherSettings, match="with another code, draft_len: they cannot be compared"):
         Folder(tmp_path, replace(SETTINGS, code="other", draft_len=3))
+
+
+@pytest.mark.parametrize("other", [{"model": "retrained", "torch": "2"}, {"model": "m", "torch": "3"}])
+def test_runs_of_other_weights_or_libraries_are_not_mixed(
+    tmp_path: Path, services: Services, other: dict[str, str]
+) -> None:
+    work(tmp_path).through(ASKED[:1], None)
+    services.made_with = other
+    with pytest.raises(OtherSettings, match=r"holds runs with another (model|torch):"):
+        work(tmp_path).through(ASKED, None)
+    assert len(services.begun) == 1
 
 
 def test_a_run_cut_short_while_it_was_written_is_missing(tmp_path: Path) -> None:

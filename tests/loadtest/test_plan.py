@@ -40,9 +40,10 @@ def test_equal_seeds_draw_equal_arrivals() -> None:
 
 
 def test_a_trace_is_rescaled_in_time_and_length() -> None:
-    jobs = [Job("a", 10.0, 100, 50), Job("b", 14.0, 7, 0)]
+    jobs = [Job("a", 10.0, 100, 50, predicted_output_tokens=80), Job("b", 14.0, 7, 0, max_tokens=30)]
     fast = rescaled(jobs, speed=2, length_scale=0.1)
     assert [(j.arrival_s, j.prompt_tokens, j.output_tokens) for j in fast] == [(0, 10, 5), (2, 1, 0)]
+    assert [(j.predicted_output_tokens, j.max_tokens) for j in fast] == [(8, None), (None, 3)]
 
 
 def test_a_coarse_clock_is_spread_and_the_order_kept() -> None:

@@ -36,11 +36,41 @@ def test_readings_that_tell_nothing_change_nothing() -> None:
     assert found[1, "words"] == found[1, "words and probe"]
 
 
-def test_the_command_prints_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "judged.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows(0.5, 40)))
     monkeypatch.setattr("sys.argv", ["probe_trial", str(file), "--orders", "2"])
+    return file
+
+
+def test_the_command_prints_a_table(judged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     probe_trial.main()
     assert "|1|words and probe|20|" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_where_no_answer_is_so_long_nothing_is_said(
+    count: int, judged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = rows(0.5, 1)[0] | {"output_tokens": 5, "readings": [[1, 3.0]]}
+    judged.write_text(count * (json.dumps(row) + "\n"))
+    probe_trial.main()
+    told = capsys.readouterr().out
+    assert "|64|" not in told
+    assert ("|1|words|1|0.00|" in told) == (count > 0)
+
+
+def test_rows_without_readings_and_no_orders_are_refused(
+    judged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["probe_trial", str(judged), "--orders", "0"])
+    with pytest.raises(SystemExit):
+        probe_trial.main()
+    judged.write_text('{"output_tokens": 5}')
+    monkeypatch.setattr("sys.argv", ["probe_trial", str(judged)])
+    with pytest.raises(SystemExit):
+        probe_trial.main()
+    told = capsys.readouterr().err
+    assert "--orders: at least one" in told
+    assert "a row needs max_tokens, output_tokens" in told

@@ -56,6 +56,7 @@ def test_the_interval_is_that_of_student() -> None:
         (["--slots", "many"], "'many'"),
         (["--acceptance", "absent.jsonl"], "absent.jsonl"),
         (["--acceptance", "bad.jsonl"], "bad.jsonl:1: accepted_per_step: must be a list"),
+        (["--acceptance", "cut.jsonl.gz"], "ended before"),
     ],
 )
 def test_a_wrong_flag_is_refused(
@@ -67,6 +68,7 @@ def test_a_wrong_flag_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"accepted_per_step": [0]}\n')
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"accepted_per_step": [1]}')[:-5])
     with pytest.raises(SystemExit):
         table(capsys, monkeypatch, *words)
     assert complaint in capsys.readouterr().err

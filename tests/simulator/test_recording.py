@@ -64,9 +64,15 @@ def test_steps_are_counted_by_what_their_time_depends_on(log: Path) -> None:
     assert [0, 2, 1, 11, 0, 1, 0.01] in recording.steps()
 
 
-def test_a_log_cut_short_loses_its_last_line_alone(log: Path) -> None:
+def test_a_log_cut_short_loses_that_line_alone(log: Path) -> None:
+    """Whoever was killed in mid-line and started again appends to it."""
     log.write_text(log.read_text() + '{"now":1,"kind":"Step')
     assert len(read_events(log).requests) == 2
+    events = EventLog(log)
+    events.event(9.0, Submitted(Request("lost", 0.0, 7, 32)))
+    events.event(9.0, Submitted(Request("c", 0.0, 7, 32)))
+    events.close()
+    assert set(read_events(log).requests) == {"a", "b", "c"}
 
 
 def test_costs_are_found_again_from_the_steps_they_made() -> None:

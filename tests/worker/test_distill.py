@@ -1,18 +1,26 @@
 """Distillation on the tiny model: its halves go on where they were, its head learns, its figures are the engine's."""
 
+import copy
 import gzip
 import json
+from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from rich.progress import Progress
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.worker.harness import Driver, Tiny
+from tests.worker.pretended import pretended
 from worker_service.distill.command import app
 from worker_service.distill.data import Sample, generate, read_samples
 from worker_service.distill.evaluate import measure
 from worker_service.distill.train import Features, Trainer, batches, draft_vocabulary, initialise, train
+from worker_service.distill.work import _train
 from worker_service.drafters import make_drafter
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig
@@ -31,7 +39,7 @@ class Interrupted(Exception):
     pass
 
 
-def written(folder: Path, name: str, rows: list[dict[str, str]]) -> Path:
+def written(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
     file = folder / name
     with gzip.open(file, "wt") if name.endswith(".gz") else file.open("w") as out:
         out.writelines(json.dumps(row) + "\n" for row in rows)
@@ -173,6 +181,18 @@ def test_a_head_learns_and_its_figures_are_those_of_the_engine(
     assert accepted / drafted > 0.2
 
 
+def test_a_head_for_a_target_on_a_gpu_is_trained_on_the_cpu(tiny: Tiny, samples: list[Sample], tmp_path: Path) -> None:
+    config = tiny.model.config
+    head = DraftHead(DraftHeadConfig("tiny", "", config.hidden_size, config.intermediate_size, 2))
+    head.draft_ids.copy_(torch.tensor([5, 7]))
+    options = Namespace(work=tmp_path, unroll=2, learning_rate=1e-3, passes=1, batch_tokens=40)
+    with pretended():
+        target: Any = SimpleNamespace(model=copy.deepcopy(tiny.model).to("cuda:0"))
+        bar, known = Progress(disable=True), target.model.get_input_embeddings()
+        _train(options, target, samples[:4], bar, Trainer, head, lambda _, tokens: known(tokens), "features.bin")
+    assert (tmp_path / "checkpoint.pt").exists()
+
+
 def test_the_command_makes_a_drafter_that_serves(
     tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,7 +202,8 @@ def test_the_command_makes_a_drafter_that_serves(
     small = "--test-tokens 90 --max-tokens 16 --passes 2 --batch-tokens 100 --race 2 --threads 1 --draft-tokens 300"
     app([*flags.split(), *small.split()], standalone_mode=False)
     learned = {sample.id for sample in read_samples(tmp_path / "out.work" / "samples.jsonl")}
-    judges = {sample.id for sample in read_samples(tmp_path / "out.work" / "test.jsonl")}
+    (file,) = (tmp_path / "out.work").glob("test-*.jsonl")
+    judges = {sample.id for sample in read_samples(file)}
     assert learned
     assert judges
     assert not learned & judges
@@ -194,18 +215,28 @@ def test_the_command_makes_a_drafter_that_serves(
     assert make_drafter(str(tmp_path / "out"), target, blocks=1, block_tokens=1)
 
 
-def refused(tmp_path: Path, target: Path) -> str:
+def refused(tmp_path: Path, target: Path, *words: str) -> str:
     """Why the command ends before it makes anything."""
     prompts = written(tmp_path, "chat.jsonl", [{"prompt": "The fox"}])
+    flags = f"--target {target} --prompts {prompts} --out {tmp_path / 'out'}"
     with pytest.raises(SystemExit) as ended:
-        app(f"--target {target} --prompts {prompts} --out {tmp_path / 'out'}".split(), standalone_mode=False)
+        app([*flags.split(), *words], standalone_mode=False)
     return str(ended.value)
 
 
-def test_a_work_folder_of_another_target_is_not_gone_on_in(tiny: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [(), ("--judge", "default")])
+def test_a_work_folder_of_another_target_is_not_gone_on_in(words: tuple[str, ...], tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
     (tmp_path / "out.work" / "about.json").write_text('{"target": "another"}')
-    assert "out.work holds samples of another target" in refused(tmp_path, tiny.folder)
+    assert "out.work holds samples of another target" in refused(tmp_path, tiny.folder, *words)
+
+
+def test_what_was_learned_from_is_not_judged_by(tiny: Tiny, tmp_path: Path) -> None:
+    tests = written(tmp_path, "test.jsonl", [{"prompt": "The fox"}, {"prompt": "The dog"}])
+    (prompt, _) = read_prompts([tests])
+    (tmp_path / "out.work").mkdir()
+    written(tmp_path / "out.work", "samples.jsonl", [asdict(Sample(prompt.id, "chat", False, [1], [2, 3]))])
+    assert "to 1 prompts of --test" in refused(tmp_path, tiny.folder, "--test", str(tests))
 
 
 def test_a_target_of_another_form_is_refused_before_anything_is_made(tiny: Tiny, tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ import torch
 from tests.worker.harness import Driver, Tiny
 from worker_service.distill.command import app
 from worker_service.distill.lengths import Examples, explained, fit, install
-from worker_service.engine.length_head import BINS, LengthHead, LengthHeadConfig, middle
+from worker_service.engine.length_head import BINS, LengthHead, LengthHeadConfig, middle, save_length_head
 from worker_service.engine.types import Limits
 from worker_service.models import load
 from worker_service.probes import make_probe
+from worker_service.prompts import encode
 
 SIZE = 16
 
@@ -105,3 +106,23 @@ def test_the_command_makes_a_probe_that_a_worker_takes(tiny: Tiny, tmp_path: Pat
         weights = [math.exp(-q / 16) for q in read[after]]
         told = math.log(2) * sum(w * (k + 0.5) for k, w in enumerate(weights)) / sum(weights)
         assert math.log(tokens) == pytest.approx(told, abs=0.05)  # of rounding, on both ways
+
+
+def test_answers_to_other_prompts_are_others(tiny: Tiny, tmp_path: Path) -> None:
+    target = load(str(tiny.folder), "cpu", "float32")
+    size = target.model.config.hidden_size
+    save_length_head(LengthHead(LengthHeadConfig(1, "tiny", target.fingerprint, size, 32)), tmp_path / "probe")
+    for name in ("quick", "lazy"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": f"The {name}"}))
+        flags = f"--target {tiny.folder} --prompts {tmp_path / name}.jsonl --out {tmp_path / 'out'} --device cpu"
+        app(f"{flags} --judge {tmp_path / 'probe'} --max-tokens 4 --threads 1".split(), standalone_mode=False)
+        (row,) = map(json.loads, (tmp_path / "out" / "judged.jsonl").read_text().splitlines())
+        assert row["prompt_ids"] == encode(tiny.tokenizer, f"The {name}")
+
+
+def test_only_a_probe_of_these_weights_is_judged(tiny: Tiny, tmp_path: Path) -> None:
+    save_length_head(LengthHead(LengthHeadConfig(1, "another", "of others", SIZE, 32)), tmp_path / "probe")
+    flags = f"--target {tiny.folder} --prompts {tmp_path / 'none'} --out {tmp_path / 'out'} --device cpu --judge"
+    for name, told in ((f"{tmp_path / 'probe'}", "these are not its weights"), ("default", "there is no such probe")):
+        with pytest.raises(SystemExit, match=told):
+            app([*flags.split(), name], standalone_mode=False)

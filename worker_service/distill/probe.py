@@ -20,12 +20,10 @@ from worker_service.engine.length_head import (
     LengthHead,
     LengthHeadConfig,
     follow,
-    load_length_head,
     middle,
     save_length_head,
 )
 from worker_service.models import LoadedModel
-from worker_service.probes import probe_folder
 from worker_service.prompts import PromptError
 
 EVERY = 32  # tokens of output from one reading to the next
@@ -62,13 +60,8 @@ def make_probe(
     return worth
 
 
-def judge(options: Namespace, target: LoadedModel, judges: Sequence[Sample]) -> Path:
-    """Answers, with what the probe that `options.judge` names reads of them, as rows of a workload file in
-    `options.out`. Raises PromptError."""
-    try:
-        head = load_length_head(probe_folder(options.judge, target))
-    except (OSError, ValueError) as error:
-        raise PromptError(f"--judge {options.judge}: {error}") from error
+def judge(options: Namespace, target: LoadedModel, head: LengthHead, judges: Sequence[Sample]) -> Path:
+    """Answers, with what the probe reads of them, as rows of a workload file in `options.out`."""
     judges = [sample for sample in judges if len(sample.output) > 1]
     longest = max((len(sample.output) for sample in judges), default=0)
     readings: list[list[list[float]]] = [[] for _ in judges]

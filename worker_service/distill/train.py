@@ -126,7 +126,7 @@ class Trainer:
         unroll: int,
         learning_rate: float,
     ) -> None:
-        """`embeddings`, `output`: the target's tables, both [vocabulary, hidden], bfloat16."""
+        """`embeddings`, `output`: the target's tables, both [vocabulary, hidden], bfloat16, on the CPU."""
         self.head: Any = head
         self.step = 0
         self._embeddings, self._output = embeddings, output

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from worker_service.distill.claim import claim
+from worker_service.distill.claim import SAMPLES, check_unlearned, claim, name_of
 from worker_service.distill.data import Sample, generate
 from worker_service.distill.eagle import EagleTrainer, new_eagle, states
 from worker_service.distill.evaluate import LONGEST, Acceptance, measure
@@ -31,6 +31,7 @@ from worker_service.engine.engine import Engine
 from worker_service.engine.shape import text_config
 from worker_service.model_files import ModelError
 from worker_service.models import LoadedModel, load
+from worker_service.probes import find_head
 from worker_service.prompts import Prompt, PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
@@ -57,25 +58,24 @@ def run(options: Namespace) -> None:
 
 def distill(options: Namespace, console: Console) -> None:
     target = load(str(resolve(options.target)), options.device)
-    if options.judge:
-        options.work.mkdir(parents=True, exist_ok=True)
-    else:
-        if not options.probe:
-            _check_form(target)
-        claim(options, target)
+    if not (options.judge or options.probe):
+        _check_form(target)
+    claim(options, target)
+    head = find_head(options.judge, target) if options.judge else None
+    if options.judge and head is None:
+        raise ModelError(f"--judge {options.judge}: there is no such probe for {target.name}")
     with _progress(console) as bar:
-        if options.judge:
+        if head is not None:
             prompts = read_prompts(options.prompts, options.test, test=True)
-            judges = _generate(options, target, prompts, "test", options.test_tokens, bar)
-            return console.print(f"answers and readings: {judge(options, target, judges)}")
-        samples = _generate(
-            options, target, read_prompts(options.prompts, options.test), "samples", options.tokens, bar
-        )
+            judges = _generate(options, target, prompts, name_of(prompts), options.test_tokens, bar)
+            return console.print(f"answers and readings: {judge(options, target, head, judges)}")
+        tests = read_prompts(options.test, test=True) if options.test else []
+        check_unlearned(options, tests)
+        samples = _generate(options, target, read_prompts(options.prompts, options.test), SAMPLES, options.tokens, bar)
         learned = [sample for sample in samples if not sample.held_out and len(sample.output) > 1]
         judges = [sample for sample in samples if sample.held_out]
-        if options.test:
-            prompts = read_prompts(options.test, test=True)
-            judges = _generate(options, target, prompts, "test", options.test_tokens, bar)
+        if tests:
+            judges = _generate(options, target, tests, name_of(tests), options.test_tokens, bar)
         judges = [sample for sample in judges if len(sample.output) > 1]
         if not learned or not judges:
             raise PromptError("too few prompts: none is left to learn from, or none to judge by")
@@ -180,7 +180,8 @@ def _train(
     features = Features(options.work / file, learned, width)
     read = bar.add_task("read", total=None, unit="answers")
     features.compute(model, learned, lambda done, total: bar.update(read, completed=done, total=total), known)
-    embeddings, output = (w.weight.detach().bfloat16() for w in (model.get_input_embeddings(), model.lm_head))
+    tables = model.get_input_embeddings(), model.lm_head
+    embeddings, output = (table.weight.detach().bfloat16().cpu() for table in tables)
     trainer = kind(head, embeddings, output, unroll=options.unroll, learning_rate=options.learning_rate)
     task = bar.add_task("train", total=None, unit="steps")
 
