@@ -56,6 +56,10 @@ class Front:
         """Whether a new request would be served."""
         return self._cells.ready and not self.draining
 
+    def takes(self, model: str) -> bool:
+        """Whether a new request for this model would be served."""
+        return not self.draining and bool(self._cells.able(model))
+
     @property
     def max_input_bytes(self) -> int:
         return self._settings.max_input_bytes
